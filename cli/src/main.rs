@@ -1,0 +1,2 @@
+//! The samite program.
+fn main() {}

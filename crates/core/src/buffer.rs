@@ -1,0 +1,654 @@
+//! Buffer types, buffers, and tensors that live in them.
+//!
+//! A [`BufferType`] is a kind of memory with an alignment, limits and a layout; a [`Buffer`] is a piece of it. What a
+//! tensor's bytes look like inside of a buffer is the buffer type's business: `write` and `read` always speak
+//! the standard layout of the tensor's [`DType`](crate::DType), and a packed type converts.
+
+use crate::error::{Error, Result};
+use crate::graph::Node;
+use crate::layout::Layout;
+use crate::memory::{HOST_ALIGNMENT, HostMemory};
+use crate::support::Support;
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+/// What a buffer is for. The scheduler lets weights decide where operations run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
+pub enum Usage {
+    /// Nothing special: caches, for example.
+    #[default]
+    Any,
+    /// Weights of a model: written once, large, slow to move.
+    Weights,
+    /// Intermediate results, owned by the scheduler.
+    Compute,
+}
+
+/// A kind of memory.
+pub trait BufferType: Send + Sync + fmt::Debug {
+    /// Name for people, such as `host` or `cuda0`.
+    fn name(&self) -> &str;
+
+    /// Every tensor starts at a multiple of this. A power of two.
+    fn alignment(&self) -> usize;
+
+    /// Largest possible buffer in bytes.
+    fn max_size(&self) -> usize {
+        isize::MAX as usize
+    }
+
+    /// Bytes that a tensor takes, padding and packing included; at least `layout.bytes()` unless the type packs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if such a tensor cannot lie in this memory.
+    fn alloc_size(&self, layout: &Layout) -> Result<usize> {
+        Ok(layout.bytes())
+    }
+
+    /// Whether this is plain host memory in the standard layout, so that [`Buffer::host`] is there and every
+    /// device that works on host memory can use it.
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    /// Whether a weight of this layout, used as source 0 of `node`, may live here. Types for special layouts accept only
+    /// what their device has kernels for.
+    fn accepts(&self, _node: Node<'_>) -> Support {
+        Support::Yes
+    }
+
+    /// Allocates zeroed memory.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>>;
+}
+
+/// Whether two handles are of one and the same buffer type.
+pub fn same_buffer_type(a: &Arc<dyn BufferType>, b: &Arc<dyn BufferType>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+/// Where in a buffer a tensor lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Byte offset of the first element.
+    pub offset: usize,
+    /// Type, shape and strides.
+    pub layout: Layout,
+}
+
+/// Rows at even distances, for two-dimensional writes and reads: `count` pieces of `len` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Byte offset of the first piece in the tensor.
+    pub offset: usize,
+    /// Bytes of each piece.
+    pub len: usize,
+    /// Number of pieces.
+    pub count: usize,
+    /// Distance of pieces in the tensor, in bytes.
+    pub stride: usize,
+    /// Distance of pieces in host memory, in bytes.
+    pub host_stride: usize,
+}
+
+/// A piece of memory of some buffer type.
+///
+/// All methods may be called from any thread at any time; a buffer keeps conflicting accesses apart. They are
+/// *not* ordered with the work of streams: who needs that synchronizes, or uses the stream's methods.
+pub trait Buffer: Send + Sync + fmt::Debug {
+    /// The kind of memory.
+    fn buffer_type(&self) -> &Arc<dyn BufferType>;
+
+    /// Size in bytes.
+    fn size(&self) -> usize;
+
+    /// What it is for.
+    fn usage(&self) -> Usage;
+
+    /// The memory itself, if it is host memory in the standard layout.
+    fn host(&self) -> Option<&Arc<HostMemory>> {
+        None
+    }
+
+    /// Whether the contents may change.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    /// Called once for each tensor that is placed in the buffer.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if such a tensor cannot lie here.
+    fn init_tensor(&self, _tensor: Slot) -> Result<()> {
+        Ok(())
+    }
+
+    /// Writes `data` at byte `offset` of the tensor.
+    ///
+    /// # Errors
+    /// If the range does not exist, the buffer is read-only, or the device fails.
+    fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()>;
+
+    /// Reads from byte `offset` of the tensor.
+    ///
+    /// # Errors
+    /// If the range does not exist or the device fails.
+    fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()>;
+
+    /// Sets `len` bytes at byte `offset` of the tensor.
+    ///
+    /// # Errors
+    /// If the range does not exist, the buffer is read-only, or the device fails.
+    fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()>;
+
+    /// Sets every byte of the buffer.
+    ///
+    /// # Errors
+    /// If the buffer is read-only or the device fails.
+    fn clear(&self, value: u8) -> Result<()>;
+
+    /// Copies a whole tensor of equal layout from another buffer, if that can be done without a detour over the host:
+    /// `Ok(false)` if not.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy_from(&self, _to: Slot, _from: &TensorRef) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Writes pieces at even distances.
+    ///
+    /// # Errors
+    /// As [`write`](Buffer::write).
+    fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
+        for row in 0..rows.count {
+            let piece = rows.host_piece(row, data.len())?;
+            self.write(tensor, rows.tensor_offset(row)?, &data[piece])?;
+        }
+        Ok(())
+    }
+
+    /// Reads pieces at even distances.
+    ///
+    /// # Errors
+    /// As [`read`](Buffer::read).
+    fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
+        for row in 0..rows.count {
+            let piece = rows.host_piece(row, out.len())?;
+            self.read(tensor, rows.tensor_offset(row)?, &mut out[piece])?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what [`init_tensor`](Buffer::init_tensor) was told, before the memory is used for other tensors.
+    fn reset(&self) {}
+
+    /// For a device to recognise its own buffers.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl Rows {
+    fn tensor_offset(&self, row: usize) -> Result<usize> {
+        row.checked_mul(self.stride)
+            .and_then(|distance| distance.checked_add(self.offset))
+            .ok_or_else(|| Error::invalid(format!("row {row} of {self:?} overflows")))
+    }
+
+    fn host_piece(&self, row: usize, available: usize) -> Result<std::ops::Range<usize>> {
+        let start = row.checked_mul(self.host_stride);
+        match start.and_then(|start| Some(start..start.checked_add(self.len)?)) {
+            Some(range) if range.end <= available => Ok(range),
+            _ => Err(Error::invalid(format!(
+                "row {row} of {self:?} is outside of the {available} bytes given"
+            ))),
+        }
+    }
+}
+
+/// A tensor in a buffer.
+#[derive(Clone, Debug)]
+pub struct TensorRef {
+    /// The memory.
+    pub buffer: Arc<dyn Buffer>,
+    /// Where in it, and what.
+    pub slot: Slot,
+}
+
+impl TensorRef {
+    fn check(&self, offset: usize, len: usize) -> Result<()> {
+        let bytes = self.slot.layout.bytes();
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            return Err(Error::invalid(format!(
+                "bytes {offset}..+{len} of a tensor of {bytes} bytes ({})",
+                self.slot.layout
+            )));
+        }
+        Ok(())
+    }
+
+    /// Type, shape and strides.
+    pub fn layout(&self) -> &Layout {
+        &self.slot.layout
+    }
+
+    /// Writes `data` at byte `offset` of the tensor.
+    ///
+    /// # Errors
+    /// If the range is not inside of the tensor, the buffer is read-only, or the device fails.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        self.check(offset, data.len())?;
+        self.buffer.write(self.slot, offset, data)
+    }
+
+    /// Reads from byte `offset` of the tensor.
+    ///
+    /// # Errors
+    /// If the range is not inside of the tensor or the device fails.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check(offset, out.len())?;
+        self.buffer.read(self.slot, offset, out)
+    }
+
+    /// Copies from a tensor of equal layout, through the host if there is no shorter way.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the layouts differ; otherwise as [`read`](TensorRef::read) and [`write`](TensorRef::write).
+    pub fn copy_from(&self, from: &TensorRef) -> Result<()> {
+        if self.slot.layout != from.slot.layout {
+            return Err(Error::shape(format!(
+                "copy of {} to {}: the layouts differ",
+                from.slot.layout, self.slot.layout
+            )));
+        }
+        if self.buffer.copy_from(self.slot, from)? {
+            return Ok(());
+        }
+        let len = self.slot.layout.bytes();
+        if let Some(memory) = from.buffer.host() {
+            return memory.with_bytes(from.slot.offset, len, |bytes| {
+                self.buffer.write(self.slot, 0, bytes)
+            })?;
+        }
+        // Packed buffers take whole tensors only, so the detour is not cut into pieces.
+        let mut bounce = Vec::new();
+        bounce
+            .try_reserve_exact(len)
+            .map_err(|_| Error::OutOfMemory {
+                device: "host".into(),
+                what: "a copy between devices".into(),
+                asked: len,
+                free: None,
+            })?;
+        bounce.resize(len, 0);
+        from.read(0, &mut bounce)?;
+        self.write(0, &bounce)
+    }
+}
+
+/// A named tensor that lives in a buffer: a weight, a cache. Graphs refer to it as a leaf.
+#[derive(Debug)]
+pub struct StoredTensor {
+    name: Arc<str>,
+    tensor: TensorRef,
+}
+
+impl StoredTensor {
+    /// Declares that `layout` lies at `offset` of `buffer`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it does not fit or is not aligned; and what the buffer says to it.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        buffer: Arc<dyn Buffer>,
+        offset: usize,
+        layout: Layout,
+    ) -> Result<Arc<Self>> {
+        let name = name.into();
+        let size = buffer.buffer_type().alloc_size(&layout)?;
+        if offset
+            .checked_add(size)
+            .is_none_or(|end| end > buffer.size())
+        {
+            return Err(Error::invalid(format!(
+                "tensor '{name}': {size} bytes at {offset} do not fit into a buffer of {} bytes",
+                buffer.size()
+            )));
+        }
+        let slot = Slot { offset, layout };
+        buffer.init_tensor(slot)?;
+        Ok(Arc::new(StoredTensor {
+            name,
+            tensor: TensorRef { buffer, slot },
+        }))
+    }
+
+    /// Name for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Type, shape and strides.
+    pub fn layout(&self) -> &Layout {
+        self.tensor.layout()
+    }
+
+    /// The memory.
+    pub fn tensor(&self) -> &TensorRef {
+        &self.tensor
+    }
+}
+
+/// Tensors allocated together, in as few buffers of one type as its size limit allows.
+#[derive(Debug, Default)]
+pub struct TensorGroup {
+    /// The tensors, in the order in which they were asked for.
+    pub tensors: Vec<Arc<StoredTensor>>,
+    /// Their buffers.
+    pub buffers: Vec<Arc<dyn Buffer>>,
+}
+
+impl TensorGroup {
+    /// Allocates memory for named layouts.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    pub fn allocate(
+        buffer_type: &Arc<dyn BufferType>,
+        usage: Usage,
+        tensors: &[(&str, Layout)],
+    ) -> Result<Self> {
+        let mut group = TensorGroup::default();
+        let mut offsets = Vec::with_capacity(tensors.len());
+        let (mut start, mut used) = (0, 0usize);
+        let flush = |range: std::ops::Range<usize>,
+                     size: usize,
+                     offsets: &[usize],
+                     group: &mut TensorGroup| {
+            if range.is_empty() {
+                return Ok(());
+            }
+            let buffer = buffer_type.allocate(size, usage)?;
+            for i in range {
+                let (name, layout) = tensors[i];
+                group.tensors.push(StoredTensor::new(
+                    name,
+                    Arc::clone(&buffer),
+                    offsets[i],
+                    layout,
+                )?);
+            }
+            group.buffers.push(buffer);
+            Ok(())
+        };
+        for (i, (name, layout)) in tensors.iter().enumerate() {
+            let size = buffer_type.alloc_size(layout)?;
+            if size > buffer_type.max_size() {
+                return Err(Error::unsupported(
+                    buffer_type.name(),
+                    format!("tensor '{name}' of {size} bytes"),
+                    format!("a buffer has at most {} bytes", buffer_type.max_size()),
+                ));
+            }
+            let mut at = align_up(used, buffer_type.alignment());
+            if at.is_none_or(|at| {
+                at.checked_add(size)
+                    .is_none_or(|end| end > buffer_type.max_size())
+            }) {
+                flush(start..i, used, &offsets, &mut group)?;
+                start = i;
+                at = Some(0);
+            }
+            let at = at.unwrap_or(0);
+            offsets.push(at);
+            used = at + size;
+        }
+        flush(start..tensors.len(), used, &offsets, &mut group)?;
+        Ok(group)
+    }
+
+    /// Bytes of all buffers.
+    pub fn size(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.size()).sum()
+    }
+
+    /// Sets every byte of all buffers.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn clear(&self, value: u8) -> Result<()> {
+        self.buffers
+            .iter()
+            .try_for_each(|buffer| buffer.clear(value))
+    }
+}
+
+/// `offset` rounded up to a multiple of `alignment`, a power of two; `None` if that overflows.
+pub fn align_up(offset: usize, alignment: usize) -> Option<usize> {
+    offset.checked_next_multiple_of(alignment)
+}
+
+/// Plain host memory: the buffer type of every device that computes on the host.
+///
+/// There is one for the whole process, so that devices share it without copies.
+pub fn host_buffer_type() -> Arc<dyn BufferType> {
+    static HOST: OnceLock<Arc<dyn BufferType>> = OnceLock::new();
+    Arc::clone(HOST.get_or_init(|| Arc::new(HostBufferType)))
+}
+
+#[derive(Debug)]
+struct HostBufferType;
+
+impl BufferType for HostBufferType {
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn alignment(&self) -> usize {
+        HOST_ALIGNMENT
+    }
+
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        Ok(host_buffer(
+            HostMemory::allocate(size, "host", "a buffer")?,
+            usage,
+        ))
+    }
+}
+
+/// A buffer over host memory that exists already, such as a mapped file.
+pub fn host_buffer(memory: Arc<HostMemory>, usage: Usage) -> Arc<dyn Buffer> {
+    Arc::new(HostBuffer {
+        buffer_type: host_buffer_type(),
+        memory,
+        usage,
+    })
+}
+
+#[derive(Debug)]
+struct HostBuffer {
+    buffer_type: Arc<dyn BufferType>,
+    memory: Arc<HostMemory>,
+    usage: Usage,
+}
+
+/// The place of byte `offset` of a tensor in its buffer.
+fn place(tensor: Slot, offset: usize) -> Result<usize> {
+    tensor
+        .offset
+        .checked_add(offset)
+        .ok_or_else(|| Error::invalid("the offset overflows"))
+}
+
+impl Buffer for HostBuffer {
+    fn buffer_type(&self) -> &Arc<dyn BufferType> {
+        &self.buffer_type
+    }
+
+    fn size(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn host(&self) -> Option<&Arc<HostMemory>> {
+        Some(&self.memory)
+    }
+
+    fn is_writable(&self) -> bool {
+        self.memory.is_writable()
+    }
+
+    fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        self.memory.write(place(tensor, offset)?, data)
+    }
+
+    fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.memory.read(place(tensor, offset)?, out)
+    }
+
+    fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
+        self.memory.fill(place(tensor, offset)?, len, value)
+    }
+
+    fn clear(&self, value: u8) -> Result<()> {
+        self.memory.fill(0, self.memory.len(), value)
+    }
+
+    fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
+        let len = to.layout.bytes();
+        match from.buffer.host() {
+            Some(memory) => memory.copy_to(from.slot.offset, &self.memory, to.offset, len)?,
+            // Reading straight into host memory would hold its gate while another device works; go through a copy.
+            None => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[derive(Debug)]
+    struct Small;
+
+    impl BufferType for Small {
+        fn name(&self) -> &str {
+            "small"
+        }
+        fn alignment(&self) -> usize {
+            32
+        }
+        fn max_size(&self) -> usize {
+            100
+        }
+        fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+            assert!(size <= 100);
+            host_buffer_type().allocate(size, usage)
+        }
+    }
+
+    fn f32s(n: usize) -> Layout {
+        Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap()
+    }
+
+    #[test]
+    fn groups_respect_alignment_and_size_limits() {
+        let small: Arc<dyn BufferType> = Arc::new(Small);
+        let layouts = [
+            ("a", f32s(5)),
+            ("b", f32s(10)),
+            ("c", f32s(20)),
+            ("d", f32s(25)),
+        ];
+        let group = TensorGroup::allocate(&small, Usage::Weights, &layouts).unwrap();
+        let offsets: Vec<_> = group
+            .tensors
+            .iter()
+            .map(|t| t.tensor().slot.offset)
+            .collect();
+        assert_eq!(offsets, [0, 32, 0, 0]);
+        assert_eq!(
+            group.buffers.iter().map(|b| b.size()).collect::<Vec<_>>(),
+            [72, 80, 100]
+        );
+        let error =
+            TensorGroup::allocate(&small, Usage::Weights, &[("big", f32s(26))]).unwrap_err();
+        assert!(error.to_string().contains("'big'"), "{error}");
+    }
+
+    #[test]
+    fn rows_are_written_and_read_at_their_strides() {
+        let buffer = host_buffer_type().allocate(64, Usage::Any).unwrap();
+        let slot = Slot {
+            offset: 0,
+            layout: f32s(16),
+        };
+        let rows = Rows {
+            offset: 4,
+            len: 2,
+            count: 3,
+            stride: 8,
+            host_stride: 3,
+        };
+        buffer
+            .write_rows(slot, rows, &[1, 2, 9, 3, 4, 9, 5, 6])
+            .unwrap();
+        let mut all = [0; 24];
+        buffer.read(slot, 0, &mut all).unwrap();
+        assert_eq!(
+            all[4..22],
+            [1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 0, 5, 6]
+        );
+        let mut back = [0; 8];
+        buffer.read_rows(slot, rows, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 0, 3, 4, 0, 5, 6]);
+        assert!(buffer.write_rows(slot, rows, &[0; 7]).is_err());
+        assert!(
+            buffer
+                .write_rows(
+                    slot,
+                    Rows {
+                        stride: usize::MAX,
+                        ..rows
+                    },
+                    &[0; 8]
+                )
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn tensors_are_checked_against_their_buffer() {
+        let buffer = host_buffer_type().allocate(64, Usage::Any).unwrap();
+        assert!(StoredTensor::new("x", Arc::clone(&buffer), 8, f32s(15)).is_err());
+        let x = StoredTensor::new("x", Arc::clone(&buffer), 0, f32s(4)).unwrap();
+        assert!(
+            x.tensor()
+                .write(13, &[0; 4])
+                .unwrap_err()
+                .to_string()
+                .contains("16 bytes")
+        );
+        let y = StoredTensor::new("y", buffer, 32, f32s(4)).unwrap();
+        x.tensor().write(0, &[7; 16]).unwrap();
+        y.tensor().copy_from(x.tensor()).unwrap();
+        let mut out = [0; 16];
+        y.tensor().read(0, &mut out).unwrap();
+        assert_eq!(out, [7; 16]);
+    }
+}

@@ -1,0 +1,181 @@
+//! Building graphs: one method of [`Graph`] for each operation.
+//!
+//! Every method appends one node and returns its name; it fails with [`Error::Shape`](crate::Error::Shape) if the
+//! operands do not fit. The operations themselves are described at [`Op`].
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, TensorId};
+use crate::layout::{DIMS, Shape};
+use crate::op::{Glu, Op, Precision, Rope, SortOrder, Unary};
+
+/// Declares methods that append an operation with fixed sources.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident($($source:ident),*; $($param:ident: $type:ty),*) = $op:expr;)*) => {
+        /// # Operations
+        impl Graph {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// [`Error::Shape`] if the operands do not fit.
+                pub fn $name(&mut self, $($source: TensorId,)* $($param: $type),*) -> Result<TensorId> {
+                    self.push($op, &[$(Some($source)),*])
+                }
+            )*
+        }
+    };
+}
+
+operations! {
+    /// [`Op::Dup`]
+    dup(a;) = Op::Dup;
+    /// [`Op::Add`]
+    add(a, b;) = Op::Add;
+    /// [`Op::AddId`]
+    add_id(a, b, ids;) = Op::AddId;
+    /// [`Op::Sub`]
+    sub(a, b;) = Op::Sub;
+    /// [`Op::Mul`]
+    mul(a, b;) = Op::Mul;
+    /// [`Op::Div`]
+    div(a, b;) = Op::Div;
+    /// [`Op::Scale`] without bias
+    scale(a; scale: f32) = Op::Scale { scale, bias: 0.0 };
+    /// [`Op::Scale`]
+    scale_bias(a; scale: f32, bias: f32) = Op::Scale { scale, bias };
+    /// [`Op::Sqr`]
+    sqr(a;) = Op::Sqr;
+    /// [`Op::Sqrt`]
+    sqrt(a;) = Op::Sqrt;
+    /// [`Op::Sum`]
+    sum(a;) = Op::Sum;
+    /// [`Op::SumRows`]
+    sum_rows(a;) = Op::SumRows;
+    /// [`Op::Mean`]
+    mean(a;) = Op::Mean;
+    /// [`Op::CumSum`]
+    cumsum(a;) = Op::CumSum;
+    /// [`Op::ArgMax`]
+    argmax(a;) = Op::ArgMax;
+    /// [`Op::Repeat`]
+    repeat(a; shape: Shape) = Op::Repeat { shape };
+    /// [`Op::Concat`]
+    concat(a, b; dim: usize) = Op::Concat { dim };
+    /// [`Op::Norm`]
+    norm(a; eps: f32) = Op::Norm { eps };
+    /// [`Op::RmsNorm`]
+    rms_norm(a; eps: f32) = Op::RmsNorm { eps };
+    /// [`Op::L2Norm`]
+    l2_norm(a; eps: f32) = Op::L2Norm { eps };
+    /// [`Op::MulMat`] with the device's choice of precision
+    mul_mat(weights, x;) = Op::MulMat { precision: Precision::Default };
+    /// [`Op::MulMat`]
+    mul_mat_precise(weights, x; precision: Precision) = Op::MulMat { precision };
+    /// [`Op::MulMatId`] with the device's choice of precision
+    mul_mat_id(experts, x, ids;) = Op::MulMatId { precision: Precision::Default };
+    /// [`Op::Cpy`]: converts `a` into the memory of `into`
+    cpy(a, into;) = Op::Cpy;
+    /// [`Op::Cast`]
+    cast(a; dtype: DType) = Op::Cast { dtype };
+    /// [`Op::Cont`]
+    cont(a;) = Op::Cont;
+    /// [`Op::Reshape`]
+    reshape(a; shape: Shape) = Op::Reshape { shape };
+    /// [`Op::View`]: `strides` are those of dimensions 1 to 3, in bytes
+    view(a; shape: Shape, strides: [usize; DIMS - 1], offset: usize) = Op::View { shape, strides, offset };
+    /// [`Op::Permute`]
+    permute(a; axes: [usize; DIMS]) = Op::Permute { axes };
+    /// [`Op::Transpose`]
+    transpose(a;) = Op::Transpose;
+    /// [`Op::GetRows`]
+    get_rows(table, rows;) = Op::GetRows;
+    /// [`Op::SetRows`]
+    set_rows(rows, numbers, into;) = Op::SetRows;
+    /// [`Op::DiagMaskInf`]
+    diag_mask_inf(a; past: usize) = Op::DiagMaskInf { past };
+    /// [`Op::Clamp`]
+    clamp(a; min: f32, max: f32) = Op::Clamp { min, max };
+    /// [`Op::Pad`]
+    pad(a; before: Shape, after: Shape) = Op::Pad { before, after };
+    /// [`Op::Arange`]
+    arange(; start: f32, stop: f32, step: f32) = Op::Arange { start, stop, step };
+    /// [`Op::ArgSort`]
+    argsort(a; order: SortOrder) = Op::ArgSort { order };
+    /// [`Op::TopK`]
+    top_k(a; k: usize) = Op::TopK { k };
+    /// [`Op::Fill`]
+    fill(a; value: f32) = Op::Fill { value };
+    /// [`Op::Unary`]
+    unary(a; function: Unary) = Op::Unary(function);
+    /// [`Op::Glu`] of the two halves of each row
+    glu(a; kind: Glu) = Op::Glu { kind, swapped: false };
+    /// [`Op::Glu`] of two tensors
+    glu_split(a, gate; kind: Glu) = Op::Glu { kind, swapped: false };
+}
+
+impl Graph {
+    /// [`Op::SoftMax`] with its optional mask and sinks.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn soft_max(
+        &mut self,
+        a: TensorId,
+        mask: Option<TensorId>,
+        sinks: Option<TensorId>,
+        scale: f32,
+        max_bias: f32,
+    ) -> Result<TensorId> {
+        self.push(Op::SoftMax { scale, max_bias }, &[Some(a), mask, sinks])
+    }
+
+    /// [`Op::Rope`] with optional frequency divisors.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn rope(
+        &mut self,
+        a: TensorId,
+        positions: TensorId,
+        divisors: Option<TensorId>,
+        rope: Rope,
+    ) -> Result<TensorId> {
+        self.push(Op::Rope(rope), &[Some(a), Some(positions), divisors])
+    }
+
+    /// [`Op::FlashAttn`] accumulated in F32, without softcap and ALiBi.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn flash_attn(
+        &mut self,
+        [q, k, v]: [TensorId; 3],
+        mask: Option<TensorId>,
+        sinks: Option<TensorId>,
+        scale: f32,
+    ) -> Result<TensorId> {
+        let op = Op::FlashAttn {
+            scale,
+            max_bias: 0.0,
+            softcap: 0.0,
+            precision: Precision::F32,
+        };
+        self.push(op, &[Some(q), Some(k), Some(v), mask, sinks])
+    }
+
+    /// Consecutive rows `first..first + count` of a tensor as a [view](Op::View).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are not so many rows.
+    pub fn rows(&mut self, a: TensorId, first: usize, count: usize) -> Result<TensorId> {
+        let layout = self.tensor(a).layout;
+        let ([n0, n1, n2, n3], [_, s1, s2, s3]) = (layout.shape(), layout.strides());
+        if first.checked_add(count).is_none_or(|end| end > n1) {
+            return Err(Error::shape(format!(
+                "rows {first}..+{count} of a tensor with {n1} rows"
+            )));
+        }
+        self.view(a, [n0, count, n2, n3], [s1, s2, s3], first * s1)
+    }
+}

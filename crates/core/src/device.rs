@@ -1,0 +1,333 @@
+//! The device contract: backends, devices, streams, events, prepared graphs.
+//!
+//! Whatever computes is a [`Device`]: it says what it is, which memory it works on and which nodes it can run. Work is
+//! given to a [`Stream`], which runs it in order. The contract in short:
+//!
+//! - [`Device::supports`] is the truth: a stream runs every node that its device supports, on sources in memory that
+//!   [`Device::supports_buffer_type`] accepts, and nothing else is ever asked of it.
+//! - Nodes were checked by [`infer`](crate::infer): shapes and types fit. Values (row numbers, for example) are checked
+//!   by kernels, which fail with an [`Error`] instead of touching other memory.
+//! - A stream's calls may return before the work is done; they are ordered among themselves. The host waits with
+//!   [`Stream::synchronize`]; other streams wait for events. A failure of queued work is returned by
+//!   the next call that waits for it.
+//! - Everything that a device lacks has a default here, built from what it has. Nothing panics.
+//! - After [`Stream::prepare`], [`Stream::run`] allocates nothing that grows with the graph.
+
+use crate::buffer::{Buffer, BufferType, TensorRef, Usage};
+use crate::cancel::CancelToken;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Node, TensorId};
+use crate::memory::HostMemory;
+use crate::support::Support;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The host's processors: where everything can run in the end.
+    Cpu,
+    /// A GPU with memory of its own.
+    Gpu,
+    /// A GPU that shares the host's memory.
+    IntegratedGpu,
+    /// Something that takes some operations from the host, on host memory: BLAS, for example.
+    Accelerator,
+    /// Several devices that act as one.
+    Meta,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Gpu => "gpu",
+            DeviceKind::IntegratedGpu => "igpu",
+            DeviceKind::Accelerator => "accel",
+            DeviceKind::Meta => "meta",
+        })
+    }
+}
+
+/// What a device can do besides computing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Capabilities {
+    /// Streams return before the work is done.
+    pub asynchronous: bool,
+    /// Has a [host buffer type](Device::host_buffer_type).
+    pub host_buffer: bool,
+    /// Can [import host memory](Device::import_host).
+    pub import_host: bool,
+    /// Can make events.
+    pub events: bool,
+}
+
+/// Memory in bytes; `None` where the device does not know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryInfo {
+    /// Not in use.
+    pub free: Option<usize>,
+    /// In all.
+    pub total: Option<usize>,
+}
+
+/// One implementation of devices: lists those that exist on this machine.
+pub trait Backend: Send + Sync {
+    /// Name, such as `cpu` or `blas`.
+    fn name(&self) -> &str;
+
+    /// The devices found, in order of preference.
+    fn devices(&self) -> &[Arc<dyn Device>];
+
+    /// Features for people: instruction sets, library versions.
+    fn features(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    /// What was found but cannot be used, with the reason.
+    fn rejected(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+/// One piece of hardware that computes, or a library that does.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// Unique name, such as `cpu` or `cuda0`.
+    fn name(&self) -> &str;
+
+    /// What the hardware calls itself.
+    fn description(&self) -> String;
+
+    /// What it is.
+    fn kind(&self) -> DeviceKind;
+
+    /// Stable identity of the hardware, such as a PCI address: equal for two views of the same device.
+    fn physical_id(&self) -> Option<String> {
+        None
+    }
+
+    /// Memory now.
+    fn memory(&self) -> MemoryInfo {
+        MemoryInfo::default()
+    }
+
+    /// What it can do besides computing.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    /// The memory that it works on.
+    fn buffer_type(&self) -> Arc<dyn BufferType>;
+
+    /// Host memory that it copies to and from quickly: pinned, for example.
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
+        None
+    }
+
+    /// Special layouts for weights, most wanted first.
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        Vec::new()
+    }
+
+    /// Makes host memory a buffer of this device without copying.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without [`Capabilities::import_host`].
+    fn import_host(&self, _memory: Arc<HostMemory>, _usage: Usage) -> Result<Arc<dyn Buffer>> {
+        Err(Error::unsupported(
+            self.name(),
+            "import of host memory",
+            "it has memory of its own",
+        ))
+    }
+
+    /// Whether it can run `node`, and why not.
+    fn supports(&self, node: Node<'_>) -> Support;
+
+    /// Whether its kernels can use memory of this type.
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
+
+    /// Whether `node` is worth moving here although its weights lie in host memory.
+    fn wants_offload(&self, _node: Node<'_>) -> bool {
+        false
+    }
+
+    /// Bytes of scratch memory, in its own buffer type, that it needs while it runs these nodes of `graph`.
+    ///
+    /// # Errors
+    /// If the size overflows.
+    fn workspace(&self, _graph: &Graph, _nodes: &[TensorId]) -> Result<usize> {
+        Ok(0)
+    }
+
+    /// A new queue of work.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>>;
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without [`Capabilities::events`].
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        Err(Error::unsupported(
+            self.name(),
+            "events",
+            "its streams work synchronously",
+        ))
+    }
+
+    /// For a backend to recognise its own devices.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A point in a stream's work. Recording again moves the point.
+pub trait Event: Send + Sync + fmt::Debug {
+    /// Blocks the host until the recorded point is reached; at once if nothing was recorded.
+    ///
+    /// # Errors
+    /// If work before the point failed.
+    fn synchronize(&self) -> Result<()>;
+
+    /// For a stream to recognise its own events.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A part of a graph with a place in memory for every tensor: what a device compiles.
+#[derive(Clone, Copy)]
+pub struct Placed<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The nodes to run, in order. Views among them need no work.
+    pub nodes: &'a [TensorId],
+    /// By position in the graph: where each tensor lies. At least the nodes and their sources are there.
+    pub places: &'a [Option<TensorRef>],
+    /// Scratch memory of [`Device::workspace`] bytes.
+    pub workspace: Option<&'a TensorRef>,
+}
+
+impl<'a> Placed<'a> {
+    /// Where `id` lies.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the scheduler gave it no place.
+    pub fn place(&self, id: TensorId) -> Result<&'a TensorRef> {
+        self.places
+            .get(id.index())
+            .and_then(Option::as_ref)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "tensor {id} '{}' has no place in memory",
+                    self.graph.tensor(id).name
+                ))
+            })
+    }
+
+    /// The nodes that need work.
+    pub fn computed(&self) -> impl Iterator<Item = Node<'a>> + use<'a> {
+        let graph = self.graph;
+        self.nodes
+            .iter()
+            .map(move |&id| graph.node(id))
+            .filter(|node| node.tensor().is_computed())
+    }
+}
+
+/// Work that was compiled by a stream's device for repeated runs.
+pub trait Prepared: Send {
+    /// For the device to recognise its own.
+    fn as_any(&mut self) -> &mut dyn Any;
+}
+
+/// How one run is watched and stopped.
+#[derive(Clone, Copy)]
+pub struct RunControl<'a> {
+    /// Checked between nodes, or as often as the device can.
+    pub cancel: &'a CancelToken,
+    /// Told about each node that ran, where the device can time them. Only synchronous devices have to.
+    pub observer: Option<&'a dyn RunObserver>,
+}
+
+/// Is told which node ran when.
+pub trait RunObserver: Sync {
+    /// `node` ran from `start` to `end`.
+    fn ran(&self, node: TensorId, start: Instant, end: Instant);
+}
+
+/// An ordered queue of work on a device.
+pub trait Stream: Send {
+    /// The device.
+    fn device(&self) -> &dyn Device;
+
+    /// Compiles work for [`run`](Stream::run).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a node that the device does not support.
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>>;
+
+    /// Queues prepared work.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`], or what the device says.
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()>;
+
+    /// Queues a write. `data` is taken before the call returns.
+    ///
+    /// # Errors
+    /// As [`Buffer::write`].
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        self.synchronize()?;
+        to.write(offset, data)
+    }
+
+    /// Reads, after everything queued before. (To read without waiting, [`copy`](Stream::copy) to a host buffer.)
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.synchronize()?;
+        from.read(offset, out)
+    }
+
+    /// Queues a copy between tensors of equal layout, if the device can reach both: `Ok(false)` if not, with nothing
+    /// queued.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy(&mut self, _from: &TensorRef, _to: &TensorRef) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Marks this point of the queue in `event`, which must come from the same device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an event of another device, [`Error::Unsupported`] without events.
+    fn record(&mut self, _event: &dyn Event) -> Result<()> {
+        Err(Error::unsupported(
+            self.device().name(),
+            "events",
+            "its streams work synchronously",
+        ))
+    }
+
+    /// Lets work queued from now on wait for `event`, of whatever device.
+    ///
+    /// # Errors
+    /// If work before the event failed.
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        event.synchronize()
+    }
+
+    /// Blocks the host until everything queued is done.
+    ///
+    /// # Errors
+    /// If some of it failed; the error is reported once.
+    fn synchronize(&mut self) -> Result<()>;
+
+    /// May reorder `nodes` for better speed without breaking dependencies. Called before memory is planned.
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) {}
+}

@@ -1,0 +1,486 @@
+//! The graph: tensors in topological order, as plain data.
+
+use crate::buffer::StoredTensor;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::infer::infer;
+use crate::layout::{Layout, Shape};
+use crate::op::Op;
+use std::sync::Arc;
+
+/// Names a tensor of one graph: its position.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+pub struct TensorId(u32);
+
+impl TensorId {
+    /// Position in [`Graph::tensors`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The tensor at position `index`. A graph has fewer than 2^32 tensors.
+    pub fn from_index(index: usize) -> Self {
+        TensorId(index as u32)
+    }
+}
+
+impl std::fmt::Display for TensorId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// Where the memory of a view lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ViewOf {
+    /// The tensor that owns the memory; never a view itself.
+    pub base: TensorId,
+    /// Byte offset of the view's first element.
+    pub offset: usize,
+}
+
+/// What role a tensor has for the world outside the graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Written from outside before each run.
+    pub input: bool,
+    /// Read from outside after each run: its memory is not reused.
+    pub output: bool,
+}
+
+/// One tensor of a graph: a leaf, a computed node, or a view.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Name for people; may be empty.
+    pub name: Arc<str>,
+    /// What it is computed by.
+    pub op: Op,
+    /// Operands; absent optional ones are `None`.
+    pub sources: Box<[Option<TensorId>]>,
+    /// Type, shape and strides.
+    pub layout: Layout,
+    /// Set if the tensor lies in another tensor's memory.
+    pub view: Option<ViewOf>,
+    /// Role.
+    pub flags: Flags,
+    /// For leaves that live in a buffer already: weights, caches.
+    pub stored: Option<Arc<StoredTensor>>,
+}
+
+impl Tensor {
+    /// The operands that are present, with their numbers.
+    pub fn operands(&self) -> impl Iterator<Item = (usize, TensorId)> + '_ {
+        self.sources
+            .iter()
+            .enumerate()
+            .filter_map(|(i, source)| source.map(|id| (i, id)))
+    }
+
+    /// Whether a device computes something for it.
+    pub fn is_computed(&self) -> bool {
+        !matches!(self.op, Op::Leaf) && !self.op.is_view()
+    }
+}
+
+/// A computation over tensors, as data: no memory, no device.
+///
+/// Tensors are appended by [`leaf`](Graph::leaf), [`input`](Graph::input), [`stored`](Graph::stored) and the
+/// operations of the [builder](crate::build); operands come first, so the order is topological. The order is
+/// also the meaning where memory is written (`cpy`, `set_rows`): a node sees all writes of nodes before it.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    tensors: Vec<Tensor>,
+}
+
+impl Graph {
+    /// A graph without tensors.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All tensors in topological order.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The names of all tensors, in topological order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = TensorId> + ExactSizeIterator + use<> {
+        (0..self.tensors.len()).map(TensorId::from_index)
+    }
+
+    /// Number of tensors.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there is no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// The tensor `id`.
+    ///
+    /// # Panics
+    /// If `id` is of another, larger graph.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// The tensor `id` with access to its operands.
+    pub fn node(&self, id: TensorId) -> Node<'_> {
+        Node { graph: self, id }
+    }
+
+    /// The tensor whose memory `id` lies in: itself, or what it is a view of.
+    pub fn memory_of(&self, id: TensorId) -> TensorId {
+        self.tensor(id).view.map_or(id, |view| view.base)
+    }
+
+    fn append(&mut self, tensor: Tensor) -> Result<TensorId> {
+        if self.tensors.len() >= u32::MAX as usize {
+            return Err(Error::invalid("a graph has fewer than 2^32 tensors"));
+        }
+        self.tensors.push(tensor);
+        Ok(TensorId::from_index(self.tensors.len() - 1))
+    }
+
+    fn append_leaf(
+        &mut self,
+        name: &str,
+        layout: Layout,
+        flags: Flags,
+        stored: Option<Arc<StoredTensor>>,
+    ) -> Result<TensorId> {
+        self.append(Tensor {
+            name: name.into(),
+            op: Op::Leaf,
+            sources: Box::default(),
+            layout,
+            view: None,
+            flags,
+            stored,
+        })
+    }
+
+    /// A leaf without a value until something in the graph writes to it: scratch memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the size overflows or rows are not whole blocks.
+    pub fn leaf(&mut self, name: &str, dtype: DType, shape: Shape) -> Result<TensorId> {
+        let layout = Layout::contiguous(dtype, shape)?;
+        self.append_leaf(name, layout, Flags::default(), None)
+    }
+
+    /// A leaf that is written from outside before each run.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the size overflows or rows are not whole blocks.
+    pub fn input(&mut self, name: &str, dtype: DType, shape: Shape) -> Result<TensorId> {
+        let layout = Layout::contiguous(dtype, shape)?;
+        self.append_leaf(
+            name,
+            layout,
+            Flags {
+                input: true,
+                output: false,
+            },
+            None,
+        )
+    }
+
+    /// A leaf that lives in a buffer already.
+    ///
+    /// # Errors
+    /// If the graph is full.
+    pub fn stored(&mut self, tensor: &Arc<StoredTensor>) -> Result<TensorId> {
+        self.append_leaf(
+            tensor.name(),
+            *tensor.layout(),
+            Flags::default(),
+            Some(Arc::clone(tensor)),
+        )
+    }
+
+    /// Appends the node `op(sources…)` after checking it: the one way by which nodes come into being.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the sources do not fit, [`Error::InvalidArgument`] if one does not exist.
+    pub fn push(&mut self, op: Op, sources: &[Option<TensorId>]) -> Result<TensorId> {
+        if let Some(id) = sources
+            .iter()
+            .flatten()
+            .find(|id| id.index() >= self.tensors.len())
+        {
+            return Err(Error::invalid(format!(
+                "{}: there is no tensor {id} in this graph",
+                op.name()
+            )));
+        }
+        let last = sources
+            .iter()
+            .rposition(Option::is_some)
+            .map_or(0, |last| last + 1);
+        let sources = &sources[..last];
+        let layouts: Vec<_> = sources
+            .iter()
+            .map(|source| source.map(|id| &self.tensor(id).layout))
+            .collect();
+        let layout = infer(&op, &layouts)?;
+
+        let view = match op.aliased_source().and_then(|index| sources[index]) {
+            Some(source) => {
+                let into = self.tensor(source).view.unwrap_or(ViewOf {
+                    base: source,
+                    offset: 0,
+                });
+                let shift = if let Op::View { offset, .. } = op {
+                    offset
+                } else {
+                    0
+                };
+                let base = self.tensor(into.base);
+                let offset = into.offset.checked_add(shift);
+                let end = offset.and_then(|offset| offset.checked_add(layout.bytes()));
+                let (Some(offset), true) =
+                    (offset, end.is_some_and(|end| end <= base.layout.bytes()))
+                else {
+                    return Err(Error::shape(format!(
+                        "{op}: {layout} at byte {} does not fit into the {} bytes of '{}' ({})",
+                        into.offset.saturating_add(shift),
+                        base.layout.bytes(),
+                        base.name,
+                        base.layout
+                    )));
+                };
+                if !shift.is_multiple_of(if layout.dtype().is_quantized() {
+                    1
+                } else {
+                    layout.dtype().block_bytes()
+                }) {
+                    return Err(Error::shape(format!(
+                        "{op}: byte {shift} is not the start of a {} element",
+                        layout.dtype()
+                    )));
+                }
+                Some(ViewOf {
+                    base: into.base,
+                    offset,
+                })
+            }
+            None => None,
+        };
+        self.append(Tensor {
+            name: "".into(),
+            op,
+            sources: sources.into(),
+            layout,
+            view,
+            flags: Flags::default(),
+            stored: None,
+        })
+    }
+
+    /// Gives `id` a name.
+    pub fn set_name(&mut self, id: TensorId, name: impl Into<Arc<str>>) {
+        self.tensors[id.index()].name = name.into();
+    }
+
+    /// Declares that `id` is read from outside after each run.
+    pub fn set_output(&mut self, id: TensorId) {
+        self.tensors[id.index()].flags.output = true;
+    }
+
+    /// Which tensors have to be computed for the outputs and for the writes to stored tensors and inputs, by
+    /// position. Without any output, everything is.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.tensors.len()];
+        if !self.tensors.iter().any(|t| t.flags.output) {
+            live.fill(true);
+            return live;
+        }
+        // Writes to memory that outlives the run are effects. Writes to memory inside of the graph count if
+        // something live reads that memory; going backwards, all readers are known before their writers.
+        let mut memory_read = vec![false; self.tensors.len()];
+        for id in self.ids().rev() {
+            let tensor = self.tensor(id);
+            let base = self.memory_of(id);
+            let root = self.tensor(base);
+            let effect = tensor.op.written_source().is_some()
+                && (root.stored.is_some() || root.flags.input || memory_read[base.index()]);
+            if live[id.index()] || tensor.flags.output || effect {
+                live[id.index()] = true;
+                for (_, source) in tensor.operands() {
+                    live[source.index()] = true;
+                    memory_read[self.memory_of(source).index()] = true;
+                }
+            }
+        }
+        live
+    }
+}
+
+/// A tensor of a graph with access to its operands: what devices are asked about.
+#[derive(Clone, Copy)]
+pub struct Node<'g> {
+    graph: &'g Graph,
+    id: TensorId,
+}
+
+impl<'g> Node<'g> {
+    /// Which tensor of the graph this is.
+    pub fn id(self) -> TensorId {
+        self.id
+    }
+
+    /// The graph.
+    pub fn graph(self) -> &'g Graph {
+        self.graph
+    }
+
+    /// The tensor.
+    pub fn tensor(self) -> &'g Tensor {
+        self.graph.tensor(self.id)
+    }
+
+    /// The operation.
+    pub fn op(self) -> &'g Op {
+        &self.tensor().op
+    }
+
+    /// Type, shape and strides of the result.
+    pub fn layout(self) -> &'g Layout {
+        &self.tensor().layout
+    }
+
+    /// Element type of the result.
+    pub fn dtype(self) -> DType {
+        self.layout().dtype()
+    }
+
+    /// Operand number `index`, if present.
+    pub fn source(self, index: usize) -> Option<Node<'g>> {
+        let id = self.tensor().sources.get(index).copied().flatten()?;
+        Some(self.graph.node(id))
+    }
+
+    /// Layout of operand number `index`, if present.
+    pub fn source_layout(self, index: usize) -> Option<&'g Layout> {
+        self.source(index).map(Node::layout)
+    }
+
+    /// The buffered tensor in whose memory this one lies, if it does.
+    pub fn stored(self) -> Option<&'g Arc<StoredTensor>> {
+        self.graph
+            .tensor(self.graph.memory_of(self.id))
+            .stored
+            .as_ref()
+    }
+}
+
+impl std::fmt::Debug for Node<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.id, self.op())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Unary;
+
+    fn f32s(g: &mut Graph, extents: &[usize]) -> TensorId {
+        g.input("x", DType::F32, crate::shape(extents).unwrap())
+            .unwrap()
+    }
+
+    #[test]
+    fn views_of_views_point_to_the_owner_of_the_memory() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[8, 4]);
+        let row = g
+            .push(
+                Op::View {
+                    shape: [8, 2, 1, 1],
+                    strides: [32, 64, 64],
+                    offset: 64,
+                },
+                &[Some(x)],
+            )
+            .unwrap();
+        let half = g
+            .push(
+                Op::View {
+                    shape: [4, 2, 1, 1],
+                    strides: [32, 64, 64],
+                    offset: 16,
+                },
+                &[Some(row)],
+            )
+            .unwrap();
+        assert_eq!(
+            g.tensor(half).view,
+            Some(ViewOf {
+                base: x,
+                offset: 80
+            })
+        );
+        let turned = g.push(Op::Transpose, &[Some(half)]).unwrap();
+        assert_eq!(
+            g.tensor(turned).view,
+            Some(ViewOf {
+                base: x,
+                offset: 80
+            })
+        );
+    }
+
+    #[test]
+    fn views_outside_of_the_memory_are_refused() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[8, 4]);
+        for (rows, offset) in [(4, 4), (5, 0), (1, usize::MAX), (1, 128)] {
+            let op = Op::View {
+                shape: [8, rows, 1, 1],
+                strides: [32, 0, 0],
+                offset,
+            };
+            assert!(g.push(op, &[Some(x)]).is_err(), "{rows} rows at {offset}");
+        }
+        let misaligned = Op::View {
+            shape: [1, 1, 1, 1],
+            strides: [4, 4, 4],
+            offset: 2,
+        };
+        assert!(g.push(misaligned, &[Some(x)]).is_err());
+        assert!(
+            g.push(Op::Sqr, &[Some(TensorId(9))])
+                .unwrap_err()
+                .to_string()
+                .contains("%9")
+        );
+    }
+
+    #[test]
+    fn only_what_outputs_and_effects_need_is_live() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[4]);
+        let scratch = g.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();
+        let dead = g.push(Op::Sqr, &[Some(x)]).unwrap();
+        let written = g.push(Op::Cpy, &[Some(x), Some(scratch)]).unwrap();
+        let y = g.push(Op::Unary(Unary::Neg), &[Some(scratch)]).unwrap();
+        let late = g.push(Op::Cpy, &[Some(y), Some(scratch)]).unwrap();
+        assert!(g.live().iter().all(|&l| l));
+        g.set_output(y);
+        let live = g.live();
+        assert!(
+            live[y.index()] && live[written.index()] && live[scratch.index()] && live[x.index()]
+        );
+        assert!(!live[dead.index()]);
+        assert!(
+            !live[late.index()],
+            "nobody reads what is written after the last use"
+        );
+    }
+}

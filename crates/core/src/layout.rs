@@ -1,0 +1,348 @@
+//! How a tensor lies in memory: element type, four extents, four byte strides.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Number of dimensions of every tensor. Missing ones have extent 1.
+pub const DIMS: usize = 4;
+
+/// Four extents, innermost first, as in ggml: a matrix of `rows` rows of `columns` is `[columns, rows, 1, 1]`.
+pub type Shape = [usize; DIMS];
+
+/// Element type, extents and byte strides of a tensor: everything about it but its place in memory.
+///
+/// Invariant, kept by every constructor: `shape[0]` is a whole number of blocks, and the last byte of the
+/// last element lies at most `isize::MAX` bytes after the first. So [`bytes`](Layout::bytes) and all offsets
+/// within a tensor can be computed without overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Layout {
+    dtype: DType,
+    shape: Shape,
+    strides: [usize; DIMS],
+}
+
+/// Extends up to four extents with ones.
+///
+/// # Errors
+/// [`Error::Shape`] if there are more than four.
+pub fn shape(extents: &[usize]) -> Result<Shape> {
+    if extents.len() > DIMS {
+        return Err(Error::shape(format!(
+            "{} dimensions given, at most {DIMS} are possible",
+            extents.len()
+        )));
+    }
+    let mut shape = [1; DIMS];
+    shape[..extents.len()].copy_from_slice(extents);
+    Ok(shape)
+}
+
+impl Layout {
+    /// The layout without gaps: each dimension's stride is the size of everything within it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks or if the size overflows.
+    pub fn contiguous(dtype: DType, shape: Shape) -> Result<Self> {
+        let row = dtype.row_bytes(shape[0])?;
+        let mut strides = [dtype.block_bytes(), row, 0, 0];
+        for dim in 2..DIMS {
+            strides[dim] = strides[dim - 1]
+                .checked_mul(shape[dim - 1])
+                .ok_or_else(|| {
+                    Error::shape(format!(
+                        "the size of a {dtype} tensor of shape {shape:?} overflows"
+                    ))
+                })?;
+        }
+        Self::strided(dtype, shape, strides)
+    }
+
+    /// A layout with byte strides of its own. `strides[0]` is the distance of elements (of blocks, for a
+    /// quantized type).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks or if the spanned memory overflows.
+    pub fn strided(dtype: DType, shape: Shape, strides: [usize; DIMS]) -> Result<Self> {
+        dtype.row_bytes(shape[0])?;
+        let layout = Layout {
+            dtype,
+            shape,
+            strides,
+        };
+        let elements = shape
+            .iter()
+            .try_fold(1usize, |n, &extent| n.checked_mul(extent));
+        match (elements, layout.checked_bytes()) {
+            (Some(_), Some(bytes)) if bytes <= isize::MAX as usize => Ok(layout),
+            _ => Err(Error::shape(format!(
+                "the size of a {dtype} tensor of shape {shape:?} overflows"
+            ))),
+        }
+    }
+
+    fn checked_bytes(&self) -> Option<usize> {
+        if self.is_empty() {
+            return Some(0);
+        }
+        let blocks = self.shape[0] / self.dtype.block_len();
+        let mut last = (blocks - 1).checked_mul(self.strides[0])?;
+        for dim in 1..DIMS {
+            last = last.checked_add((self.shape[dim] - 1).checked_mul(self.strides[dim])?)?;
+        }
+        last.checked_add(self.dtype.block_bytes())
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Extents, innermost first.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Byte strides, innermost first.
+    pub fn strides(&self) -> [usize; DIMS] {
+        self.strides
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Number of rows: the product of all extents but the first.
+    pub fn rows(&self) -> usize {
+        self.shape[1..].iter().product()
+    }
+
+    /// Whether some extent is zero.
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// Bytes from the first to behind the last element, gaps included. (ggml: `ggml_nbytes`.)
+    pub fn bytes(&self) -> usize {
+        self.checked_bytes().unwrap_or(0) // never None: checked at construction
+    }
+
+    /// Bytes of one contiguous row.
+    pub fn row_bytes(&self) -> usize {
+        self.shape[0] / self.dtype.block_len() * self.dtype.block_bytes()
+    }
+
+    /// Byte offset of row `(i1, i2, i3)`.
+    #[inline]
+    pub fn row_offset(&self, i1: usize, i2: usize, i3: usize) -> usize {
+        i1 * self.strides[1] + i2 * self.strides[2] + i3 * self.strides[3]
+    }
+
+    /// The `(i1, i2, i3)` of row number `row` of all [`rows`](Layout::rows).
+    #[inline]
+    pub fn row_index(&self, row: usize) -> [usize; 3] {
+        let [_, n1, n2, _] = self.shape;
+        [row % n1, row / n1 % n2, row / (n1 * n2)]
+    }
+
+    /// Whether there are no gaps in memory and elements lie in order. Strides of dimensions with extent 1 do
+    /// not matter.
+    pub fn is_contiguous(&self) -> bool {
+        self.contiguous_from(0)
+    }
+
+    /// Whether the elements of each row lie without gaps; rows may be anywhere.
+    pub fn has_contiguous_rows(&self) -> bool {
+        self.shape[0] == self.dtype.block_len() || self.strides[0] == self.dtype.block_bytes()
+    }
+
+    /// Whether dimensions 0 to `dim` may have gaps between their slices, but none within the dimensions above:
+    /// `contiguous_from(0)` is [`is_contiguous`](Layout::is_contiguous); with 1, rows may have padding between
+    /// them. (ggml: `ggml_is_contiguous_n`.)
+    pub fn contiguous_from(&self, dim: usize) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let block = self.dtype.block_len();
+        if self.shape[0] != block && self.strides[0] != self.dtype.block_bytes() {
+            return false;
+        }
+        let mut expected = self.row_bytes();
+        for d in 1..DIMS {
+            if d > dim {
+                if self.shape[d] != 1 && self.strides[d] != expected {
+                    return false;
+                }
+                expected = expected.saturating_mul(self.shape[d]);
+            } else {
+                expected = self.strides[d].saturating_mul(self.shape[d]);
+            }
+        }
+        true
+    }
+
+    /// Whether the first stride is larger than the second. (ggml: `ggml_is_transposed`.)
+    pub fn is_transposed(&self) -> bool {
+        self.strides[0] > self.strides[1]
+    }
+
+    /// Whether the strides are not in ascending order. (ggml: `ggml_is_permuted`.)
+    pub fn is_permuted(&self) -> bool {
+        self.strides.windows(2).any(|pair| pair[0] > pair[1])
+    }
+
+    /// Whether a tensor of this shape, repeated a whole number of times along each dimension, fills `shape`.
+    pub fn repeats_to(&self, shape: Shape) -> bool {
+        if self.is_empty() {
+            return shape.contains(&0);
+        }
+        shape
+            .iter()
+            .zip(self.shape)
+            .all(|(whole, part)| whole % part == 0)
+    }
+
+    /// The same element type and shape without gaps.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the size overflows, which is possible for a layout that overlaps itself.
+    pub fn compact(&self) -> Result<Self> {
+        Self::contiguous(self.dtype, self.shape)
+    }
+
+    /// Source dimension `i` becomes dimension `axes[i]`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `axes` is not a permutation of 0 to 3, or if a quantized type would no longer have
+    /// whole blocks in its first dimension.
+    pub fn permuted(&self, axes: [usize; DIMS]) -> Result<Self> {
+        let mut seen = [false; DIMS];
+        for axis in axes {
+            if axis >= DIMS || std::mem::replace(&mut seen[axis], true) {
+                return Err(Error::shape(format!(
+                    "permute: {axes:?} is not a permutation of [0, 1, 2, 3]"
+                )));
+            }
+        }
+        if self.dtype.is_quantized() && axes[0] != 0 {
+            return Err(Error::shape(format!(
+                "permute: dimension 0 of a {} tensor holds blocks and cannot move",
+                self.dtype
+            )));
+        }
+        let (mut shape, mut strides) = ([0; DIMS], [0; DIMS]);
+        for (from, to) in axes.into_iter().enumerate() {
+            shape[to] = self.shape[from];
+            strides[to] = self.strides[from];
+        }
+        Self::strided(self.dtype, shape, strides)
+    }
+}
+
+impl fmt::Display for Layout {
+    /// For example `f32 [64, 7]`, with strides where they are not the contiguous ones.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims = self
+            .shape
+            .iter()
+            .rposition(|&extent| extent != 1)
+            .map_or(1, |last| last + 1);
+        write!(f, "{} {:?}", self.dtype, &self.shape[..dims])?;
+        if !self.is_contiguous() {
+            write!(f, " strides {:?}", self.strides)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn f32s(extents: &[usize]) -> Layout {
+        Layout::contiguous(DType::F32, shape(extents).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn contiguous_strides_and_bytes() {
+        let l = Layout::contiguous(DType::Q8_0, [64, 3, 2, 1]).unwrap();
+        assert_eq!(l.strides(), [34, 68, 204, 408]);
+        assert_eq!(l.bytes(), 408);
+        assert!(l.is_contiguous());
+        assert_eq!(f32s(&[0, 5]).bytes(), 0);
+    }
+
+    #[test]
+    fn overflow_is_an_error_also_where_it_wraps_to_small_sizes() {
+        let half = 1usize << 32;
+        assert!(Layout::contiguous(DType::F32, [half, half, 1, 1]).is_err());
+        assert!(Layout::contiguous(DType::F32, [half, half, 0, 1]).is_err());
+        assert!(Layout::contiguous(DType::I8, [half, half / 2, 1, 1]).is_err());
+        assert!(Layout::strided(DType::F32, [2, 2, 1, 1], [4, usize::MAX - 3, 0, 0]).is_err());
+        assert!(Layout::contiguous(DType::Q4_0, [31, 1, 1, 1]).is_err());
+    }
+
+    #[test]
+    fn permute_moves_dimensions_like_ggml() {
+        let l = f32s(&[2, 3, 5, 7]).permuted([1, 2, 0, 3]).unwrap();
+        assert_eq!(l.shape(), [5, 2, 3, 7]);
+        assert_eq!(l.strides(), [24, 4, 8, 120]);
+        assert!(!l.is_contiguous());
+        assert!(f32s(&[2, 3]).permuted([0, 0, 2, 3]).is_err());
+        assert!(
+            Layout::contiguous(DType::Q4_0, [32, 32, 1, 1])
+                .unwrap()
+                .permuted([1, 0, 2, 3])
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn contiguity_by_dimension() {
+        let padded = Layout::strided(DType::F32, [4, 3, 2, 1], [4, 32, 96, 192]).unwrap();
+        assert!(!padded.is_contiguous());
+        assert!(padded.contiguous_from(1));
+        assert!(padded.has_contiguous_rows());
+        let planes = Layout::strided(DType::F32, [4, 3, 2, 1], [4, 16, 96, 192]).unwrap();
+        assert!(!planes.contiguous_from(1));
+        assert!(planes.contiguous_from(2));
+        // Strides of dimensions with extent 1 do not matter.
+        assert!(
+            Layout::strided(DType::F32, [4, 1, 1, 1], [4, 999, 3, 5])
+                .unwrap()
+                .is_contiguous()
+        );
+    }
+
+    #[test]
+    fn repeat_needs_whole_multiples() {
+        assert!(f32s(&[2, 1]).repeats_to([4, 3, 1, 1]));
+        assert!(!f32s(&[3]).repeats_to([4, 1, 1, 1]));
+        assert!(!f32s(&[0]).repeats_to([4, 1, 1, 1]));
+        assert!(f32s(&[0]).repeats_to([0, 1, 1, 1]));
+    }
+
+    #[test]
+    fn display_is_short() {
+        assert_eq!(f32s(&[64, 7]).to_string(), "f32 [64, 7]");
+        assert_eq!(f32s(&[1]).to_string(), "f32 [1]");
+        let t = f32s(&[2, 3]).permuted([1, 0, 2, 3]).unwrap();
+        assert_eq!(t.to_string(), "f32 [3, 2] strides [8, 4, 24, 24]");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn rows_enumerate_every_offset_once(n in [1usize..5, 1..5, 1..5, 1..5]) {
+            let l = f32s(&n);
+            let mut offsets: Vec<_> = (0..l.rows())
+                .map(|row| { let [a, b, c] = l.row_index(row); l.row_offset(a, b, c) })
+                .collect();
+            proptest::prop_assert!(offsets.is_sorted());
+            offsets.dedup();
+            proptest::prop_assert_eq!(offsets.len(), l.rows());
+            proptest::prop_assert_eq!(offsets.last().unwrap() + l.row_bytes(), l.bytes());
+        }
+    }
+}

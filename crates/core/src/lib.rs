@@ -1,0 +1,55 @@
+//! Tensors, operations, graphs and the device contract of samite.
+//!
+//! This crate is the ground that everything else stands on, and holds no kernels:
+//!
+//! - [`DType`] and [`Layout`]: what a tensor's bytes mean. Four extents, innermost first, and four byte strides, as in ggml.
+//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the one validator of nodes.
+//! - [`Graph`]: a computation as plain data, with [text, JSON and DOT](print).
+//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
+//! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
+//! - [`Error`]: everything that can go wrong, with names and reasons.
+//!
+//! ```
+//! use samite_core::{DType, Graph};
+//!
+//! let mut graph = Graph::new();
+//! let weights = graph.leaf("weights", DType::F32, [64, 8, 1, 1])?;
+//! let x = graph.input("x", DType::F32, [64, 1, 1, 1])?;
+//! let normed = graph.rms_norm(x, 1e-5)?;
+//! let y = graph.mul_mat(weights, normed)?;
+//! graph.set_output(y);
+//! assert_eq!(graph.tensor(y).layout.shape(), [8, 1, 1, 1]);
+//! # Ok::<_, samite_core::Error>(())
+//! ```
+
+pub mod buffer;
+pub mod build;
+mod cancel;
+pub mod device;
+mod dtype;
+mod error;
+pub mod graph;
+mod infer;
+mod layout;
+pub mod memory;
+pub mod op;
+pub mod print;
+mod support;
+
+pub use buffer::{
+    Buffer, BufferType, Rows, Slot, StoredTensor, TensorGroup, TensorRef, Usage, align_up,
+    host_buffer, host_buffer_type, same_buffer_type,
+};
+pub use cancel::CancelToken;
+pub use device::{
+    Backend, Capabilities, Device, DeviceKind, Event, MemoryInfo, Placed, Prepared, RunControl,
+    RunObserver, Stream,
+};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
+pub use infer::infer;
+pub use layout::{DIMS, Layout, Shape, shape};
+pub use memory::{Access, HostMemory, MemorySet};
+pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use support::Support;

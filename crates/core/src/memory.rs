@@ -1,0 +1,404 @@
+//! Host memory that several devices and threads may share: allocated or borrowed, and guarded.
+//!
+//! Buffers are shared by reference and kernels work on raw pointers, so something has to keep a write from
+//! one thread away from a read in another. Each piece of memory has a *gate*: any number of readers or one writer
+//! at a time. Copies through the safe methods pass the gate by themselves; a device passes it with a [`MemorySet`] of
+//! all memory that a prepared graph touches, then uses [`base`](HostMemory::base). Uncontended, that costs some
+//! nanoseconds per buffer and run.
+
+use crate::error::{Error, Result};
+use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Alignment of host memory: a cache line, and enough for any vector register.
+pub const HOST_ALIGNMENT: usize = 64;
+
+/// What is going to be done with guarded memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read: others may read at the same time.
+    Read,
+    /// Written, perhaps also read: nobody else may do anything.
+    Write,
+}
+
+enum Owner {
+    Allocated(AllocLayout),
+    Borrowed {
+        _keep_alive: Box<dyn Any + Send + Sync>,
+        writable: bool,
+    },
+}
+
+/// A piece of host memory behind a gate.
+pub struct HostMemory {
+    base: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+    gate: Gate,
+}
+
+// SAFETY: the memory is plain bytes owned (or kept alive) by this value, and every access to it passes the gate.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above: the gate admits either readers or one writer.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Zeroed memory of `len` bytes, aligned to [`HOST_ALIGNMENT`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], naming `device` and `what`.
+    pub fn allocate(len: usize, device: &str, what: &str) -> Result<Arc<Self>> {
+        let out_of_memory = || Error::OutOfMemory {
+            device: device.into(),
+            what: what.into(),
+            asked: len,
+            free: None,
+        };
+        let layout = AllocLayout::from_size_align(len.max(1), HOST_ALIGNMENT)
+            .map_err(|_| out_of_memory())?;
+        // SAFETY: the layout's size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        Ok(Arc::new(HostMemory {
+            base,
+            len,
+            owner: Owner::Allocated(layout),
+            gate: Gate::default(),
+        }))
+    }
+
+    /// Memory that somebody else allocated, such as a mapped file. `owner` is dropped with the last reference.
+    ///
+    /// # Safety
+    /// `base` must point to `len` bytes that stay valid for reads (and for writes, if `writable`) as long as
+    /// `owner` lives, and that nobody writes to except through this value.
+    pub unsafe fn borrow(
+        base: NonNull<u8>,
+        len: usize,
+        writable: bool,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
+        Arc::new(HostMemory {
+            base,
+            len,
+            owner: Owner::Borrowed {
+                _keep_alive: owner,
+                writable,
+            },
+            gate: Gate::default(),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the size is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the memory may be written to.
+    pub fn is_writable(&self) -> bool {
+        matches!(
+            self.owner,
+            Owner::Allocated(_) | Owner::Borrowed { writable: true, .. }
+        )
+    }
+
+    /// The first byte. Reading or writing through the pointer is allowed only inside of [`MemorySet::with`], with this
+    /// memory in the set and the right access.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::invalid(format!(
+                "bytes {offset}..+{len} of a buffer of {} bytes",
+                self.len
+            )));
+        }
+        // SAFETY: `offset` is inside of the allocation or at its end.
+        Ok(unsafe { self.base.add(offset) })
+    }
+
+    fn writable_range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        if !self.is_writable() {
+            return Err(Error::invalid(
+                "the memory is read-only, such as a mapped model file",
+            ));
+        }
+        self.range(offset, len)
+    }
+
+    /// Copies `data` to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it does not fit or the memory is read-only.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        let at = self.writable_range(offset, data.len())?;
+        self.gate.with(Access::Write, || {
+            // SAFETY: `at` is valid for `data.len()` bytes, the gate keeps others away, and a caller's slice cannot
+            // overlap memory that is reached only through gates.
+            unsafe { at.copy_from_nonoverlapping(NonNull::from(data).cast(), data.len()) }
+        });
+        Ok(())
+    }
+
+    /// Copies from `offset` to `out`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many bytes.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let at = self.range(offset, out.len())?;
+        self.gate.with(Access::Read, || {
+            // SAFETY: as in `write`.
+            unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len()) }
+        });
+        Ok(())
+    }
+
+    /// Sets `len` bytes at `offset` to `value`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
+    pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
+        let at = self.writable_range(offset, len)?;
+        self.gate.with(Access::Write, || {
+            // SAFETY: as in `write`.
+            unsafe { at.write_bytes(value, len) }
+        });
+        Ok(())
+    }
+
+    /// Calls `f` with `len` bytes at `offset`; meanwhile nobody can write to this memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many bytes.
+    pub fn with_bytes<R>(
+        &self,
+        offset: usize,
+        len: usize,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        let at = self.range(offset, len)?;
+        Ok(self.gate.with(Access::Read, || {
+            // SAFETY: in range, initialised (zeroed or borrowed as such), and not written to while the gate is held.
+            f(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
+        }))
+    }
+
+    /// Copies `len` bytes from `offset` of `self` to `to_offset` of `to`, which may be `self`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a range does not exist or `to` is read-only.
+    pub fn copy_to(
+        &self,
+        offset: usize,
+        to: &HostMemory,
+        to_offset: usize,
+        len: usize,
+    ) -> Result<()> {
+        let (from, into) = (self.range(offset, len)?, to.writable_range(to_offset, len)?);
+        // SAFETY: both are valid for `len` bytes and guarded by the gates entered below; `copy_to` may overlap.
+        let copy = || unsafe { from.copy_to(into, len) };
+        if std::ptr::eq(self, to) {
+            self.gate.with(Access::Write, copy);
+        } else if self.base < to.base {
+            self.gate
+                .with(Access::Read, || to.gate.with(Access::Write, copy));
+        } else {
+            to.gate
+                .with(Access::Write, || self.gate.with(Access::Read, copy));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if let Owner::Allocated(layout) = self.owner {
+            // SAFETY: allocated with this layout in `allocate`.
+            unsafe { dealloc(self.base.as_ptr(), layout) }
+        }
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMemory")
+            .field("len", &self.len)
+            .field("writable", &self.is_writable())
+            .finish()
+    }
+}
+
+/// Several pieces of memory that are entered and left together, in an order that cannot deadlock.
+#[derive(Debug, Default)]
+pub struct MemorySet {
+    pieces: Vec<(Arc<HostMemory>, Access)>,
+}
+
+impl MemorySet {
+    /// Adds a piece; [`Access::Write`] wins over [`Access::Read`] for a piece that is there already.
+    pub fn add(&mut self, memory: &Arc<HostMemory>, access: Access) {
+        match self
+            .pieces
+            .binary_search_by_key(&memory.base, |(m, _)| m.base)
+        {
+            // Two mappings could start at one address only if one is empty; entering one of them is enough.
+            Ok(at) if access == Access::Write => self.pieces[at].1 = Access::Write,
+            Ok(_) => {}
+            Err(at) => self.pieces.insert(at, (Arc::clone(memory), access)),
+        }
+    }
+
+    /// Calls `f` while all pieces are entered. Allocates nothing.
+    pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a [(Arc<HostMemory>, Access)]);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0
+                    .iter()
+                    .for_each(|(memory, access)| memory.gate.leave(*access));
+            }
+        }
+        self.pieces
+            .iter()
+            .for_each(|(memory, access)| memory.gate.enter(*access));
+        let _leave = Leave(&self.pieces);
+        f()
+    }
+}
+
+/// Any number of readers or one writer. Unlike `RwLock`, entering and leaving are separate calls, so that a set of
+/// gates can be held without storing guards.
+#[derive(Default)]
+struct Gate {
+    /// Number of readers; -1 for a writer.
+    state: Mutex<isize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn enter(&self, access: Access) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match access {
+                Access::Read if *state >= 0 => break *state += 1,
+                Access::Write if *state == 0 => break *state = -1,
+                _ => {
+                    state = self
+                        .changed
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
+            }
+        }
+    }
+
+    fn leave(&self, access: Access) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = if access == Access::Read {
+            *state - 1
+        } else {
+            0
+        };
+        if *state == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn with<R>(&self, access: Access, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a Gate, Access);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.leave(self.1);
+            }
+        }
+        self.enter(access);
+        let _leave = Leave(self, access);
+        f()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn copies_are_checked() {
+        let a = HostMemory::allocate(8, "test", "a").unwrap();
+        a.write(2, &[1, 2, 3]).unwrap();
+        let mut out = [9; 4];
+        a.read(1, &mut out).unwrap();
+        assert_eq!(out, [0, 1, 2, 3]);
+        assert!(a.write(6, &[0; 3]).is_err());
+        assert!(a.read(usize::MAX, &mut out).is_err());
+        assert!(a.fill(0, 9, 1).is_err());
+        a.copy_to(2, &a, 3, 3).unwrap();
+        assert_eq!(
+            a.with_bytes(0, 8, <[u8]>::to_vec).unwrap(),
+            [0, 0, 1, 1, 2, 3, 0, 0]
+        );
+    }
+
+    #[test]
+    fn borrowed_memory_is_read_only_and_keeps_its_owner() {
+        let owner = Arc::new(vec![7u8; 16]);
+        let base = NonNull::from(owner.as_slice()).cast();
+        // SAFETY: the vector is never written to and is kept alive by the second reference.
+        let memory = unsafe { HostMemory::borrow(base, 16, false, Box::new(Arc::clone(&owner))) };
+        assert!(
+            memory
+                .write(0, &[1])
+                .unwrap_err()
+                .to_string()
+                .contains("read-only")
+        );
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(memory);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        assert!(matches!(
+            HostMemory::allocate(usize::MAX / 2, "test", "x"),
+            Err(Error::OutOfMemory { .. })
+        ));
+        assert!(matches!(
+            HostMemory::allocate(usize::MAX, "test", "x"),
+            Err(Error::OutOfMemory { .. })
+        ));
+    }
+
+    #[test]
+    fn a_writer_is_alone() {
+        let a = HostMemory::allocate(1, "test", "a").unwrap();
+        let b = HostMemory::allocate(1, "test", "b").unwrap();
+        let mut set = MemorySet::default();
+        set.add(&b, Access::Read);
+        set.add(&a, Access::Read);
+        set.add(&a, Access::Write);
+        let inside = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        set.with(|| {
+                            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,156 @@
+//! Graphs as text, JSON and Graphviz DOT.
+
+use crate::graph::{Graph, Tensor, TensorId};
+use serde_json::{Value, json};
+use std::fmt::{self, Write};
+
+impl fmt::Display for Graph {
+    /// One line per tensor: `%7 = mul_mat(%2 'wq', %6) : f32 [64, 5]`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in self.ids() {
+            let tensor = self.tensor(id);
+            write!(f, "{id} = {}", tensor.op)?;
+            if !tensor.sources.is_empty() {
+                f.write_str("(")?;
+                for (i, source) in tensor.sources.iter().enumerate() {
+                    f.write_str(if i == 0 { "" } else { ", " })?;
+                    match source {
+                        Some(source) => self.write_operand(f, *source)?,
+                        None => f.write_str("-")?,
+                    }
+                }
+                f.write_str(")")?;
+            }
+            write!(f, " : {}", tensor.layout)?;
+            if !tensor.name.is_empty() {
+                write!(f, " '{}'", tensor.name)?;
+            }
+            for role in roles(tensor) {
+                write!(f, " {role}")?;
+            }
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// The words for what a tensor is to the outside.
+fn roles(tensor: &Tensor) -> impl Iterator<Item = &'static str> {
+    [
+        tensor.stored.is_some().then_some("stored"),
+        tensor.flags.input.then_some("input"),
+        tensor.flags.output.then_some("output"),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+impl Graph {
+    fn write_operand(&self, f: &mut fmt::Formatter<'_>, id: TensorId) -> fmt::Result {
+        match &*self.tensor(id).name {
+            "" => write!(f, "{id}"),
+            name => write!(f, "{id} '{name}'"),
+        }
+    }
+
+    /// The graph as JSON: an array of tensors with `id`, `name`, `op`, `sources`, `dtype`, `shape`, `strides`,
+    /// `view` (`base` and `offset`, for views) and `roles`.
+    pub fn to_json(&self) -> Value {
+        self.ids()
+            .map(|id| {
+                let t = self.tensor(id);
+                json!({
+                    "id": id.index(),
+                    "name": &*t.name,
+                    "op": t.op,
+                    "sources": t.sources,
+                    "dtype": t.layout.dtype().name(),
+                    "shape": t.layout.shape(),
+                    "strides": t.layout.strides(),
+                    "view": t.view.map(|v| json!({ "base": v.base.index(), "offset": v.offset })),
+                    "roles": roles(t).collect::<Vec<_>>(),
+                })
+            })
+            .collect()
+    }
+
+    /// The graph for Graphviz: leaves as boxes, views dashed, nodes as ellipses.
+    pub fn to_dot(&self) -> String {
+        let mut dot = String::from(
+            "digraph samite {\n  rankdir=LR;\n  node [fontname=\"sans-serif\", fontsize=10];\n",
+        );
+        for id in self.ids() {
+            let t = self.tensor(id);
+            let style = match () {
+                () if t.op.is_view() => "shape=ellipse, style=dashed",
+                () if t.is_computed() => "shape=ellipse",
+                () => "shape=box",
+            };
+            let label = format!(
+                "{}\\n{}\\n{}",
+                escape(&t.op.to_string()),
+                escape(&t.name),
+                t.layout
+            );
+            let _ = writeln!(dot, "  n{} [{style}, label=\"{label}\"];", id.index());
+            for (_, source) in t.operands() {
+                let _ = writeln!(dot, "  n{} -> n{};", source.index(), id.index());
+            }
+        }
+        dot.push_str("}\n");
+        dot
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    fn sample() -> Graph {
+        let mut g = Graph::new();
+        let w = g.leaf("wq", DType::Q8_0, [64, 8, 1, 1]).unwrap();
+        let x = g.input("a \"name\"", DType::F32, [64, 5, 1, 1]).unwrap();
+        let n = g.rms_norm(x, 1e-5).unwrap();
+        let y = g.mul_mat(w, n).unwrap();
+        let t = g.transpose(y).unwrap();
+        g.set_output(t);
+        g
+    }
+
+    #[test]
+    fn text_has_one_line_per_tensor() {
+        let expected = "\
+%0 = none : q8_0 [64, 8] 'wq'
+%1 = none : f32 [64, 5] 'a \"name\"' input
+%2 = rms_norm(eps=0.00001)(%1 'a \"name\"') : f32 [64, 5]
+%3 = mul_mat(%0 'wq', %2) : f32 [8, 5]
+%4 = transpose(%3) : f32 [5, 8] strides [32, 4, 160, 160] output
+";
+        assert_eq!(sample().to_string(), expected);
+    }
+
+    #[test]
+    fn json_names_everything() {
+        let json = sample().to_json();
+        assert_eq!(json[3]["sources"], json!([0, 2]));
+        assert_eq!(
+            json[3]["op"],
+            json!({ "MulMat": { "precision": "Default" } })
+        );
+        assert_eq!(json[4]["view"], json!({ "base": 3, "offset": 0 }));
+        assert_eq!(json[1]["roles"], json!(["input"]));
+    }
+
+    #[test]
+    fn dot_escapes_names() {
+        let dot = sample().to_dot();
+        assert!(dot.contains(r#"a \"name\""#) && dot.contains("n2 -> n3;"));
+    }
+}

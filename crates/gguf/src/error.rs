@@ -1,0 +1,175 @@
+//! What can go wrong with a GGUF file, in one type.
+
+use std::fmt;
+use std::path::Path;
+
+/// The result of anything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error that names the file, the field and the byte where it was found, and says what to do where that is known.
+///
+/// Its text is a single line, whatever the file contains: names from the file are escaped and shortened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Error {
+    kind: ErrorKind,
+    path: Option<Box<Path>>,
+    field: Box<str>,
+    offset: Option<u64>,
+    message: Box<str>,
+}
+
+/// The sort of an [`Error`], for programs that want to react to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The operating system refused something.
+    Io(std::io::ErrorKind),
+    /// The file is something else than GGUF: its first bytes say so.
+    NotGguf,
+    /// GGUF of a version or byte order that is not read.
+    Unsupported,
+    /// The file ends before what it announces.
+    Truncated,
+    /// The file contradicts the format or itself.
+    Corrupt,
+    /// A metadata key is not there.
+    MissingKey,
+    /// A metadata key has another type than wanted, or a value that does not fit.
+    WrongType,
+    /// A tensor is not there.
+    MissingTensor,
+    /// A part of a split file is missing, or does not belong to the others.
+    Split,
+    /// The caller asked for something that cannot be done.
+    InvalidArgument,
+    /// Memory for a tensor could not be had.
+    OutOfMemory,
+    /// Memory could not be locked. A warning: everything works without the lock.
+    Lock,
+    /// The work was stopped by its cancel function.
+    Cancelled,
+}
+
+impl Error {
+    /// An error about `field` (empty if it is about the file as a whole).
+    pub(crate) fn new(kind: ErrorKind, field: impl fmt::Display, message: impl Into<String>) -> Self {
+        Error {
+            kind,
+            path: None,
+            field: field.to_string().into(),
+            offset: None,
+            message: message.into().into(),
+        }
+    }
+
+    /// An error of the operating system while `doing`.
+    pub(crate) fn io(doing: &str, source: &std::io::Error) -> Self {
+        Error::new(ErrorKind::Io(source.kind()), "", format!("{doing}: {source}"))
+    }
+
+    /// A use of the library that cannot work.
+    pub(crate) fn invalid(field: impl fmt::Display, message: impl Into<String>) -> Self {
+        Error::new(ErrorKind::InvalidArgument, field, message)
+    }
+
+    /// The work was stopped by its cancel function.
+    pub(crate) fn cancelled() -> Self {
+        Error::new(ErrorKind::Cancelled, "", "cancelled")
+    }
+
+    /// Adds the byte offset in the file.
+    pub(crate) fn at(mut self, offset: u64) -> Self {
+        self.offset = Some(offset);
+        self
+    }
+
+    /// Adds the file, unless one is named already.
+    pub(crate) fn in_file(mut self, path: &Path) -> Self {
+        self.path.get_or_insert_with(|| path.into());
+        self
+    }
+
+    /// The sort of error.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The file, where it is known.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// What the error is about, such as `tensor "output.weight", dimension 1`; empty for the file as a whole.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+
+    /// The byte offset in the file of what the error is about, where there is one.
+    pub fn offset(&self) -> Option<u64> {
+        self.offset
+    }
+
+    /// What is wrong with it and what to do, without file, field and offset.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{}: ", path.display().to_string().escape_debug())?;
+        }
+        match (self.field.is_empty(), self.offset) {
+            (false, Some(offset)) => write!(f, "{} at byte {offset}: ", self.field)?,
+            (false, None) => write!(f, "{}: ", self.field)?,
+            (true, Some(offset)) => write!(f, "at byte {offset}: ")?,
+            (true, None) => {}
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for samite_core::Error {
+    fn from(error: Error) -> Self {
+        match error.kind {
+            ErrorKind::Cancelled => samite_core::Error::Cancelled,
+            _ => samite_core::Error::invalid(error.to_string()),
+        }
+    }
+}
+
+/// A name from a file, fit for a one-line message: quoted, escaped, shortened.
+pub(crate) fn quoted(name: &str) -> String {
+    const SHOWN: usize = 80;
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}...", &name[..end]),
+        None => format!("{name:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_one_line_and_names_everything() {
+        let error = Error::new(ErrorKind::Corrupt, format!("key {}", quoted("a\nb")), "is bad; download it again")
+            .at(17)
+            .in_file(Path::new("dir/model.gguf"))
+            .in_file(Path::new("other.gguf"));
+        assert_eq!(
+            error.to_string(),
+            r#"dir/model.gguf: key "a\nb" at byte 17: is bad; download it again"#
+        );
+        assert_eq!(quoted(&"x".repeat(100)), format!("\"{}\"...", "x".repeat(80)));
+    }
+
+    #[test]
+    fn cancellation_survives_conversion() {
+        assert!(matches!(
+            samite_core::Error::from(Error::cancelled()),
+            samite_core::Error::Cancelled
+        ));
+    }
+}

@@ -1,0 +1,345 @@
+//! An open model: one file, or all parts of a split one.
+
+use crate::error::{Error, ErrorKind, Result, quoted};
+use crate::header::Header;
+use crate::cursor::Stop;
+use crate::mapping::{Mapping, read_exact_at};
+use crate::metadata::{KEY_ARCHITECTURE, Metadata};
+use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_TENSORS_COUNT, Split, part_paths};
+use crate::tensor::{TensorInfo, Tensors};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How tensor data comes into memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadMode {
+    /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure.
+    #[default]
+    Mmap,
+    /// Data is read into memory of the caller. The right choice where nothing is used in place, and for file systems on
+    /// which mapping is slow or files may change.
+    Read,
+    /// As `Mmap`, and all of it is held in memory. If the system refuses, [`GgufFile::lock_warning`] says so.
+    Mlock,
+}
+
+/// One file of a model.
+#[derive(Debug)]
+pub struct Part {
+    path: PathBuf,
+    len: u64,
+    version: u32,
+    alignment: u64,
+    file: File,
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Part {
+    /// The path under which the file was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The size of the file in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// The version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The alignment of tensor data in the file.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// The whole file in memory, for devices that import host memory; `None` in [`LoadMode::Read`]. A tensor begins at
+    /// its [`TensorInfo::offset`].
+    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.mapping.as_ref()
+    }
+
+    /// Fills `buffer` from `offset` of the file.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        read_exact_at(&self.file, buffer, offset).map_err(|error| {
+            let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
+            Error::io(&doing, &error).in_file(&self.path)
+        })
+    }
+}
+
+/// An open model with its metadata, its tensors, and access to their data.
+///
+/// For a split model, any part may be named; all parts are opened, the metadata is the first part's, and the tensors are
+/// those of all parts.
+#[derive(Debug)]
+pub struct GgufFile {
+    parts: Vec<Part>,
+    metadata: Metadata,
+    tensors: Tensors,
+    lock_warning: Option<Error>,
+}
+
+impl GgufFile {
+    /// Opens a model and reads everything but its tensor data.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the path or with the content of any part; see [`ErrorKind`].
+    pub fn open(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
+        let path = path.as_ref();
+        let (part, header) = open_part(path, mode)?;
+        let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
+        let mut file = match split {
+            None => GgufFile {
+                parts: vec![part],
+                metadata: header.metadata,
+                tensors: header.tensors,
+                lock_warning: None,
+            },
+            Some(split) => open_parts(path, split, mode)?,
+        };
+        if mode == LoadMode::Mlock {
+            let lock = |part: &Part| part.mapping.as_ref()?.lock().err().map(|error| error.in_file(&part.path));
+            file.lock_warning = file.parts.iter().find_map(lock);
+            if let Some(warning) = &file.lock_warning {
+                tracing::warn!("{warning}");
+            }
+        }
+        Ok(file)
+    }
+
+    /// The keys and values; of a split model, those of the first part.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The tensors, in file order, with lookup by name.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// The tensor called `name`.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name)
+    }
+
+    /// The tensor called `name`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MissingTensor`] if there is none.
+    pub fn require_tensor(&self, name: &str) -> Result<&TensorInfo> {
+        self.tensors.require(name).map_err(|error| error.in_file(self.path()))
+    }
+
+    /// The files: one, or all parts in order. [`TensorInfo::file`] is an index of them.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// The path of the file, or of the first part.
+    pub fn path(&self) -> &Path {
+        self.parts.first().map_or(Path::new(""), |part| &part.path)
+    }
+
+    /// The size of all files together.
+    pub fn file_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+
+    /// Why memory could not be locked, if [`LoadMode::Mlock`] was asked for and refused.
+    pub fn lock_warning(&self) -> Option<&Error> {
+        self.lock_warning.as_ref()
+    }
+
+    /// The file of a tensor, after checking that `info` describes something inside of it (anybody can make a
+    /// [`TensorInfo`]).
+    pub(crate) fn part_of(&self, info: &TensorInfo) -> Result<&Part> {
+        self.parts
+            .get(info.file)
+            .filter(|part| info.end().is_some_and(|end| end <= part.len))
+            .ok_or_else(|| Error::invalid(tensor_field(info), "is not a tensor of this model").in_file(self.path()))
+    }
+
+    /// The mapping of a tensor's file, and the tensor's place in it.
+    fn mapped(&self, info: &TensorInfo) -> Result<Option<(&Mapping, Range<usize>)>> {
+        let Some(mapping) = &self.part_of(info)?.mapping else {
+            return Ok(None);
+        };
+        // What was mapped fits `usize`.
+        let start = info.offset as usize;
+        Ok(Some((mapping, start..start + info.size)))
+    }
+
+    /// The data of a tensor, in place.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] in [`LoadMode::Read`], or for a tensor of another model.
+    pub fn tensor_bytes(&self, info: &TensorInfo) -> Result<&[u8]> {
+        let bytes = self.mapped(info)?.and_then(|(mapping, range)| mapping.get(range));
+        bytes.ok_or_else(|| {
+            let message = "the file is not mapped: open it with LoadMode::Mmap, or read the tensor";
+            Error::invalid(tensor_field(info), message).in_file(self.path())
+        })
+    }
+
+    /// Reads the data of a tensor, from any thread. Works in every mode.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if `buffer` has not exactly the tensor's size, or for a tensor of another model;
+    /// [`ErrorKind::Io`].
+    pub fn read_tensor_into(&self, info: &TensorInfo, buffer: &mut [u8]) -> Result<()> {
+        let part = self.part_of(info)?;
+        if buffer.len() != info.size {
+            let message = format!("has {} bytes, but the buffer {}", info.size, buffer.len());
+            return Err(Error::invalid(tensor_field(info), message).in_file(&part.path));
+        }
+        part.read_at(buffer, info.offset)
+    }
+
+    /// Tells the system that a tensor's data will be needed soon. A hint; does nothing in [`LoadMode::Read`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
+    pub fn prefetch(&self, info: &TensorInfo) -> Result<()> {
+        if let Some((mapping, range)) = self.mapped(info)? {
+            mapping.will_need(range);
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of a tensor's data back to the system, after it was copied elsewhere. The data stays readable: it
+    /// comes from the file again. A hint; does nothing in [`LoadMode::Read`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
+    pub fn release(&self, info: &TensorInfo) -> Result<()> {
+        if let Some((mapping, range)) = self.mapped(info)? {
+            mapping.release(range);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn tensor_field(info: &TensorInfo) -> String {
+    format!("tensor {}", quoted(&info.name))
+}
+
+fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
+    let open = || {
+        // Asked before opening: opening a pipe would wait for its other end.
+        let about = std::fs::metadata(path).map_err(|error| Error::io("cannot open the file", &error))?;
+        if about.is_dir() {
+            return Err(Error::invalid("", "is a directory: name the .gguf file in it"));
+        }
+        if !about.is_file() {
+            return Err(Error::invalid("", "is not a regular file: copy the model to one"));
+        }
+        let file = File::open(path).map_err(|error| Error::io("cannot open the file", &error))?;
+        let len = file.metadata().map_err(|error| Error::io("cannot ask for the size of the file", &error))?.len();
+        let mapping = match mode {
+            LoadMode::Mmap | LoadMode::Mlock if len > 0 => Some(Mapping::new(&file)?),
+            _ => None,
+        };
+        let mut header = match &mapping {
+            Some(mapping) => Header::from_bytes(mapping)?,
+            None => read_header(&file, len)?,
+        };
+        header.metadata.set_origin(path);
+        let part = Part {
+            path: path.to_owned(),
+            len: mapping.as_ref().map_or(len, |mapping| mapping.len() as u64),
+            version: header.version,
+            alignment: header.alignment,
+            file,
+            mapping: mapping.map(Arc::new),
+        };
+        Ok((part, header))
+    };
+    open().map_err(|error| error.in_file(path))
+}
+
+/// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
+fn read_header(file: &File, len: u64) -> Result<Header> {
+    let mut bytes = Vec::new();
+    let mut wanted = 1 << 20;
+    loop {
+        let count = usize::try_from(wanted.min(len)).unwrap_or(usize::MAX);
+        let had = bytes.len();
+        bytes.try_reserve_exact(count - had).map_err(|_| {
+            let message = format!("there is no memory for a header of {count} bytes");
+            Error::new(ErrorKind::OutOfMemory, "header", message)
+        })?;
+        bytes.resize(count, 0);
+        read_exact_at(file, &mut bytes[had..], had as u64)
+            .map_err(|error| Error::io("cannot read the header", &error))?;
+        match Header::parse(&bytes, len) {
+            Ok(header) => return Ok(header),
+            Err(Stop::Failed(error)) => return Err(error),
+            Err(Stop::NeedMore(needed)) => wanted = needed.max(wanted.saturating_mul(4)),
+        }
+    }
+}
+
+/// Opens all parts of a split model of which `path` is one, and checks that they belong together.
+fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
+    let paths = part_paths(path, split)?;
+    let mut parts = Vec::new();
+    let mut infos: Vec<TensorInfo> = Vec::new();
+    let mut first: Option<(Metadata, Split)> = None;
+    for (no, path) in paths.iter().enumerate() {
+        let wrong = |field: &str, message: String| Error::new(ErrorKind::Split, field, message).in_file(path);
+        let (part, header) = open_part(path, mode).map_err(|error| match error.kind() {
+            ErrorKind::Io(std::io::ErrorKind::NotFound) => wrong(
+                "",
+                format!("part {} of {} of the model is missing: put all parts into one folder", no + 1, split.count),
+            ),
+            _ => error,
+        })?;
+        let own = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
+        let Some(own) = own.filter(|own| own.count == split.count) else {
+            let message = format!("does not say {}, as the parts beside it do: it belongs to another model", split.count);
+            return Err(wrong(&format!("key \"{KEY_SPLIT_COUNT}\""), message));
+        };
+        if usize::from(own.no) != no {
+            let message = format!("is called part {}, but says that it is part {}", no + 1, u32::from(own.no) + 1);
+            return Err(wrong("", message));
+        }
+        if let Some((metadata, first)) = &first {
+            let (ours, theirs) = (header.metadata.get::<&str>(KEY_ARCHITECTURE)?, metadata.get(KEY_ARCHITECTURE)?);
+            if let (Some(ours), theirs) = (ours, theirs.unwrap_or_default())
+                && ours != theirs
+            {
+                let message = format!("is {}, but {} in the first part", quoted(ours), quoted(theirs));
+                return Err(wrong(&format!("key \"{KEY_ARCHITECTURE}\""), message));
+            }
+            if let (Some(ours), Some(theirs)) = (own.tensors, first.tensors)
+                && ours != theirs
+            {
+                let message = format!("is {ours}, but {theirs} in the first part");
+                return Err(wrong(&format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""), message));
+            }
+        }
+        infos.extend(header.tensors.into_list().into_iter().map(|info| TensorInfo { file: no, ..info }));
+        first.get_or_insert((header.metadata, own));
+        parts.push(part);
+    }
+    let (metadata, first) = first.unwrap_or((Metadata::new(), split));
+    if let Some(expected) = first.tensors.filter(|&expected| expected != infos.len() as u64) {
+        let message = format!("is {expected}, but the parts have {} tensors together", infos.len());
+        return Err(Error::new(ErrorKind::Split, format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""), message).in_file(path));
+    }
+    let tensors = Tensors::new(infos).map_err(|(_, name)| {
+        let message = "occurs in more than one part: the parts belong to different models";
+        Error::new(ErrorKind::Split, format!("tensor {}", quoted(&name)), message).in_file(path)
+    })?;
+    Ok(GgufFile {
+        parts,
+        metadata,
+        tensors,
+        lock_warning: None,
+    })
+}

@@ -1,0 +1,157 @@
+//! A file in memory, and what can be asked of the operating system about it. The only `unsafe` code of the crate.
+
+use crate::error::{Error, ErrorKind, Result};
+use std::fs::File;
+use std::ops::{Deref, Range};
+
+/// A whole file, mapped read-only: byte `i` of the mapping is byte `i` of the file.
+///
+/// Shared by [`std::sync::Arc`], so that a device which uses the memory in place can keep it alive.
+///
+/// # A file that changes
+/// Nobody may write to or shorten a file while it is mapped. Content that changes appears in the mapping; touching a page
+/// behind the new end of a shortened file kills the process (SIGBUS), which no library can prevent. Replace a model file
+/// by renaming a new one over it, as [`crate::Writer`] does: the mapping then keeps the old content.
+/// [`crate::LoadMode::Read`] does not have this problem.
+#[derive(Debug)]
+pub struct Mapping {
+    map: memmap2::Mmap,
+}
+
+impl Mapping {
+    /// Maps `file`, which must not be empty.
+    pub(crate) fn new(file: &File) -> Result<Self> {
+        // SAFETY: The mapping is read-only, and nothing is assumed about the bytes but that they can be read: what was
+        // checked once is never used to index memory without another check. That the file is not changed from outside
+        // cannot be enforced; the type's documentation makes it the user's duty.
+        let map = unsafe { memmap2::Mmap::map(file) };
+        map.map(|map| Mapping { map })
+            .map_err(|error| Error::io("cannot map the file into memory (try to load it by reading)", &error))
+    }
+
+    /// Keeps the whole file in memory, never to be paged out. Takes as long as reading the file.
+    pub(crate) fn lock(&self) -> Result<()> {
+        #[cfg(unix)]
+        let result = self.map.lock();
+        #[cfg(not(unix))]
+        let result = Err(std::io::Error::from(std::io::ErrorKind::Unsupported));
+        result.map_err(|error| {
+            let hint = lock_limit().map_or(String::new(), |limit| {
+                format!("; this process may lock {limit} bytes: raise RLIMIT_MEMLOCK (`ulimit -l`, systemd LimitMEMLOCK)")
+            });
+            let message = format!(
+                "cannot lock {} bytes in memory ({error}){hint}; the model works without, but may be paged out",
+                self.map.len()
+            );
+            Error::new(ErrorKind::Lock, "", message)
+        })
+    }
+
+    /// Tells the system that `range` will be needed soon. Only a hint: failure is of no consequence.
+    pub(crate) fn will_need(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if self.map.get(range.clone()).is_some() {
+            let _ = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
+    /// Gives the pages that lie wholly in `range` back to the system; touching them reads the file again. Only a hint.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if self.map.get(range.clone()).is_some() {
+            let page = page_bytes();
+            let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+            if start < end {
+                // SAFETY: The range is inside the mapping. It is a read-only mapping of a file, so the pages that are
+                // dropped have no content but the file's, and come back with the same bytes when they are touched.
+                let _ = unsafe {
+                    self.map
+                        .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+/// All bytes of the file.
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// How many bytes this process may lock in memory, where there is a limit that can be asked for.
+fn lock_limit() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `getrlimit` writes one `rlimit` to the address, and nothing else.
+        let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+        (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+    #[cfg(not(unix))]
+    None
+}
+
+/// The size of a page of memory.
+pub(crate) fn page_bytes() -> usize {
+    #[cfg(unix)]
+    {
+        // SAFETY: `sysconf` only reads its argument.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+    }
+    #[cfg(not(unix))]
+    4096
+}
+
+/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share.
+pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);
+    #[cfg(windows)]
+    {
+        let (mut buffer, mut offset) = (buffer, offset);
+        while !buffer.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    buffer = &mut buffer[count..];
+                    offset += count as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn released_pages_come_back() {
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..50_000u32).map(|i| (i % 251) as u8).collect();
+        file.write_all(&content).unwrap();
+        let mapping = Mapping::new(&file).unwrap();
+        assert_eq!(*mapping, content[..]);
+        mapping.will_need(100..40_000);
+        mapping.release(100..40_000);
+        mapping.release(0..usize::MAX); // Out of bounds: does nothing.
+        assert_eq!(*mapping, content[..]);
+        assert!(page_bytes().is_power_of_two());
+    }
+}

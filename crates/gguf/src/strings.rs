@@ -1,0 +1,100 @@
+//! An array of strings in two allocations.
+
+use std::str::Utf8Error;
+
+/// Many strings, stored compactly: one block of bytes and where each string ends in it.
+///
+/// A vocabulary has a quarter of a million strings; one allocation for each would make opening a file slow. GGUF says
+/// that strings are UTF-8, but vocabularies are known to break that, so these are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StringArray {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl StringArray {
+    /// An empty array with room for exactly `count` strings of `bytes` bytes together.
+    pub(crate) fn with_capacity(count: usize, bytes: usize) -> Self {
+        StringArray {
+            bytes: Vec::with_capacity(bytes),
+            ends: Vec::with_capacity(count),
+        }
+    }
+
+    /// Appends one string.
+    pub fn push(&mut self, string: impl AsRef<[u8]>) {
+        self.bytes.extend_from_slice(string.as_ref());
+        self.ends.push(self.bytes.len());
+    }
+
+    /// How many strings there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is no string.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The bytes of all strings together.
+    pub fn total_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The string at `index` as bytes; `None` past the end.
+    pub fn get(&self, index: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(index)?;
+        let start = match index.checked_sub(1) {
+            Some(previous) => *self.ends.get(previous)?,
+            None => 0,
+        };
+        self.bytes.get(start..end)
+    }
+
+    /// The string at `index` as text; `None` past the end.
+    ///
+    /// # Errors
+    /// If the string is not valid UTF-8.
+    pub fn get_str(&self, index: usize) -> Option<Result<&str, Utf8Error>> {
+        self.get(index).map(std::str::from_utf8)
+    }
+
+    /// All strings as bytes, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let string = &self.bytes[start..end];
+            start = end;
+            string
+        })
+    }
+}
+
+impl<S: AsRef<[u8]>> FromIterator<S> for StringArray {
+    fn from_iter<I: IntoIterator<Item = S>>(strings: I) -> Self {
+        let mut array = StringArray::default();
+        strings.into_iter().for_each(|string| array.push(string));
+        array
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gives_back_what_was_put_in() {
+        let strings: [&[u8]; 4] = [b"one", b"", b"\xff\xfe", "\u{2581}two".as_bytes()];
+        let array: StringArray = strings.into_iter().collect();
+        assert_eq!((array.len(), array.total_bytes()), (4, 11));
+        assert!(array.iter().eq(strings));
+        for (index, string) in strings.iter().enumerate() {
+            assert_eq!(array.get(index), Some(*string));
+        }
+        assert_eq!(array.get(4), None);
+        assert_eq!(array.get_str(0), Some(Ok("one")));
+        assert!(array.get_str(2).is_some_and(|text| text.is_err()));
+        assert!(StringArray::default().is_empty());
+    }
+}

@@ -1,0 +1,1 @@
+//! Language models: architectures, KV cache, contexts.

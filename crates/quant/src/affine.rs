@@ -1,0 +1,203 @@
+//! The 256-element formats whose groups have a scale and a minimum: Q2_K, Q4_K, Q5_K.
+
+use crate::blocks::*;
+use crate::float::f32_to_f16;
+use crate::search::{AffineSearch, Loss, greater, nearest};
+use half::f16;
+
+/// The largest number, at least 0.
+fn largest(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(0.0, |max, &v| greater(v, max))
+}
+
+/// Groups of one super-block, scales and minima quantized.
+struct Groups<const GROUPS: usize> {
+    d: f16,
+    dmin: f16,
+    scales: [u8; GROUPS],
+    minima: [u8; GROUPS],
+    codes: [u8; 256],
+}
+
+/// Fits every group of `N` elements, quantizes the fitted scales and minima to `0..=top`, and chooses the codes again
+/// for what these then decode to.
+fn encode_groups<const GROUPS: usize, const N: usize>(
+    x: &[f32; 256],
+    search: AffineSearch,
+    top: u8,
+    weights: impl Fn(&[f32; N]) -> [f32; N],
+) -> Groups<GROUPS> {
+    let mut codes = [0; 256];
+    let (mut scales, mut minima) = ([0.0; GROUPS], [0.0; GROUPS]);
+    let (groups, _) = x.as_chunks::<N>();
+    for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
+        let fit = search.fit(x, &weights(x));
+        (scales[j], minima[j]) = (fit.scale, fit.minimum);
+        *codes = fit.codes;
+    }
+
+    let quantize = |numbers: [f32; GROUPS]| {
+        let max = largest(&numbers);
+        let inverse = if max > 0.0 { f32::from(top) / max } else { 0.0 };
+        let quantized = numbers.map(|v| nearest(inverse * v).clamp(0, i32::from(top)) as u8);
+        (f32_to_f16(max / f32::from(top)), quantized)
+    };
+    let (d, scales) = quantize(scales);
+    let (dmin, minima) = quantize(minima);
+
+    let limit = i32::from(search.limit);
+    for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
+        let scale = d.to_f32() * f32::from(scales[j]);
+        if scale == 0.0 {
+            continue;
+        }
+        let minimum = dmin.to_f32() * f32::from(minima[j]);
+        *codes = x.map(|v| nearest((v + minimum) / scale).clamp(0, limit) as u8);
+    }
+    Groups {
+        d,
+        dmin,
+        scales,
+        minima,
+        codes,
+    }
+}
+
+/// Large elements count more, but even a zero counts as much as the group's typical element.
+fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
+    let mut squares = 0.0;
+    for v in x {
+        squares += v * v;
+    }
+    let typical = (squares / 32.0).sqrt();
+    x.map(|v| typical + v.abs())
+}
+
+/// Packs two-bit codes, four a byte: the order of [`BlockQ2K::qs`].
+pub(crate) fn join_two_bits(codes: &[u8; 256]) -> [u8; 64] {
+    std::array::from_fn(|i| {
+        let at = |k: usize| codes[128 * (i / 32) + 32 * k + i % 32] & 3;
+        at(0) | (at(1) << 2) | (at(2) << 4) | (at(3) << 6)
+    })
+}
+
+/// Packs the low four bits of codes, two a byte, halved in runs of 32 bytes: the order of [`BlockQ4K::qs`].
+fn join_low_bits(codes: &[u8; 256]) -> [u8; 128] {
+    std::array::from_fn(|i| {
+        let at = 64 * (i / 32) + i % 32;
+        (codes[at] & 15) | (codes[at + 32] << 4)
+    })
+}
+
+impl Decode for BlockQ2K {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 256]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        for (j, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let scale = d * f32::from(self.scales[j] & 15);
+            let minimum = dmin * f32::from(self.scales[j] >> 4);
+            // Eight groups a half: two for each pair of bits.
+            let shift = 2 * (j % 8 / 2);
+            let qs = &self.qs[32 * (j / 8) + 16 * (j % 2)..][..16];
+            for (out, q) in out.iter_mut().zip(qs) {
+                *out = scale * f32::from((q >> shift) & 3) - minimum;
+            }
+        }
+    }
+}
+
+impl Encode for BlockQ2K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 3,
+            start: -0.5,
+            steps: 15,
+            loss: Loss::Absolute,
+        };
+        let groups = encode_groups::<16, 16>(x, search, 15, |x| x.map(f32::abs));
+        BlockQ2K {
+            scales: std::array::from_fn(|j| groups.scales[j] | (groups.minima[j] << 4)),
+            qs: join_two_bits(&groups.codes),
+            d: groups.d,
+            dmin: groups.dmin,
+        }
+    }
+}
+
+impl Decode for BlockQ4K {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 256]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let (scales, minima) = self.scales_and_minima();
+        let runs = out.as_chunks_mut::<64>().0.iter_mut();
+        for (j, (out, qs)) in runs.zip(self.qs.as_chunks::<32>().0).enumerate() {
+            let scale = [2 * j, 2 * j + 1].map(|j| d * f32::from(scales[j]));
+            let minimum = [2 * j, 2 * j + 1].map(|j| dmin * f32::from(minima[j]));
+            let (low, high) = out.split_at_mut(32);
+            for ((low, high), q) in low.iter_mut().zip(high).zip(qs) {
+                *low = scale[0] * f32::from(q & 15) - minimum[0];
+                *high = scale[1] * f32::from(q >> 4) - minimum[1];
+            }
+        }
+    }
+}
+
+impl Encode for BlockQ4K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 15,
+            start: -1.0,
+            steps: 20,
+            loss: Loss::Squared,
+        };
+        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
+        BlockQ4K {
+            d: groups.d,
+            dmin: groups.dmin,
+            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
+            qs: join_low_bits(&groups.codes),
+        }
+    }
+}
+
+impl Decode for BlockQ5K {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 256]) {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let (scales, minima) = self.scales_and_minima();
+        let runs = out.as_chunks_mut::<64>().0.iter_mut();
+        for (j, (out, qs)) in runs.zip(self.qs.as_chunks::<32>().0).enumerate() {
+            let scale = [2 * j, 2 * j + 1].map(|j| d * f32::from(scales[j]));
+            let minimum = [2 * j, 2 * j + 1].map(|j| dmin * f32::from(minima[j]));
+            let (low, high) = out.split_at_mut(32);
+            for (((low, high), q), bits) in low.iter_mut().zip(high).zip(qs).zip(&self.qh) {
+                let bits = bits >> (2 * j);
+                *low = scale[0] * f32::from((q & 15) | ((bits & 1) << 4)) - minimum[0];
+                *high = scale[1] * f32::from((q >> 4) | ((bits & 2) << 3)) - minimum[1];
+            }
+        }
+    }
+}
+
+impl Encode for BlockQ5K {
+    fn encode(x: &[f32; 256]) -> Self {
+        let search = AffineSearch {
+            limit: 31,
+            start: -0.5,
+            steps: 15,
+            loss: Loss::Squared,
+        };
+        let groups = encode_groups::<8, 32>(x, search, 63, magnitude_weights);
+        let mut qh = [0; 32];
+        for (i, code) in groups.codes.iter().enumerate() {
+            qh[i % 32] |= (code >> 4) << (i / 32);
+        }
+        BlockQ5K {
+            d: groups.d,
+            dmin: groups.dmin,
+            scales: pack_scales_and_minima(&groups.scales, &groups.minima),
+            qh,
+            qs: join_low_bits(&groups.codes),
+        }
+    }
+}

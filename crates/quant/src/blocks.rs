@@ -1,0 +1,390 @@
+//! The block formats as plain data, laid out as in a file.
+//!
+//! "Halved" order of 4-bit codes, used below: byte `i` of a group of `n` bytes holds element `i` in its low half and
+//! element `i + n` in its high half.
+
+use bytemuck::{Pod, Zeroable};
+use half::f16;
+use samite_core::{DType, Error, Result};
+
+#[cfg(not(target_endian = "little"))]
+compile_error!(
+    "samite-quant reads ggml's little-endian blocks in place and needs a little-endian processor"
+);
+
+/// A block format: `size_of::<Self>()` bytes that hold [`Block::LEN`] elements.
+pub trait Block: Pod {
+    /// The elements of one block: `[f32; LEN]`.
+    type Elements: Pod;
+
+    /// The type whose rows consist of these blocks.
+    const DTYPE: DType;
+
+    /// How many elements a block holds.
+    const LEN: usize = size_of::<Self::Elements>() / size_of::<f32>();
+}
+
+/// A block that can be decoded.
+pub trait Decode: Block {
+    /// Writes the block's elements, as ggml's reference function would.
+    fn decode(&self, out: &mut Self::Elements);
+}
+
+/// A block that can be encoded.
+pub trait Encode: Block {
+    /// The block that stands for `elements`, as ggml's reference function would choose it.
+    fn encode(elements: &Self::Elements) -> Self;
+}
+
+/// The bytes of one or more rows as blocks, in place.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if `bytes` is not a whole number of blocks, or not aligned as `B` is (1, 2 or 4 bytes:
+/// tensor data in GGUF files always is, because tensors start at multiples of at least 8 bytes).
+pub fn blocks_of<B: Block>(bytes: &[u8]) -> Result<&[B]> {
+    bytemuck::try_cast_slice(bytes).map_err(|reason| not_blocks::<B>(bytes, reason))
+}
+
+/// Like [`blocks_of`], for writing.
+///
+/// # Errors
+/// As [`blocks_of`].
+pub fn blocks_of_mut<B: Block>(bytes: &mut [u8]) -> Result<&mut [B]> {
+    // Asked first on a shared borrow: the error needs the bytes that a failed mutable cast would keep.
+    blocks_of::<B>(bytes)?;
+    bytemuck::try_cast_slice_mut(bytes).map_err(|reason| not_blocks::<B>(&[], reason))
+}
+
+fn not_blocks<B: Block>(bytes: &[u8], reason: bytemuck::PodCastError) -> Error {
+    Error::invalid(format!(
+        "{} bytes at address {:p} cannot be used as {} blocks of {} bytes in place: {reason}",
+        bytes.len(),
+        bytes.as_ptr(),
+        B::DTYPE,
+        size_of::<B>(),
+    ))
+}
+
+macro_rules! blocks {
+    ($($(#[$doc:meta])* $name:ident, $dtype:ident, $len:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl Block for $name {
+            type Elements = [f32; $len];
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+
+blocks! {
+    /// 32 elements `d (q - 8)`.
+    BlockQ4_0, Q4_0, 32 {
+        /// Scale.
+        d: f16,
+        /// Codes, halved.
+        qs: [u8; 16],
+    }
+
+    /// 32 elements `d q + m`.
+    BlockQ4_1, Q4_1, 32 {
+        /// Scale.
+        d: f16,
+        /// Minimum.
+        m: f16,
+        /// Codes, halved.
+        qs: [u8; 16],
+    }
+
+    /// 32 elements `d (q - 16)`.
+    BlockQ5_0, Q5_0, 32 {
+        /// Scale.
+        d: f16,
+        /// The codes' fifth bits: bit `i` of this little-endian number is that of element `i`.
+        qh: [u8; 4],
+        /// The codes' low four bits, halved.
+        qs: [u8; 16],
+    }
+
+    /// 32 elements `d q + m`.
+    BlockQ5_1, Q5_1, 32 {
+        /// Scale.
+        d: f16,
+        /// Minimum.
+        m: f16,
+        /// The codes' fifth bits: bit `i` of this little-endian number is that of element `i`.
+        qh: [u8; 4],
+        /// The codes' low four bits, halved.
+        qs: [u8; 16],
+    }
+
+    /// 32 elements `d q`.
+    BlockQ8_0, Q8_0, 32 {
+        /// Scale.
+        d: f16,
+        /// Codes, in order.
+        qs: [i8; 32],
+    }
+
+    /// 32 elements `d q`, with their sum: the activations that go with Q4_1 and Q5_1.
+    BlockQ8_1, Q8_1, 32 {
+        /// Scale.
+        d: f16,
+        /// `d` times the sum of all codes.
+        s: f16,
+        /// Codes, in order.
+        qs: [i8; 32],
+    }
+
+    /// 256 elements `d s q - dmin m` in 16 groups of 16.
+    BlockQ2K, Q2_K, 256 {
+        /// One byte for each group: scale in the low, minimum in the high half.
+        scales: [u8; 16],
+        /// Two-bit codes; byte `i` of each half's 32 bytes holds elements `i`, `i + 32`, `i + 64`, `i + 96` of that
+        /// half (128 elements), lowest bits first.
+        qs: [u8; 64],
+        /// Scale of the scales.
+        d: f16,
+        /// Scale of the minima.
+        dmin: f16,
+    }
+
+    /// 256 elements `d (s - 32) (q - 4)` in 16 groups of 16.
+    BlockQ3K, Q3_K, 256 {
+        /// The codes' third bits: bit `k` of byte `i` is that of element `32 k + i`.
+        hmask: [u8; 32],
+        /// The codes' low two bits, in the order of [`BlockQ2K::qs`].
+        qs: [u8; 64],
+        /// Sixteen 6-bit scales: see [`BlockQ3K::unpacked_scales`].
+        scales: [u8; 12],
+        /// Scale of the scales.
+        d: f16,
+    }
+
+    /// 256 elements `d s q - dmin m` in 8 groups of 32.
+    BlockQ4K, Q4_K, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// Scale of the minima.
+        dmin: f16,
+        /// Eight 6-bit scales and minima: see [`BlockQ4K::scales_and_minima`].
+        scales: [u8; 12],
+        /// Codes, halved in four runs of 32 bytes (64 elements).
+        qs: [u8; 128],
+    }
+
+    /// 256 elements `d s q - dmin m` in 8 groups of 32.
+    BlockQ5K, Q5_K, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// Scale of the minima.
+        dmin: f16,
+        /// Eight 6-bit scales and minima: see [`BlockQ5K::scales_and_minima`].
+        scales: [u8; 12],
+        /// The codes' fifth bits: bit `k` of byte `i` is that of element `32 k + i`.
+        qh: [u8; 32],
+        /// The codes' low four bits, halved in four runs of 32 bytes (64 elements).
+        qs: [u8; 128],
+    }
+
+    /// 256 elements `d s (q - 32)` in 16 groups of 16.
+    BlockQ6K, Q6_K, 256 {
+        /// The codes' low four bits, halved in two runs of 64 bytes (128 elements).
+        ql: [u8; 128],
+        /// The codes' high two bits, in the order of [`BlockQ2K::qs`].
+        qh: [u8; 64],
+        /// One scale for each group.
+        scales: [i8; 16],
+        /// Scale of the scales.
+        d: f16,
+    }
+
+    /// 256 elements `d q`, with their sums: the activations that go with the K and IQ types.
+    BlockQ8K, Q8_K, 256 {
+        /// Scale.
+        d: f32,
+        /// Codes, in order.
+        qs: [i8; 256],
+        /// Sums of each 16 codes.
+        bsums: [i16; 16],
+    }
+
+    /// 32 elements `d T[q]` with `T` = [`IQ4_NL_VALUES`](crate::IQ4_NL_VALUES).
+    BlockIq4Nl, IQ4_NL, 32 {
+        /// Scale.
+        d: f16,
+        /// Codes, halved.
+        qs: [u8; 16],
+    }
+
+    /// 256 elements `d (s - 32) T[q]` with `T` = [`IQ4_NL_VALUES`](crate::IQ4_NL_VALUES), in 8 groups of 32.
+    BlockIq4Xs, IQ4_XS, 256 {
+        /// Scale of the scales.
+        d: f16,
+        /// High two bits of each group's scale, lowest bits first.
+        scales_h: u16,
+        /// Low four bits of each group's scale, low half first.
+        scales_l: [u8; 4],
+        /// Codes, halved in each group's 16 bytes.
+        qs: [u8; 128],
+    }
+
+    /// 32 elements `2^(e - 127) E2M1(q)`.
+    BlockMxfp4, MXFP4, 32 {
+        /// E8M0 scale: see [`e8m0_half`](crate::e8m0_half).
+        e: u8,
+        /// E2M1 codes, halved: see [`MXFP4_VALUES`](crate::MXFP4_VALUES).
+        qs: [u8; 16],
+    }
+
+    /// 256 elements `d (q - 1)` with `q` in 0, 1, 2.
+    ///
+    /// A byte holds trits as a fraction of 256 in base 3, first trit most significant.
+    BlockTq1_0, TQ1_0, 256 {
+        /// Five trits a byte: trit `k` of byte `i` is element `32 k + i` for the first 32 bytes (160 elements), and
+        /// element `160 + 16 k + i` for byte `32 + i`.
+        qs: [u8; 48],
+        /// Four trits a byte: trit `k` of byte `i` is element `240 + 4 k + i`.
+        qh: [u8; 4],
+        /// Scale.
+        d: f16,
+    }
+
+    /// 256 elements `d (q - 1)` with `q` in 0, 1, 2 (3 decodes to `2 d`).
+    BlockTq2_0, TQ2_0, 256 {
+        /// Two-bit codes, in the order of [`BlockQ2K::qs`].
+        qs: [u8; 64],
+        /// Scale.
+        d: f16,
+    }
+}
+
+impl BlockQ3K {
+    /// The scale of each group of 16 elements, -32 to 31.
+    #[inline]
+    pub fn unpacked_scales(&self) -> [i8; 16] {
+        // Low four bits: bytes 0..8, scales 0..8 in the low and 8..16 in the high halves.
+        // High two bits: bytes 8..12, scales j, j + 4, j + 8, j + 12 in byte 8 + j, lowest bits first.
+        std::array::from_fn(|j| {
+            let low = (self.scales[j % 8] >> (4 * (j / 8))) & 15;
+            let high = (self.scales[8 + j % 4] >> (2 * (j / 4))) & 3;
+            (low | (high << 4)) as i8 - 32
+        })
+    }
+}
+
+impl BlockQ4K {
+    /// The scales and the minima of the eight groups of 32 elements, 0 to 63.
+    #[inline]
+    pub fn scales_and_minima(&self) -> ([u8; 8], [u8; 8]) {
+        unpack_scales_and_minima(&self.scales)
+    }
+}
+
+impl BlockQ5K {
+    /// The scales and the minima of the eight groups of 32 elements, 0 to 63.
+    #[inline]
+    pub fn scales_and_minima(&self) -> ([u8; 8], [u8; 8]) {
+        unpack_scales_and_minima(&self.scales)
+    }
+}
+
+impl BlockIq4Xs {
+    /// The scale of each group of 32 elements, -32 to 31.
+    #[inline]
+    pub fn unpacked_scales(&self) -> [i8; 8] {
+        std::array::from_fn(|j| {
+            let low = (self.scales_l[j / 2] >> (4 * (j % 2))) & 15;
+            let high = ((self.scales_h >> (2 * j)) & 3) as u8;
+            (low | (high << 4)) as i8 - 32
+        })
+    }
+}
+
+/// Bytes 0..4 and 4..8: scales and minima 0..4, with the high two bits of scales and minima 4..8 on top.
+/// Bytes 8..12: the low four bits of scales 4..8 (low half) and of minima 4..8 (high half).
+#[inline]
+fn unpack_scales_and_minima(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let mut scales = [0; 8];
+    let mut minima = [0; 8];
+    for j in 0..4 {
+        scales[j] = packed[j] & 63;
+        minima[j] = packed[j + 4] & 63;
+        scales[j + 4] = (packed[j + 8] & 15) | ((packed[j] >> 6) << 4);
+        minima[j + 4] = (packed[j + 8] >> 4) | ((packed[j + 4] >> 6) << 4);
+    }
+    (scales, minima)
+}
+
+/// The inverse of [`unpack_scales_and_minima`]; all numbers must be below 64.
+pub(crate) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for j in 0..4 {
+        packed[j] = scales[j] | ((scales[j + 4] >> 4) << 6);
+        packed[j + 4] = minima[j] | ((minima[j + 4] >> 4) << 6);
+        packed[j + 8] = (scales[j + 4] & 15) | ((minima[j + 4] & 15) << 4);
+    }
+    packed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn matches_dtype<B: Block>() {
+        assert_eq!(size_of::<B>(), B::DTYPE.block_bytes(), "{}", B::DTYPE);
+        assert_eq!(B::LEN, B::DTYPE.block_len(), "{}", B::DTYPE);
+    }
+
+    #[test]
+    fn sizes_and_lengths_are_those_of_the_dtypes() {
+        matches_dtype::<BlockQ4_0>();
+        matches_dtype::<BlockQ4_1>();
+        matches_dtype::<BlockQ5_0>();
+        matches_dtype::<BlockQ5_1>();
+        matches_dtype::<BlockQ8_0>();
+        matches_dtype::<BlockQ8_1>();
+        matches_dtype::<BlockQ2K>();
+        matches_dtype::<BlockQ3K>();
+        matches_dtype::<BlockQ4K>();
+        matches_dtype::<BlockQ5K>();
+        matches_dtype::<BlockQ6K>();
+        matches_dtype::<BlockQ8K>();
+        matches_dtype::<BlockIq4Nl>();
+        matches_dtype::<BlockIq4Xs>();
+        matches_dtype::<BlockMxfp4>();
+        matches_dtype::<BlockTq1_0>();
+        matches_dtype::<BlockTq2_0>();
+    }
+
+    #[test]
+    fn casting_checks_length_and_alignment() {
+        let mut words = [0u32; 18];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        assert_eq!(blocks_of::<BlockQ4_0>(bytes).unwrap().len(), 4);
+        assert_eq!(blocks_of_mut::<BlockQ4_0>(bytes).unwrap().len(), 4);
+        assert!(blocks_of::<BlockQ4_0>(&bytes[..17]).is_err());
+        assert!(blocks_of_mut::<BlockQ4_0>(&mut bytes[..17]).is_err());
+        let message = blocks_of::<BlockQ4_0>(&bytes[1..19])
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("q4_0"), "{message}");
+        assert_eq!(blocks_of::<BlockMxfp4>(&bytes[1..18]).unwrap().len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn packing_six_bit_pairs_is_invertible(
+            scales in prop::array::uniform8(0u8..64),
+            minima in prop::array::uniform8(0u8..64),
+        ) {
+            let packed = pack_scales_and_minima(&scales, &minima);
+            prop_assert_eq!(unpack_scales_and_minima(&packed), (scales, minima));
+        }
+    }
+}

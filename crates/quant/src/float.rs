@@ -1,0 +1,123 @@
+//! F32, F16, BF16 and F64 rows and numbers.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+/// Elements converted at a time through an aligned buffer on the stack.
+const CHUNK: usize = 256;
+
+/// The nearest f16, ties to even; too large becomes infinite, and every NaN the quiet NaN of the same sign.
+#[inline]
+pub fn f32_to_f16(x: f32) -> f16 {
+    if x.is_nan() {
+        quiet_nan(x)
+    } else {
+        f16::from_f32(x)
+    }
+}
+
+fn quiet_nan(x: f32) -> f16 {
+    f16::from_bits(((x.to_bits() >> 16) as u16 & 0x8000) | 0x7e00)
+}
+
+/// The bits of the nearest bf16, ties to even; too large becomes infinite, and a NaN a quiet NaN.
+#[inline]
+pub fn f32_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        (bits >> 16) as u16 | 0x40
+    } else {
+        // Just below half of the last place, plus the last bit that stays: a tie goes up if that bit is odd.
+        ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+    }
+}
+
+pub(crate) fn decode_f32(bytes: &[u8], out: &mut [f32]) {
+    bytemuck::cast_slice_mut::<f32, u8>(out).copy_from_slice(bytes);
+}
+
+pub(crate) fn encode_f32(src: &[f32], out: &mut [u8]) {
+    out.copy_from_slice(bytemuck::cast_slice(src));
+}
+
+pub(crate) fn decode_f16(bytes: &[u8], out: &mut [f32]) {
+    let mut buffer = [f16::ZERO; CHUNK];
+    for (bytes, out) in bytes.chunks(2 * CHUNK).zip(out.chunks_mut(CHUNK)) {
+        let buffer = &mut buffer[..out.len()];
+        bytemuck::cast_slice_mut::<f16, u8>(buffer).copy_from_slice(bytes);
+        buffer.convert_to_f32_slice(out);
+    }
+}
+
+pub(crate) fn encode_f16(src: &[f32], out: &mut [u8]) {
+    let mut buffer = [f16::ZERO; CHUNK];
+    for (src, out) in src.chunks(CHUNK).zip(out.chunks_mut(2 * CHUNK)) {
+        let buffer = &mut buffer[..src.len()];
+        buffer.convert_from_f32_slice(src);
+        if src.iter().fold(false, |any, x| any | x.is_nan()) {
+            for (h, x) in buffer.iter_mut().zip(src).filter(|(_, x)| x.is_nan()) {
+                *h = quiet_nan(*x);
+            }
+        }
+        out.copy_from_slice(bytemuck::cast_slice(buffer));
+    }
+}
+
+pub(crate) fn decode_bf16(bytes: &[u8], out: &mut [f32]) {
+    for (bytes, out) in bytes.as_chunks::<2>().0.iter().zip(out) {
+        *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    }
+}
+
+pub(crate) fn encode_bf16(src: &[f32], out: &mut [u8]) {
+    for (x, out) in src.iter().zip(out.as_chunks_mut::<2>().0) {
+        *out = f32_to_bf16(*x).to_le_bytes();
+    }
+}
+
+pub(crate) fn decode_f64(bytes: &[u8], out: &mut [f32]) {
+    for (bytes, out) in bytes.as_chunks::<8>().0.iter().zip(out) {
+        *out = f64::from_le_bytes(*bytes) as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_rows_agree_with_single_numbers_at_any_alignment() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let shifted: Vec<u8> = [0].into_iter().chain(bytes).collect();
+        let mut out = vec![0.0; 1 << 16];
+        decode_f16(&shifted[1..], &mut out);
+        let mut back = vec![0; 2 << 16];
+        encode_f16(&out, &mut back);
+        for (i, x) in out.iter().enumerate() {
+            let h = f16::from_bits(i as u16);
+            assert_eq!(x.to_bits(), h.to_f32().to_bits(), "{i:#06x}");
+            let encoded = u16::from_le_bytes([back[2 * i], back[2 * i + 1]]);
+            assert_eq!(encoded, f32_to_f16(*x).to_bits(), "{i:#06x}");
+            if h.is_nan() {
+                assert_eq!(encoded & 0x7fff, 0x7e00);
+            } else {
+                assert_eq!(encoded, i as u16);
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_to_even_and_keeps_nan() {
+        for (x, expected) in [
+            (0x3f80_8000, 0x3f80),
+            (0x3f80_8001, 0x3f81),
+            (0x3f81_8000, 0x3f82),
+            (0x7f7f_ffff, 0x7f80),
+            (0xff80_0001, 0xffc0),
+            (0x7f80_0000, 0x7f80),
+            (0x8000_0001, 0x8000),
+        ] {
+            assert_eq!(f32_to_bf16(f32::from_bits(x)), expected, "{x:#010x}");
+        }
+    }
+}

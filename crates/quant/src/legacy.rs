@@ -1,0 +1,194 @@
+//! The 32-element formats with one f16 scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1.
+//!
+//! All arithmetic is single precision in a fixed order, because the chosen codes depend on its rounding.
+
+use crate::blocks::*;
+use crate::float::f32_to_f16;
+use crate::search::{first_max_abs, max_abs, min_and_max, reciprocal, round_code, truncate_code};
+
+/// Splits bytes of two codes into the "halved" element order.
+#[inline]
+fn split_nibbles(qs: &[u8; 16]) -> [u8; 32] {
+    std::array::from_fn(|i| if i < 16 { qs[i] & 15 } else { qs[i - 16] >> 4 })
+}
+
+/// The inverse of [`split_nibbles`]: higher bits of the codes are dropped.
+#[inline]
+fn join_nibbles(codes: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| (codes[i] & 15) | (codes[i + 16] << 4))
+}
+
+/// Codes of five bits from their low four and their highest.
+#[inline]
+fn split_five_bits(qs: &[u8; 16], qh: [u8; 4]) -> [u8; 32] {
+    let high = u32::from_le_bytes(qh);
+    let mut codes = split_nibbles(qs);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= ((high >> i) as u8 & 1) << 4;
+    }
+    codes
+}
+
+#[inline]
+fn fifth_bits(codes: &[u8; 32]) -> [u8; 4] {
+    let mut bits = 0;
+    for (i, code) in codes.iter().enumerate() {
+        bits |= u32::from((code >> 4) & 1) << i;
+    }
+    bits.to_le_bytes()
+}
+
+/// Scale and codes of `d (q - zero)`: the element of largest magnitude gets code 0, so that the code range, which has
+/// one more negative than positive step, is used up to its end.
+#[inline]
+fn encode_around<const ZERO: u8>(x: &[f32; 32]) -> (f32, [u8; 32]) {
+    let d = first_max_abs(x) / -f32::from(ZERO);
+    let inverse = reciprocal(d);
+    let half_up = f32::from(ZERO) + 0.5;
+    (
+        d,
+        x.map(|v| truncate_code(v * inverse + half_up).min(2 * ZERO - 1)),
+    )
+}
+
+/// Scale, minimum and codes of `d q + m` with `q` from 0 to `top`.
+#[inline]
+fn encode_above<const TOP: u8>(x: &[f32; 32]) -> (f32, f32, [u8; 32]) {
+    let (min, max) = min_and_max(x);
+    let d = (max - min) / f32::from(TOP);
+    let inverse = reciprocal(d);
+    (
+        d,
+        min,
+        x.map(|v| truncate_code((v - min) * inverse + 0.5).min(TOP)),
+    )
+}
+
+impl Decode for BlockQ4_0 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let d = self.d.to_f32();
+        *out = split_nibbles(&self.qs).map(|q| f32::from(q as i8 - 8) * d);
+    }
+}
+
+impl Encode for BlockQ4_0 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, codes) = encode_around::<8>(x);
+        BlockQ4_0 {
+            d: f32_to_f16(d),
+            qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Decode for BlockQ4_1 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let (d, m) = (self.d.to_f32(), self.m.to_f32());
+        *out = split_nibbles(&self.qs).map(|q| f32::from(q) * d + m);
+    }
+}
+
+impl Encode for BlockQ4_1 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, m, codes) = encode_above::<15>(x);
+        BlockQ4_1 {
+            d: f32_to_f16(d),
+            m: f32_to_f16(m),
+            qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Decode for BlockQ5_0 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let d = self.d.to_f32();
+        *out = split_five_bits(&self.qs, self.qh).map(|q| f32::from(q as i8 - 16) * d);
+    }
+}
+
+impl Encode for BlockQ5_0 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, codes) = encode_around::<16>(x);
+        BlockQ5_0 {
+            d: f32_to_f16(d),
+            qh: fifth_bits(&codes),
+            qs: join_nibbles(&codes),
+        }
+    }
+}
+
+impl Decode for BlockQ5_1 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let (d, m) = (self.d.to_f32(), self.m.to_f32());
+        *out = split_five_bits(&self.qs, self.qh).map(|q| f32::from(q) * d + m);
+    }
+}
+
+impl Encode for BlockQ5_1 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, m, codes) = encode_above::<31>(x);
+        BlockQ5_1 {
+            d: f32_to_f16(d),
+            m: f32_to_f16(m),
+            qh: fifth_bits(&codes),
+            qs: join_nibbles(&codes),
+        }
+    }
+}
+
+/// Scale and codes of `d q` with `q` from -127 to 127.
+#[inline]
+fn encode_bytes(x: &[f32; 32]) -> (f32, [i8; 32]) {
+    let d = max_abs(x) / 127.0;
+    let inverse = reciprocal(d);
+    (d, x.map(|v| round_code(v * inverse)))
+}
+
+impl Decode for BlockQ8_0 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let d = self.d.to_f32();
+        *out = self.qs.map(|q| f32::from(q) * d);
+    }
+}
+
+impl Encode for BlockQ8_0 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, qs) = encode_bytes(x);
+        BlockQ8_0 {
+            d: f32_to_f16(d),
+            qs,
+        }
+    }
+}
+
+impl Decode for BlockQ8_1 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        let d = self.d.to_f32();
+        *out = self.qs.map(|q| f32::from(q) * d);
+    }
+}
+
+impl Encode for BlockQ8_1 {
+    #[inline]
+    fn encode(x: &[f32; 32]) -> Self {
+        let (d, qs) = encode_bytes(x);
+        let sum: i32 = qs.iter().map(|&q| i32::from(q)).sum();
+        BlockQ8_1 {
+            d: f32_to_f16(d),
+            // The sum goes with the scale before its rounding to f16.
+            s: f32_to_f16(sum as f32 * d),
+            qs,
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! ggml's number and block formats: decode them to `f32`, encode them from `f32`, look inside them.
+//!
+//! Pure functions and plain data: nothing here allocates, opens or remembers anything.
+//!
+//! # Rows
+//! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]
+//! or [`can_encode`] holds. They check every length, never panic whatever the bytes or numbers are, and do not care
+//! how the bytes are aligned. Decoding gives the same bits as ggml's reference functions (a NaN stays a NaN; which of
+//! its many bit patterns it has may differ between processors). Encoding gives the same bytes as ggml's reference
+//! functions without an importance matrix for all finite input, except where those read uninitialised memory or
+//! depend on undefined conversions; the block's `encode` then says what happens here.
+//!
+//! # Blocks
+//! Kernels read blocks in place: [`blocks_of`] casts the bytes of a row to a slice of one of the `#[repr(C)]` types in
+//! [`blocks`], and [`Block`], [`Decode`] and [`Encode`] work on a single block with statically sized arrays.
+//!
+//! | dtype | elements | bytes | stored, in this order | an element is |
+//! |---|---|---|---|---|
+//! | `q4_0` | 32 | 18 | f16 `d`, 32 × 4 bits | `d (q - 8)` |
+//! | `q4_1` | 32 | 20 | f16 `d`, f16 `m`, 32 × 4 bits | `d q + m` |
+//! | `q5_0` | 32 | 22 | f16 `d`, 32 × high bit, 32 × 4 low bits | `d (q - 16)` |
+//! | `q5_1` | 32 | 24 | f16 `d`, f16 `m`, 32 × high bit, 32 × 4 low bits | `d q + m` |
+//! | `q8_0` | 32 | 34 | f16 `d`, 32 × i8 | `d q` |
+//! | `q8_1` | 32 | 36 | f16 `d`, f16 `d Σq`, 32 × i8 (activations only) | `d q` |
+//! | `q2_K` | 256 | 84 | 16 × (4-bit scale, 4-bit minimum), 256 × 2 bits, f16 `d`, f16 `dmin` | `d s q - dmin m` |
+//! | `q3_K` | 256 | 110 | 256 × high bit, 256 × 2 low bits, 16 × 6-bit scale, f16 `d` | `d (s - 32) (q - 4)` |
+//! | `q4_K` | 256 | 144 | f16 `d`, f16 `dmin`, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits | `d s q - dmin m` |
+//! | `q5_K` | 256 | 176 | f16 `d`, f16 `dmin`, 8 × (6-bit scale, 6-bit minimum), 256 × high bit, 256 × 4 low bits | `d s q - dmin m` |
+//! | `q6_K` | 256 | 210 | 256 × 4 low bits, 256 × 2 high bits, 16 × i8 scale, f16 `d` | `d s (q - 32)` |
+//! | `q8_K` | 256 | 292 | f32 `d`, 256 × i8, 16 × i16 sum of 16 (activations only) | `d q` |
+//! | `iq4_nl` | 32 | 18 | f16 `d`, 32 × 4 bits | `d T[q]`, `T` = [`IQ4_NL_VALUES`] |
+//! | `iq4_xs` | 256 | 136 | f16 `d`, 8 × 6-bit scale, 256 × 4 bits | `d (s - 32) T[q]` |
+//! | `mxfp4` | 32 | 17 | E8M0 `e`, 32 × E2M1 | `2^(e - 127) E2M1(q)` |
+//! | `tq1_0` | 256 | 54 | 240 trits, five a byte, 16 trits, four a byte, f16 `d` | `d (q - 1)` |
+//! | `tq2_0` | 256 | 66 | 256 × 2 bits, f16 `d` | `d (q - 1)` |
+//!
+//! Every field is little-endian. How codes are spread over a block's bytes is told at each type.
+//!
+//! Beside these, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and BF16. The
+//! codebook types (`iq1_*`, `iq2_*`, `iq3_*`) and `nvfp4`, `q1_0`, `q2_0` are known by name and size only.
+//!
+//! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml project; MXFP4
+//! follows the OCP Microscaling Formats specification, with the element order of ggml.
+#![forbid(unsafe_code)]
+
+pub mod blocks;
+
+mod affine;
+mod float;
+mod legacy;
+mod non_linear;
+mod row;
+mod search;
+mod symmetric;
+mod tables;
+mod ternary;
+
+pub use blocks::{Block, Decode, Encode, blocks_of, blocks_of_mut};
+pub use float::{f32_to_bf16, f32_to_f16};
+pub use row::{can_decode, can_encode, decode_row, encode_row};
+pub use tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};

@@ -1,0 +1,219 @@
+//! The formats whose codes index a table: IQ4_NL, IQ4_XS, MXFP4.
+
+use crate::blocks::*;
+use crate::float::f32_to_f16;
+use crate::search::{NEGLIGIBLE, first_max_abs, max_abs, nearest, reciprocal};
+use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
+
+/// Halfway between neighbours of [`IQ4_NL_VALUES`].
+const IQ4_NL_MIDPOINTS: [f32; 15] = {
+    let mut midpoints = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        midpoints[i] = (IQ4_NL_VALUES[i] as f32 + IQ4_NL_VALUES[i + 1] as f32) / 2.0;
+        i += 1;
+    }
+    midpoints
+};
+
+/// The code of the value nearest to `x`; of two equally near ones the higher.
+#[inline]
+fn iq4_nl_code(x: f32) -> u8 {
+    let mut above = 0;
+    for midpoint in IQ4_NL_MIDPOINTS {
+        above += u8::from(x < midpoint);
+    }
+    15 - above
+}
+
+/// Splits 16 bytes of two codes, halved, and scales what the codes stand for.
+#[inline]
+fn decode_table(table: &[i8; 16], d: f32, qs: &[u8; 16], out: &mut [f32; 32]) {
+    let (low, high) = out.split_at_mut(16);
+    for ((low, high), &q) in low.iter_mut().zip(high).zip(qs) {
+        *low = d * f32::from(table[usize::from(q & 15)]);
+        *high = d * f32::from(table[usize::from(q >> 4)]);
+    }
+}
+
+#[inline]
+fn join_halves(codes: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| codes[i] | (codes[i + 16] << 4))
+}
+
+/// `Σ w x t` and `Σ w t²` with weights `w = x²`, `t` the table's value nearest to `x inverse`.
+#[inline]
+fn iq4_nl_projection(x: &[f32; 32], inverse: f32) -> (f32, f32) {
+    let (mut xt, mut tt) = (0.0, 0.0);
+    for (v, code) in x.iter().zip(x.map(|v| iq4_nl_code(inverse * v))) {
+        let t = f32::from(IQ4_NL_VALUES[usize::from(code)]);
+        let w = v * v;
+        xt += w * t * v;
+        tt += w * t * t;
+    }
+    (xt, tt)
+}
+
+/// How many scales on either side of the first one a search for the best scale tries.
+const TRIES: i8 = 7;
+
+/// The scale that fits a group best in least squares, of those tried: the one that maps the largest magnitude to the
+/// table's first value, with the given sign, and those that map it `-tries..=tries` beside that value.
+fn iq4_nl_scale(x: &[f32; 32], first: f32, tries: Option<i8>) -> f32 {
+    let max = first_max_abs(x);
+    if max.abs() < NEGLIGIBLE {
+        return 0.0;
+    }
+    let (xt, tt) = iq4_nl_projection(x, 1.0 / (max / first));
+    let mut scale = if tt > 0.0 { xt / tt } else { 0.0 };
+    let mut gain = scale * xt;
+    for shift in tries.into_iter().flat_map(|tries| -tries..=tries) {
+        let inverse = (f32::from(shift) + f32::from(IQ4_NL_VALUES[0])) / max;
+        let (xt, tt) = iq4_nl_projection(x, inverse);
+        if tt > 0.0 && xt * xt > gain * tt {
+            scale = xt / tt;
+            gain = scale * xt;
+        }
+    }
+    scale
+}
+
+impl Decode for BlockIq4Nl {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        decode_table(&IQ4_NL_VALUES, self.d.to_f32(), &self.qs, out);
+    }
+}
+
+impl Encode for BlockIq4Nl {
+    /// Quick, as ggml does it when it fills a cache: see [`BlockIq4Nl::encode_best`] for files.
+    ///
+    /// A negligible block (all magnitudes below 1e-15) gets the codes nearest to zero, where ggml's are left over from
+    /// the block before.
+    fn encode(x: &[f32; 32]) -> Self {
+        let first = f32::from(IQ4_NL_VALUES[0]);
+        let inverse = 1.0 / (first_max_abs(x) / first);
+        let scale = iq4_nl_scale(x, first, None);
+        let inverse = if scale != 0.0 { inverse } else { 0.0 };
+        BlockIq4Nl {
+            d: f32_to_f16(scale),
+            qs: join_halves(&x.map(|v| iq4_nl_code(inverse * v))),
+        }
+    }
+}
+
+impl BlockIq4Nl {
+    /// Encodes with a search over 16 scales, as ggml does it when it writes files: slower, and loses less.
+    pub fn encode_best(x: &[f32; 32]) -> Self {
+        let scale = iq4_nl_scale(x, -f32::from(IQ4_NL_VALUES[0]), Some(TRIES));
+        let inverse = reciprocal(scale);
+        BlockIq4Nl {
+            d: f32_to_f16(scale),
+            qs: join_halves(&x.map(|v| iq4_nl_code(inverse * v))),
+        }
+    }
+}
+
+impl Decode for BlockIq4Xs {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 256]) {
+        let d = self.d.to_f32();
+        let groups = out.as_chunks_mut::<32>().0.iter_mut();
+        let packed = self.qs.as_chunks::<16>().0.iter();
+        for ((out, qs), scale) in groups.zip(packed).zip(self.unpacked_scales()) {
+            decode_table(&IQ4_NL_VALUES, d * f32::from(scale), qs, out);
+        }
+    }
+}
+
+impl Encode for BlockIq4Xs {
+    fn encode(x: &[f32; 256]) -> Self {
+        let first = -f32::from(IQ4_NL_VALUES[0]);
+        let groups = x.as_chunks::<32>().0;
+        let fitted: [f32; 8] =
+            std::array::from_fn(|j| iq4_nl_scale(&groups[j], first, Some(TRIES)));
+        let d = -first_max_abs(&fitted) / 32.0;
+        let inverse = reciprocal(d);
+        let mut block = BlockIq4Xs {
+            d: f32_to_f16(d),
+            scales_h: 0,
+            scales_l: [0; 4],
+            qs: [0; 128],
+        };
+        let packed = block.qs.as_chunks_mut::<16>().0.iter_mut();
+        for (j, (x, qs)) in groups.iter().zip(packed).enumerate() {
+            let scale = nearest(inverse * fitted[j]).clamp(-32, 31);
+            let group_inverse = reciprocal(d * scale as f32);
+            *qs = join_halves(&x.map(|v| iq4_nl_code(group_inverse * v)));
+            let code = (scale + 32) as u8;
+            block.scales_l[j / 2] |= (code & 15) << (4 * (j % 2));
+            block.scales_h |= u16::from(code >> 4) << (2 * j);
+        }
+        block
+    }
+}
+
+impl Decode for BlockMxfp4 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 32]) {
+        decode_table(&MXFP4_VALUES, e8m0_half(self.e), &self.qs, out);
+    }
+}
+
+impl Encode for BlockMxfp4 {
+    /// The scale is the power of two that puts the largest magnitude between 4 and 8; what is above 6 saturates.
+    ///
+    /// A block whose magnitudes are all below 2^-125 gets the smallest scale, where ggml's is the result of an
+    /// undefined conversion.
+    fn encode(x: &[f32; 32]) -> Self {
+        let max = max_abs(x);
+        let e = if max > 0.0 {
+            (max.log2().floor() - 2.0 + 127.0) as u8
+        } else {
+            0
+        };
+        let d = e8m0_half(e);
+        let mut codes = [0; 32];
+        let mut least = x.map(|v| (f32::from(MXFP4_VALUES[0]) * d - v).abs());
+        for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
+            let value = f32::from(value) * d;
+            for ((v, least), chosen) in x.iter().zip(&mut least).zip(&mut codes) {
+                let error = (value - v).abs();
+                if error < *least {
+                    *least = error;
+                    *chosen = code;
+                }
+            }
+        }
+        BlockMxfp4 {
+            e,
+            qs: join_halves(&codes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn iq4_nl_codes_are_nearest(x in -150.0f32..150.0) {
+            let distance = |code: u8| (x - f32::from(IQ4_NL_VALUES[usize::from(code)])).abs();
+            let chosen = iq4_nl_code(x);
+            prop_assert!((0..16).all(|code| distance(chosen) <= distance(code)));
+        }
+
+        #[test]
+        fn the_search_never_loses_more(x in prop::array::uniform32(-1.0f32..1.0)) {
+            // Compared with the plain scale in exact terms of what each decodes to.
+            let loss = |block: BlockIq4Nl| {
+                let mut out = [0.0; 32];
+                block.decode(&mut out);
+                x.iter().zip(out).map(|(v, o)| f64::from(v * v * (v - o) * (v - o))).sum::<f64>()
+            };
+            prop_assert!(loss(BlockIq4Nl::encode_best(&x)) <= loss(BlockIq4Nl::encode(&x)) * 1.02 + 1e-9);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! What the encoders share: extremes, roundings, and the searches for the scale that loses least.
+//!
+//! Every sum here runs in element order and every product is rounded as written: the bytes that come out depend on it.
+
+/// Magnitudes below this count as zero: a group of such elements gets scale 0.
+pub(crate) const NEGLIGIBLE: f32 = 1e-15;
+
+/// The largest magnitude; NaN is passed over.
+#[inline]
+pub(crate) fn max_abs(x: &[f32]) -> f32 {
+    // Eight independent maxima make one vector; a maximum does not depend on the order.
+    let mut lanes = [0.0f32; 8];
+    let (chunks, rest) = x.as_chunks::<8>();
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane = greater(v.abs(), *lane);
+        }
+    }
+    rest.iter()
+        .map(|v| v.abs())
+        .chain(lanes)
+        .fold(0.0, |max, v| greater(v, max))
+}
+
+/// `v` if it is greater than `max`, otherwise `max`: unlike `f32::max`, +0 and -0 are told apart by order.
+#[inline]
+pub(crate) fn greater(v: f32, max: f32) -> f32 {
+    if v > max { v } else { max }
+}
+
+/// The first of the elements with the largest magnitude, with its sign; 0 if all are 0.
+#[inline]
+pub(crate) fn first_max_abs(x: &[f32]) -> f32 {
+    let max = max_abs(x);
+    if max == 0.0 {
+        return 0.0;
+    }
+    x.iter().copied().find(|v| v.abs() == max).unwrap_or(0.0)
+}
+
+/// The least and the greatest element; of equal ones (+0 and -0) the first.
+#[inline]
+pub(crate) fn min_and_max(x: &[f32; 32]) -> (f32, f32) {
+    let mut min = [f32::MAX; 8];
+    let mut max = [f32::MIN; 8];
+    for chunk in x.as_chunks::<8>().0 {
+        for ((min, max), &v) in min.iter_mut().zip(&mut max).zip(chunk) {
+            *min = if v < *min { v } else { *min };
+            *max = greater(v, *max);
+        }
+    }
+    let min = min
+        .into_iter()
+        .fold(f32::MAX, |min, v| if v < min { v } else { min });
+    let max = max.into_iter().fold(f32::MIN, |max, v| greater(v, max));
+    let first = |extreme: f32| x.iter().copied().find(|&v| v == extreme).unwrap_or(extreme);
+    (first(min), first(max))
+}
+
+/// `1 / d`, and 0 for 0.
+#[inline]
+pub(crate) fn reciprocal(d: f32) -> f32 {
+    if d != 0.0 { 1.0 / d } else { 0.0 }
+}
+
+/// Rounds towards zero to a byte; 0 for what is far out of range or NaN, which only comes of scales so small that
+/// their reciprocal is infinite, or of elements that are not finite.
+#[inline]
+pub(crate) fn truncate_code(x: f32) -> u8 {
+    if x.abs() < 256.0 { x as i32 as u8 } else { 0 }
+}
+
+/// Rounds to nearest, ties away from zero, -127 to 127; 0 as [`truncate_code`].
+#[inline]
+pub(crate) fn round_code(x: f32) -> i8 {
+    let x = if x.abs() < 127.5 { x } else { 0.0 };
+    // `f32::round` is a library call on plain x86-64. The difference is exact, so this is the same.
+    let whole = x as i32;
+    let part = x - whole as f32;
+    (whole + i32::from(part >= 0.5) - i32::from(part <= -0.5)) as i8
+}
+
+/// Rounds to nearest, ties to even, for magnitudes up to 2^22; anything else gives some number below that.
+#[inline]
+pub(crate) fn nearest(x: f32) -> i32 {
+    // Adding 1.5 * 2^23 leaves the rounded number, plus 2^22, in the low 23 bits.
+    ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
+}
+
+/// Codes of `x` at scale `1 / inverse`, `-limit` to `limit - 1`.
+#[inline]
+fn signed_codes<const N: usize>(x: &[f32; N], inverse: f32, limit: i32) -> [i32; N] {
+    x.map(|v| nearest(inverse * v).clamp(-limit, limit - 1))
+}
+
+/// `Σ w x q` and `Σ w q²` with weights `w = x²`: their quotient is the best scale for given codes.
+#[inline]
+fn projection<const N: usize>(x: &[f32; N], codes: &[i32; N]) -> (f32, f32) {
+    let (mut xq, mut qq) = (0.0, 0.0);
+    for (&v, &q) in x.iter().zip(codes) {
+        let (w, q) = (v * v, q as f32);
+        xq += w * v * q;
+        qq += w * q * q;
+    }
+    (xq, qq)
+}
+
+/// Finds scale and codes for `x ≈ scale q`, `q` from `-limit` to `limit - 1`, by trying 19 scales around the one that
+/// maps the largest magnitude to `-limit`, and fitting the scale to the codes that each gives. Codes are returned plus
+/// `limit`; a negligible group has scale 0 and codes 0.
+pub(crate) fn fit_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [u8; N]) {
+    let max = first_max_abs(x);
+    if max.abs() < NEGLIGIBLE {
+        return (0.0, [0; N]);
+    }
+    let mut codes = signed_codes(x, -limit as f32 / max, limit);
+    let (xq, qq) = projection(x, &codes);
+    let mut scale = if qq != 0.0 { xq / qq } else { 0.0 };
+    let mut gain = scale * xq;
+    for step in (-9..=9).filter(|&step| step != 0) {
+        let inverse = -(limit as f32 + 0.1 * step as f32) / max;
+        let tried = signed_codes(x, inverse, limit);
+        let (xq, qq) = projection(x, &tried);
+        if qq > 0.0 && xq * xq > gain * qq {
+            codes = tried;
+            scale = xq / qq;
+            gain = scale * xq;
+        }
+    }
+    (scale, codes.map(|q| (q + limit) as u8))
+}
+
+/// Finds scale and codes as [`fit_symmetric`], by starting from the scale that maps the largest magnitude to `-limit`
+/// and then moving one code at a time to what is best for the scale that all the others want.
+pub(crate) fn descend_symmetric<const N: usize>(x: &[f32; N], limit: i32) -> (f32, [u8; N]) {
+    let max = first_max_abs(x);
+    if max.abs() < NEGLIGIBLE {
+        return (0.0, [0; N]);
+    }
+    let mut codes = signed_codes(x, -limit as f32 / max, limit);
+    let (mut xq, mut qq) = projection(x, &codes);
+    for _ in 0..5 {
+        let mut changed = false;
+        for (&v, code) in x.iter().zip(&mut codes) {
+            let (w, q) = (v * v, *code as f32);
+            let others_xq = xq - w * v * q;
+            if others_xq <= 0.0 || others_xq.is_nan() {
+                continue;
+            }
+            let others_qq = qq - w * q * q;
+            let better = nearest(v * others_qq / others_xq).clamp(-limit, limit - 1);
+            if better == *code {
+                continue;
+            }
+            let q = better as f32;
+            let new_xq = others_xq + w * v * q;
+            let new_qq = others_qq + w * q * q;
+            if new_qq > 0.0 && new_xq * new_xq * qq > xq * xq * new_qq {
+                *code = better;
+                (xq, qq) = (new_xq, new_qq);
+                changed = true;
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    let scale = if qq > 0.0 { xq / qq } else { 0.0 };
+    (scale, codes.map(|q| (q + limit) as u8))
+}
+
+/// How [`AffineSearch::fit`] measures what a choice loses.
+#[derive(Clone, Copy)]
+pub(crate) enum Loss {
+    Absolute,
+    Squared,
+}
+
+/// A search for `x ≈ scale q - minimum` with `q` from 0 to `limit`.
+#[derive(Clone, Copy)]
+pub(crate) struct AffineSearch {
+    /// The greatest code.
+    pub limit: u8,
+    /// The first scale tried maps the range of `x` to `limit + start` steps, the next to a tenth more, and so on.
+    pub start: f32,
+    /// How many further scales are tried.
+    pub steps: u8,
+    /// What is made small.
+    pub loss: Loss,
+}
+
+/// What [`AffineSearch::fit`] found.
+pub(crate) struct AffineFit<const N: usize> {
+    pub scale: f32,
+    /// What is subtracted: never negative.
+    pub minimum: f32,
+    pub codes: [u8; N],
+}
+
+impl AffineSearch {
+    /// Tries the scales, solves weighted least squares for scale and minimum with the codes that each gives, and keeps
+    /// the best.
+    pub(crate) fn fit<const N: usize>(&self, x: &[f32; N], weights: &[f32; N]) -> AffineFit<N> {
+        let (mut min, mut max) = (x[0], x[0]);
+        let (mut sum_w, mut sum_wx) = (0.0, 0.0);
+        for (&v, &w) in x.iter().zip(weights) {
+            min = if v < min { v } else { min };
+            max = greater(v, max);
+            sum_w += w;
+            sum_wx += w * v;
+        }
+        // Zero must be within the range, because minima are stored without a sign.
+        if min > 0.0 {
+            min = 0.0;
+        }
+        if max == min {
+            return AffineFit {
+                scale: 0.0,
+                minimum: -min,
+                codes: [0; N],
+            };
+        }
+        let limit = f32::from(self.limit);
+        let codes_at = |inverse: f32, min: f32| {
+            x.map(|v| nearest(inverse * (v - min)).clamp(0, i32::from(self.limit)) as u8)
+        };
+        let inverse = limit / (max - min);
+        let mut best = AffineFit {
+            scale: 1.0 / inverse,
+            minimum: -min,
+            codes: codes_at(inverse, min),
+        };
+        let mut least = self.total_loss(x, weights, &best);
+        for step in 0..=self.steps {
+            // The lower end of the range moves with the best minimum so far.
+            let min = -best.minimum;
+            let inverse = (self.start + 0.1 * f32::from(step) + limit) / (max - min);
+            let codes = codes_at(inverse, min);
+            let (mut sum_wq, mut sum_wqq, mut sum_wqx) = (0.0, 0.0, 0.0);
+            for ((&v, &w), &q) in x.iter().zip(weights).zip(&codes) {
+                let q = f32::from(q);
+                sum_wq += w * q;
+                sum_wqq += w * q * q;
+                sum_wqx += w * q * v;
+            }
+            let determinant = sum_w * sum_wqq - sum_wq * sum_wq;
+            if determinant <= 0.0 || determinant.is_nan() {
+                continue;
+            }
+            let mut scale = (sum_w * sum_wqx - sum_wx * sum_wq) / determinant;
+            let mut offset = (sum_wqq * sum_wx - sum_wq * sum_wqx) / determinant;
+            if offset > 0.0 {
+                offset = 0.0;
+                scale = sum_wqx / sum_wqq;
+            }
+            let tried = AffineFit {
+                scale,
+                minimum: -offset,
+                codes,
+            };
+            let loss = self.total_loss(x, weights, &tried);
+            if loss < least {
+                least = loss;
+                best = tried;
+            }
+        }
+        best
+    }
+
+    #[inline]
+    fn total_loss<const N: usize>(
+        &self,
+        x: &[f32; N],
+        weights: &[f32; N],
+        fit: &AffineFit<N>,
+    ) -> f32 {
+        let mut total = 0.0;
+        for ((&v, &w), &q) in x.iter().zip(weights).zip(&fit.codes) {
+            let difference = fit.scale * f32::from(q) - fit.minimum - v;
+            total += w * match self.loss {
+                Loss::Absolute => difference.abs(),
+                Loss::Squared => difference * difference,
+            };
+        }
+        total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn roundings_agree_with_the_standard_library(x in -127.0f32..127.0) {
+            prop_assert_eq!(f32::from(round_code(x)), x.round());
+            prop_assert_eq!(nearest(x) as f32, x.round_ties_even());
+            let tie = x.trunc() + 0.5;
+            prop_assert_eq!(f32::from(round_code(tie)), tie.round());
+            prop_assert_eq!(nearest(tie) as f32, tie.round_ties_even());
+        }
+
+        #[test]
+        fn extremes_agree_with_plain_loops(x in prop::array::uniform32(-2i8..3)) {
+            let x = x.map(|v| if v == 0 { -0.0 } else { f32::from(v) });
+            let (mut largest, mut min, mut max) = (0.0f32, x[0], x[0]);
+            for v in x {
+                if v.abs() > largest.abs() {
+                    largest = v;
+                }
+                min = min.min(v);
+                max = max.max(v);
+            }
+            prop_assert_eq!(first_max_abs(&x).to_bits(), largest.to_bits());
+            prop_assert_eq!(max_abs(&x), largest.abs());
+            prop_assert_eq!(min_and_max(&x), (min, max));
+        }
+    }
+
+    #[test]
+    fn roundings_of_nonsense_give_zero() {
+        for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+            assert_eq!(round_code(x), 0);
+            assert_eq!(truncate_code(x), 0);
+        }
+    }
+
+    #[test]
+    fn searches_find_exact_scales() {
+        let codes: [i32; 16] = std::array::from_fn(|i| i as i32 * 4 - 32 + i32::from(i == 15) * 3);
+        let x = codes.map(|q| q as f32 * 0.25);
+        let (scale, found) = fit_symmetric(&x, 32);
+        assert!((scale - 0.25).abs() < 1e-6, "{scale}");
+        assert_eq!(found.map(|q| i32::from(q) - 32), codes);
+
+        let affine = AffineSearch {
+            limit: 15,
+            start: -1.0,
+            steps: 20,
+            loss: Loss::Squared,
+        };
+        let x: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.5 - 3.0);
+        let fit = affine.fit(&x, &[1.0; 16]);
+        assert_eq!(fit.codes, std::array::from_fn(|i| i as u8));
+        assert!((fit.scale - 0.5).abs() < 1e-5 && (fit.minimum - 3.0).abs() < 1e-4);
+    }
+}

@@ -1,0 +1,71 @@
+//! Bit-exactness against what ggml's reference functions wrote: see `fixtures/make.py`.
+
+use samite_core::DType;
+use samite_quant::{can_decode, can_encode, decode_row, encode_row};
+use std::path::PathBuf;
+
+fn fixture(folder: &str, name: &str) -> Vec<u8> {
+    let path: PathBuf = [
+        env!("CARGO_MANIFEST_DIR"),
+        "tests",
+        "fixtures",
+        folder,
+        &format!("{name}.bin"),
+    ]
+    .iter()
+    .collect();
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (numbers, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    numbers.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn decodes_bit_for_bit_as_ggml() {
+    let mut seen = 0;
+    // Q8_1 has no function to decode it in ggml; the others are plain numbers.
+    for dtype in DType::all().filter(|&d| can_decode(d) && d.is_quantized() && d != DType::Q8_1) {
+        let file = fixture("decode", dtype.name());
+        let blocks = file.len() / (dtype.block_bytes() + 4 * dtype.block_len());
+        let (bytes, expected) = file.split_at(blocks * dtype.block_bytes());
+        let expected = floats(expected);
+        assert_eq!(expected.len(), blocks * dtype.block_len(), "{dtype}");
+        let mut out = vec![f32::NAN; expected.len()];
+        decode_row(dtype, bytes, &mut out).unwrap();
+        for (i, (got, want)) in out.iter().zip(&expected).enumerate() {
+            let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+            assert!(same, "{dtype}, element {i}: {got:e} instead of {want:e}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 16);
+}
+
+#[test]
+fn encodes_byte_for_byte_as_ggml() {
+    let rows = floats(&fixture("encode", "rows"));
+    let mut seen = 0;
+    for dtype in DType::all().filter(|&d| can_encode(d) && d != DType::F32) {
+        let expected = fixture("encode", dtype.name());
+        let mut out = vec![0; expected.len()];
+        encode_row(dtype, &rows, &mut out).unwrap();
+        let size = dtype.block_bytes();
+        for (i, (got, want)) in out.chunks(size).zip(expected.chunks(size)).enumerate() {
+            let at = i * dtype.block_len();
+            if is_left_open(dtype, &rows[at..][..dtype.block_len()]) {
+                continue;
+            }
+            assert_eq!(got, want, "{dtype}, block {i} (row {})", at / 256);
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 19);
+}
+
+/// Blocks whose bytes ggml leaves to memory that it did not write: codes of a block without any magnitude.
+fn is_left_open(dtype: DType, elements: &[f32]) -> bool {
+    dtype == DType::IQ4_NL && elements.iter().all(|x| x.abs() < 1e-15)
+}

@@ -1,0 +1,1 @@
+//! Finds and lists samite's backends and devices.

@@ -1,0 +1,1 @@
+//! One compute graph woven through many devices: the facade crate.

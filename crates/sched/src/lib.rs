@@ -1,0 +1,1 @@
+//! Places, splits, plans and runs a graph over several devices.

@@ -1,0 +1,1 @@
+//! The conformance suite: every device against the reference.

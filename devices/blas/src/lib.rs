@@ -1,0 +1,1 @@
+//! Matrix products on any CBLAS library found at run time.
