@@ -150,6 +150,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether its kernels can use memory of this type.
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
 
+    /// Whether its streams can [copy](Stream::copy) from memory of one type to memory of the other.
+    fn can_copy(&self, _from: &Arc<dyn BufferType>, _to: &Arc<dyn BufferType>) -> bool {
+        false
+    }
+
     /// Whether `node` is worth moving here although its weights lie in host memory.
     fn wants_offload(&self, _node: Node<'_>) -> bool {
         false
@@ -293,13 +298,20 @@ pub trait Stream: Send {
         from.read(offset, out)
     }
 
-    /// Queues a copy between tensors of equal layout, if the device can reach both: `Ok(false)` if not, with nothing
-    /// queued.
+    /// Queues a copy between tensors of equal layout in memory for which [`Device::can_copy`] says yes.
     ///
     /// # Errors
-    /// If the device fails.
-    fn copy(&mut self, _from: &TensorRef, _to: &TensorRef) -> Result<bool> {
-        Ok(false)
+    /// [`Error::Unsupported`] for other memory; or what the device says.
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        Err(Error::unsupported(
+            self.device().name(),
+            format!(
+                "a copy from {} to {}",
+                from.buffer.buffer_type().name(),
+                to.buffer.buffer_type().name()
+            ),
+            "its streams do not copy",
+        ))
     }
 
     /// Marks this point of the queue in `event`, which must come from the same device.

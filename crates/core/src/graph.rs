@@ -292,6 +292,38 @@ impl Graph {
         self.tensors[id.index()].flags.output = true;
     }
 
+    /// Appends a leaf with the layout of `of`, gaps included: the place of a copy.
+    ///
+    /// # Errors
+    /// If the graph is full.
+    pub fn copy_of(&mut self, of: TensorId, name: &str) -> Result<TensorId> {
+        let layout = self.tensor(of).layout;
+        self.append_leaf(name, layout, Flags::default(), None)
+    }
+
+    /// Lets `node` read operand number `index` from another tensor of the same layout. For lowering only: afterwards, the
+    /// order of tensors need not be topological any more.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the layouts differ or there is no such operand.
+    pub fn redirect(&mut self, node: TensorId, index: usize, to: TensorId) -> Result<()> {
+        let wanted = self.tensor(to).layout;
+        let current = self
+            .tensor(node)
+            .sources
+            .get(index)
+            .copied()
+            .flatten()
+            .map(|id| self.tensor(id).layout);
+        if current != Some(wanted) {
+            return Err(Error::shape(format!(
+                "operand {index} of {node} cannot become {to}: the layouts differ"
+            )));
+        }
+        self.tensors[node.index()].sources[index] = Some(to);
+        Ok(())
+    }
+
     /// Which tensors have to be computed for the outputs and for the writes to stored tensors and inputs, by
     /// position. Without any output, everything is.
     pub fn live(&self) -> Vec<bool> {

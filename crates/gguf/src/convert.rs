@@ -107,7 +107,9 @@ impl FromValue<'_> for Vec<f32> {
     fn from_value(value: &Value) -> Result<Self, String> {
         match value {
             Value::Array(Array::F32(floats)) => Ok(floats.clone()),
-            Value::Array(Array::F64(floats)) => Ok(floats.iter().map(|&float| float as f32).collect()),
+            Value::Array(Array::F64(floats)) => {
+                Ok(floats.iter().map(|&float| float as f32).collect())
+            }
             _ => Err(value.describe()),
         }
     }
@@ -143,7 +145,9 @@ impl<'a> FromValue<'a> for &'a str {
 
     fn from_value(value: &'a Value) -> Result<Self, String> {
         match value {
-            Value::String(bytes) => std::str::from_utf8(bytes).map_err(|e| format!("str that is not UTF-8 ({e})")),
+            Value::String(bytes) => {
+                std::str::from_utf8(bytes).map_err(|e| format!("str that is not UTF-8 ({e})"))
+            }
             _ => Err(value.describe()),
         }
     }
@@ -179,9 +183,14 @@ impl<'a> FromValue<'a> for Vec<&'a str> {
 
     fn from_value(value: &'a Value) -> Result<Self, String> {
         let text = |(index, bytes)| {
-            std::str::from_utf8(bytes).map_err(|e| format!("{}: element {index} is not UTF-8 ({e})", value.describe()))
+            std::str::from_utf8(bytes)
+                .map_err(|e| format!("{}: element {index} is not UTF-8 ({e})", value.describe()))
         };
-        <&StringArray>::from_value(value)?.iter().enumerate().map(text).collect()
+        <&StringArray>::from_value(value)?
+            .iter()
+            .enumerate()
+            .map(text)
+            .collect()
     }
 }
 
@@ -223,14 +232,27 @@ mod tests {
 
     #[test]
     fn integers_of_any_type_are_accepted_if_they_fit() {
-        for value in [Value::U8(7), Value::I8(7), Value::U16(7), Value::I16(7), Value::U32(7), Value::I32(7)] {
+        for value in [
+            Value::U8(7),
+            Value::I8(7),
+            Value::U16(7),
+            Value::I16(7),
+            Value::U32(7),
+            Value::I32(7),
+        ] {
             assert_eq!(u32::from_value(&value), Ok(7));
             assert_eq!(i64::from_value(&value), Ok(7));
             assert_eq!(usize::from_value(&value), Ok(7));
         }
         assert_eq!(u64::from_value(&Value::U64(u64::MAX)), Ok(u64::MAX));
-        assert_eq!(u32::from_value(&Value::I32(-1)), Err("i32 -1, which does not fit".into()));
-        assert_eq!(u8::from_value(&Value::U64(256)), Err("u64 256, which does not fit".into()));
+        assert_eq!(
+            u32::from_value(&Value::I32(-1)),
+            Err("i32 -1, which does not fit".into())
+        );
+        assert_eq!(
+            u8::from_value(&Value::U64(256)),
+            Err("u64 256, which does not fit".into())
+        );
         assert_eq!(u32::from_value(&Value::F32(1.0)), Err("f32".into()));
         assert_eq!(u32::from_value(&Value::Bool(true)), Err("bool".into()));
     }
@@ -245,18 +267,39 @@ mod tests {
         );
         assert_eq!(<&[i32]>::from_value(&value), Ok(&[1, -2][..]));
         assert_eq!(<&[u32]>::from_value(&value), Err("arr of 2 i32".into()));
-        assert_eq!(<Vec<f32>>::from_value(&Value::from(vec![0.5f64])), Ok(vec![0.5]));
-        assert_eq!(<Vec<bool>>::from_value(&Value::from(vec![true, false])), Ok(vec![true, false]));
+        assert_eq!(
+            <Vec<f32>>::from_value(&Value::from(vec![0.5f64])),
+            Ok(vec![0.5])
+        );
+        assert_eq!(
+            <Vec<bool>>::from_value(&Value::from(vec![true, false])),
+            Ok(vec![true, false])
+        );
         assert_eq!(<Vec<i32>>::from_value(&Value::U8(1)), Err("u8".into()));
     }
 
     #[test]
     fn text_is_checked_when_it_is_read_as_text() {
         let bad = Value::String(Box::from(&b"\xff"[..]));
-        assert!(<&str>::from_value(&bad).unwrap_err().starts_with("str that is not UTF-8"));
-        let array = Value::from(["a".as_bytes(), b"\xff"].into_iter().collect::<StringArray>());
-        assert!(<Vec<&str>>::from_value(&array).unwrap_err().contains("element 1"));
-        assert_eq!(<&StringArray>::from_value(&array).map(StringArray::len), Ok(2));
+        assert!(
+            <&str>::from_value(&bad)
+                .unwrap_err()
+                .starts_with("str that is not UTF-8")
+        );
+        let array = Value::from(
+            ["a".as_bytes(), b"\xff"]
+                .into_iter()
+                .collect::<StringArray>(),
+        );
+        assert!(
+            <Vec<&str>>::from_value(&array)
+                .unwrap_err()
+                .contains("element 1")
+        );
+        assert_eq!(
+            <&StringArray>::from_value(&array).map(StringArray::len),
+            Ok(2)
+        );
         assert_eq!(<&str>::from_value(&Value::from("ok")), Ok("ok"));
     }
 }

@@ -46,7 +46,9 @@ impl fmt::Display for Field<'_> {
             Field::Element(key, index) => write!(f, "key {}, element {index}", quoted(key)),
             Field::TensorName(number) => write!(f, "name of tensor {number}"),
             Field::Tensor(name, what) => write!(f, "tensor {}, {what}", quoted(name)),
-            Field::Dimension(name, dimension) => write!(f, "tensor {}, dimension {dimension}", quoted(name)),
+            Field::Dimension(name, dimension) => {
+                write!(f, "tensor {}, dimension {dimension}", quoted(name))
+            }
         }
     }
 }
@@ -86,11 +88,15 @@ impl<'a> Cursor<'a> {
                 "needs {count} bytes, but the file has only {} left: it is truncated or damaged, download it again",
                 self.left()
             );
-            return Err(Error::new(ErrorKind::Truncated, field, message).at(self.position()).into());
+            return Err(Error::new(ErrorKind::Truncated, field, message)
+                .at(self.position())
+                .into());
         }
         // Cannot overflow: the end is inside the file.
         let end = self.position() + count;
-        let taken = usize::try_from(end).ok().and_then(|end| self.bytes.get(self.position..end));
+        let taken = usize::try_from(end)
+            .ok()
+            .and_then(|end| self.bytes.get(self.position..end));
         let taken = taken.ok_or(Stop::NeedMore(end))?;
         self.position += taken.len();
         Ok(taken)
@@ -114,12 +120,17 @@ impl<'a> Cursor<'a> {
     pub(crate) fn count(&mut self, least: u64, field: Field<'_>) -> Result<u64, Stop> {
         let start = self.position();
         let count = self.u64(field)?;
-        if count.checked_mul(least).is_none_or(|bytes| bytes > self.left()) {
+        if count
+            .checked_mul(least)
+            .is_none_or(|bytes| bytes > self.left())
+        {
             let message = format!(
                 "is {count}, too many for the {} bytes left: the file is truncated or damaged, download it again",
                 self.left()
             );
-            return Err(Error::new(ErrorKind::Truncated, field, message).at(start).into());
+            return Err(Error::new(ErrorKind::Truncated, field, message)
+                .at(start)
+                .into());
         }
         Ok(count)
     }

@@ -52,7 +52,11 @@ pub enum ErrorKind {
 
 impl Error {
     /// An error about `field` (empty if it is about the file as a whole).
-    pub(crate) fn new(kind: ErrorKind, field: impl fmt::Display, message: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        field: impl fmt::Display,
+        message: impl Into<String>,
+    ) -> Self {
         Error {
             kind,
             path: None,
@@ -64,7 +68,11 @@ impl Error {
 
     /// An error of the operating system while `doing`.
     pub(crate) fn io(doing: &str, source: &std::io::Error) -> Self {
-        Error::new(ErrorKind::Io(source.kind()), "", format!("{doing}: {source}"))
+        Error::new(
+            ErrorKind::Io(source.kind()),
+            "",
+            format!("{doing}: {source}"),
+        )
     }
 
     /// A use of the library that cannot work.
@@ -154,15 +162,22 @@ mod tests {
 
     #[test]
     fn the_text_is_one_line_and_names_everything() {
-        let error = Error::new(ErrorKind::Corrupt, format!("key {}", quoted("a\nb")), "is bad; download it again")
-            .at(17)
-            .in_file(Path::new("dir/model.gguf"))
-            .in_file(Path::new("other.gguf"));
+        let error = Error::new(
+            ErrorKind::Corrupt,
+            format!("key {}", quoted("a\nb")),
+            "is bad; download it again",
+        )
+        .at(17)
+        .in_file(Path::new("dir/model.gguf"))
+        .in_file(Path::new("other.gguf"));
         assert_eq!(
             error.to_string(),
             r#"dir/model.gguf: key "a\nb" at byte 17: is bad; download it again"#
         );
-        assert_eq!(quoted(&"x".repeat(100)), format!("\"{}\"...", "x".repeat(80)));
+        assert_eq!(
+            quoted(&"x".repeat(100)),
+            format!("\"{}\"...", "x".repeat(80))
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! An open model: one file, or all parts of a split one.
 
+use crate::cursor::Stop;
 use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::header::Header;
-use crate::cursor::Stop;
 use crate::mapping::{Mapping, read_exact_at};
 use crate::metadata::{KEY_ARCHITECTURE, Metadata};
 use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_TENSORS_COUNT, Split, part_paths};
@@ -103,7 +103,13 @@ impl GgufFile {
             Some(split) => open_parts(path, split, mode)?,
         };
         if mode == LoadMode::Mlock {
-            let lock = |part: &Part| part.mapping.as_ref()?.lock().err().map(|error| error.in_file(&part.path));
+            let lock = |part: &Part| {
+                part.mapping
+                    .as_ref()?
+                    .lock()
+                    .err()
+                    .map(|error| error.in_file(&part.path))
+            };
             file.lock_warning = file.parts.iter().find_map(lock);
             if let Some(warning) = &file.lock_warning {
                 tracing::warn!("{warning}");
@@ -132,7 +138,9 @@ impl GgufFile {
     /// # Errors
     /// [`ErrorKind::MissingTensor`] if there is none.
     pub fn require_tensor(&self, name: &str) -> Result<&TensorInfo> {
-        self.tensors.require(name).map_err(|error| error.in_file(self.path()))
+        self.tensors
+            .require(name)
+            .map_err(|error| error.in_file(self.path()))
     }
 
     /// The files: one, or all parts in order. [`TensorInfo::file`] is an index of them.
@@ -161,7 +169,10 @@ impl GgufFile {
         self.parts
             .get(info.file)
             .filter(|part| info.end().is_some_and(|end| end <= part.len))
-            .ok_or_else(|| Error::invalid(tensor_field(info), "is not a tensor of this model").in_file(self.path()))
+            .ok_or_else(|| {
+                Error::invalid(tensor_field(info), "is not a tensor of this model")
+                    .in_file(self.path())
+            })
     }
 
     /// The mapping of a tensor's file, and the tensor's place in it.
@@ -179,7 +190,9 @@ impl GgufFile {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in [`LoadMode::Read`], or for a tensor of another model.
     pub fn tensor_bytes(&self, info: &TensorInfo) -> Result<&[u8]> {
-        let bytes = self.mapped(info)?.and_then(|(mapping, range)| mapping.get(range));
+        let bytes = self
+            .mapped(info)?
+            .and_then(|(mapping, range)| mapping.get(range));
         bytes.ok_or_else(|| {
             let message = "the file is not mapped: open it with LoadMode::Mmap, or read the tensor";
             Error::invalid(tensor_field(info), message).in_file(self.path())
@@ -231,15 +244,25 @@ pub(crate) fn tensor_field(info: &TensorInfo) -> String {
 fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
     let open = || {
         // Asked before opening: opening a pipe would wait for its other end.
-        let about = std::fs::metadata(path).map_err(|error| Error::io("cannot open the file", &error))?;
+        let about =
+            std::fs::metadata(path).map_err(|error| Error::io("cannot open the file", &error))?;
         if about.is_dir() {
-            return Err(Error::invalid("", "is a directory: name the .gguf file in it"));
+            return Err(Error::invalid(
+                "",
+                "is a directory: name the .gguf file in it",
+            ));
         }
         if !about.is_file() {
-            return Err(Error::invalid("", "is not a regular file: copy the model to one"));
+            return Err(Error::invalid(
+                "",
+                "is not a regular file: copy the model to one",
+            ));
         }
         let file = File::open(path).map_err(|error| Error::io("cannot open the file", &error))?;
-        let len = file.metadata().map_err(|error| Error::io("cannot ask for the size of the file", &error))?.len();
+        let len = file
+            .metadata()
+            .map_err(|error| Error::io("cannot ask for the size of the file", &error))?
+            .len();
         let mapping = match mode {
             LoadMode::Mmap | LoadMode::Mlock if len > 0 => Some(Mapping::new(&file)?),
             _ => None,
@@ -291,50 +314,95 @@ fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
     let mut infos: Vec<TensorInfo> = Vec::new();
     let mut first: Option<(Metadata, Split)> = None;
     for (no, path) in paths.iter().enumerate() {
-        let wrong = |field: &str, message: String| Error::new(ErrorKind::Split, field, message).in_file(path);
+        let wrong = |field: &str, message: String| {
+            Error::new(ErrorKind::Split, field, message).in_file(path)
+        };
         let (part, header) = open_part(path, mode).map_err(|error| match error.kind() {
             ErrorKind::Io(std::io::ErrorKind::NotFound) => wrong(
                 "",
-                format!("part {} of {} of the model is missing: put all parts into one folder", no + 1, split.count),
+                format!(
+                    "part {} of {} of the model is missing: put all parts into one folder",
+                    no + 1,
+                    split.count
+                ),
             ),
             _ => error,
         })?;
         let own = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
         let Some(own) = own.filter(|own| own.count == split.count) else {
-            let message = format!("does not say {}, as the parts beside it do: it belongs to another model", split.count);
+            let message = format!(
+                "does not say {}, as the parts beside it do: it belongs to another model",
+                split.count
+            );
             return Err(wrong(&format!("key \"{KEY_SPLIT_COUNT}\""), message));
         };
         if usize::from(own.no) != no {
-            let message = format!("is called part {}, but says that it is part {}", no + 1, u32::from(own.no) + 1);
+            let message = format!(
+                "is called part {}, but says that it is part {}",
+                no + 1,
+                u32::from(own.no) + 1
+            );
             return Err(wrong("", message));
         }
         if let Some((metadata, first)) = &first {
-            let (ours, theirs) = (header.metadata.get::<&str>(KEY_ARCHITECTURE)?, metadata.get(KEY_ARCHITECTURE)?);
+            let (ours, theirs) = (
+                header.metadata.get::<&str>(KEY_ARCHITECTURE)?,
+                metadata.get(KEY_ARCHITECTURE)?,
+            );
             if let (Some(ours), theirs) = (ours, theirs.unwrap_or_default())
                 && ours != theirs
             {
-                let message = format!("is {}, but {} in the first part", quoted(ours), quoted(theirs));
+                let message = format!(
+                    "is {}, but {} in the first part",
+                    quoted(ours),
+                    quoted(theirs)
+                );
                 return Err(wrong(&format!("key \"{KEY_ARCHITECTURE}\""), message));
             }
             if let (Some(ours), Some(theirs)) = (own.tensors, first.tensors)
                 && ours != theirs
             {
                 let message = format!("is {ours}, but {theirs} in the first part");
-                return Err(wrong(&format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""), message));
+                return Err(wrong(
+                    &format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""),
+                    message,
+                ));
             }
         }
-        infos.extend(header.tensors.into_list().into_iter().map(|info| TensorInfo { file: no, ..info }));
+        infos.extend(
+            header
+                .tensors
+                .into_list()
+                .into_iter()
+                .map(|info| TensorInfo { file: no, ..info }),
+        );
         first.get_or_insert((header.metadata, own));
         parts.push(part);
     }
     let (metadata, first) = first.unwrap_or((Metadata::new(), split));
-    if let Some(expected) = first.tensors.filter(|&expected| expected != infos.len() as u64) {
-        let message = format!("is {expected}, but the parts have {} tensors together", infos.len());
-        return Err(Error::new(ErrorKind::Split, format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""), message).in_file(path));
+    if let Some(expected) = first
+        .tensors
+        .filter(|&expected| expected != infos.len() as u64)
+    {
+        let message = format!(
+            "is {expected}, but the parts have {} tensors together",
+            infos.len()
+        );
+        return Err(Error::new(
+            ErrorKind::Split,
+            format!("key \"{KEY_SPLIT_TENSORS_COUNT}\""),
+            message,
+        )
+        .in_file(path));
     }
     let tensors = Tensors::new(infos).map_err(|(_, name)| {
         let message = "occurs in more than one part: the parts belong to different models";
-        Error::new(ErrorKind::Split, format!("tensor {}", quoted(&name)), message).in_file(path)
+        Error::new(
+            ErrorKind::Split,
+            format!("tensor {}", quoted(&name)),
+            message,
+        )
+        .in_file(path)
     })?;
     Ok(GgufFile {
         parts,

@@ -49,7 +49,11 @@ impl Header {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         Self::parse(bytes, bytes.len() as u64).map_err(|stop| match stop {
             Stop::Failed(error) => error,
-            Stop::NeedMore(needed) => Error::new(ErrorKind::Truncated, "header", format!("needs {needed} bytes")),
+            Stop::NeedMore(needed) => Error::new(
+                ErrorKind::Truncated,
+                "header",
+                format!("needs {needed} bytes"),
+            ),
         })
     }
 
@@ -58,7 +62,8 @@ impl Header {
         let mut cursor = Cursor::new(bytes, file_len);
         let cursor = &mut cursor;
         let version = preamble(cursor, bytes)?;
-        let n_tensors = limited_count(cursor, LEAST_TENSOR_BYTES, MAX_TENSORS, "number of tensors")?;
+        let n_tensors =
+            limited_count(cursor, LEAST_TENSOR_BYTES, MAX_TENSORS, "number of tensors")?;
         let n_keys = limited_count(cursor, LEAST_KEY_BYTES, MAX_KEYS, "number of keys")?;
         let (metadata, alignment) = metadata(cursor, n_keys)?;
         let infos = (0..n_tensors).map(|number| tensor(cursor, number));
@@ -84,7 +89,9 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<(), String> {
     if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT {
         Ok(())
     } else {
-        Err(format!("is {alignment}; it must be a power of two, at most {MAX_ALIGNMENT}"))
+        Err(format!(
+            "is {alignment}; it must be a power of two, at most {MAX_ALIGNMENT}"
+        ))
     }
 }
 
@@ -94,11 +101,16 @@ const LEAST_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
 fn corrupt(field: Field<'_>, offset: u64, message: impl Into<String>) -> Stop {
-    Error::new(ErrorKind::Corrupt, field, message).at(offset).into()
+    Error::new(ErrorKind::Corrupt, field, message)
+        .at(offset)
+        .into()
 }
 
 /// A vector of exactly `count` items: memory is taken once. `count` was checked against the bytes left.
-fn collect_exactly<T>(count: u64, items: impl Iterator<Item = Result<T, Stop>>) -> Result<Vec<T>, Stop> {
+fn collect_exactly<T>(
+    count: u64,
+    items: impl Iterator<Item = Result<T, Stop>>,
+) -> Result<Vec<T>, Stop> {
     let mut all = Vec::with_capacity(count as usize);
     for item in items {
         all.push(item?);
@@ -110,20 +122,37 @@ fn collect_exactly<T>(count: u64, items: impl Iterator<Item = Result<T, Stop>>) 
 fn preamble(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<u32, Stop> {
     let start = &bytes[..bytes.len().min(64)];
     if cursor.left() == 0 {
-        return Err(Error::new(ErrorKind::Truncated, "", "the file is empty: download it again").into());
+        return Err(Error::new(
+            ErrorKind::Truncated,
+            "",
+            "the file is empty: download it again",
+        )
+        .into());
     }
     if !start.starts_with(&MAGIC) && !MAGIC.starts_with(start) {
         let message = format!("not a GGUF file; it looks like {}", not_gguf(start));
-        return Err(Error::new(ErrorKind::NotGguf, "magic", message).at(0).into());
+        return Err(Error::new(ErrorKind::NotGguf, "magic", message)
+            .at(0)
+            .into());
     }
     cursor.take(MAGIC.len() as u64, Field::Header("magic"))?;
     let offset = cursor.position();
     let version = cursor.u32(Field::Header("version"))?;
-    let unsupported = |message: String| Err(Error::new(ErrorKind::Unsupported, "version", message).at(offset).into());
+    let unsupported = |message: String| {
+        Err(Error::new(ErrorKind::Unsupported, "version", message)
+            .at(offset)
+            .into())
+    };
     match version {
         2..=VERSION => Ok(version),
-        0 => Err(corrupt(Field::Header("version"), offset, "is 0, which never was: download the file again")),
-        1 => unsupported("is 1, which is no longer in use: convert the original model again".into()),
+        0 => Err(corrupt(
+            Field::Header("version"),
+            offset,
+            "is 0, which never was: download the file again",
+        )),
+        1 => {
+            unsupported("is 1, which is no longer in use: convert the original model again".into())
+        }
         // A small number, seen from the wrong end.
         _ if version & 0xffff == 0 => unsupported(format!(
             "is {} with swapped bytes: this is a big-endian file, get the little-endian one",
@@ -139,7 +168,8 @@ fn limited_count(cursor: &mut Cursor<'_>, least: u64, limit: u64, what: &str) ->
     let offset = cursor.position();
     let count = cursor.count(least, Field::Header(what))?;
     if count > limit {
-        let message = format!("is {count}, more than the {limit} that are believed: download the file again");
+        let message =
+            format!("is {count}, more than the {limit} that are believed: download the file again");
         return Err(corrupt(Field::Header(what), offset, message));
     }
     Ok(count)
@@ -147,7 +177,8 @@ fn limited_count(cursor: &mut Cursor<'_>, least: u64, limit: u64, what: &str) ->
 
 /// The text of a name that was read; `start` is the offset of its length.
 fn name_text<'a>(bytes: &'a [u8], field: Field<'_>, start: u64) -> Result<&'a str, Stop> {
-    std::str::from_utf8(bytes).map_err(|error| corrupt(field, start, format!("is not UTF-8 ({error})")))
+    std::str::from_utf8(bytes)
+        .map_err(|error| corrupt(field, start, format!("is not UTF-8 ({error})")))
 }
 
 /// All keys and values, and the alignment that they ask for.
@@ -164,7 +195,11 @@ fn metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<(Metadata, u64), Sto
         if key == KEY_ALIGNMENT {
             let field = Field::Value(key, "value");
             let Value::U32(asked) = value else {
-                return Err(corrupt(field, start, format!("wanted u32, found {}", value.describe())));
+                return Err(corrupt(
+                    field,
+                    start,
+                    format!("wanted u32, found {}", value.describe()),
+                ));
             };
             alignment = asked.into();
             check_alignment(alignment).map_err(|message| corrupt(field, start, message))?;
@@ -173,7 +208,11 @@ fn metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<(Metadata, u64), Sto
     });
     let entries = collect_exactly(n_keys, entries)?;
     let metadata = Metadata::from_entries(entries).map_err(|(repeated, key)| {
-        corrupt(Field::Value(&key, "name"), offsets[repeated], "occurs twice: the file is damaged")
+        corrupt(
+            Field::Value(&key, "name"),
+            offsets[repeated],
+            "occurs twice: the file is damaged",
+        )
     })?;
     Ok((metadata, alignment))
 }
@@ -182,7 +221,11 @@ fn value_type(cursor: &mut Cursor<'_>, field: Field<'_>) -> Result<ValueType, St
     let start = cursor.position();
     let id = cursor.u32(field)?;
     ValueType::from_id(id).ok_or_else(|| {
-        corrupt(field, start, format!("is {id}, which no value type has: the file is damaged or from the future"))
+        corrupt(
+            field,
+            start,
+            format!("is {id}, which no value type has: the file is damaged or from the future"),
+        )
     })
 }
 
@@ -208,24 +251,26 @@ fn value(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, Stop> {
 
 fn array(cursor: &mut Cursor<'_>, key: &str) -> Result<Array, Stop> {
     let start = cursor.position();
-    Ok(match value_type(cursor, Field::Value(key, "element type"))? {
-        ValueType::U8 => Array::U8(numbers(cursor, key)?),
-        ValueType::I8 => Array::I8(numbers(cursor, key)?),
-        ValueType::U16 => Array::U16(numbers(cursor, key)?),
-        ValueType::I16 => Array::I16(numbers(cursor, key)?),
-        ValueType::U32 => Array::U32(numbers(cursor, key)?),
-        ValueType::I32 => Array::I32(numbers(cursor, key)?),
-        ValueType::F32 => Array::F32(numbers(cursor, key)?),
-        ValueType::Bool => Array::Bool(numbers(cursor, key)?),
-        ValueType::U64 => Array::U64(numbers(cursor, key)?),
-        ValueType::I64 => Array::I64(numbers(cursor, key)?),
-        ValueType::F64 => Array::F64(numbers(cursor, key)?),
-        ValueType::String => Array::String(strings(cursor, key)?),
-        ValueType::Array => {
-            let message = "is an array: arrays of arrays are not supported (nor does any model need them)";
-            return Err(corrupt(Field::Value(key, "element type"), start, message));
-        }
-    })
+    Ok(
+        match value_type(cursor, Field::Value(key, "element type"))? {
+            ValueType::U8 => Array::U8(numbers(cursor, key)?),
+            ValueType::I8 => Array::I8(numbers(cursor, key)?),
+            ValueType::U16 => Array::U16(numbers(cursor, key)?),
+            ValueType::I16 => Array::I16(numbers(cursor, key)?),
+            ValueType::U32 => Array::U32(numbers(cursor, key)?),
+            ValueType::I32 => Array::I32(numbers(cursor, key)?),
+            ValueType::F32 => Array::F32(numbers(cursor, key)?),
+            ValueType::Bool => Array::Bool(numbers(cursor, key)?),
+            ValueType::U64 => Array::U64(numbers(cursor, key)?),
+            ValueType::I64 => Array::I64(numbers(cursor, key)?),
+            ValueType::F64 => Array::F64(numbers(cursor, key)?),
+            ValueType::String => Array::String(strings(cursor, key)?),
+            ValueType::Array => {
+                let message = "is an array: arrays of arrays are not supported (nor does any model need them)";
+                return Err(corrupt(Field::Value(key, "element type"), start, message));
+            }
+        },
+    )
 }
 
 fn number<T: Number>(cursor: &mut Cursor<'_>, field: Field<'_>) -> Result<T, Stop> {
@@ -236,7 +281,10 @@ fn numbers<T: Number>(cursor: &mut Cursor<'_>, key: &str) -> Result<Vec<T>, Stop
     let count = cursor.count(T::BYTES, Field::Value(key, "array length"))?;
     // Cannot overflow: `count` checked it.
     let bytes = cursor.take(count * T::BYTES, Field::Value(key, "elements"))?;
-    Ok(bytes.chunks_exact(T::BYTES as usize).map(T::from_le).collect())
+    Ok(bytes
+        .chunks_exact(T::BYTES as usize)
+        .map(T::from_le)
+        .collect())
 }
 
 fn strings(cursor: &mut Cursor<'_>, key: &str) -> Result<StringArray, Stop> {
@@ -298,17 +346,27 @@ fn tensor(cursor: &mut Cursor<'_>, number: u64) -> Result<Described, Stop> {
     let (field, name_at) = (Field::TensorName(number), cursor.position());
     let name = name_text(cursor.string(field)?, field, name_at)?;
     if name.len() > MAX_NAME_BYTES {
-        let message = format!("is {} bytes long; {MAX_NAME_BYTES} are believed", name.len());
+        let message = format!(
+            "is {} bytes long; {MAX_NAME_BYTES} are believed",
+            name.len()
+        );
         return Err(corrupt(field, name_at, message));
     }
     if name.contains('\0') {
         return Err(corrupt(field, name_at, "contains a NUL character"));
     }
 
-    let (field, start) = (Field::Tensor(name, "number of dimensions"), cursor.position());
+    let (field, start) = (
+        Field::Tensor(name, "number of dimensions"),
+        cursor.position(),
+    );
     let n_dims = cursor.u32(field)? as usize;
     if !(1..=MAX_DIMS).contains(&n_dims) {
-        return Err(corrupt(field, start, format!("is {n_dims}; 1 to {MAX_DIMS} are possible")));
+        return Err(corrupt(
+            field,
+            start,
+            format!("is {n_dims}; 1 to {MAX_DIMS} are possible"),
+        ));
     }
     let dims_at = cursor.position();
     let mut dims = [1; MAX_DIMS];
@@ -319,10 +377,15 @@ fn tensor(cursor: &mut Cursor<'_>, number: u64) -> Result<Described, Stop> {
     let (field, start) = (Field::Tensor(name, "type"), cursor.position());
     let id = cursor.u32(field)?;
     let dtype = DType::from_id(id).ok_or_else(|| corrupt(field, start, unknown_dtype(id)))?;
-    let size = tensor_bytes(dtype, &dims[..n_dims]).map_err(|(dimension, message)| match dimension {
-        Some(dimension) => corrupt(Field::Dimension(name, dimension), dims_at + 8 * dimension as u64, message),
-        None => corrupt(Field::Tensor(name, "shape"), dims_at, message),
-    })?;
+    let size =
+        tensor_bytes(dtype, &dims[..n_dims]).map_err(|(dimension, message)| match dimension {
+            Some(dimension) => corrupt(
+                Field::Dimension(name, dimension),
+                dims_at + 8 * dimension as u64,
+                message,
+            ),
+            None => corrupt(Field::Tensor(name, "shape"), dims_at, message),
+        })?;
 
     let offset_at = cursor.position();
     let offset = cursor.u64(Field::Tensor(name, "offset"))?;
@@ -346,53 +409,85 @@ fn tensor(cursor: &mut Cursor<'_>, number: u64) -> Result<Described, Stop> {
 fn unknown_dtype(id: u32) -> String {
     match id {
         4 | 5 | 31..=33 | 36..=38 => {
-            format!("is {id}, a type that was removed from the format: get a newer file, or quantize the model again")
+            format!(
+                "is {id}, a type that was removed from the format: get a newer file, or quantize the model again"
+            )
         }
         _ => format!("is {id}, which no type here has: the file is damaged or from the future"),
     }
 }
 
 /// Checks that the tensors' data lies one after the other, padded, inside the file; makes offsets count from its start.
-fn place(described: Vec<Described>, data_offset: u64, alignment: u64, file_len: u64) -> Result<Tensors, Stop> {
+fn place(
+    described: Vec<Described>,
+    data_offset: u64,
+    alignment: u64,
+    file_len: u64,
+) -> Result<Tensors, Stop> {
     let mut expected = 0;
     let mut end = data_offset;
-    for Described { info, offset_at, .. } in &described {
+    for Described {
+        info, offset_at, ..
+    } in &described
+    {
         let field = Field::Tensor(&info.name, "offset");
         let offset = info.offset;
         if offset != expected {
             let message = if !offset.is_multiple_of(alignment) {
-                format!("is {offset}, not a multiple of the alignment {alignment}: the file is damaged")
+                format!(
+                    "is {offset}, not a multiple of the alignment {alignment}: the file is damaged"
+                )
             } else if offset < expected {
-                format!("is {offset}, but the data before it reaches to {expected}: tensors overlap or are not in order")
+                format!(
+                    "is {offset}, but the data before it reaches to {expected}: tensors overlap or are not in order"
+                )
             } else {
-                format!("is {offset}, but the data before it ends at {expected}: there may be no gaps")
+                format!(
+                    "is {offset}, but the data before it ends at {expected}: there may be no gaps"
+                )
             };
             return Err(corrupt(field, *offset_at, message));
         }
         let ends = || {
             let unpadded = expected.checked_add(info.size as u64)?;
-            Some((data_offset.checked_add(unpadded)?, unpadded.checked_next_multiple_of(alignment)?))
+            Some((
+                data_offset.checked_add(unpadded)?,
+                unpadded.checked_next_multiple_of(alignment)?,
+            ))
         };
-        (end, expected) = ends().ok_or_else(|| corrupt(field, *offset_at, "the end of the data overflows"))?;
+        (end, expected) =
+            ends().ok_or_else(|| corrupt(field, *offset_at, "the end of the data overflows"))?;
     }
 
     // The first tensor that is not there as a whole; `end` is the end of the last one.
     let is_cut = |d: &&Described| data_offset + d.info.offset + d.info.size as u64 > file_len;
-    if let Some(Described { info, offset_at, .. }) = described.iter().find(is_cut) {
+    if let Some(Described {
+        info, offset_at, ..
+    }) = described.iter().find(is_cut)
+    {
         let missing = end.saturating_sub(file_len);
         let message = format!("the file is truncated: {missing} bytes missing; download it again");
         let field = Field::Tensor(&info.name, "data");
-        return Err(Error::new(ErrorKind::Truncated, field, message).at(*offset_at).into());
+        return Err(Error::new(ErrorKind::Truncated, field, message)
+            .at(*offset_at)
+            .into());
     }
 
     let mut names_at = Vec::with_capacity(described.len());
     let mut infos = Vec::with_capacity(described.len());
-    for Described { mut info, name_at, .. } in described {
+    for Described {
+        mut info, name_at, ..
+    } in described
+    {
         info.offset += data_offset;
         names_at.push(name_at);
         infos.push(info);
     }
     Tensors::new(infos).map_err(|(repeated, name)| {
-        corrupt(Field::Tensor(&name, "name"), names_at[repeated], "occurs twice: the file is damaged")
+        corrupt(
+            Field::Tensor(&name, "name"),
+            names_at[repeated],
+            "occurs twice: the file is damaged",
+        )
     })
 }

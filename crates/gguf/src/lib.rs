@@ -1,1 +1,68 @@
-//! The GGUF file format: hardened reader, writer, loading.
+//! The GGUF file format: a hardened reader, a writer, and loading of tensor data.
+//!
+//! A GGUF file holds a machine learning model: *metadata* (keys with typed values: architecture, sizes, vocabulary) and
+//! *tensors* (types of ggml, with names and shapes). All numbers are little-endian:
+//!
+//! | field | type |
+//! |---|---|
+//! | magic | the bytes `GGUF` |
+//! | version | `u32`: 2 or 3, which have the same layout |
+//! | number of tensors, number of keys | `u64` each |
+//! | for each key: key, type, value | string, `u32`, by type |
+//! | for each tensor: name, number of dimensions, dimensions, type, offset | string, `u32`, `u64` each, `u32`, `u64` |
+//! | padding | to a multiple of the alignment: the key `general.alignment`, or 32 |
+//! | data of each tensor | where its offset says, counted from here, padded |
+//!
+//! A string is a `u64` length and bytes. An array is the type of its elements (`u32`), their number (`u64`) and the
+//! elements. The format is specified in `docs/gguf.md` of the ggml project; where that leaves a choice, this crate does
+//! what ggml's own reader does, so that both accept the same files, with exceptions that are all stricter in what no
+//! real file has (tensors without elements or dimensions, absurd counts) or more lenient (long tensor names).
+//!
+//! # Contract
+//! - [`GgufFile::open`] opens a model, whole or split into parts; [`Header::from_bytes`] reads one that is in memory.
+//! - A file is not trusted. Every count and size is checked against the bytes that are left before memory is taken for it,
+//!   every sum and product for overflow. After opening, each tensor's data is known to be inside its file, contiguous
+//!   and aligned, and names are unique. No input makes a function panic.
+//! - [`Metadata`] is read with types: [`Metadata::get`] and [`Metadata::require`] return an error with key, wanted and found
+//!   type. Strings in values need not be UTF-8 until they are read as text.
+//! - Data is reached in place ([`GgufFile::tensor_bytes`], [`Part::mapping`]), read piece by piece
+//!   ([`GgufFile::read_tensor_into`]), or streamed by several threads ([`GgufFile::load`], [`GgufFile::load_chunks`]) with
+//!   progress and cancellation.
+//! - [`Writer`] streams a file out; on disk it appears complete or not at all. [`rewrite`] edits metadata. What a file says
+//!   with keys that nobody here knows survives, in order.
+//! - [`Error`] is one line that names file, field and byte offset, and what to do.
+//!
+//! The only `unsafe` code is in the module that maps files; [`Mapping`] says what it asks of the user.
+
+mod atomic;
+mod convert;
+mod cursor;
+mod error;
+mod file;
+mod header;
+mod index;
+mod load;
+mod mapping;
+mod metadata;
+mod sniff;
+mod split;
+mod strings;
+mod tensor;
+mod value;
+mod write;
+
+pub use atomic::AtomicFile;
+pub use convert::FromValue;
+pub use error::{Error, ErrorKind, Result};
+pub use file::{GgufFile, LoadMode, Part};
+pub use header::{
+    DEFAULT_ALIGNMENT, Header, MAGIC, MAX_ALIGNMENT, MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS, VERSION,
+};
+pub use load::LoadOptions;
+pub use mapping::Mapping;
+pub use metadata::{KEY_ALIGNMENT, KEY_ARCHITECTURE, MAX_KEY_BYTES, Metadata};
+pub use split::{KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS_COUNT, split_file_name};
+pub use strings::StringArray;
+pub use tensor::{MAX_DIMS, TensorInfo, Tensors};
+pub use value::{Array, Value, ValueType};
+pub use write::{MAX_WRITTEN_NAME_BYTES, TensorSpec, Writer, rewrite};

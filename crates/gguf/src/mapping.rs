@@ -25,8 +25,12 @@ impl Mapping {
         // checked once is never used to index memory without another check. That the file is not changed from outside
         // cannot be enforced; the type's documentation makes it the user's duty.
         let map = unsafe { memmap2::Mmap::map(file) };
-        map.map(|map| Mapping { map })
-            .map_err(|error| Error::io("cannot map the file into memory (try to load it by reading)", &error))
+        map.map(|map| Mapping { map }).map_err(|error| {
+            Error::io(
+                "cannot map the file into memory (try to load it by reading)",
+                &error,
+            )
+        })
     }
 
     /// Keeps the whole file in memory, never to be paged out. Takes as long as reading the file.
@@ -51,7 +55,9 @@ impl Mapping {
     pub(crate) fn will_need(&self, range: Range<usize>) {
         #[cfg(unix)]
         if self.map.get(range.clone()).is_some() {
-            let _ = self.map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+            let _ = self
+                .map
+                .advise_range(memmap2::Advice::WillNeed, range.start, range.len());
         }
         #[cfg(not(unix))]
         let _ = range;
@@ -67,8 +73,11 @@ impl Mapping {
                 // SAFETY: The range is inside the mapping. It is a read-only mapping of a file, so the pages that are
                 // dropped have no content but the file's, and come back with the same bytes when they are touched.
                 let _ = unsafe {
-                    self.map
-                        .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+                    self.map.unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        start,
+                        end - start,
+                    )
                 };
             }
         }
@@ -108,7 +117,10 @@ pub(crate) fn page_bytes() -> usize {
     {
         // SAFETY: `sysconf` only reads its argument.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+        usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two())
+            .unwrap_or(4096)
     }
     #[cfg(not(unix))]
     4096

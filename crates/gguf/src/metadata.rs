@@ -44,7 +44,9 @@ impl Metadata {
     ///
     /// # Errors
     /// The index and the key of the first entry whose key occurred before.
-    pub(crate) fn from_entries(mut entries: Vec<(Box<str>, Value)>) -> Result<Self, (usize, Box<str>)> {
+    pub(crate) fn from_entries(
+        mut entries: Vec<(Box<str>, Value)>,
+    ) -> Result<Self, (usize, Box<str>)> {
         let by_key = sorted_index(&entries, |entry| &entry.0)
             .map_err(|repeated| (repeated, std::mem::take(&mut entries[repeated].0)))?;
         Ok(Metadata {
@@ -101,7 +103,13 @@ impl Metadata {
         let Some(value) = self.value(key) else {
             return Ok(None);
         };
-        let explain = |found| self.error(ErrorKind::WrongType, key, format!("wanted {}, found {found}", T::wanted()));
+        let explain = |found| {
+            self.error(
+                ErrorKind::WrongType,
+                key,
+                format!("wanted {}, found {found}", T::wanted()),
+            )
+        };
         T::from_value(value).map(Some).map_err(explain)
     }
 
@@ -141,7 +149,11 @@ impl Metadata {
         let values = self.get::<Vec<T>>(key)?;
         match values {
             Some(values) if values.len() != len => {
-                let message = format!("wanted one {} or {len} of them, found {}", T::wanted(), values.len());
+                let message = format!(
+                    "wanted one {} or {len} of them, found {}",
+                    T::wanted(),
+                    values.len()
+                );
                 Err(self.error(ErrorKind::WrongType, key, message))
             }
             values => Ok(values),
@@ -164,10 +176,14 @@ impl Metadata {
         match self.rank(key) {
             Ok(rank) => {
                 let index = self.by_key[rank] as usize;
-                Ok(Some(std::mem::replace(&mut self.entries[index].1, value.into())))
+                Ok(Some(std::mem::replace(
+                    &mut self.entries[index].1,
+                    value.into(),
+                )))
             }
             Err(rank) => {
-                check_key(key).map_err(|message| self.error(ErrorKind::InvalidArgument, key, message))?;
+                check_key(key)
+                    .map_err(|message| self.error(ErrorKind::InvalidArgument, key, message))?;
                 self.by_key.insert(rank, self.entries.len() as u32);
                 self.entries.push((key.into(), value.into()));
                 Ok(None)
@@ -193,14 +209,21 @@ impl Metadata {
     /// [`ErrorKind::MissingKey`] if there is no `from`; [`ErrorKind::InvalidArgument`] if there is a `to` already, or if
     /// `to` cannot be a key.
     pub fn rename(&mut self, from: &str, to: &str) -> Result<()> {
-        let rank = self
-            .rank(from)
-            .map_err(|_| self.error(ErrorKind::MissingKey, from, "is missing, so it cannot be renamed".into()))?;
+        let rank = self.rank(from).map_err(|_| {
+            self.error(
+                ErrorKind::MissingKey,
+                from,
+                "is missing, so it cannot be renamed".into(),
+            )
+        })?;
         if from == to {
             return Ok(());
         }
         if self.contains(to) {
-            let message = format!("exists already; remove it before renaming {} to it", quoted(from));
+            let message = format!(
+                "exists already; remove it before renaming {} to it",
+                quoted(from)
+            );
             return Err(self.error(ErrorKind::InvalidArgument, to, message));
         }
         check_key(to).map_err(|message| self.error(ErrorKind::InvalidArgument, to, message))?;
@@ -217,7 +240,10 @@ pub(crate) fn check_key(key: &str) -> Result<(), String> {
     if key.is_empty() {
         Err("is empty".into())
     } else if key.len() > MAX_KEY_BYTES {
-        Err(format!("is {} bytes long; {MAX_KEY_BYTES} are allowed", key.len()))
+        Err(format!(
+            "is {} bytes long; {MAX_KEY_BYTES} are allowed",
+            key.len()
+        ))
     } else if key.contains('\0') {
         Err("contains a NUL character".into())
     } else {
@@ -254,11 +280,17 @@ mod tests {
             r#"m.gguf: key "absent": is missing, but needed (u32 wanted)"#
         );
         assert_eq!(
-            metadata.require::<&str>("llama.block_count").unwrap_err().to_string(),
+            metadata
+                .require::<&str>("llama.block_count")
+                .unwrap_err()
+                .to_string(),
             r#"m.gguf: key "llama.block_count": wanted str, found u32"#
         );
         assert_eq!(
-            metadata.get::<u8>("general.architecture").unwrap_err().kind(),
+            metadata
+                .get::<u8>("general.architecture")
+                .unwrap_err()
+                .kind(),
             ErrorKind::WrongType
         );
     }
@@ -266,11 +298,20 @@ mod tests {
     #[test]
     fn a_scalar_stands_for_every_layer() {
         let metadata = sample();
-        assert_eq!(metadata.get_scalar_or_array::<u32>("llama.block_count", 3), Ok(Some(vec![2, 2, 2])));
-        assert_eq!(metadata.get_scalar_or_array::<u32>("llama.head_count", 2), Ok(Some(vec![8, 4])));
+        assert_eq!(
+            metadata.get_scalar_or_array::<u32>("llama.block_count", 3),
+            Ok(Some(vec![2, 2, 2]))
+        );
+        assert_eq!(
+            metadata.get_scalar_or_array::<u32>("llama.head_count", 2),
+            Ok(Some(vec![8, 4]))
+        );
         assert_eq!(metadata.get_scalar_or_array::<u32>("absent", 2), Ok(None));
         assert_eq!(
-            metadata.get_scalar_or_array::<u32>("llama.head_count", 3).unwrap_err().to_string(),
+            metadata
+                .get_scalar_or_array::<u32>("llama.head_count", 3)
+                .unwrap_err()
+                .to_string(),
             r#"m.gguf: key "llama.head_count": wanted one u32 or 3 of them, found 2"#
         );
     }
@@ -278,12 +319,28 @@ mod tests {
     #[test]
     fn edits_keep_the_order() {
         let mut metadata = sample();
-        assert_eq!(metadata.set("llama.block_count", 3u32), Ok(Some(Value::U32(2))));
-        metadata.rename("general.architecture", "z.architecture").unwrap();
+        assert_eq!(
+            metadata.set("llama.block_count", 3u32),
+            Ok(Some(Value::U32(2)))
+        );
+        metadata
+            .rename("general.architecture", "z.architecture")
+            .unwrap();
         let keys: Vec<_> = metadata.iter().map(|(key, _)| key).collect();
-        assert_eq!(keys, ["z.architecture", "llama.block_count", "llama.head_count"]);
-        assert_eq!(metadata.rename("nothing", "x").unwrap_err().kind(), ErrorKind::MissingKey);
-        for bad in ["", "nul\0", "llama.head_count", &"k".repeat(MAX_KEY_BYTES + 1)] {
+        assert_eq!(
+            keys,
+            ["z.architecture", "llama.block_count", "llama.head_count"]
+        );
+        assert_eq!(
+            metadata.rename("nothing", "x").unwrap_err().kind(),
+            ErrorKind::MissingKey
+        );
+        for bad in [
+            "",
+            "nul\0",
+            "llama.head_count",
+            &"k".repeat(MAX_KEY_BYTES + 1),
+        ] {
             let error = metadata.rename("z.architecture", bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }

@@ -38,7 +38,11 @@ impl Split {
         };
         if split.no >= count {
             let message = format!("is {}, but there are only {count} parts, from 0", split.no);
-            return Err(Error::new(ErrorKind::Split, format!("key \"{KEY_SPLIT_NO}\""), message));
+            return Err(Error::new(
+                ErrorKind::Split,
+                format!("key \"{KEY_SPLIT_NO}\""),
+                message,
+            ));
         }
         Ok(Some(split))
     }
@@ -51,7 +55,10 @@ pub fn split_file_name(prefix: &str, no: u16, count: u16) -> String {
 
 /// The paths of all parts, derived from the path of one of them.
 pub(crate) fn part_paths(path: &Path, split: Split) -> Result<Vec<PathBuf>> {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     let ending = split_file_name("", split.no, split.count);
     let prefix = name.strip_suffix(&*ending).ok_or_else(|| {
         let message = format!(
@@ -78,12 +85,24 @@ mod tests {
             tensors: None,
         };
         let paths = part_paths(Path::new("dir/m-00002-of-00003.gguf"), split).unwrap();
-        let names = ["dir/m-00001-of-00003.gguf", "dir/m-00002-of-00003.gguf", "dir/m-00003-of-00003.gguf"];
+        let names = [
+            "dir/m-00001-of-00003.gguf",
+            "dir/m-00002-of-00003.gguf",
+            "dir/m-00003-of-00003.gguf",
+        ];
         assert_eq!(paths, names.map(PathBuf::from));
-        for bad in ["dir/m-00001-of-00003.gguf", "m.gguf", "m-2-of-3.gguf", "dir/.."] {
+        for bad in [
+            "dir/m-00001-of-00003.gguf",
+            "m.gguf",
+            "m-2-of-3.gguf",
+            "dir/..",
+        ] {
             let error = part_paths(Path::new(bad), split).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Split);
-            assert!(error.to_string().contains("-00002-of-00003.gguf"), "{error}");
+            assert!(
+                error.to_string().contains("-00002-of-00003.gguf"),
+                "{error}"
+            );
         }
     }
 
@@ -94,10 +113,16 @@ mod tests {
         metadata.set(KEY_SPLIT_COUNT, 1u16).unwrap();
         assert_eq!(Split::of(&metadata), Ok(None));
         metadata.set(KEY_SPLIT_COUNT, 2u16).unwrap();
-        assert_eq!(Split::of(&metadata).unwrap_err().kind(), ErrorKind::MissingKey);
+        assert_eq!(
+            Split::of(&metadata).unwrap_err().kind(),
+            ErrorKind::MissingKey
+        );
         metadata.set(KEY_SPLIT_NO, 2u16).unwrap();
         assert_eq!(Split::of(&metadata).unwrap_err().kind(), ErrorKind::Split);
         metadata.set(KEY_SPLIT_NO, "../1").unwrap();
-        assert_eq!(Split::of(&metadata).unwrap_err().kind(), ErrorKind::WrongType);
+        assert_eq!(
+            Split::of(&metadata).unwrap_err().kind(),
+            ErrorKind::WrongType
+        );
     }
 }

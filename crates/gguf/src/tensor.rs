@@ -42,26 +42,47 @@ impl TensorInfo {
 pub(crate) fn tensor_bytes(dtype: DType, dims: &[u64]) -> Result<usize, (Option<usize>, String)> {
     for (dimension, &extent) in dims.iter().enumerate() {
         if extent == 0 {
-            return Err((Some(dimension), "is 0: tensors without elements are not allowed".into()));
+            return Err((
+                Some(dimension),
+                "is 0: tensors without elements are not allowed".into(),
+            ));
         }
         if i64::try_from(extent).is_err() {
-            return Err((Some(dimension), format!("is {extent}, more than a signed 64-bit number holds")));
+            return Err((
+                Some(dimension),
+                format!("is {extent}, more than a signed 64-bit number holds"),
+            ));
         }
     }
-    let overflows = || (None, format!("the size of shape {dims:?} in {dtype} overflows"));
+    let overflows = || {
+        (
+            None,
+            format!("the size of shape {dims:?} in {dtype} overflows"),
+        )
+    };
     // Every product must fit a signed number: ggml counts elements and bytes in those.
     let product = |factors: &[u64]| {
-        let product = factors.iter().try_fold(1u64, |product, &factor| product.checked_mul(factor))?;
-        usize::try_from(product).ok().filter(|&product| isize::try_from(product).is_ok())
+        let product = factors
+            .iter()
+            .try_fold(1u64, |product, &factor| product.checked_mul(factor))?;
+        usize::try_from(product)
+            .ok()
+            .filter(|&product| isize::try_from(product).is_ok())
     };
     product(dims).ok_or_else(overflows)?;
     let [row, rest @ ..] = dims else {
         return Err((None, "has no dimensions".into()));
     };
-    let (row, rows) = (usize::try_from(*row).map_err(|_| overflows())?, product(rest).ok_or_else(overflows)?);
+    let (row, rows) = (
+        usize::try_from(*row).map_err(|_| overflows())?,
+        product(rest).ok_or_else(overflows)?,
+    );
     if !row.is_multiple_of(dtype.block_len()) {
         let block = dtype.block_len();
-        return Err((Some(0), format!("is {row}, not a whole number of {dtype} blocks of {block} elements")));
+        return Err((
+            Some(0),
+            format!("is {row}, not a whole number of {dtype} blocks of {block} elements"),
+        ));
     }
     let row_bytes = dtype.row_bytes(row).map_err(|_| overflows())?;
     product(&[row_bytes as u64, rows as u64]).ok_or_else(overflows)
@@ -93,7 +114,8 @@ impl Tensors {
         let rank = self
             .by_name
             .binary_search_by(|&index| (*self.list[index as usize].name).cmp(name));
-        rank.ok().map(|rank| &self.list[self.by_name[rank] as usize])
+        rank.ok()
+            .map(|rank| &self.list[self.by_name[rank] as usize])
     }
 
     /// The tensor called `name`.
@@ -103,7 +125,11 @@ impl Tensors {
     pub fn require(&self, name: &str) -> Result<&TensorInfo> {
         self.get(name).ok_or_else(|| {
             let field = format!("tensor {}", quoted(name));
-            Error::new(ErrorKind::MissingTensor, field, "is missing, but the model needs it")
+            Error::new(
+                ErrorKind::MissingTensor,
+                field,
+                "is missing, but the model needs it",
+            )
         })
     }
 
@@ -145,11 +171,26 @@ mod tests {
         assert_eq!(tensor_bytes(DType::Q4_K, &[512, 3, 2]), Ok(144 * 2 * 6));
         assert_eq!(tensor_bytes(DType::Q4_0, &[33, 2]).unwrap_err().0, Some(0));
         assert_eq!(tensor_bytes(DType::F32, &[4, 0]).unwrap_err().0, Some(1));
-        assert_eq!(tensor_bytes(DType::F32, &[4, u64::MAX]).unwrap_err().0, Some(1));
+        assert_eq!(
+            tensor_bytes(DType::F32, &[4, u64::MAX]).unwrap_err().0,
+            Some(1)
+        );
         assert!(tensor_bytes(DType::F32, &[]).is_err());
         // Products that wrap to zero, to something small, and byte counts that do while elements fit.
-        for dims in [&[1 << 32, 1 << 32][..], &[1 << 33, (1 << 31) + 1], &[1 << 62, 1, 4], &[1 << 61], &[1 << 62]] {
-            assert!(tensor_bytes(DType::F32, dims).unwrap_err().1.contains("overflows"), "{dims:?}");
+        for dims in [
+            &[1 << 32, 1 << 32][..],
+            &[1 << 33, (1 << 31) + 1],
+            &[1 << 62, 1, 4],
+            &[1 << 61],
+            &[1 << 62],
+        ] {
+            assert!(
+                tensor_bytes(DType::F32, dims)
+                    .unwrap_err()
+                    .1
+                    .contains("overflows"),
+                "{dims:?}"
+            );
         }
     }
 }

@@ -26,7 +26,9 @@ pub enum ValueType {
 impl ValueType {
     const ALL: [ValueType; 13] = {
         use ValueType::*;
-        [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64]
+        [
+            U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64,
+        ]
     };
 
     /// The type with the format's number `id`.
