@@ -168,6 +168,10 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(0)
     }
 
+    /// May reorder the nodes of one split for better speed; operands must stay before their users. Called before
+    /// memory is planned.
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) {}
+
     /// A new queue of work.
     ///
     /// # Errors
@@ -339,7 +343,4 @@ pub trait Stream: Send {
     /// # Errors
     /// If some of it failed; the error is reported once.
     fn synchronize(&mut self) -> Result<()>;
-
-    /// May reorder `nodes` for better speed without breaking dependencies. Called before memory is planned.
-    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) {}
 }

@@ -137,7 +137,19 @@ impl<'a> Cursor<'a> {
 
     /// A string: its length and its bytes.
     pub(crate) fn string(&mut self, field: Field<'_>) -> Result<&'a [u8], Stop> {
+        // Vocabularies have hundreds of thousands of strings, all good: errors are looked for only when there is one.
+        if let Some(string) = self.whole_string() {
+            return Ok(string);
+        }
         let len = self.count(1, field)?;
         self.take(len, field)
+    }
+
+    /// The next string, if all of it is at hand.
+    fn whole_string(&mut self) -> Option<&'a [u8]> {
+        let (len, rest) = self.bytes.get(self.position..)?.split_first_chunk()?;
+        let string = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+        self.position += len.len() + string.len();
+        Some(string)
     }
 }

@@ -288,7 +288,7 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
 /// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
 fn read_header(file: &File, len: u64) -> Result<Header> {
     let mut bytes = Vec::new();
-    let mut wanted = 1 << 20;
+    let mut wanted = 4 << 20;
     loop {
         let count = usize::try_from(wanted.min(len)).unwrap_or(usize::MAX);
         let had = bytes.len();

@@ -2,7 +2,7 @@
 
 use crate::cursor::{Cursor, Field, Stop};
 use crate::error::{Error, ErrorKind, Result};
-use crate::metadata::{KEY_ALIGNMENT, MAX_KEY_BYTES, Metadata, check_key};
+use crate::metadata::{KEY_ALIGNMENT, Metadata, check_key};
 use crate::sniff::not_gguf;
 use crate::strings::StringArray;
 use crate::tensor::{MAX_DIMS, TensorInfo, Tensors, tensor_bytes};

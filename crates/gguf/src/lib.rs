@@ -32,6 +32,32 @@
 //!   with keys that nobody here knows survives, in order.
 //! - [`Error`] is one line that names file, field and byte offset, and what to do.
 //!
+//! # Example
+//! ```
+//! use samite_core::DType;
+//! use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("tiny.gguf");
+//! let mut metadata = Metadata::new();
+//! metadata.set("general.architecture", "llama")?;
+//! metadata.set("llama.block_count", 2u32)?;
+//! let tensors = vec![TensorSpec::new("token_embd.weight", DType::F32, &[2, 1])?];
+//! let mut writer = Writer::create(&path, &metadata, tensors)?;
+//! writer.append(&1.0f32.to_le_bytes())?;
+//! writer.append(&2.0f32.to_le_bytes())?;
+//! writer.commit()?;
+//!
+//! let file = GgufFile::open(&path, LoadMode::Mmap)?;
+//! let blocks: usize = file.metadata().require("llama.block_count")?;
+//! let embedding = file.require_tensor("token_embd.weight")?;
+//! assert_eq!((blocks, embedding.shape), (2, [2, 1, 1, 1]));
+//! assert_eq!(file.tensor_bytes(embedding)?[..4], 1.0f32.to_le_bytes());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The only `unsafe` code is in the module that maps files; [`Mapping`] says what it asks of the user.
 
 mod atomic;

@@ -2,7 +2,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::search::{AffineSearch, Loss, greater, nearest};
+use crate::search::{AffineSearch, LANES, Lanes, Loss, greater, nearest};
 use half::f16;
 
 /// The largest number, at least 0.
@@ -30,10 +30,24 @@ fn encode_groups<const GROUPS: usize, const N: usize>(
     let mut codes = [0; 256];
     let (mut scales, mut minima) = ([0.0; GROUPS], [0.0; GROUPS]);
     let (groups, _) = x.as_chunks::<N>();
-    for (j, (x, codes)) in groups.iter().zip(codes.as_chunks_mut::<N>().0).enumerate() {
-        let fit = search.fit(x, &weights(x));
-        (scales[j], minima[j]) = (fit.scale, fit.minimum);
-        *codes = fit.codes;
+    for first in (0..GROUPS).step_by(LANES) {
+        let lanes = |groups: &[[f32; N]]| -> [Lanes; N] {
+            std::array::from_fn(|i| std::array::from_fn(|j| groups[j][i]))
+        };
+        let groups = &groups[first..first + LANES];
+        let weights: [[f32; N]; LANES] = std::array::from_fn(|j| weights(&groups[j]));
+        let fit = search.fit(&lanes(groups), &lanes(&weights));
+        scales[first..first + LANES].copy_from_slice(&fit.scale);
+        minima[first..first + LANES].copy_from_slice(&fit.minimum);
+        for (j, codes) in codes[first * N..]
+            .chunks_exact_mut(N)
+            .take(LANES)
+            .enumerate()
+        {
+            for (code, fitted) in codes.iter_mut().zip(&fit.codes) {
+                *code = fitted[j] as u8;
+            }
+        }
     }
 
     let quantize = |numbers: [f32; GROUPS]| {

@@ -14,7 +14,7 @@ fn split_nibbles(qs: &[u8; 16]) -> [u8; 32] {
 
 /// The inverse of [`split_nibbles`]: higher bits of the codes are dropped.
 #[inline]
-fn join_nibbles(codes: &[u8; 32]) -> [u8; 16] {
+pub(crate) fn join_nibbles(codes: &[u8; 32]) -> [u8; 16] {
     std::array::from_fn(|i| (codes[i] & 15) | (codes[i + 16] << 4))
 }
 

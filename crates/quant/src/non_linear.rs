@@ -2,6 +2,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
+use crate::legacy::join_nibbles;
 use crate::search::{NEGLIGIBLE, first_max_abs, max_abs, nearest, reciprocal};
 use crate::tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
 
@@ -34,11 +35,6 @@ fn decode_table(table: &[i8; 16], d: f32, qs: &[u8; 16], out: &mut [f32; 32]) {
         *low = d * f32::from(table[usize::from(q & 15)]);
         *high = d * f32::from(table[usize::from(q >> 4)]);
     }
-}
-
-#[inline]
-fn join_halves(codes: &[u8; 32]) -> [u8; 16] {
-    std::array::from_fn(|i| codes[i] | (codes[i + 16] << 4))
 }
 
 /// `Σ w x t` and `Σ w t²` with weights `w = x²`, `t` the table's value nearest to `x inverse`.
@@ -97,7 +93,7 @@ impl Encode for BlockIq4Nl {
         let inverse = if scale != 0.0 { inverse } else { 0.0 };
         BlockIq4Nl {
             d: f32_to_f16(scale),
-            qs: join_halves(&x.map(|v| iq4_nl_code(inverse * v))),
+            qs: join_nibbles(&x.map(|v| iq4_nl_code(inverse * v))),
         }
     }
 }
@@ -109,7 +105,7 @@ impl BlockIq4Nl {
         let inverse = reciprocal(scale);
         BlockIq4Nl {
             d: f32_to_f16(scale),
-            qs: join_halves(&x.map(|v| iq4_nl_code(inverse * v))),
+            qs: join_nibbles(&x.map(|v| iq4_nl_code(inverse * v))),
         }
     }
 }
@@ -144,7 +140,7 @@ impl Encode for BlockIq4Xs {
         for (j, (x, qs)) in groups.iter().zip(packed).enumerate() {
             let scale = nearest(inverse * fitted[j]).clamp(-32, 31);
             let group_inverse = reciprocal(d * scale as f32);
-            *qs = join_halves(&x.map(|v| iq4_nl_code(group_inverse * v)));
+            *qs = join_nibbles(&x.map(|v| iq4_nl_code(group_inverse * v)));
             let code = (scale + 32) as u8;
             block.scales_l[j / 2] |= (code & 15) << (4 * (j % 2));
             block.scales_h |= u16::from(code >> 4) << (2 * j);
@@ -174,20 +170,29 @@ impl Encode for BlockMxfp4 {
         };
         let d = e8m0_half(e);
         let mut codes = [0; 32];
-        let mut least = x.map(|v| (f32::from(MXFP4_VALUES[0]) * d - v).abs());
-        for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
-            let value = f32::from(value) * d;
-            for ((v, least), chosen) in x.iter().zip(&mut least).zip(&mut codes) {
-                let error = (value - v).abs();
-                if error < *least {
-                    *least = error;
-                    *chosen = code;
+        for (x, codes) in x
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .zip(codes.as_chunks_mut::<8>().0)
+        {
+            let mut chosen = [0u32; 8];
+            let mut least = x.map(|v| v.abs());
+            for (code, value) in (0..).zip(MXFP4_VALUES).skip(1) {
+                let value = f32::from(value) * d;
+                // Selected, not branched on, so that this becomes vector code.
+                for j in 0..8 {
+                    let error = (value - x[j]).abs();
+                    let nearer = error < least[j];
+                    least[j] = if nearer { error } else { least[j] };
+                    chosen[j] = if nearer { code } else { chosen[j] };
                 }
             }
+            *codes = chosen.map(|code| code as u8);
         }
         BlockMxfp4 {
             e,
-            qs: join_halves(&codes),
+            qs: join_nibbles(&codes),
         }
     }
 }

@@ -58,7 +58,13 @@ fn check(dtype: DType, bytes: usize, elements: usize) -> Result<()> {
     Ok(())
 }
 
-fn decoder(dtype: DType) -> Option<fn(&[u8], &mut [f32])> {
+/// Decodes bytes to as many elements as they hold.
+type DecodeFn = fn(&[u8], &mut [f32]);
+
+/// Encodes elements to as many bytes as they take.
+type EncodeFn = fn(&[f32], &mut [u8]);
+
+fn decoder(dtype: DType) -> Option<DecodeFn> {
     Some(match dtype {
         DType::F32 => float::decode_f32,
         DType::F16 => float::decode_f16,
@@ -85,7 +91,7 @@ fn decoder(dtype: DType) -> Option<fn(&[u8], &mut [f32])> {
     })
 }
 
-fn encoder(dtype: DType) -> Option<fn(&[f32], &mut [u8])> {
+fn encoder(dtype: DType) -> Option<EncodeFn> {
     Some(match dtype {
         DType::F32 => float::encode_f32,
         DType::F16 => float::encode_f16,
@@ -111,11 +117,17 @@ fn encoder(dtype: DType) -> Option<fn(&[f32], &mut [u8])> {
     })
 }
 
-/// Blocks are copied out one by one: a row's bytes may lie anywhere, and a copy of one block costs next to nothing.
 fn decode_blocks<B: Decode>(bytes: &[u8], out: &mut [f32]) {
     let out: &mut [B::Elements] = bytemuck::cast_slice_mut(out);
-    for (bytes, out) in bytes.chunks_exact(size_of::<B>()).zip(out) {
-        bytemuck::pod_read_unaligned::<B>(bytes).decode(out);
+    if let Ok(blocks) = bytemuck::try_cast_slice::<u8, B>(bytes) {
+        for (block, out) in blocks.iter().zip(out) {
+            block.decode(out);
+        }
+    } else {
+        // Not aligned: every block is copied out.
+        for (bytes, out) in bytes.chunks_exact(size_of::<B>()).zip(out) {
+            bytemuck::pod_read_unaligned::<B>(bytes).decode(out);
+        }
     }
 }
 

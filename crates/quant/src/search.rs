@@ -31,30 +31,48 @@ pub(crate) fn greater(v: f32, max: f32) -> f32 {
 /// The first of the elements with the largest magnitude, with its sign; 0 if all are 0.
 #[inline]
 pub(crate) fn first_max_abs(x: &[f32]) -> f32 {
-    let max = max_abs(x);
-    if max == 0.0 {
-        return 0.0;
+    let (min, max) = extremes(x, 0.0, 0.0);
+    if max > -min {
+        max
+    } else if -min > max {
+        min
+    } else if max == 0.0 {
+        0.0
+    } else {
+        x.iter().copied().find(|v| v.abs() == max).unwrap_or(0.0)
     }
-    x.iter().copied().find(|v| v.abs() == max).unwrap_or(0.0)
 }
 
 /// The least and the greatest element; of equal ones (+0 and -0) the first.
 #[inline]
 pub(crate) fn min_and_max(x: &[f32; 32]) -> (f32, f32) {
-    let mut min = [f32::MAX; 8];
-    let mut max = [f32::MIN; 8];
-    for chunk in x.as_chunks::<8>().0 {
-        for ((min, max), &v) in min.iter_mut().zip(&mut max).zip(chunk) {
-            *min = if v < *min { v } else { *min };
+    let (min, max) = extremes(x, f32::MAX, f32::MIN);
+    let first = |extreme: f32| match extreme {
+        0.0 => x.iter().copied().find(|&v| v == 0.0).unwrap_or(extreme),
+        _ => extreme,
+    };
+    (first(min), first(max))
+}
+
+/// The least and the greatest of the elements and of the given `min` and `max`; NaN is passed over.
+#[inline]
+fn extremes(x: &[f32], min: f32, max: f32) -> (f32, f32) {
+    let lesser = |v: f32, min: f32| if v < min { v } else { min };
+    // Independent lanes make vectors, as in `max_abs`.
+    let (mut mins, mut maxs) = ([min; 8], [max; 8]);
+    let (chunks, rest) = x.as_chunks::<8>();
+    for chunk in chunks {
+        for ((min, max), &v) in mins.iter_mut().zip(&mut maxs).zip(chunk) {
+            *min = lesser(v, *min);
             *max = greater(v, *max);
         }
     }
-    let min = min
-        .into_iter()
-        .fold(f32::MAX, |min, v| if v < min { v } else { min });
-    let max = max.into_iter().fold(f32::MIN, |max, v| greater(v, max));
-    let first = |extreme: f32| x.iter().copied().find(|&v| v == extreme).unwrap_or(extreme);
-    (first(min), first(max))
+    rest.iter()
+        .map(|&v| (v, v))
+        .chain(mins.into_iter().zip(maxs))
+        .fold((min, max), |(min, max), (low, high)| {
+            (lesser(low, min), greater(high, max))
+        })
 }
 
 /// `1 / d`, and 0 for 0.
@@ -63,21 +81,26 @@ pub(crate) fn reciprocal(d: f32) -> f32 {
     if d != 0.0 { 1.0 / d } else { 0.0 }
 }
 
-/// Rounds towards zero to a byte; 0 for what is far out of range or NaN, which only comes of scales so small that
-/// their reciprocal is infinite, or of elements that are not finite.
+/// Rounds down to a byte; 0 for what is out of range or NaN, which only comes of scales so small that their reciprocal
+/// is infinite, or of elements that are not finite.
 #[inline]
 pub(crate) fn truncate_code(x: f32) -> u8 {
-    if x.abs() < 256.0 { x as i32 as u8 } else { 0 }
+    let x = if (0.0..256.0).contains(&x) { x } else { 0.0 };
+    let code = nearest(x);
+    (code - i32::from(code as f32 > x)) as u8
 }
 
 /// Rounds to nearest, ties away from zero, -127 to 127; 0 as [`truncate_code`].
 #[inline]
 pub(crate) fn round_code(x: f32) -> i8 {
+    // `f32::round` is a library call on plain x86-64. Here the difference is exact, and tells where a tie went to the
+    // even neighbour towards zero.
     let x = if x.abs() < 127.5 { x } else { 0.0 };
-    // `f32::round` is a library call on plain x86-64. The difference is exact, so this is the same.
-    let whole = x as i32;
-    let part = x - whole as f32;
-    (whole + i32::from(part >= 0.5) - i32::from(part <= -0.5)) as i8
+    let even = nearest(x);
+    let rest = x - even as f32;
+    let up = (rest == 0.5) & (x > 0.0);
+    let down = (rest == -0.5) & (x < 0.0);
+    (even + i32::from(up) - i32::from(down)) as i8
 }
 
 /// Rounds to nearest, ties to even, for magnitudes up to 2^22; anything else gives some number below that.
@@ -176,6 +199,13 @@ pub(crate) enum Loss {
     Squared,
 }
 
+/// How many groups an [`AffineSearch`] takes at a time: one in each lane of a vector, so that sums can run in element
+/// order and still use the whole vector.
+pub(crate) const LANES: usize = 8;
+
+/// One number for each group.
+pub(crate) type Lanes = [f32; LANES];
+
 /// A search for `x ≈ scale q - minimum` with `q` from 0 to `limit`.
 #[derive(Clone, Copy)]
 pub(crate) struct AffineSearch {
@@ -189,100 +219,159 @@ pub(crate) struct AffineSearch {
     pub loss: Loss,
 }
 
-/// What [`AffineSearch::fit`] found.
+/// What [`AffineSearch::fit`] found; codes are whole numbers.
 pub(crate) struct AffineFit<const N: usize> {
-    pub scale: f32,
+    pub scale: Lanes,
     /// What is subtracted: never negative.
-    pub minimum: f32,
-    pub codes: [u8; N],
+    pub minimum: Lanes,
+    pub codes: [Lanes; N],
 }
 
 impl AffineSearch {
     /// Tries the scales, solves weighted least squares for scale and minimum with the codes that each gives, and keeps
-    /// the best.
-    pub(crate) fn fit<const N: usize>(&self, x: &[f32; N], weights: &[f32; N]) -> AffineFit<N> {
+    /// the best. Element `i` of group `j` is `x[i][j]`; the groups do not influence each other.
+    pub(crate) fn fit<const N: usize>(&self, x: &[Lanes; N], weights: &[Lanes; N]) -> AffineFit<N> {
         let (mut min, mut max) = (x[0], x[0]);
-        let (mut sum_w, mut sum_wx) = (0.0, 0.0);
-        for (&v, &w) in x.iter().zip(weights) {
-            min = if v < min { v } else { min };
-            max = greater(v, max);
-            sum_w += w;
-            sum_wx += w * v;
+        let (mut sum_w, mut sum_wx) = ([0.0; LANES], [0.0; LANES]);
+        for (v, w) in x.iter().zip(weights) {
+            for j in 0..LANES {
+                min[j] = if v[j] < min[j] { v[j] } else { min[j] };
+                max[j] = greater(v[j], max[j]);
+                sum_w[j] += w[j];
+                sum_wx[j] += w[j] * v[j];
+            }
         }
         // Zero must be within the range, because minima are stored without a sign.
-        if min > 0.0 {
-            min = 0.0;
-        }
-        if max == min {
-            return AffineFit {
-                scale: 0.0,
-                minimum: -min,
-                codes: [0; N],
-            };
-        }
+        let min = min.map(|v| if v > 0.0 { 0.0 } else { v });
+
         let limit = f32::from(self.limit);
-        let codes_at = |inverse: f32, min: f32| {
-            x.map(|v| nearest(inverse * (v - min)).clamp(0, i32::from(self.limit)) as u8)
-        };
-        let inverse = limit / (max - min);
         let mut best = AffineFit {
-            scale: 1.0 / inverse,
-            minimum: -min,
-            codes: codes_at(inverse, min),
+            scale: [0.0; LANES],
+            minimum: min.map(|v| -v),
+            codes: [[0.0; LANES]; N],
         };
+        let mut inverse = [0.0; LANES];
+        for j in 0..LANES {
+            inverse[j] = limit / (max[j] - min[j]);
+            best.scale[j] = 1.0 / inverse[j];
+        }
+        self.codes_at(&inverse, &min, x, &mut best.codes);
         let mut least = self.total_loss(x, weights, &best);
+
+        let mut tried = AffineFit {
+            scale: [0.0; LANES],
+            minimum: [0.0; LANES],
+            codes: [[0.0; LANES]; N],
+        };
         for step in 0..=self.steps {
             // The lower end of the range moves with the best minimum so far.
-            let min = -best.minimum;
-            let inverse = (self.start + 0.1 * f32::from(step) + limit) / (max - min);
-            let codes = codes_at(inverse, min);
-            let (mut sum_wq, mut sum_wqq, mut sum_wqx) = (0.0, 0.0, 0.0);
-            for ((&v, &w), &q) in x.iter().zip(weights).zip(&codes) {
-                let q = f32::from(q);
-                sum_wq += w * q;
-                sum_wqq += w * q * q;
-                sum_wqx += w * q * v;
+            let low = best.minimum.map(|v| -v);
+            for j in 0..LANES {
+                inverse[j] = (self.start + 0.1 * f32::from(step) + limit) / (max[j] - low[j]);
             }
-            let determinant = sum_w * sum_wqq - sum_wq * sum_wq;
-            if determinant <= 0.0 || determinant.is_nan() {
-                continue;
+            self.codes_at(&inverse, &low, x, &mut tried.codes);
+            let mut sum_wq = [0.0; LANES];
+            let mut sum_wqq = [0.0; LANES];
+            let mut sum_wqx = [0.0; LANES];
+            for ((v, w), q) in x.iter().zip(weights).zip(&tried.codes) {
+                for j in 0..LANES {
+                    let wq = w[j] * q[j];
+                    sum_wq[j] += wq;
+                    sum_wqq[j] += wq * q[j];
+                    sum_wqx[j] += wq * v[j];
+                }
             }
-            let mut scale = (sum_w * sum_wqx - sum_wx * sum_wq) / determinant;
-            let mut offset = (sum_wqq * sum_wx - sum_wq * sum_wqx) / determinant;
-            if offset > 0.0 {
-                offset = 0.0;
-                scale = sum_wqx / sum_wqq;
+            let mut solvable = [false; LANES];
+            for j in 0..LANES {
+                let determinant = sum_w[j] * sum_wqq[j] - sum_wq[j] * sum_wq[j];
+                let scale = (sum_w[j] * sum_wqx[j] - sum_wx[j] * sum_wq[j]) / determinant;
+                let offset = (sum_wqq[j] * sum_wx[j] - sum_wq[j] * sum_wqx[j]) / determinant;
+                let capped = offset > 0.0;
+                tried.scale[j] = if capped {
+                    sum_wqx[j] / sum_wqq[j]
+                } else {
+                    scale
+                };
+                tried.minimum[j] = if capped { 0.0 } else { -offset };
+                solvable[j] = determinant > 0.0;
             }
-            let tried = AffineFit {
-                scale,
-                minimum: -offset,
-                codes,
-            };
             let loss = self.total_loss(x, weights, &tried);
-            if loss < least {
-                least = loss;
-                best = tried;
+            let mut better = [false; LANES];
+            for j in 0..LANES {
+                better[j] = solvable[j] && loss[j] < least[j];
             }
+            if better.contains(&true) {
+                best.take(&tried, &better);
+                take_lanes(&mut least, &loss, &better);
+            }
+        }
+
+        // A group of equal elements is its minimum: there was nothing to divide by above.
+        for j in (0..LANES).filter(|&j| max[j] == min[j]) {
+            best.scale[j] = 0.0;
+            best.minimum[j] = -min[j];
+            best.codes.iter_mut().for_each(|q| q[j] = 0.0);
         }
         best
     }
 
     #[inline]
+    fn codes_at<const N: usize>(
+        &self,
+        inverse: &Lanes,
+        min: &Lanes,
+        x: &[Lanes; N],
+        codes: &mut [Lanes; N],
+    ) {
+        // Adding this leaves no room for a fraction: rounds to nearest, ties to even, as `nearest` does.
+        const SHIFT: f32 = 12_582_912.0;
+        let limit = f32::from(self.limit);
+        for (v, q) in x.iter().zip(codes) {
+            for j in 0..LANES {
+                let code = greater(inverse[j] * (v[j] - min[j]), 0.0);
+                let code = if code < limit { code } else { limit };
+                q[j] = (code + SHIFT) - SHIFT;
+            }
+        }
+    }
+
+    #[inline]
     fn total_loss<const N: usize>(
         &self,
-        x: &[f32; N],
-        weights: &[f32; N],
+        x: &[Lanes; N],
+        weights: &[Lanes; N],
         fit: &AffineFit<N>,
-    ) -> f32 {
-        let mut total = 0.0;
-        for ((&v, &w), &q) in x.iter().zip(weights).zip(&fit.codes) {
-            let difference = fit.scale * f32::from(q) - fit.minimum - v;
-            total += w * match self.loss {
-                Loss::Absolute => difference.abs(),
-                Loss::Squared => difference * difference,
-            };
+    ) -> Lanes {
+        let mut total = [0.0; LANES];
+        for ((v, w), q) in x.iter().zip(weights).zip(&fit.codes) {
+            for j in 0..LANES {
+                let difference = fit.scale[j] * q[j] - fit.minimum[j] - v[j];
+                total[j] += w[j]
+                    * match self.loss {
+                        Loss::Absolute => difference.abs(),
+                        Loss::Squared => difference * difference,
+                    };
+            }
         }
         total
+    }
+}
+
+impl<const N: usize> AffineFit<N> {
+    /// Takes the chosen groups from `other`.
+    fn take(&mut self, other: &Self, chosen: &[bool; LANES]) {
+        take_lanes(&mut self.scale, &other.scale, chosen);
+        take_lanes(&mut self.minimum, &other.minimum, chosen);
+        for (q, other) in self.codes.iter_mut().zip(&other.codes) {
+            take_lanes(q, other, chosen);
+        }
+    }
+}
+
+#[inline]
+fn take_lanes(to: &mut Lanes, from: &Lanes, chosen: &[bool; LANES]) {
+    for ((to, from), chosen) in to.iter_mut().zip(from).zip(chosen) {
+        *to = if *chosen { *from } else { *to };
     }
 }
 
@@ -340,9 +429,33 @@ mod tests {
             steps: 20,
             loss: Loss::Squared,
         };
-        let x: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.5 - 3.0);
-        let fit = affine.fit(&x, &[1.0; 16]);
-        assert_eq!(fit.codes, std::array::from_fn(|i| i as u8));
-        assert!((fit.scale - 0.5).abs() < 1e-5 && (fit.minimum - 3.0).abs() < 1e-4);
+        // Lane 7 is constant; the others are ramps that end at different heights.
+        let x: [Lanes; 16] = std::array::from_fn(|i| {
+            std::array::from_fn(|j| {
+                if j == 7 {
+                    -2.5
+                } else {
+                    i as f32 * (0.5 + j as f32) - 3.0
+                }
+            })
+        });
+        let fit = affine.fit(&x, &[[1.0; LANES]; 16]);
+        for j in 0..7 {
+            assert!(
+                (fit.scale[j] - 0.5 - j as f32).abs() < 1e-5,
+                "lane {j}: {}",
+                fit.scale[j]
+            );
+            assert!(
+                (fit.minimum[j] - 3.0).abs() < 1e-4,
+                "lane {j}: {}",
+                fit.minimum[j]
+            );
+            assert!((0..16).all(|i| fit.codes[i][j] == i as f32), "lane {j}");
+        }
+        assert_eq!(
+            (fit.scale[7], fit.minimum[7], fit.codes[9][7]),
+            (0.0, 2.5, 0.0)
+        );
     }
 }

@@ -139,6 +139,7 @@ impl Decode for BlockQ8K {
 }
 
 impl Encode for BlockQ8K {
+    /// A block of zeros has sums of zero, where ggml does not write them.
     fn encode(x: &[f32; 256]) -> Self {
         let max = first_max_abs(x);
         if max == 0.0 {

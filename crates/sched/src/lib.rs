@@ -1,1 +1,41 @@
 //! Places, splits, plans and runs a graph over several devices.
+//!
+//! The scheduler turns a [`Graph`](samite_core::Graph) into a [`Plan`], which is plain data, in four steps:
+//!
+//! 1. [`placement`]: a device and a reason for every node.
+//! 2. [`split`]: runs of nodes on one device, with the copies between them.
+//! 3. [`layout`]: a place in memory for every tensor, exact to the byte, by kind of memory.
+//! 4. [`order`]: which work waits for which, where devices work on their own time.
+//!
+//! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a [picture](Plan::to_svg), and
+//! [checked](race) by code that shares nothing with steps 3 and 4 but the map of memory. A [`Scheduler`] allocates what the
+//! plan says, lets devices compile their splits, and runs it as often as wanted: in the steady state it makes no plan
+//! and allocates nothing.
+//!
+//! The scheduler knows devices only through their contract, and no kernels or models.
+
+#![forbid(unsafe_code)]
+
+pub mod arena;
+pub mod compare;
+mod devices;
+pub mod explain;
+pub mod layout;
+mod options;
+pub mod order;
+mod picture;
+pub mod placement;
+mod plan;
+pub mod race;
+mod scheduler;
+pub mod split;
+mod trace;
+
+pub use compare::nmse;
+pub use devices::DeviceSet;
+pub use options::{Assignments, Fallback, Options};
+pub use placement::{Placement, Reason, Refusal};
+pub use plan::Plan;
+pub use scheduler::{Counters, Scheduler, Watch};
+pub use split::{Copy, Split};
+pub use trace::Trace;

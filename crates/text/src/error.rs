@@ -14,7 +14,10 @@ pub enum VocabError {
         name: String,
     },
     /// The pre-tokenizer is not one that this crate implements.
-    #[error("tokenizer.ggml.pre: pre-tokenizer '{name}' is not supported; supported are: {}", pretokenize::supported_names())]
+    #[error(
+        "tokenizer.ggml.pre: pre-tokenizer '{name}' is not supported; supported are: {}",
+        pretokenize::supported_names()
+    )]
     UnknownPreTokenizer {
         /// The name found.
         name: String,

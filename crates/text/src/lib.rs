@@ -1,38 +1,45 @@
 //! Text in, tokens out, and back again: tokenizers, samplers, incremental UTF-8 and stop sequences.
 //!
-//! This crate stands between people and the model. It knows nothing of tensors, devices or files: a loader
-//! hands it the vocabulary as plain data ([`VocabData`]) and logits as a slice of `f32`, and gets token ids
-//! and bytes. It has no global state, prints nothing, and never panics on what comes from outside.
+//! This crate stands between people and the model. It knows nothing of tensors, devices or files: a
+//! loader hands it the vocabulary as plain data ([`VocabData`]) and logits as a slice of `f32`, and
+//! gets token ids and bytes. It has no global state, prints nothing, and never panics on what comes
+//! from outside.
 //!
 //! # Tokens
 //!
-//! [`Tokenizer::new`] validates a vocabulary once, completely: array lengths, special ids, byte tokens,
-//! duplicates. Every [`VocabError`] names the GGUF key at fault. After that, only two things can go wrong: a text that
-//! is too long, or a token id that the vocabulary does not have ([`TokenizeError`]).
+//! [`Tokenizer::new`] validates a vocabulary once, completely: array lengths, special ids, byte
+//! tokens, duplicates. Every [`VocabError`] names the GGUF key at fault. After that, only two
+//! things can go wrong: a text that is too long, or a token id that the vocabulary does not have
+//! ([`TokenizeError`]).
 //!
 //! The results are those of llama.cpp, token for token:
 //!
-//! - **SentencePiece style** (`"llama"`): spaces become `▁`, neighbours merge in the order of their scores, and
-//!   what no token covers falls back to byte tokens such as `<0x0A>`.
-//! - **Byte-level BPE** (`"gpt2"`): a [`PreTokenizer`] cuts the text into words, and inside each word neighbours merge in the
-//!   order of the merge list. The splitters are hand-written matchers, not regular expressions.
-//! - **Special tokens** are cut out of the text first, the longest first; control tokens only where the caller asks for it.
+//! - **SentencePiece style** (`"llama"`): spaces become `▁`, neighbours merge in the order of their
+//!   scores, and what no token covers falls back to byte tokens such as `<0x0A>`.
+//! - **Byte-level BPE** (`"gpt2"`): a [`PreTokenizer`] cuts the text into words, and inside each
+//!   word neighbours merge in the order of the merge list. The splitters are hand-written matchers,
+//!   not regular expressions.
+//! - **Special tokens** are cut out of the text first, the longest first; control tokens only where
+//!   the caller asks for it.
 //!
-//! Time is bounded for hostile text too: splitting is linear, merging is O(n log n) in the length of the word, so a
-//! megabyte of one letter is as harmless as a megabyte of prose. Memory is proportional to the text.
+//! Time is bounded for hostile text too: splitting is linear, merging is O(n log n) in the length
+//! of the word, so a megabyte of one letter is as harmless as a megabyte of prose. Memory is
+//! proportional to the text.
 //!
-//! Text is bytes inside: [`Tokenizer::detokenize`] returns bytes, because a token may end in the middle of a
-//! character. [`Utf8Stream`] turns a stream of such pieces into text without loss, and
+//! Text is bytes inside: [`Tokenizer::detokenize`] returns bytes, because a token may end in the
+//! middle of a character. [`Utf8Stream`] turns a stream of such pieces into text without loss, and
 //! [`StopSequences`] watches the same stream for strings that end a generation.
 //!
 //! # Sampling
 //!
-//! [`Sampler`] is llama.cpp's default chain: logit bias, penalties, top-k, typical-p, top-p, min-p, temperature, draw. Parameters
-//! are checked at construction and errors name the parameter ([`SamplerError`]). Logits may be anything:
-//! NaN counts as "never", infinities are clamped, and only logits without a single usable token are an error.
+//! [`Sampler`] is llama.cpp's default chain: logit bias, penalties, top-k, typical-p, top-p, min-p,
+//! temperature, draw. Parameters are checked at construction and errors name the parameter
+//! ([`SamplerError`]). Logits may be anything: NaN counts as "never", infinities are clamped, and
+//! only logits without a single usable token are an error.
 //!
-//! The same parameters, seed and logits give the same token on every machine: the generator ([`Rng`])
-//! and the exponential are the crate's own, made of operations that IEEE 754 defines exactly.
+//! The same parameters, seed and logits give the same token on every machine: the generator
+//! ([`Rng`]) and the exponential are the crate's own, made of operations that IEEE 754 defines
+//! exactly.
 #![forbid(unsafe_code)]
 
 mod bpe;

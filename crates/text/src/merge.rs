@@ -1,8 +1,9 @@
 //! Repeated merging of the best pair of neighbours, shared by both kinds of tokenizer.
 //!
-//! Symbols form a doubly linked list inside a vector; pairs that can merge wait in a heap. A pair is checked for
-//! staleness when it is taken out instead of being removed when one of its halves changes, so merging a
-//! text of n symbols takes O(n log n) time and O(n) memory, whatever the text is.
+//! Symbols form a doubly linked list inside a vector; pairs that can merge wait in a heap. A pair
+//! is checked for staleness when it is taken out instead of being removed when one of its halves
+//! changes, so merging a text of n symbols takes O(n log n) time and O(n) memory, whatever the text
+//! is.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -31,7 +32,8 @@ struct Pair<P> {
     priority: P,
     left: u32,
     right: u32,
-    /// Bytes of both halves when the pair was found; a different sum later means that the pair is stale.
+    /// Bytes of both halves when the pair was found; a different sum later means that the pair is
+    /// stale.
     length: u32,
     merged: u32,
 }
@@ -39,7 +41,9 @@ struct Pair<P> {
 impl<P: Ord> Ord for Pair<P> {
     /// The highest priority first; of equals, the leftmost.
     fn cmp(&self, other: &Self) -> Ordering {
-        self.priority.cmp(&other.priority).then_with(|| other.left.cmp(&self.left))
+        self.priority
+            .cmp(&other.priority)
+            .then_with(|| other.left.cmp(&self.left))
     }
 }
 
@@ -66,7 +70,10 @@ pub(crate) struct Merger<P> {
 
 impl<P: Ord> Merger<P> {
     pub(crate) fn new() -> Self {
-        Self { symbols: Vec::new(), pairs: BinaryHeap::new() }
+        Self {
+            symbols: Vec::new(),
+            pairs: BinaryHeap::new(),
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -84,16 +91,26 @@ impl<P: Ord> Merger<P> {
             }
             None => NONE,
         };
-        self.symbols.push(Symbol { start, length, id, previous, next: NONE });
+        self.symbols.push(Symbol {
+            start,
+            length,
+            id,
+            previous,
+            next: NONE,
+        });
     }
 
-    /// Merges until no pair is left. `lookup` gives a pair's priority and the id of what it merges into.
+    /// Merges until no pair is left. `lookup` gives a pair's priority and the id of what it merges
+    /// into.
     pub(crate) fn run(&mut self, lookup: impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>) {
         for left in 1..self.symbols.len() as u32 {
             self.consider(left - 1, left, &lookup);
         }
         while let Some(pair) = self.pairs.pop() {
-            let (left, right) = (self.symbols[pair.left as usize], self.symbols[pair.right as usize]);
+            let (left, right) = (
+                self.symbols[pair.left as usize],
+                self.symbols[pair.right as usize],
+            );
             if left.length == 0 || right.length == 0 || left.length + right.length != pair.length {
                 continue;
             }
@@ -114,10 +131,21 @@ impl<P: Ord> Merger<P> {
         }
     }
 
-    fn consider(&mut self, left: u32, right: u32, lookup: &impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>) {
+    fn consider(
+        &mut self,
+        left: u32,
+        right: u32,
+        lookup: &impl Fn(&Symbol, &Symbol) -> Option<(P, u32)>,
+    ) {
         let (a, b) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         if let Some((priority, merged)) = lookup(a, b) {
-            self.pairs.push(Pair { priority, left, right, length: a.length + b.length, merged });
+            self.pairs.push(Pair {
+                priority,
+                left,
+                right,
+                length: a.length + b.length,
+                merged,
+            });
         }
     }
 
@@ -133,7 +161,10 @@ mod tests {
     use std::cmp::Reverse;
 
     fn spans(merger: &Merger<Reverse<u32>>) -> Vec<(u32, u32)> {
-        merger.remaining().map(|symbol| (symbol.start, symbol.end())).collect()
+        merger
+            .remaining()
+            .map(|symbol| (symbol.start, symbol.end()))
+            .collect()
     }
 
     #[test]

@@ -41,10 +41,21 @@ impl Spm {
     pub(crate) fn new(vocab: &Vocab) -> Self {
         let mut bytes = Box::new([None; 256]);
         for (byte, token) in (0..=u8::MAX).zip(bytes.iter_mut()) {
-            *token = vocab.find(format!("<0x{byte:02X}>").as_bytes()).or_else(|| vocab.find(&[byte])).or(vocab.special.unk);
+            *token = vocab
+                .find(format!("<0x{byte:02X}>").as_bytes())
+                .or_else(|| vocab.find(&[byte]))
+                .or(vocab.special.unk);
         }
-        let longest_token = vocab.tokens.iter().map(|token| token.text.len()).max().unwrap_or(0);
-        Self { bytes, longest_token }
+        let longest_token = vocab
+            .tokens
+            .iter()
+            .map(|token| token.text.len())
+            .max()
+            .unwrap_or(0);
+        Self {
+            bytes,
+            longest_token,
+        }
     }
 
     /// Which token a lone byte becomes.
@@ -61,7 +72,9 @@ impl Spm {
         output: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         let spaces = text.bytes().filter(|&byte| byte == b' ').count() + usize::from(space_prefix);
-        let length = text.len().saturating_add(spaces.saturating_mul(ESCAPED_SPACE.len()));
+        let length = text
+            .len()
+            .saturating_add(spaces.saturating_mul(ESCAPED_SPACE.len()));
         let limit = u32::MAX as usize - 1;
         if length > limit {
             return Err(TokenizeError::TextTooLong { length, limit });

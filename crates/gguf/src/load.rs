@@ -1,0 +1,229 @@
+//! Getting tensor data out of the files with several threads, with progress, and able to stop.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{GgufFile, tensor_field};
+use crate::mapping::page_bytes;
+use crate::tensor::TensorInfo;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How much is read between two looks at the cancel function: some ten milliseconds on a slow disk.
+const STEP: usize = 1 << 20;
+
+/// How to load; the default is a few threads, no progress, and no end before everything is loaded.
+#[derive(Clone, Copy)]
+pub struct LoadOptions<'a> {
+    /// How many threads read; at least one. One is the calling thread itself.
+    pub threads: usize,
+    /// Told the bytes that are read and the bytes in all: never fewer than before, and in the end all of them. Called from
+    /// any of the threads, by one at a time.
+    pub progress: &'a (dyn Fn(u64, u64) + Sync),
+    /// Asked between small pieces by every thread; once it says true, loading stops with [`ErrorKind::Cancelled`].
+    pub cancel: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        LoadOptions {
+            // More rarely make a disk faster, and reading leaves the processors free anyway.
+            threads: std::thread::available_parallelism().map_or(1, |count| count.get().min(8)),
+            progress: &|_, _| {},
+            cancel: &|| false,
+        }
+    }
+}
+
+/// A piece of a tensor, handed to the sink as a whole.
+struct Job<'a> {
+    info: &'a TensorInfo,
+    start: usize,
+    len: usize,
+}
+
+impl GgufFile {
+    /// Hands the whole data of each of `tensors` to `sink`, from several threads at once, in no particular order.
+    ///
+    /// A mapped file is paged in and handed over in place. Otherwise every thread reads into a buffer that grows to the
+    /// largest tensor that it meets; [`load_chunks`](Self::load_chunks) does with less.
+    ///
+    /// # Errors
+    /// The first error, of `sink` or of reading; then the other threads stop soon. [`ErrorKind::Cancelled`];
+    /// [`ErrorKind::OutOfMemory`] if there is no memory for a buffer.
+    pub fn load<'t, E: From<Error> + Send>(
+        &self,
+        tensors: impl IntoIterator<Item = &'t TensorInfo>,
+        options: &LoadOptions<'_>,
+        sink: impl Fn(&TensorInfo, &[u8]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let job = |info: &'t TensorInfo| Job {
+            info,
+            start: 0,
+            len: info.size,
+        };
+        let jobs = self.own(tensors)?.into_iter().map(job).collect();
+        self.run_jobs(jobs, options, &|job: &Job<'_>, bytes: &[u8]| {
+            sink(job.info, bytes)
+        })
+    }
+
+    /// As [`load`](Self::load), but hands tensors over in chunks of `chunk_bytes` (the last of a tensor may be shorter),
+    /// with their offset in the tensor: a huge tensor needs no huge buffer, and is read by several threads.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`ErrorKind::InvalidArgument`] if `chunk_bytes` is 0.
+    pub fn load_chunks<'t, E: From<Error> + Send>(
+        &self,
+        tensors: impl IntoIterator<Item = &'t TensorInfo>,
+        chunk_bytes: usize,
+        options: &LoadOptions<'_>,
+        sink: impl Fn(&TensorInfo, usize, &[u8]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        if chunk_bytes == 0 {
+            return Err(Error::invalid("chunk_bytes", "is 0").into());
+        }
+        let chunks = |info: &'t TensorInfo| {
+            (0..info.size).step_by(chunk_bytes).map(move |start| Job {
+                info,
+                start,
+                len: chunk_bytes.min(info.size - start),
+            })
+        };
+        let jobs = self.own(tensors)?.into_iter().flat_map(chunks).collect();
+        self.run_jobs(jobs, options, &|job: &Job<'_>, bytes: &[u8]| {
+            sink(job.info, job.start, bytes)
+        })
+    }
+
+    /// Checks that all `tensors` are of this model, before their sizes are believed.
+    fn own<'t>(
+        &self,
+        tensors: impl IntoIterator<Item = &'t TensorInfo>,
+    ) -> Result<Vec<&'t TensorInfo>> {
+        let own = |info| self.part_of(info).map(|_| info);
+        tensors.into_iter().map(own).collect()
+    }
+
+    fn run_jobs<E: From<Error> + Send>(
+        &self,
+        mut jobs: Vec<Job<'_>>,
+        options: &LoadOptions<'_>,
+        sink: &(impl Fn(&Job<'_>, &[u8]) -> Result<(), E> + Sync),
+    ) -> Result<(), E> {
+        // Disks like to be read from the beginning to the end.
+        jobs.sort_by_key(|job| (job.info.file, job.info.offset, job.start));
+        let progress = Progress::new(options, jobs.iter().map(|job| job.len as u64).sum());
+        let next = AtomicUsize::new(0);
+        let failed = AtomicBool::new(false);
+        let first_error = Mutex::new(None);
+        let work = || {
+            let mut buffer = Vec::new();
+            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let stop = || {
+                    if failed.load(Ordering::Relaxed) || (options.cancel)() {
+                        return Err(Error::cancelled());
+                    }
+                    Ok(())
+                };
+                let bytes = self.fetch(job, &mut buffer, &progress, &stop);
+                let result = bytes.map_err(E::from).and_then(|bytes| sink(job, bytes));
+                if let Err(error) = result {
+                    // Those that stop because another failed come later, and are not kept.
+                    first_error
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .get_or_insert(error);
+                    failed.store(true, Ordering::Relaxed);
+                    return;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..options.threads.min(jobs.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        first_error
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .map_or(Ok(()), Err)
+    }
+
+    /// The bytes of a job: in place if the file is mapped, in `buffer` otherwise.
+    fn fetch<'a>(
+        &'a self,
+        job: &Job<'_>,
+        buffer: &'a mut Vec<u8>,
+        progress: &Progress<'_>,
+        stop: &impl Fn() -> Result<()>,
+    ) -> Result<&'a [u8]> {
+        let part = self.part_of(job.info)?;
+        let offset = job.info.offset + job.start as u64;
+        let steps = (0..job.len)
+            .step_by(STEP)
+            .map(|start| start..job.len.min(start + STEP));
+        if let Some(mapping) = part.mapping() {
+            let start = offset as usize;
+            let bytes = &mapping[start..start + job.len];
+            for step in steps {
+                stop()?;
+                // The system reads this step and the next while the pages of this one are waited for.
+                mapping.will_need(start + step.start..start + job.len.min(step.end + STEP));
+                bytes[step.clone()]
+                    .iter()
+                    .step_by(page_bytes())
+                    .for_each(|byte| {
+                        black_box(*byte);
+                    });
+                progress.add(step.len());
+            }
+            stop()?;
+            return Ok(bytes);
+        }
+        if buffer.len() < job.len {
+            let additional = job.len - buffer.len();
+            buffer.try_reserve_exact(additional).map_err(|_| {
+                let message = format!(
+                    "there is no memory for a buffer of {} bytes; load it in chunks",
+                    job.len
+                );
+                Error::new(ErrorKind::OutOfMemory, tensor_field(job.info), message)
+                    .in_file(part.path())
+            })?;
+            buffer.resize(job.len, 0);
+        }
+        let bytes = &mut buffer[..job.len];
+        for step in steps {
+            stop()?;
+            part.read_at(&mut bytes[step.clone()], offset + step.start as u64)?;
+            progress.add(step.len());
+        }
+        stop()?;
+        Ok(bytes)
+    }
+}
+
+/// Adds up what all threads have read.
+struct Progress<'a> {
+    report: &'a (dyn Fn(u64, u64) + Sync),
+    done: Mutex<u64>,
+    total: u64,
+}
+
+impl<'a> Progress<'a> {
+    fn new(options: &LoadOptions<'a>, total: u64) -> Self {
+        Progress {
+            report: options.progress,
+            done: Mutex::new(0),
+            total,
+        }
+    }
+
+    fn add(&self, bytes: usize) {
+        // The lock is held during the report, so that reports come in order.
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        *done += bytes as u64;
+        (self.report)(*done, self.total);
+    }
+}

@@ -1,0 +1,295 @@
+//! Loading with threads, progress and cancellation.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::DType;
+use samite_gguf::{
+    Error, ErrorKind, GgufFile, LoadMode, LoadOptions, Metadata, TensorInfo, TensorSpec, Writer,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Mlock];
+
+fn content(index: usize, size: usize) -> Vec<u8> {
+    (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
+}
+
+/// A model with tensors of these sizes.
+fn model(path: &Path, sizes: &[usize]) {
+    let spec = |(index, &size)| TensorSpec::new(&format!("t{index}"), DType::I8, &[size]).unwrap();
+    let specs = sizes.iter().enumerate().map(spec).collect();
+    let mut writer = Writer::create(path, &Metadata::new(), specs).unwrap();
+    for (index, &size) in sizes.iter().enumerate() {
+        writer.append(&content(index, size)).unwrap();
+    }
+    writer.commit().unwrap();
+}
+
+#[test]
+fn every_mode_and_every_number_of_threads_loads_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let sizes = [5, 3 << 20, 1, (1 << 20) + 1, 4096, 100_000];
+    model(&path, &sizes);
+    for mode in MODES {
+        let file = GgufFile::open(&path, mode).unwrap();
+        assert_eq!(file.parts()[0].mapping().is_some(), mode != LoadMode::Read);
+        for threads in [0, 1, 2, 5] {
+            let reports = Mutex::new(Vec::new());
+            let progress = |done, total| reports.lock().unwrap().push((done, total));
+            let options = LoadOptions {
+                threads,
+                progress: &progress,
+                ..LoadOptions::default()
+            };
+            let seen = Mutex::new(BTreeMap::new());
+            let sink = |info: &TensorInfo, bytes: &[u8]| {
+                assert!(
+                    seen.lock()
+                        .unwrap()
+                        .insert(info.name.clone(), bytes.to_vec())
+                        .is_none()
+                );
+                file.release(info)
+            };
+            file.load(file.tensors(), &options, sink).unwrap();
+            let seen = seen.into_inner().unwrap();
+            assert_eq!(seen.len(), sizes.len());
+            for (index, &size) in sizes.iter().enumerate() {
+                assert!(seen[&*format!("t{index}")] == content(index, size));
+            }
+            let reports = reports.into_inner().unwrap();
+            let total = sizes.iter().sum::<usize>() as u64;
+            assert!(reports.is_sorted());
+            assert!(reports.iter().all(|report| report.1 == total));
+            assert_eq!(reports.last(), Some(&(total, total)));
+        }
+    }
+}
+
+#[test]
+fn chunks_cover_each_tensor_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let sizes = [10, 2_500_000, 1000];
+    model(&path, &sizes);
+    for mode in MODES {
+        let file = GgufFile::open(&path, mode).unwrap();
+        let whole = Mutex::new(sizes.map(|size| vec![0xff; size]));
+        let sink = |info: &TensorInfo, offset: usize, bytes: &[u8]| {
+            assert!(bytes.len() == 1000 || offset + bytes.len() == info.size);
+            let index = file
+                .tensors()
+                .iter()
+                .position(|other| other == info)
+                .unwrap();
+            let mut whole = whole.lock().unwrap();
+            let target = &mut whole[index][offset..offset + bytes.len()];
+            assert!(target.iter().all(|&byte| byte == 0xff));
+            target.copy_from_slice(bytes);
+            Ok::<_, Error>(())
+        };
+        file.load_chunks(file.tensors(), 1000, &LoadOptions::default(), sink)
+            .unwrap();
+        for (index, &size) in sizes.iter().enumerate() {
+            assert!(whole.lock().unwrap()[index] == content(index, size));
+        }
+        let zero = file.load_chunks(file.tensors(), 0, &LoadOptions::default(), |_, _, _| {
+            Ok::<_, Error>(())
+        });
+        assert_eq!(zero.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+}
+
+#[test]
+fn cancellation_stops_soon() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[64 << 20, 8 << 20, 8 << 20]);
+    for mode in [LoadMode::Mmap, LoadMode::Read] {
+        let file = GgufFile::open(&path, mode).unwrap();
+        let asked = AtomicUsize::new(0);
+        let read = Mutex::new(0);
+        let since = Mutex::new(None);
+        let options = LoadOptions {
+            threads: 2,
+            progress: &|done, _| *read.lock().unwrap() = done,
+            cancel: &|| {
+                let cancelled = asked.fetch_add(1, Ordering::Relaxed) >= 5;
+                if cancelled {
+                    since.lock().unwrap().get_or_insert_with(Instant::now);
+                }
+                cancelled
+            },
+        };
+        let error = file
+            .load(file.tensors(), &options, |_, _| -> Result<(), Error> {
+                panic!("no tensor can be complete")
+            })
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert!(
+            *read.lock().unwrap() <= 5 << 20,
+            "in the middle of a tensor"
+        );
+        let since = since.into_inner().unwrap().unwrap();
+        assert!(
+            since.elapsed() < Duration::from_millis(100),
+            "{:?}",
+            since.elapsed()
+        );
+    }
+}
+
+#[test]
+fn the_error_of_the_sink_is_returned_and_ends_the_work() {
+    #[derive(Debug, PartialEq)]
+    enum Failure {
+        Gguf(Error),
+        Own(String),
+    }
+    impl From<Error> for Failure {
+        fn from(error: Error) -> Self {
+            Failure::Gguf(error)
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[1000; 200]);
+    let file = GgufFile::open(&path, LoadMode::Read).unwrap();
+    let calls = AtomicUsize::new(0);
+    let options = LoadOptions {
+        threads: 2,
+        ..LoadOptions::default()
+    };
+    let result = file.load(file.tensors(), &options, |info, _| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        match &*info.name {
+            "t3" => Err(Failure::Own("no".into())),
+            _ => {
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(())
+            }
+        }
+    });
+    assert_eq!(result, Err(Failure::Own("no".into())));
+    assert!(calls.load(Ordering::Relaxed) < 100);
+}
+
+#[test]
+fn foreign_tensors_and_wrong_buffers_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[100]);
+    let file = GgufFile::open(&path, LoadMode::Mmap).unwrap();
+    let own = file.tensor("t0").unwrap();
+    assert_eq!(
+        file.read_tensor_into(own, &mut [0; 99]).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
+    let foreign = [
+        TensorInfo {
+            file: 1,
+            ..own.clone()
+        },
+        TensorInfo {
+            offset: 1 << 40,
+            ..own.clone()
+        },
+        TensorInfo {
+            offset: u64::MAX,
+            ..own.clone()
+        },
+        TensorInfo {
+            size: usize::MAX,
+            ..own.clone()
+        },
+    ];
+    for info in &foreign {
+        let errors = [
+            file.tensor_bytes(info).map(drop),
+            file.read_tensor_into(info, &mut []),
+            file.prefetch(info),
+            file.release(info),
+            file.load([info], &LoadOptions::default(), |_, _| Ok(())),
+            file.load_chunks([info], 1, &LoadOptions::default(), |_, _, _| Ok(())),
+        ];
+        for error in errors {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+    }
+    file.prefetch(own).unwrap();
+    file.release(own).unwrap();
+    assert_eq!(file.tensor_bytes(own).unwrap(), content(0, 100));
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_when_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[5000]);
+    let file = GgufFile::open(&path, LoadMode::Read).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(1000)
+        .unwrap();
+    let error = file
+        .load(file.tensors(), &LoadOptions::default(), |_, _| {
+            Ok::<_, Error>(())
+        })
+        .unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::Io(std::io::ErrorKind::UnexpectedEof)
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("m.gguf: cannot read 5000 bytes at byte"),
+        "{error}"
+    );
+}
+
+#[test]
+fn large_headers_are_read_in_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let mut metadata = Metadata::new();
+    metadata
+        .set("many", (0..1_000_000u64).collect::<Vec<_>>())
+        .unwrap();
+    metadata.set("long", "x".repeat(12 << 20)).unwrap();
+    let spec = TensorSpec::new("t", DType::I8, &[3]).unwrap();
+    let mut writer = Writer::create(&path, &metadata, vec![spec]).unwrap();
+    writer.append(b"abc").unwrap();
+    writer.commit().unwrap();
+    for mode in MODES {
+        let file = GgufFile::open(&path, mode).unwrap();
+        assert_eq!(file.metadata(), &metadata);
+        let mut data = [0; 3];
+        file.read_tensor_into(file.tensor("t").unwrap(), &mut data)
+            .unwrap();
+        assert_eq!(&data, b"abc");
+    }
+}
+
+#[test]
+fn a_lock_that_is_refused_is_only_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[1 << 20]);
+    let file = GgufFile::open(&path, LoadMode::Mlock).unwrap();
+    if let Some(warning) = file.lock_warning() {
+        assert_eq!(warning.kind(), ErrorKind::Lock);
+        assert!(warning.to_string().contains("cannot lock"), "{warning}");
+    }
+    assert_eq!(
+        file.tensor_bytes(&file.tensors()[0]).unwrap().len(),
+        1 << 20
+    );
+}

@@ -1,0 +1,180 @@
+//! No bytes make the reader panic, or take more memory than they are themselves and a constant.
+
+mod common;
+
+use common::valid;
+use proptest::prelude::*;
+use samite_gguf::{Header, Writer};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// Counts what the current thread has allocated, and the most that it had at once.
+struct Counting;
+
+thread_local! {
+    static NOW: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: Everything is handed to the system's allocator unchanged; the counters allocate nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Thread-local values are gone while a thread ends.
+        let _ = NOW.try_with(|now| {
+            now.set(now.get().wrapping_add(layout.size()));
+            let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now.get())));
+        });
+        // SAFETY: The caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        let _ = NOW.try_with(|now| now.set(now.get().saturating_sub(layout.size())));
+        // SAFETY: The caller keeps the contract, which is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Parses `bytes` and returns the most memory that this took at any time.
+fn peak_of_parsing(bytes: &[u8]) -> usize {
+    let before = NOW.get();
+    PEAK.set(before);
+    if let Ok(header) = Header::from_bytes(bytes) {
+        // What was accepted is sound.
+        for info in &header.tensors {
+            assert!(info.offset as usize + info.size <= bytes.len());
+            assert_eq!(
+                info.offset % header.alignment,
+                header.data_offset % header.alignment
+            );
+            assert_eq!(header.tensors.get(&info.name), Some(info));
+        }
+        for (key, value) in header.metadata.iter() {
+            // Not by value: that would fail for NaN.
+            assert!(
+                header
+                    .metadata
+                    .value(key)
+                    .is_some_and(|found| std::ptr::eq(found, value))
+            );
+        }
+    }
+    PEAK.get() - before
+}
+
+/// What structures for keys, tensors and messages may take beyond what they describe. Independent of what a count says.
+const CONSTANT: usize = 64 << 10;
+
+#[derive(Clone, Debug)]
+enum Mutation {
+    /// One byte is replaced.
+    Byte(prop::sample::Index, u8),
+    /// Eight bytes become a number that means trouble.
+    Number(prop::sample::Index, u64),
+    Cut(prop::sample::Index),
+    Insert(prop::sample::Index, Vec<u8>),
+    Remove(prop::sample::Index),
+}
+
+fn mutation() -> impl Strategy<Value = Mutation> {
+    let at = any::<prop::sample::Index>;
+    let numbers = prop_oneof![
+        Just(0),
+        Just(u64::MAX),
+        (0u32..64).prop_map(|bit| 1 << bit),
+        (0u32..64).prop_map(|bit| (1u64 << bit).wrapping_sub(1)),
+        0u64..512,
+    ];
+    prop_oneof![
+        (at(), any::<u8>()).prop_map(|(at, byte)| Mutation::Byte(at, byte)),
+        (at(), numbers).prop_map(|(at, number)| Mutation::Number(at, number)),
+        at().prop_map(Mutation::Cut),
+        (at(), prop::collection::vec(any::<u8>(), 1..16))
+            .prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
+        at().prop_map(Mutation::Remove),
+    ]
+}
+
+fn mutate(bytes: &mut Vec<u8>, mutation: &Mutation) {
+    if bytes.is_empty() {
+        return;
+    }
+    match mutation {
+        Mutation::Byte(at, byte) => {
+            let at = at.index(bytes.len());
+            bytes[at] = *byte;
+        }
+        Mutation::Number(at, number) => {
+            let start = at.index(bytes.len());
+            let end = bytes.len().min(start + 8);
+            bytes[start..end].copy_from_slice(&number.to_le_bytes()[..end - start]);
+        }
+        Mutation::Cut(at) => bytes.truncate(at.index(bytes.len())),
+        Mutation::Insert(at, inserted) => {
+            let at = at.index(bytes.len());
+            bytes.splice(at..at, inserted.iter().copied());
+        }
+        Mutation::Remove(at) => {
+            bytes.remove(at.index(bytes.len()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_files(mutations in prop::collection::vec(mutation(), 1..6)) {
+        let mut bytes = valid();
+        mutations.iter().for_each(|mutation| mutate(&mut bytes, mutation));
+        let peak = peak_of_parsing(&bytes);
+        prop_assert!(peak <= bytes.len() + CONSTANT, "{peak} bytes for a file of {}", bytes.len());
+    }
+
+    #[test]
+    fn arbitrary_bytes_behind_a_good_start(tensors in 0u64..8, keys in 0u64..8, rest in prop::collection::vec(any::<u8>(), 0..512)) {
+        let bytes = common::Bytes::header(tensors, keys).raw(rest);
+        let peak = peak_of_parsing(&bytes.0);
+        prop_assert!(peak <= bytes.len() + CONSTANT, "{peak} bytes for a file of {}", bytes.len());
+    }
+}
+
+#[test]
+fn every_number_at_every_place() {
+    let whole = valid();
+    for at in 0..whole.len() - 8 {
+        for number in [0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, u64::MAX] {
+            let mut bytes = whole.clone();
+            bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+            let peak = peak_of_parsing(&bytes);
+            assert!(
+                peak <= bytes.len() + CONSTANT,
+                "{peak} bytes with {number} at {at}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_large_vocabulary_takes_no_more_memory_than_its_bytes() {
+    let tokens: samite_gguf::StringArray = (0..150_000).map(|i| format!("token{i}")).collect();
+    let mut metadata = samite_gguf::Metadata::new();
+    metadata.set("tokenizer.ggml.tokens", tokens).unwrap();
+    metadata
+        .set("tokenizer.ggml.scores", vec![0.5f32; 150_000])
+        .unwrap();
+    let bytes = Writer::new(Vec::new(), &metadata, Vec::new())
+        .unwrap()
+        .finish()
+        .unwrap();
+    let peak = peak_of_parsing(&bytes);
+    assert!(
+        peak <= bytes.len() + CONSTANT,
+        "{peak} bytes for a file of {}",
+        bytes.len()
+    );
+    assert_eq!(Header::from_bytes(&bytes).unwrap().metadata, metadata);
+}

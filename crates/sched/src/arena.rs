@@ -1,0 +1,213 @@
+//! Best-fit planning of offsets in memory that does not exist yet.
+
+use samite_core::align_up;
+
+/// A planned piece of memory: `size` bytes at `offset` of chunk number `chunk`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Block {
+    /// Which chunk.
+    pub chunk: usize,
+    /// Byte offset in the chunk.
+    pub offset: usize,
+    /// Bytes, padded to the alignment.
+    pub size: usize,
+}
+
+#[derive(Debug, Default)]
+struct Chunk {
+    /// Free ranges `(offset, size)` in ascending order, never adjacent. Everything from `end` on is free, too.
+    free: Vec<(usize, usize)>,
+    /// Where the unbounded free range at the end starts.
+    end: usize,
+    /// The largest `end` so far: the size that the chunk needs.
+    high: usize,
+}
+
+/// Plans allocations of one kind of memory, in chunks of a limited size.
+#[derive(Debug)]
+pub struct Arena {
+    alignment: usize,
+    max_chunk: usize,
+    chunks: Vec<Chunk>,
+}
+
+impl Arena {
+    /// An empty plan for memory with this alignment (a power of two) and this largest buffer size.
+    pub fn new(alignment: usize, max_chunk: usize) -> Self {
+        Arena {
+            alignment,
+            max_chunk,
+            chunks: Vec::new(),
+        }
+    }
+
+    /// The bytes that each chunk needs.
+    pub fn chunk_sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.chunks.iter().map(|chunk| chunk.high)
+    }
+
+    /// Takes `size` bytes: the smallest free range that fits, or else the end of the chunk that grows least.
+    /// `None` if that is more than the largest chunk holds.
+    pub fn allocate(&mut self, size: usize) -> Option<Block> {
+        let size = align_up(size.max(1), self.alignment)?;
+        if size > align_up(self.max_chunk, self.alignment).unwrap_or(self.max_chunk) {
+            return None;
+        }
+        let best = self
+            .chunks
+            .iter()
+            .enumerate()
+            .flat_map(|(c, chunk)| {
+                chunk
+                    .free
+                    .iter()
+                    .enumerate()
+                    .map(move |(i, &(_, free))| (free, c, i))
+            })
+            .filter(|&(free, ..)| free >= size)
+            .min();
+        if let Some((free, c, i)) = best {
+            let range = &mut self.chunks[c].free[i];
+            let offset = range.0;
+            *range = (offset + size, free - size);
+            if free == size {
+                self.chunks[c].free.remove(i);
+            }
+            return Some(Block {
+                chunk: c,
+                offset,
+                size,
+            });
+        }
+        let max = self.max_chunk;
+        let grow = self
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, chunk)| chunk.end.checked_add(size).is_some_and(|end| end <= max))
+            .min_by_key(|(_, chunk)| (chunk.end + size).saturating_sub(chunk.high));
+        let c = match grow {
+            Some((c, _)) => c,
+            None => {
+                self.chunks.push(Chunk::default());
+                self.chunks.len() - 1
+            }
+        };
+        let chunk = &mut self.chunks[c];
+        let offset = chunk.end;
+        chunk.end += size;
+        chunk.high = chunk.high.max(chunk.end);
+        Some(Block {
+            chunk: c,
+            offset,
+            size,
+        })
+    }
+
+    /// Gives a block back.
+    pub fn free(&mut self, block: Block) {
+        let chunk = &mut self.chunks[block.chunk];
+        let at = chunk
+            .free
+            .partition_point(|&(offset, _)| offset < block.offset);
+        let (mut offset, mut size) = (block.offset, block.size);
+        if chunk
+            .free
+            .get(at)
+            .is_some_and(|next| offset + size == next.0)
+        {
+            size += chunk.free.remove(at).1;
+        }
+        if at > 0 && chunk.free[at - 1].0 + chunk.free[at - 1].1 == offset {
+            let before = chunk.free.remove(at - 1);
+            (offset, size) = (before.0, before.1 + size);
+        }
+        if offset + size == chunk.end {
+            chunk.end = offset;
+        } else {
+            let at = chunk.free.partition_point(|&(o, _)| o < offset);
+            chunk.free.insert(at, (offset, size));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sizes(arena: &Arena) -> Vec<usize> {
+        arena.chunk_sizes().collect()
+    }
+
+    #[test]
+    fn best_fit_reuses_the_smallest_hole() {
+        let mut arena = Arena::new(16, 1 << 30);
+        let blocks: Vec<_> = [64, 16, 32, 16]
+            .map(|n| arena.allocate(n).unwrap())
+            .to_vec();
+        arena.free(blocks[0]);
+        arena.free(blocks[2]);
+        assert_eq!(
+            arena.allocate(20).unwrap().offset,
+            80,
+            "the 32-byte hole, not the 64-byte one"
+        );
+        assert_eq!(arena.allocate(60).unwrap().offset, 0);
+        assert_eq!(sizes(&arena), [128]);
+    }
+
+    #[test]
+    fn neighbours_merge_and_the_end_shrinks() {
+        let mut arena = Arena::new(16, 1 << 30);
+        let [a, b, c] = [16, 16, 16].map(|n| arena.allocate(n).unwrap());
+        arena.free(a);
+        arena.free(c);
+        arena.free(b);
+        assert_eq!(arena.allocate(48).unwrap().offset, 0);
+        assert_eq!(sizes(&arena), [48]);
+    }
+
+    #[test]
+    fn chunks_are_limited() {
+        let mut arena = Arena::new(16, 64);
+        let blocks = [48, 32, 16].map(|n| arena.allocate(n).unwrap());
+        assert_eq!(
+            blocks.map(|b| (b.chunk, b.offset)),
+            [(0, 0), (1, 0), (0, 48)]
+        );
+        assert_eq!(arena.allocate(65), None);
+        assert_eq!(arena.allocate(usize::MAX), None);
+        assert_eq!(sizes(&arena), [64, 32]);
+    }
+
+    proptest! {
+        #[test]
+        fn live_blocks_never_overlap(steps in prop::collection::vec((0usize..200, any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
+            let mut arena = Arena::new(8, 512);
+            let mut live: Vec<Block> = Vec::new();
+            for (size, which, free) in steps {
+                if free && !live.is_empty() {
+                    arena.free(live.swap_remove(which.index(live.len())));
+                } else {
+                    let block = arena.allocate(size).unwrap();
+                    prop_assert!(block.size >= size && block.offset % 8 == 0);
+                    for other in &live {
+                        let apart = other.chunk != block.chunk
+                            || other.offset + other.size <= block.offset
+                            || block.offset + block.size <= other.offset;
+                        prop_assert!(apart, "{block:?} overlaps {other:?}");
+                    }
+                    live.push(block);
+                }
+                for (chunk, size) in arena.chunk_sizes().enumerate() {
+                    prop_assert!(size <= 512);
+                    prop_assert!(live.iter().filter(|b| b.chunk == chunk).all(|b| b.offset + b.size <= size));
+                }
+            }
+            let total = arena.chunks.len();
+            live.into_iter().for_each(|block| arena.free(block));
+            prop_assert!(arena.chunks.iter().all(|chunk| chunk.end == 0 && chunk.free.is_empty()), "{total} chunks");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The devices of one scheduler, in order of preference, and the kinds of memory that they bring.
+
+use samite_core::{BufferType, Device, DeviceKind, Error, Result, StoredTensor, same_buffer_type};
+use std::sync::Arc;
+
+/// Devices in order of preference. The last one is where inputs start and where everything can fall back to,
+/// usually the CPU.
+#[derive(Clone, Debug)]
+pub struct DeviceSet {
+    devices: Vec<Arc<dyn Device>>,
+    /// The memory of each device, as an index into `memories`.
+    memory_of: Vec<usize>,
+    memories: Vec<Arc<dyn BufferType>>,
+    /// By device and memory.
+    usable: Vec<Vec<bool>>,
+}
+
+impl DeviceSet {
+    /// Declares the devices.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is none or a name appears twice.
+    pub fn new(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+        if devices.is_empty() {
+            return Err(Error::invalid("a scheduler needs at least one device"));
+        }
+        for (i, device) in devices.iter().enumerate() {
+            if devices[..i]
+                .iter()
+                .any(|other| other.name() == device.name())
+            {
+                return Err(Error::invalid(format!(
+                    "device '{}' is given twice",
+                    device.name()
+                )));
+            }
+        }
+        let mut memories: Vec<Arc<dyn BufferType>> = Vec::new();
+        let memory_of = devices
+            .iter()
+            .map(|device| {
+                let memory = device.buffer_type();
+                memories
+                    .iter()
+                    .position(|known| same_buffer_type(known, &memory))
+                    .unwrap_or_else(|| {
+                        memories.push(memory);
+                        memories.len() - 1
+                    })
+            })
+            .collect();
+        let usable = devices
+            .iter()
+            .map(|d| memories.iter().map(|m| d.supports_buffer_type(m)).collect())
+            .collect();
+        Ok(DeviceSet {
+            devices,
+            memory_of,
+            memories,
+            usable,
+        })
+    }
+
+    /// Number of devices.
+    pub fn len(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Never: there is at least one device.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// The device number `index`.
+    pub fn get(&self, index: usize) -> &Arc<dyn Device> {
+        &self.devices[index]
+    }
+
+    /// All devices, most wanted first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<dyn Device>> {
+        self.devices.iter()
+    }
+
+    /// The last device, where inputs start.
+    pub fn last(&self) -> usize {
+        self.devices.len() - 1
+    }
+
+    /// The number of the device called `name`.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.devices.iter().position(|device| device.name() == name)
+    }
+
+    /// The names of all devices, for messages.
+    pub fn names(&self) -> String {
+        self.devices
+            .iter()
+            .map(|device| device.name())
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    /// The different kinds of memory.
+    pub(crate) fn memories(&self) -> &[Arc<dyn BufferType>] {
+        &self.memories
+    }
+
+    /// Which memory results on `device` get.
+    pub(crate) fn memory_of(&self, device: usize) -> usize {
+        self.memory_of[device]
+    }
+
+    /// Whether `device` can work on results of `other`.
+    pub(crate) fn shares_memory(&self, device: usize, other: usize) -> bool {
+        self.usable[device][self.memory_of[other]]
+    }
+
+    /// Whether `device` can work on `stored` where it is.
+    pub(crate) fn can_use(&self, device: usize, stored: &StoredTensor) -> bool {
+        self.devices[device].supports_buffer_type(stored.tensor().buffer.buffer_type())
+    }
+
+    /// Whether work on `device` goes on while the host does something else.
+    pub(crate) fn is_asynchronous(&self, device: usize) -> bool {
+        self.devices[device].capabilities().asynchronous
+    }
+
+    /// Whether the device is the place of last resort rather than something faster.
+    pub(crate) fn is_host(&self, device: usize) -> bool {
+        device == self.last()
+            && (self.devices.len() == 1 || self.devices[device].kind() == DeviceKind::Cpu)
+            || self.devices[device].kind() == DeviceKind::Cpu
+                && self.devices[device].buffer_type().is_host()
+    }
+}

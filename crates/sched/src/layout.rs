@@ -1,0 +1,252 @@
+//! The memory plan: a place for every tensor that the scheduler owns, exact to the byte, before anything is allocated.
+//!
+//! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it. Inputs, outputs and
+//! leaves keep theirs for the whole run. A result takes over the place of an operand that dies with it, where the
+//! operation allows that.
+
+use crate::arena::{Arena, Block};
+use crate::devices::DeviceSet;
+use crate::split::Lowered;
+use samite_core::{BufferType, Error, Graph, Op, Result, TensorId};
+use std::sync::Arc;
+
+/// Blocks of one tensor: one, or one for each pipeline copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Which kind of memory, by number in the device set.
+    pub memory: usize,
+    /// The block, by pipeline copy; a single one serves all copies.
+    pub blocks: Vec<Block>,
+}
+
+impl Blocks {
+    /// The block for pipeline copy number `copy`.
+    pub fn get(&self, copy: usize) -> Block {
+        self.blocks[copy % self.blocks.len()]
+    }
+}
+
+/// Places of all tensors that the scheduler owns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// By tensor of the lowered graph; `None` for views, stored and unneeded tensors.
+    pub tensors: Vec<Option<Blocks>>,
+    /// Scratch memory by split.
+    pub workspaces: Vec<Option<Blocks>>,
+    /// Bytes of each chunk, by kind of memory.
+    pub chunks: Vec<Vec<usize>>,
+    /// How many results took over the place of an operand.
+    pub in_place: usize,
+}
+
+impl MemoryPlan {
+    /// Bytes of one kind of memory.
+    pub fn size(&self, memory: usize) -> usize {
+        self.chunks[memory].iter().sum()
+    }
+}
+
+struct Planner<'a> {
+    lowered: &'a Lowered,
+    devices: &'a DeviceSet,
+    arenas: Vec<Arena>,
+    plan: MemoryPlan,
+    /// Uses of each owned memory that are still to come: operands of nodes and copies, by the memory's owner.
+    uses: Vec<usize>,
+    /// Memory that is kept for the whole run.
+    pinned: Vec<bool>,
+}
+
+/// Plans memory for a lowered graph.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] if a tensor is larger than its device's largest buffer.
+pub fn plan(
+    lowered: &Lowered,
+    live: &[bool],
+    devices: &DeviceSet,
+    copies: usize,
+) -> Result<MemoryPlan> {
+    let graph = &lowered.graph;
+    let n = graph.len();
+    let arena = |memory: &Arc<dyn BufferType>| Arena::new(memory.alignment(), memory.max_size());
+    let mut planner = Planner {
+        lowered,
+        devices,
+        arenas: devices.memories().iter().map(arena).collect(),
+        plan: MemoryPlan {
+            tensors: vec![None; n],
+            workspaces: vec![None; lowered.splits.len()],
+            ..Default::default()
+        },
+        uses: vec![0; n],
+        pinned: vec![false; n],
+    };
+    // Leaves first: they are there before anything runs and stay until the end.
+    for id in graph.ids().take(live.len()).filter(|id| live[id.index()]) {
+        let tensor = graph.tensor(id);
+        if tensor.flags.output {
+            planner.pinned[graph.memory_of(id).index()] = true;
+        }
+        if matches!(tensor.op, Op::Leaf) && tensor.stored.is_none() {
+            planner.pinned[id.index()] = true;
+            planner.allocate(id, if tensor.flags.input { copies } else { 1 })?;
+        }
+    }
+    for split in &lowered.splits {
+        for &id in &split.nodes {
+            graph
+                .tensor(id)
+                .operands()
+                .for_each(|(_, source)| planner.uses[graph.memory_of(source).index()] += 1);
+        }
+        for &copy in &split.copies {
+            planner.uses[graph.memory_of(lowered.copies[copy].from).index()] += 1;
+        }
+    }
+    for (number, split) in lowered.splits.iter().enumerate() {
+        for &copy in &split.copies {
+            planner.allocate(lowered.copies[copy].to, copies)?;
+            planner.release(lowered.copies[copy].from);
+        }
+        let workspace = planner.workspace(number)?;
+        for &id in &split.nodes {
+            if graph.tensor(id).view.is_none() && !planner.take_over(id) {
+                planner.allocate(id, 1)?;
+            }
+            for (_, source) in graph.tensor(id).operands() {
+                planner.release(source);
+            }
+            // A result that nobody uses.
+            if graph.tensor(id).view.is_none() && planner.uses[id.index()] == 0 {
+                planner.free(id);
+            }
+        }
+        if let Some((memory, block)) = workspace {
+            planner.arenas[memory].free(block);
+        }
+    }
+    planner.plan.chunks = planner
+        .arenas
+        .iter()
+        .map(|arena| arena.chunk_sizes().collect())
+        .collect();
+    Ok(planner.plan)
+}
+
+impl Planner<'_> {
+    fn graph(&self) -> &Graph {
+        &self.lowered.graph
+    }
+
+    fn memory_kind(&self, id: TensorId) -> usize {
+        self.devices
+            .memory_of(self.lowered.devices[id.index()].unwrap_or(self.devices.last()))
+    }
+
+    fn take(&mut self, memory: usize, size: usize, what: &dyn Fn() -> String) -> Result<Block> {
+        self.arenas[memory]
+            .allocate(size)
+            .ok_or_else(|| Error::OutOfMemory {
+                device: self.devices.memories()[memory].name().into(),
+                what: format!(
+                    "{} (one buffer holds at most {} bytes)",
+                    what(),
+                    self.devices.memories()[memory].max_size()
+                )
+                .into(),
+                asked: size,
+                free: None,
+            })
+    }
+
+    fn allocate(&mut self, id: TensorId, copies: usize) -> Result<()> {
+        let memory = self.memory_kind(id);
+        let tensor = self.graph().tensor(id);
+        let size = self.devices.memories()[memory].alloc_size(&tensor.layout)?;
+        let what = format!("tensor {id} '{}'", tensor.name);
+        let blocks = (0..copies)
+            .map(|_| self.take(memory, size, &|| what.clone()))
+            .collect::<Result<_>>()?;
+        self.plan.tensors[id.index()] = Some(Blocks { memory, blocks });
+        Ok(())
+    }
+
+    fn workspace(&mut self, number: usize) -> Result<Option<(usize, Block)>> {
+        let split = &self.lowered.splits[number];
+        let size = self
+            .devices
+            .get(split.device)
+            .workspace(self.graph(), &split.nodes)?;
+        if size == 0 {
+            return Ok(None);
+        }
+        let memory = self.devices.memory_of(split.device);
+        let block = self.take(memory, size, &|| format!("the workspace of split {number}"))?;
+        self.plan.workspaces[number] = Some(Blocks {
+            memory,
+            blocks: vec![block],
+        });
+        Ok(Some((memory, block)))
+    }
+
+    /// Counts one use less of the memory that `id` lies in, and frees it after the last.
+    fn release(&mut self, id: TensorId) {
+        let base = self.graph().memory_of(id);
+        self.uses[base.index()] -= 1;
+        if self.uses[base.index()] == 0 {
+            self.free(base);
+        }
+    }
+
+    fn free(&mut self, base: TensorId) {
+        if self.pinned[base.index()] {
+            return;
+        }
+        // A place that was taken over belongs to the result; `take_over` pinned its former owner.
+        if let Some(blocks) = &self.plan.tensors[base.index()] {
+            let memory = blocks.memory;
+            for &block in &blocks.blocks {
+                self.arenas[memory].free(block);
+            }
+        }
+    }
+
+    /// Lets the result of `id` take the place of an operand that nothing uses afterwards.
+    fn take_over(&mut self, id: TensorId) -> bool {
+        let graph = &self.lowered.graph;
+        let tensor = graph.tensor(id);
+        if !tensor.op.may_run_in_place() {
+            return false;
+        }
+        let memory = self.memory_kind(id);
+        for (_, source) in tensor.operands() {
+            let base = graph.memory_of(source);
+            let operand = graph.tensor(source);
+            let whole = operand.view.is_none_or(|view| view.offset == 0)
+                && operand.layout == tensor.layout
+                && graph.tensor(base).layout.bytes() == operand.layout.bytes();
+            let uses_by_node = tensor
+                .operands()
+                .filter(|&(_, s)| graph.memory_of(s) == base)
+                .count();
+            let Some(blocks) = &self.plan.tensors[base.index()] else {
+                continue;
+            };
+            if whole
+                && !self.pinned[base.index()]
+                && self.uses[base.index()] == 1
+                && uses_by_node == 1
+                && blocks.memory == memory
+                && blocks.blocks.len() == 1
+            {
+                let blocks = blocks.clone();
+                self.pinned[base.index()] = true;
+                self.plan.tensors[id.index()] = Some(blocks);
+                self.plan.in_place += 1;
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,67 @@
+//! How a scheduler should decide.
+
+use samite_core::TensorId;
+
+/// What to do about operations that land on a slower device because a faster one refuses them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// Nothing.
+    Allow,
+    /// Report it as a `tracing` event and in the explanation.
+    #[default]
+    Warn,
+    /// Fail.
+    Deny,
+}
+
+/// Options of a [`Scheduler`](crate::Scheduler).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How many copies of inputs and of tensors between devices exist, so that consecutive runs can overlap on
+    /// asynchronous devices. 1 for none; ggml's pipeline parallelism uses 4.
+    pub copies: usize,
+    /// Lets faster devices take over operations whose weights are in host memory, where they want to.
+    pub offload: bool,
+    /// About operations that land on a slower device.
+    pub fallback: Fallback,
+    /// How many plans are kept for graphs that come back.
+    pub cached_plans: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            copies: 1,
+            offload: true,
+            fallback: Fallback::default(),
+            cached_plans: 8,
+        }
+    }
+}
+
+/// Devices that the application chose for some tensors, by number in the [`DeviceSet`](crate::DeviceSet).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assignments(Vec<(TensorId, usize)>);
+
+impl Assignments {
+    /// No assignments.
+    pub const NONE: &'static Assignments = &Assignments(Vec::new());
+
+    /// No assignments, to add some.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts `tensor` on device number `device`. The last word about a tensor counts.
+    pub fn set(&mut self, tensor: TensorId, device: usize) {
+        match self.0.iter_mut().find(|(id, _)| *id == tensor) {
+            Some(known) => known.1 = device,
+            None => self.0.push((tensor, device)),
+        }
+    }
+
+    /// All assignments.
+    pub fn iter(&self) -> std::slice::Iter<'_, (TensorId, usize)> {
+        self.0.iter()
+    }
+}

@@ -1,0 +1,356 @@
+//! What runs when: actions, the lanes they run on, and the waits that keep them apart.
+//!
+//! A run is a sequence of *actions*: copies and splits. Each runs on a *lane*: the host's, or that of an asynchronous
+//! device, whose work goes on while the host continues. Two actions conflict if they touch overlapping memory and one of
+//! them writes; conflicting actions on different lanes need a *wait*. Which waits are needed is found by playing enough
+//! consecutive runs that every reuse of a pipeline copy is seen, with a vector clock for each lane (Mattern 1988).
+
+use crate::devices::DeviceSet;
+use crate::layout::{Blocks, MemoryPlan};
+use crate::split::Lowered;
+use samite_core::{BufferType, Graph, Result, TensorId};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Where an action's work happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    /// On the host's thread, done when the call returns.
+    Host,
+    /// On an asynchronous device, by number.
+    Device(usize),
+}
+
+/// What an action does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// The application writes the inputs.
+    Inputs,
+    /// Copies tensor number `0` of the lowered graph's copies.
+    Copy(usize),
+    /// Runs split number `0`.
+    Split(usize),
+}
+
+/// One step of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Action {
+    /// What it does.
+    pub work: Work,
+    /// Where.
+    pub lane: Lane,
+    /// For a copy: the device whose stream does it; otherwise it goes through the host.
+    pub copier: Option<usize>,
+    /// What has to be done before.
+    pub waits: Vec<Wait>,
+    /// Whether somebody waits for this action, so that its end must be recorded.
+    pub is_awaited: bool,
+}
+
+/// An action, of this or an earlier run, that must be done first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Wait {
+    /// The action's number.
+    pub action: usize,
+    /// How many runs ago; 0 for this run.
+    pub runs_ago: usize,
+}
+
+/// A piece of memory, as far as conflicts are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Space {
+    /// A chunk of the scheduler's memory: kind and number.
+    Planned(usize, usize),
+    /// A buffer of somebody else's, by address.
+    Stored(usize),
+}
+
+/// Reading or writing a range of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Touch {
+    pub space: Space,
+    pub start: usize,
+    pub end: usize,
+    pub write: bool,
+}
+
+impl Touch {
+    pub fn conflicts(&self, other: &Touch) -> bool {
+        self.space == other.space
+            && self.start < other.end
+            && other.start < self.end
+            && (self.write || other.write)
+    }
+}
+
+/// Finds the memory that tensors lie in.
+pub(crate) struct Map<'a> {
+    pub graph: &'a Graph,
+    pub memory: &'a MemoryPlan,
+}
+
+impl Map<'_> {
+    /// The bytes of tensor `id` for pipeline copy `copy`.
+    pub fn touch(&self, id: TensorId, copy: usize, write: bool) -> Option<Touch> {
+        let tensor = self.graph.tensor(id);
+        let base = self.graph.memory_of(id);
+        let shift = tensor.view.map_or(0, |view| view.offset);
+        let (space, start) = match &self.graph.tensor(base).stored {
+            Some(stored) => {
+                let place = stored.tensor();
+                (
+                    Space::Stored(Arc::as_ptr(&place.buffer).addr()),
+                    place.slot.offset,
+                )
+            }
+            None => self.planned(self.memory.tensors.get(base.index())?.as_ref()?, copy),
+        };
+        Some(Touch {
+            space,
+            start: start + shift,
+            end: start + shift + tensor.layout.bytes(),
+            write,
+        })
+    }
+
+    fn planned(&self, blocks: &Blocks, copy: usize) -> (Space, usize) {
+        let block = blocks.get(copy);
+        (Space::Planned(blocks.memory, block.chunk), block.offset)
+    }
+
+    /// Everything that one computed node touches.
+    pub fn node(&self, id: TensorId, copy: usize) -> impl Iterator<Item = Touch> + '_ {
+        let tensor = self.graph.tensor(id);
+        let destination = tensor.op.written_source();
+        tensor
+            .operands()
+            .filter(move |&(index, _)| Some(index) != destination)
+            .filter_map(move |(_, source)| self.touch(source, copy, false))
+            .chain(self.touch(id, copy, true))
+    }
+
+    /// The workspace of split number `split`.
+    pub fn workspace(&self, split: usize, copy: usize) -> Option<Touch> {
+        let blocks = self.memory.workspaces[split].as_ref()?;
+        let (space, start) = self.planned(blocks, copy);
+        Some(Touch {
+            space,
+            start,
+            end: start + blocks.get(copy).size,
+            write: true,
+        })
+    }
+
+    /// Everything that an action touches, merged into few ranges.
+    pub fn action(&self, work: Work, lowered: &Lowered, copy: usize) -> Vec<Touch> {
+        let mut touches: Vec<Touch> = match work {
+            Work::Inputs => {
+                let is_input = |id: &TensorId| self.graph.tensor(*id).flags.input;
+                self.graph
+                    .ids()
+                    .filter(is_input)
+                    .filter_map(|id| self.touch(id, copy, true))
+                    .collect()
+            }
+            Work::Copy(number) => {
+                let c = &lowered.copies[number];
+                [
+                    self.touch(c.from, copy, false),
+                    self.touch(c.to, copy, true),
+                ]
+                .into_iter()
+                .chain([c.experts.and_then(|ids| self.touch(ids, copy, false))])
+                .flatten()
+                .collect()
+            }
+            Work::Split(number) => lowered.splits[number]
+                .nodes
+                .iter()
+                .flat_map(|&id| self.node(id, copy))
+                .chain(self.workspace(number, copy))
+                .collect(),
+        };
+        touches.retain(|t| t.start < t.end);
+        touches.sort_unstable_by_key(|t| (t.space, t.write, t.start));
+        touches.dedup_by(|next, last| {
+            let joins =
+                next.space == last.space && next.write == last.write && next.start <= last.end;
+            if joins {
+                last.end = last.end.max(next.end);
+            }
+            joins
+        });
+        touches
+    }
+}
+
+/// A vector clock: how far each lane was seen to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock(Vec<usize>);
+
+impl Clock {
+    pub fn new(lanes: usize) -> Self {
+        Clock(vec![0; lanes])
+    }
+
+    pub fn join(&mut self, other: &Clock) {
+        self.0
+            .iter_mut()
+            .zip(&other.0)
+            .for_each(|(a, b)| *a = (*a).max(*b));
+    }
+
+    pub fn tick(&mut self, lane: usize) {
+        self.0[lane] += 1;
+    }
+
+    /// Whether the event with this clock on `lane` happened before.
+    pub fn has_seen(&self, event: &Clock, lane: usize) -> bool {
+        self.0[lane] >= event.0[lane]
+    }
+}
+
+/// The host is lane 0, device `i` is lane `i + 1`.
+pub(crate) fn lane_number(lane: Lane) -> usize {
+    match lane {
+        Lane::Host => 0,
+        Lane::Device(device) => device + 1,
+    }
+}
+
+/// The actions of one run, with the waits that they need when runs follow each other.
+pub fn order(
+    lowered: &Lowered,
+    memory: &MemoryPlan,
+    devices: &DeviceSet,
+    copies: usize,
+) -> Result<Vec<Action>> {
+    let mut actions = vec![Action {
+        work: Work::Inputs,
+        lane: Lane::Host,
+        copier: None,
+        waits: Vec::new(),
+        is_awaited: false,
+    }];
+    for (number, split) in lowered.splits.iter().enumerate() {
+        for &copy in &split.copies {
+            let copier = copier(lowered, copy, split.device, devices);
+            let lane = copier
+                .filter(|&d| devices.is_asynchronous(d))
+                .map_or(Lane::Host, Lane::Device);
+            actions.push(Action {
+                work: Work::Copy(copy),
+                lane,
+                copier,
+                waits: Vec::new(),
+                is_awaited: false,
+            });
+        }
+        let lane = if devices.is_asynchronous(split.device) {
+            Lane::Device(split.device)
+        } else {
+            Lane::Host
+        };
+        actions.push(Action {
+            work: Work::Split(number),
+            lane,
+            copier: None,
+            waits: Vec::new(),
+            is_awaited: false,
+        });
+    }
+    if actions.iter().any(|action| action.lane != Lane::Host) {
+        find_waits(&mut actions, lowered, memory, devices, copies);
+    }
+    Ok(actions)
+}
+
+/// The device that can make a copy: the one that receives it, or the one that it comes from.
+fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet) -> Option<usize> {
+    let copy = &lowered.copies[number];
+    if copy.experts.is_some() {
+        return None; // the host reads which experts are needed
+    }
+    let to = &devices.memories()[devices.memory_of(receiver)];
+    let base = lowered.graph.memory_of(copy.from);
+    let from: &Arc<dyn BufferType> = match &lowered.graph.tensor(base).stored {
+        Some(stored) => stored.tensor().buffer.buffer_type(),
+        None => &devices.memories()
+            [devices.memory_of(lowered.devices[base.index()].unwrap_or(devices.last()))],
+    };
+    if devices.get(receiver).can_copy(from, to) {
+        return Some(receiver);
+    }
+    (0..devices.len())
+        .find(|&d| devices.get(d).supports_buffer_type(from) && devices.get(d).can_copy(from, to))
+}
+
+fn find_waits(
+    actions: &mut [Action],
+    lowered: &Lowered,
+    memory: &MemoryPlan,
+    devices: &DeviceSet,
+    copies: usize,
+) {
+    struct Past {
+        action: usize,
+        run: usize,
+        lane: usize,
+        clock: Clock,
+    }
+    let map = Map {
+        graph: &lowered.graph,
+        memory,
+    };
+    let touches: Vec<Vec<Vec<Touch>>> = actions
+        .iter()
+        .map(|action| {
+            (0..copies)
+                .map(|copy| map.action(action.work, lowered, copy))
+                .collect()
+        })
+        .collect();
+    let lanes = devices.len() + 1;
+    let mut clocks = vec![Clock::new(lanes); lanes];
+    let mut past: Vec<Past> = Vec::new();
+    // After `copies` runs, every pipeline copy is in use for the second time; one more run shows the steady state.
+    for run in 0..copies + 2 {
+        for number in 0..actions.len() {
+            let lane = lane_number(actions[number].lane);
+            // Work is issued by the host, so everything that the host has seen is done.
+            let mut clock = clocks[lane].clone();
+            clock.join(&clocks[0]);
+            let mine = &touches[number][run % copies];
+            for earlier in past.iter().rev() {
+                let theirs = &touches[earlier.action][earlier.run % copies];
+                if !clock.has_seen(&earlier.clock, earlier.lane)
+                    && mine.iter().any(|a| theirs.iter().any(|b| a.conflicts(b)))
+                {
+                    clock.join(&earlier.clock);
+                    let wait = Wait {
+                        action: earlier.action,
+                        runs_ago: run - earlier.run,
+                    };
+                    if !actions[number].waits.contains(&wait) {
+                        actions[number].waits.push(wait);
+                    }
+                }
+            }
+            clock.tick(lane);
+            clocks[lane] = clock.clone();
+            past.push(Past {
+                action: number,
+                run,
+                lane,
+                clock,
+            });
+        }
+    }
+    for number in 0..actions.len() {
+        for wait in actions[number].waits.clone() {
+            actions[wait.action].is_awaited = true;
+        }
+    }
+}

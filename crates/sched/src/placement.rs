@@ -1,0 +1,508 @@
+//! Which device computes what, and why.
+//!
+//! A pure function from (graph, devices, assignments, options) to a device and a [`Reason`] for each tensor. The
+//! passes are those of ggml's scheduler:
+//!
+//! 1. What is stored decides: a node that writes to a stored tensor runs where that lies; so does a node with weights,
+//!    unless a faster device wants to take it over (*offload*). Inputs start on the last device.
+//! 2. Decisions spread to undecided neighbours, those of faster devices first, forwards before backwards.
+//! 3. What is left goes to the device with most of its operands. Decided nodes are *upgraded* to a preferred
+//!    device on the same memory: this is how a BLAS library takes matrix products from the CPU.
+//! 4. Views follow their memory, leaves their first user.
+
+use crate::devices::DeviceSet;
+use crate::options::{Assignments, Fallback, Options};
+use samite_core::{Error, Graph, Op, Result, Support, TensorId, Usage};
+use serde::Serialize;
+use std::fmt;
+
+/// Why a tensor is on its device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// The application said so.
+    Assigned,
+    /// It is stored there, or writes to what is stored there.
+    Stored {
+        /// Name of the stored tensor.
+        tensor: String,
+    },
+    /// Inputs start on the last device.
+    Input,
+    /// Its weights are there.
+    Weights {
+        /// Name of the weight.
+        tensor: String,
+    },
+    /// Its weights are in host memory, but this faster device wants it.
+    Offloaded {
+        /// Name of the weight.
+        tensor: String,
+    },
+    /// A neighbour in the graph is there.
+    Neighbour {
+        /// The neighbour.
+        of: TensorId,
+    },
+    /// Most of its operands are there.
+    Operands {
+        /// How many.
+        count: usize,
+    },
+    /// This preferred device works on the same memory.
+    Upgraded {
+        /// The device that it would be on otherwise.
+        from: usize,
+    },
+    /// It lies in the memory of this tensor.
+    SameMemory {
+        /// The owner of the memory.
+        of: TensorId,
+    },
+    /// This is its first user.
+    User {
+        /// The user.
+        of: TensorId,
+    },
+    /// The first device that supports it.
+    FirstSupporting,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Assigned => f.write_str("assigned"),
+            Reason::Stored { tensor } => write!(f, "'{tensor}' is stored there"),
+            Reason::Input => f.write_str("input"),
+            Reason::Weights { tensor } => write!(f, "weights '{tensor}' are there"),
+            Reason::Offloaded { tensor } => {
+                write!(f, "takes over weights '{tensor}' from the host")
+            }
+            Reason::Neighbour { of } => write!(f, "next to {of}"),
+            Reason::Operands { count } => write!(f, "{count} operands are there"),
+            Reason::Upgraded { .. } => f.write_str("preferred on the same memory"),
+            Reason::SameMemory { of } => write!(f, "in the memory of {of}"),
+            Reason::User { of } => write!(f, "used by {of}"),
+            Reason::FirstSupporting => f.write_str("first device that can"),
+        }
+    }
+}
+
+/// A node that did not get the device that its neighbours are on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The node.
+    pub node: TensorId,
+    /// The device that was wanted.
+    pub device: usize,
+    /// Why that device does not do it.
+    pub reason: String,
+}
+
+/// A device and a reason for every tensor that is needed.
+#[derive(Clone, Debug, Default)]
+pub struct Placement {
+    /// By position in the graph; `None` for tensors that nothing needs.
+    pub devices: Vec<Option<usize>>,
+    /// Why, by position.
+    pub reasons: Vec<Option<Reason>>,
+    /// Computed nodes that a preferred neighbour device refused.
+    pub refusals: Vec<Refusal>,
+}
+
+struct Placer<'a> {
+    graph: &'a Graph,
+    devices: &'a DeviceSet,
+    options: &'a Options,
+    live: &'a [bool],
+    placement: Placement,
+    /// Answers of `supports` by tensor and device.
+    supports: Vec<Option<Support>>,
+}
+
+/// Places the live tensors of `graph`.
+///
+/// # Errors
+/// [`Error::Placement`] if a tensor cannot be computed where it must be, or nowhere; [`Error::InvalidArgument`] for an
+/// assignment to a tensor or device that does not exist.
+pub fn place(
+    graph: &Graph,
+    live: &[bool],
+    devices: &DeviceSet,
+    assignments: &Assignments,
+    options: &Options,
+) -> Result<Placement> {
+    let n = graph.len();
+    let mut placer = Placer {
+        graph,
+        devices,
+        options,
+        live,
+        placement: Placement {
+            devices: vec![None; n],
+            reasons: vec![None; n],
+            refusals: Vec::new(),
+        },
+        supports: vec![None; n * devices.len()],
+    };
+    placer.assign(assignments)?;
+    placer.by_stored()?;
+    placer.expand();
+    placer.by_operands_and_upgrade();
+    placer.views_and_leaves()?;
+    placer.check_fallback()?;
+    Ok(placer.placement)
+}
+
+impl<'a> Placer<'a> {
+    fn ids(&self) -> impl DoubleEndedIterator<Item = TensorId> + use<'a> {
+        let live = self.live;
+        self.graph.ids().filter(move |id| live[id.index()])
+    }
+
+    fn device(&self, id: TensorId) -> Option<usize> {
+        self.placement.devices[id.index()]
+    }
+
+    fn set(&mut self, id: TensorId, device: usize, reason: Reason) {
+        self.placement.devices[id.index()] = Some(device);
+        self.placement.reasons[id.index()] = Some(reason);
+    }
+
+    /// Whether `device` can compute `id`, also with a view to where results must be written.
+    fn supports(&mut self, id: TensorId, device: usize) -> Support {
+        let at = id.index() * self.devices.len() + device;
+        if let Some(known) = &self.supports[at] {
+            return known.clone();
+        }
+        let node = self.graph.node(id);
+        let mut answer = self.devices.get(device).supports(node);
+        if let (Support::Yes, Some(_), Some(stored)) =
+            (&answer, node.op().written_source(), node.stored())
+            && !self.devices.can_use(device, stored)
+        {
+            answer = Support::no(format!(
+                "it cannot write to '{}' in {}",
+                stored.name(),
+                stored.tensor().buffer.buffer_type().name()
+            ));
+        }
+        self.supports[at] = Some(answer.clone());
+        answer
+    }
+
+    /// What each device says about `id`, for messages.
+    fn all_reasons(&mut self, id: TensorId) -> String {
+        (0..self.devices.len())
+            .map(|device| match self.supports(id, device) {
+                Support::Yes => format!("{}: yes", self.devices.get(device).name()),
+                Support::No(reason) => format!("{}: {reason}", self.devices.get(device).name()),
+            })
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
+    fn describe(&self, id: TensorId) -> String {
+        let tensor = self.graph.tensor(id);
+        match &*tensor.name {
+            "" => format!("{id} ({})", tensor.op),
+            name => format!("{id} '{name}' ({})", tensor.op),
+        }
+    }
+
+    fn assign(&mut self, assignments: &Assignments) -> Result<()> {
+        for &(id, device) in assignments.iter() {
+            if id.index() >= self.graph.len() || device >= self.devices.len() {
+                return Err(Error::invalid(format!(
+                    "assignment of tensor {id} to device number {device}: there is no such thing"
+                )));
+            }
+            if !self.live[id.index()] {
+                continue;
+            }
+            if self.graph.tensor(id).is_computed()
+                && let Support::No(reason) = self.supports(id, device)
+            {
+                return Err(Error::Placement(
+                    format!(
+                        "{} is assigned to {}, which refuses: {reason}",
+                        self.describe(id),
+                        self.devices.get(device).name()
+                    )
+                    .into(),
+                ));
+            }
+            self.set(id, device, Reason::Assigned);
+        }
+        Ok(())
+    }
+
+    fn by_stored(&mut self) -> Result<()> {
+        for id in self.ids() {
+            if self.device(id).is_some() {
+                continue;
+            }
+            let node = self.graph.node(id);
+            let computed = node.tensor().is_computed();
+            if let Some(stored) = node.stored() {
+                let candidates: Vec<_> = (0..self.devices.len())
+                    .filter(|&d| self.devices.can_use(d, stored))
+                    .collect();
+                let found = candidates
+                    .iter()
+                    .copied()
+                    .find(|&d| !computed || self.supports(id, d).is_yes());
+                let Some(device) = found else {
+                    let memory = stored.tensor().buffer.buffer_type().name().to_owned();
+                    let message = if candidates.is_empty() {
+                        format!(
+                            "tensor '{}' is in memory '{memory}', which none of the devices ({}) can use: add the device that owns it",
+                            stored.name(),
+                            self.devices.names()
+                        )
+                    } else {
+                        format!(
+                            "no device can run {} on memory '{memory}': {}",
+                            self.describe(id),
+                            self.all_reasons(id)
+                        )
+                    };
+                    return Err(Error::Placement(message.into()));
+                };
+                self.set(
+                    id,
+                    device,
+                    Reason::Stored {
+                        tensor: stored.name().to_owned(),
+                    },
+                );
+            } else if node.tensor().flags.input {
+                self.set(id, self.devices.last(), Reason::Input);
+            } else if computed {
+                self.by_weights(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn by_weights(&mut self, id: TensorId) {
+        let node = self.graph.node(id);
+        // The weights of these are too small to decide where the work is done.
+        if matches!(node.op(), Op::Rope(_) | Op::FlashAttn { .. }) {
+            return;
+        }
+        let weights = node
+            .tensor()
+            .operands()
+            .filter_map(|(_, source)| self.graph.node(source).stored())
+            .find(|stored| stored.tensor().buffer.usage() == Usage::Weights);
+        let Some(stored) = weights else { return };
+        let Some(owner) = (0..self.devices.len())
+            .find(|&d| self.devices.can_use(d, stored) && self.supports(id, d).is_yes())
+        else {
+            return;
+        };
+        let tensor = stored.name().to_owned();
+        if self.options.offload
+            && self.devices.is_host(owner)
+            && stored.tensor().buffer.host().is_some()
+        {
+            for device in 0..owner {
+                if self.devices.get(device).wants_offload(node)
+                    && self.supports(id, device).is_yes()
+                {
+                    return self.set(id, device, Reason::Offloaded { tensor });
+                }
+            }
+        }
+        self.set(id, owner, Reason::Weights { tensor });
+    }
+
+    fn expand(&mut self) {
+        for with_host in [false, true] {
+            for backwards in [false, true] {
+                let ids: Vec<_> = if backwards {
+                    self.ids().rev().collect()
+                } else {
+                    self.ids().collect()
+                };
+                let mut current: Option<(usize, TensorId)> = None;
+                for id in ids {
+                    if !self.graph.tensor(id).is_computed() {
+                        continue;
+                    }
+                    match (self.device(id), current) {
+                        (Some(device), _) => {
+                            current = (with_host || !self.devices.is_host(device))
+                                .then_some((device, id));
+                        }
+                        (None, Some((device, of))) => match self.supports(id, device) {
+                            Support::Yes => self.set(id, device, Reason::Neighbour { of }),
+                            Support::No(reason) => {
+                                let refusal = Refusal {
+                                    node: id,
+                                    device,
+                                    reason: reason.into_owned(),
+                                };
+                                if !self.placement.refusals.contains(&refusal) {
+                                    self.placement.refusals.push(refusal);
+                                }
+                            }
+                        },
+                        (None, None) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether `device` can read `id` where it is going to be, as far as that is known.
+    fn operand_is_there(&self, id: TensorId, device: usize) -> bool {
+        if let Some(stored) = self.graph.node(id).stored() {
+            return self.devices.can_use(device, stored);
+        }
+        let owner = self
+            .device(id)
+            .or_else(|| self.device(self.graph.memory_of(id)));
+        owner.is_some_and(|owner| self.devices.shares_memory(device, owner))
+    }
+
+    fn by_operands_and_upgrade(&mut self) {
+        for id in self.ids() {
+            let tensor = self.graph.tensor(id);
+            if !tensor.is_computed() {
+                continue;
+            }
+            match self.device(id) {
+                None => {
+                    let mut best: Option<(usize, usize)> = None;
+                    for device in 0..self.devices.len() {
+                        if !self.supports(id, device).is_yes() {
+                            continue;
+                        }
+                        let count = tensor
+                            .operands()
+                            .filter(|&(_, source)| self.operand_is_there(source, device))
+                            .count();
+                        if best.is_none_or(|(_, most)| count > most) {
+                            best = Some((device, count));
+                        }
+                    }
+                    if let Some((device, count)) = best {
+                        self.set(id, device, Reason::Operands { count });
+                    }
+                }
+                Some(current) if self.placement.reasons[id.index()] != Some(Reason::Assigned) => {
+                    for device in 0..current {
+                        if self.devices.memory_of(device) == self.devices.memory_of(current)
+                            && self.supports(id, device).is_yes()
+                            && tensor
+                                .operands()
+                                .all(|(_, source)| self.operand_is_there(source, device))
+                        {
+                            self.set(id, device, Reason::Upgraded { from: current });
+                            break;
+                        }
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn views_and_leaves(&mut self) -> Result<()> {
+        for id in self.ids() {
+            let tensor = self.graph.tensor(id);
+            if tensor.is_computed() && self.device(id).is_none() {
+                let Some(device) = (0..self.devices.len()).find(|&d| self.supports(id, d).is_yes())
+                else {
+                    return Err(Error::Placement(
+                        format!(
+                            "no device can run {}: {}",
+                            self.describe(id),
+                            self.all_reasons(id)
+                        )
+                        .into(),
+                    ));
+                };
+                self.set(id, device, Reason::FirstSupporting);
+            }
+            // Leaves without a place follow their first user; a destination follows who writes to it first.
+            if let (true, Some(device)) = (tensor.is_computed(), self.device(id)) {
+                for (_, source) in tensor.operands() {
+                    let base = self.graph.memory_of(source);
+                    if matches!(self.graph.tensor(base).op, Op::Leaf) && self.device(base).is_none()
+                    {
+                        self.set(base, device, Reason::User { of: id });
+                    }
+                }
+            }
+        }
+        for id in self.ids() {
+            let tensor = self.graph.tensor(id);
+            let base = self.graph.memory_of(id);
+            if tensor.op.is_view() {
+                let device = self.device(base).unwrap_or(self.devices.last());
+                self.set(id, device, Reason::SameMemory { of: base });
+            } else if let (Some(_), Some(device), Some(owner)) = (
+                tensor.op.written_source(),
+                self.device(id),
+                self.device(base),
+            ) {
+                // A write happens on a device that can reach the destination.
+                if self.graph.tensor(base).stored.is_none()
+                    && !self.devices.shares_memory(device, owner)
+                {
+                    if let Support::No(reason) = self.supports(id, owner) {
+                        return Err(Error::Placement(
+                            format!(
+                                "{} writes to memory of {}, which cannot run it: {reason}",
+                                self.describe(id),
+                                self.devices.get(owner).name()
+                            )
+                            .into(),
+                        ));
+                    }
+                    self.set(id, owner, Reason::SameMemory { of: base });
+                }
+            } else if self.device(id).is_none() {
+                // A leaf that only views refer to.
+                self.set(id, self.devices.last(), Reason::FirstSupporting);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_fallback(&mut self) -> Result<()> {
+        let devices = &self.placement.devices;
+        self.placement.refusals.retain(|refusal| {
+            devices[refusal.node.index()].is_some_and(|device| refusal.device < device)
+        });
+        let mut seen = std::collections::HashSet::new();
+        self.placement
+            .refusals
+            .retain(|refusal| seen.insert((refusal.node, refusal.device)));
+        let Some(first) = self.placement.refusals.first() else {
+            return Ok(());
+        };
+        let count = self.placement.refusals.len();
+        let example = format!(
+            "{} does not run on {} ({}) and falls back to {}",
+            self.describe(first.node),
+            self.devices.get(first.device).name(),
+            first.reason,
+            devices[first.node.index()].map_or("nothing", |d| self.devices.get(d).name())
+        );
+        match self.options.fallback {
+            Fallback::Allow => {}
+            Fallback::Warn => tracing::warn!(
+                count,
+                "operations fall back to a slower device; first: {example}"
+            ),
+            Fallback::Deny => {
+                return Err(Error::Placement(format!("{count} operations fall back to a slower device, which is denied; first: {example}").into()));
+            }
+        }
+        Ok(())
+    }
+}

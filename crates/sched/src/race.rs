@@ -1,0 +1,215 @@
+//! A second opinion on the order of a plan: does every pair of conflicting accesses have a happens-before edge?
+//!
+//! The checker plays what a scheduler does with a plan, node by node and byte range by byte range, and knows nothing of how
+//! the waits were found. It is run by tests over random graphs and devices.
+
+use crate::order::{Clock, Lane, Map, Touch, Work, lane_number};
+use crate::plan::Plan;
+use std::fmt;
+
+/// Two accesses that nothing keeps apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Race {
+    /// What came first in the order of issue: run and action.
+    pub first: (usize, usize),
+    /// What was issued later without waiting.
+    pub second: (usize, usize),
+    /// Whether the later one writes.
+    pub second_writes: bool,
+}
+
+impl fmt::Display for Race {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "action {} of run {} {} memory that action {} of run {} may still use",
+            self.second.1,
+            self.second.0,
+            if self.second_writes {
+                "writes"
+            } else {
+                "reads"
+            },
+            self.first.1,
+            self.first.0
+        )
+    }
+}
+
+/// Plays `runs` consecutive runs of `plan` and returns every race.
+pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
+    struct Done {
+        at: (usize, usize),
+        lane: usize,
+        clock: Clock,
+        touches: Vec<Touch>,
+    }
+    let map = Map {
+        graph: &plan.lowered.graph,
+        memory: &plan.memory,
+    };
+    let lanes = plan.devices.len() + 1;
+    let mut clocks = vec![Clock::new(lanes); lanes];
+    let mut done: Vec<Done> = Vec::new();
+    let mut races = Vec::new();
+    for run in 0..runs {
+        let copy = run % plan.copies;
+        for (number, action) in plan.actions.iter().enumerate() {
+            let lane = lane_number(action.lane);
+            let mut clock = clocks[lane].clone();
+            clock.join(&clocks[0]);
+            for wait in &action.waits {
+                let Some(awaited_run) = run.checked_sub(wait.runs_ago) else {
+                    continue;
+                };
+                // With events, the newest recording in the slot counts; anything older is implied by it.
+                if let Some(event) = done.iter().rfind(|d| d.at == (awaited_run, wait.action)) {
+                    clock.join(&event.clock);
+                }
+            }
+            clock.tick(lane);
+            let mut touches: Vec<Touch> = match action.work {
+                Work::Split(split) => {
+                    let nodes = plan.lowered.splits[split].nodes.iter();
+                    nodes
+                        .flat_map(|&id| map.node(id, copy))
+                        .chain(map.workspace(split, copy))
+                        .collect()
+                }
+                work => map.action(work, &plan.lowered, copy),
+            };
+            touches.retain(|touch| touch.start < touch.end);
+            for earlier in &done {
+                if clock.has_seen(&earlier.clock, earlier.lane) {
+                    continue;
+                }
+                let conflict = touches
+                    .iter()
+                    .find(|a| earlier.touches.iter().any(|b| a.conflicts(b)));
+                if let Some(touch) = conflict {
+                    races.push(Race {
+                        first: earlier.at,
+                        second: (run, number),
+                        second_writes: touch.write,
+                    });
+                }
+            }
+            clocks[lane] = clock.clone();
+            done.push(Done {
+                at: (run, number),
+                lane,
+                clock,
+                touches,
+            });
+        }
+        if plan.actions.iter().all(|action| action.lane == Lane::Host) {
+            break; // everything is done in order of issue
+        }
+    }
+    races
+}
+
+/// Checks that no two tensors that are in use at the same time share memory, and that every place is inside of its
+/// chunk and aligned. Returns a description of each violation.
+pub fn check_memory(plan: &Plan) -> Vec<String> {
+    let graph = &plan.lowered.graph;
+    let map = Map {
+        graph,
+        memory: &plan.memory,
+    };
+    let mut problems = Vec::new();
+    // First and last step at which each memory is in use, in the order of issue.
+    let mut steps: Vec<Option<(usize, usize)>> = vec![None; graph.len()];
+    let mut inherits = vec![None; graph.len()];
+    let mut step = 0;
+    let touch_step = |id, at: usize, steps: &mut Vec<Option<(usize, usize)>>| {
+        let base: samite_core::TensorId = graph.memory_of(id);
+        let range = steps[base.index()].get_or_insert((at, at));
+        range.1 = at;
+    };
+    for split in &plan.lowered.splits {
+        for &c in &split.copies {
+            step += 1;
+            touch_step(plan.lowered.copies[c].from, step, &mut steps);
+            touch_step(plan.lowered.copies[c].to, step, &mut steps);
+        }
+        for &id in &split.nodes {
+            step += 1;
+            for (_, source) in graph.tensor(id).operands() {
+                touch_step(source, step, &mut steps);
+                let same = map
+                    .touch(graph.memory_of(source), 0, false)
+                    .map(|t| (t.space, t.start))
+                    == map.touch(id, 0, false).map(|t| (t.space, t.start));
+                if same
+                    && graph.memory_of(source) != graph.memory_of(id)
+                    && graph.tensor(id).op.may_run_in_place()
+                {
+                    inherits[id.index()] = Some(graph.memory_of(source));
+                }
+            }
+            touch_step(id, step, &mut steps);
+        }
+    }
+    for id in graph.ids() {
+        let tensor = graph.tensor(id);
+        let kept = tensor.flags.input
+            || matches!(tensor.op, samite_core::Op::Leaf) && id.index() < plan.graph.len();
+        if let (true, Some(range)) = (kept, steps[id.index()].as_mut()) {
+            *range = (0, usize::MAX);
+        }
+        if tensor.flags.output
+            && let Some(range) = steps[graph.memory_of(id).index()].as_mut()
+        {
+            range.1 = usize::MAX;
+        }
+    }
+    let owned: Vec<_> = graph
+        .ids()
+        .filter(|id| plan.memory.tensors[id.index()].is_some() && steps[id.index()].is_some())
+        .collect();
+    for (i, &a) in owned.iter().enumerate() {
+        for copy in 0..plan.copies {
+            if let Some(blocks) = &plan.memory.tensors[a.index()] {
+                let block = blocks.get(copy);
+                let alignment = plan.devices.memories()[blocks.memory].alignment();
+                let chunk = plan.memory.chunks[blocks.memory]
+                    .get(block.chunk)
+                    .copied()
+                    .unwrap_or(0);
+                if block.offset % alignment != 0
+                    || block.offset + block.size > chunk
+                    || block.size < graph.tensor(a).layout.bytes()
+                {
+                    problems.push(format!(
+                        "{a} has an impossible place {block:?} in a chunk of {chunk} bytes"
+                    ));
+                }
+            }
+        }
+        for &b in &owned[..i] {
+            let (Some(x), Some(y)) = (steps[a.index()], steps[b.index()]) else {
+                continue;
+            };
+            // The last use of one may be the first of the other only where the result takes the operand's place.
+            let overlap_in_time = x.0 < y.1 && y.0 < x.1
+                || x.0 == y.1 && inherits[a.index()] != Some(b)
+                || y.0 == x.1 && inherits[b.index()] != Some(a);
+            if !overlap_in_time {
+                continue;
+            }
+            for (ca, cb) in (0..plan.copies).flat_map(|ca| (0..plan.copies).map(move |cb| (ca, cb)))
+            {
+                if let (Some(p), Some(q)) = (map.touch(a, ca, true), map.touch(b, cb, true))
+                    && p.conflicts(&q)
+                {
+                    problems.push(format!(
+                        "{a} and {b} are in use at the same time and share memory"
+                    ));
+                    break;
+                }
+            }
+        }
+    }
+    problems
+}

@@ -1,0 +1,447 @@
+//! Choosing the next token.
+
+use std::collections::HashMap;
+
+mod candidates;
+mod numbers;
+mod penalties;
+mod rng;
+
+pub use candidates::{Candidate, Candidates};
+pub use penalties::Penalties;
+pub use rng::Rng;
+
+/// Parameters that a sampler cannot work with, or logits that leave nothing to choose.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerError {
+    /// A parameter is outside its range.
+    #[error("{parameter} is {value}, must be {expected}")]
+    Parameter {
+        /// The field of [`SamplerParams`].
+        parameter: &'static str,
+        /// The value given.
+        value: f32,
+        /// The range allowed, in words.
+        expected: &'static str,
+    },
+    /// A bias that is not a number or infinitely large.
+    #[error("logit_bias for token {token} is {value}, must be a number or -inf")]
+    LogitBias {
+        /// The token.
+        token: u32,
+        /// The value given.
+        value: f32,
+    },
+    /// A bias for a token that the logits do not have.
+    #[error("logit_bias names token {token}, but there are logits for {count} tokens only")]
+    LogitBiasToken {
+        /// The token.
+        token: u32,
+        /// How many logits there are.
+        count: usize,
+    },
+    /// Nothing is left to choose from: there are no logits, or all are NaN or minus infinity.
+    #[error("no token can be chosen: all {count} logits are NaN or -inf")]
+    NoCandidate {
+        /// How many logits there are.
+        count: usize,
+    },
+}
+
+/// How to choose tokens. The defaults are llama.cpp's; each stage can be switched off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplerParams {
+    /// Starts the random generator: the same seed gives the same choices. Default 0.
+    pub seed: u64,
+    /// Logits are divided by it: above 0 and below 1 sharpens, above 1 flattens; 0 always takes the
+    /// likeliest token. Default 0.8.
+    pub temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all. Default 40.
+    pub top_k: usize,
+    /// Keep the likeliest tokens that together have this probability; 1 keeps all. Default 0.95.
+    pub top_p: f32,
+    /// Keep tokens with at least this share of the likeliest token's probability; 0 keeps all.
+    /// Default 0.05.
+    pub min_p: f32,
+    /// Keep the tokens whose surprise is closest to the expected one, up to this probability
+    /// together; 1 keeps all. Default 1.
+    pub typical_p: f32,
+    /// Divides positive logits of tokens seen lately, and multiplies negative ones; 1 is off.
+    /// Default 1.
+    pub repeat_penalty: f32,
+    /// Subtracted from the logit of a token for each time it was seen lately; 0 is off. Default 0.
+    pub frequency_penalty: f32,
+    /// Subtracted from the logit of a token that was seen lately; 0 is off. Default 0.
+    pub presence_penalty: f32,
+    /// How many of the last tokens "lately" means; 0 switches the penalties off. Default 64.
+    pub last_n: usize,
+    /// Added to the logits of these tokens; minus infinity bans a token. If a token is named twice,
+    /// both count. Default none.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Default for SamplerParams {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            repeat_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            last_n: 64,
+            logit_bias: Vec::new(),
+        }
+    }
+}
+
+impl SamplerParams {
+    /// Always the likeliest token, without any penalty.
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            ..Self::default()
+        }
+    }
+
+    /// Checks each parameter.
+    ///
+    /// # Errors
+    /// The first parameter outside its range, by name.
+    pub fn validate(&self) -> Result<(), SamplerError> {
+        /// A range in words, and as a test.
+        type Range = (&'static str, fn(f32) -> bool);
+        const SHARE: Range = ("between 0 and 1", |value| (0.0..=1.0).contains(&value));
+        const FINITE: Range = ("a finite number", f32::is_finite);
+        let checks: [(&'static str, f32, Range); 7] = [
+            (
+                "temperature",
+                self.temperature,
+                ("0 or a positive finite number", |value| {
+                    value >= 0.0 && value.is_finite()
+                }),
+            ),
+            ("top_p", self.top_p, SHARE),
+            ("min_p", self.min_p, SHARE),
+            ("typical_p", self.typical_p, SHARE),
+            (
+                "repeat_penalty",
+                self.repeat_penalty,
+                ("a positive finite number", |value| {
+                    value > 0.0 && value.is_finite()
+                }),
+            ),
+            ("frequency_penalty", self.frequency_penalty, FINITE),
+            ("presence_penalty", self.presence_penalty, FINITE),
+        ];
+        for (parameter, value, (expected, holds)) in checks {
+            if !holds(value) {
+                return Err(SamplerError::Parameter {
+                    parameter,
+                    value,
+                    expected,
+                });
+            }
+        }
+        match self
+            .logit_bias
+            .iter()
+            .find(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY)
+        {
+            Some(&(token, value)) => Err(SamplerError::LogitBias { token, value }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Chooses tokens from logits, one after another: llama.cpp's default chain, in its order. Logit
+/// bias, penalties, top-k, typical-p, top-p, min-p, temperature, draw.
+///
+/// Tell it every token of the text by [`accept`](Self::accept), those of the prompt too: penalties
+/// go by them.
+///
+/// ```
+/// use samite_text::{Sampler, SamplerParams};
+///
+/// let mut sampler = Sampler::new(SamplerParams { top_k: 2, seed: 7, ..Default::default() })?;
+/// let token = sampler.sample(&[0.1, 3.0, 2.9, -1.0])?;
+/// sampler.accept(token);
+/// assert!(token == 1 || token == 2);
+/// # Ok::<(), samite_text::SamplerError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplerParams,
+    penalties: Penalties,
+    rng: Rng,
+    candidates: Candidates,
+}
+
+impl Sampler {
+    /// A sampler at the beginning of a text.
+    ///
+    /// # Errors
+    /// A parameter outside its range.
+    pub fn new(params: SamplerParams) -> Result<Self, SamplerError> {
+        params.validate()?;
+        let penalties = Penalties::new(
+            params.last_n,
+            params.repeat_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        );
+        Ok(Self {
+            penalties,
+            rng: Rng::new(params.seed),
+            candidates: Candidates::new(),
+            params,
+        })
+    }
+
+    /// The parameters.
+    pub fn params(&self) -> &SamplerParams {
+        &self.params
+    }
+
+    /// Chooses a token; `logits[id]` belongs to token `id`. Does not [`accept`](Self::accept) it.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if the logits and biases leave nothing,
+    /// [`SamplerError::LogitBiasToken`]. The sampler can be used on.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
+        let (params, candidates) = (&self.params, &mut self.candidates);
+        candidates.load(logits)?;
+        for &(token, bias) in &params.logit_bias {
+            if token as usize >= logits.len() {
+                return Err(SamplerError::LogitBiasToken {
+                    token,
+                    count: logits.len(),
+                });
+            }
+            candidates.change_logit(token, |logit| logit + bias);
+        }
+        self.penalties.apply(candidates);
+        if params.temperature == 0.0 && params.typical_p >= 1.0 {
+            // No other stage takes away the likeliest token.
+            candidates.temperature(0.0);
+        } else {
+            candidates.top_k(params.top_k);
+            candidates.typical_p(params.typical_p)?;
+            candidates.top_p(params.top_p)?;
+            candidates.min_p(params.min_p);
+            candidates.temperature(params.temperature);
+        }
+        candidates.draw(&mut self.rng)
+    }
+
+    /// What the last [`sample`](Self::sample) drew from: the tokens left, with their probabilities.
+    pub fn candidates(&self) -> &Candidates {
+        &self.candidates
+    }
+
+    /// Takes note of a token of the text.
+    pub fn accept(&mut self, token: u32) {
+        self.penalties.accept(token);
+    }
+
+    /// Back to the beginning: no token seen, the generator at its seed.
+    pub fn reset(&mut self) {
+        self.penalties.reset();
+        self.rng = Rng::new(self.params.seed);
+    }
+}
+
+/// How often each of the last tokens was seen.
+type Counts = HashMap<u32, u32>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(SamplerParams::default().validate(), Ok(()));
+        assert_eq!(SamplerParams::greedy().validate(), Ok(()));
+    }
+
+    #[test]
+    fn errors_name_the_parameter() {
+        type Set = fn(&mut SamplerParams, f32);
+        let cases: [(&str, Set, &[f32]); 7] = [
+            (
+                "temperature",
+                |p, v| p.temperature = v,
+                &[-0.1, f32::NAN, f32::INFINITY],
+            ),
+            ("top_p", |p, v| p.top_p = v, &[-0.1, 1.1, f32::NAN]),
+            ("min_p", |p, v| p.min_p = v, &[-0.1, 1.1, f32::NAN]),
+            ("typical_p", |p, v| p.typical_p = v, &[-0.1, 1.1, f32::NAN]),
+            (
+                "repeat_penalty",
+                |p, v| p.repeat_penalty = v,
+                &[0.0, -1.0, f32::NAN, f32::INFINITY],
+            ),
+            (
+                "frequency_penalty",
+                |p, v| p.frequency_penalty = v,
+                &[f32::NAN, f32::NEG_INFINITY],
+            ),
+            (
+                "presence_penalty",
+                |p, v| p.presence_penalty = v,
+                &[f32::NAN, f32::INFINITY],
+            ),
+        ];
+        for (name, set, values) in cases {
+            for &value in values {
+                let mut params = SamplerParams::default();
+                set(&mut params, value);
+                let message = Sampler::new(params).unwrap_err().to_string();
+                assert!(
+                    message.starts_with(&format!("{name} is {value}, must be ")),
+                    "{message}"
+                );
+            }
+        }
+        for value in [f32::NAN, f32::INFINITY] {
+            let params = SamplerParams {
+                logit_bias: vec![(3, value)],
+                ..Default::default()
+            };
+            assert!(matches!(
+                Sampler::new(params),
+                Err(SamplerError::LogitBias { token: 3, .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_best() {
+        let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, f32::NAN]), Ok(1));
+        assert_eq!(sampler.candidates().as_slice().len(), 1);
+    }
+
+    #[test]
+    fn biases_ban_and_favour() {
+        let logit_bias = vec![(1, f32::NEG_INFINITY), (0, 5.0)];
+        let mut sampler = Sampler::new(SamplerParams {
+            logit_bias,
+            ..SamplerParams::greedy()
+        })
+        .unwrap();
+        assert_eq!(sampler.sample(&[1.0, 9.0, 3.0]), Ok(0));
+        assert_eq!(
+            sampler.sample(&[1.0]),
+            Err(SamplerError::LogitBiasToken { token: 1, count: 1 })
+        );
+        assert_eq!(
+            sampler.sample(&[f32::NAN, 9.0]),
+            Err(SamplerError::NoCandidate { count: 2 })
+        );
+    }
+
+    #[test]
+    fn unusable_logits_are_errors() {
+        for params in [SamplerParams::default(), SamplerParams::greedy()] {
+            let mut sampler = Sampler::new(params).unwrap();
+            for logits in [[].as_slice(), &[f32::NAN; 3], &[f32::NEG_INFINITY; 3]] {
+                assert_eq!(
+                    sampler.sample(logits),
+                    Err(SamplerError::NoCandidate {
+                        count: logits.len()
+                    })
+                );
+            }
+            assert_eq!(sampler.sample(&[f32::NAN, 1.0, f32::NEG_INFINITY]), Ok(1));
+            assert_eq!(sampler.sample(&[0.0, f32::INFINITY, 5.0]), Ok(1));
+        }
+    }
+
+    #[test]
+    fn penalties_reach_the_choice() {
+        let mut sampler = Sampler::new(SamplerParams {
+            presence_penalty: 1.0,
+            ..SamplerParams::greedy()
+        })
+        .unwrap();
+        assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(0));
+        sampler.accept(0);
+        assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(1));
+        sampler.reset();
+        assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(0));
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        let logits: Vec<f32> = (0..100).map(|id| (id % 7) as f32 * 0.3).collect();
+        let draws = |seed| {
+            let mut sampler = Sampler::new(SamplerParams {
+                seed,
+                ..Default::default()
+            })
+            .unwrap();
+            let first: Vec<u32> = (0..20).map(|_| sampler.sample(&logits).unwrap()).collect();
+            sampler.reset();
+            let second: Vec<u32> = (0..20).map(|_| sampler.sample(&logits).unwrap()).collect();
+            assert_eq!(first, second);
+            first
+        };
+        assert_ne!(draws(1), draws(2));
+    }
+
+    #[test]
+    fn a_large_vocabulary_is_fast() {
+        let logits: Vec<f32> = (0..150_000u32)
+            .map(|id| (id.wrapping_mul(2_654_435_761) >> 8) as f32 / 1e6)
+            .collect();
+        let started = std::time::Instant::now();
+        for top_k in [40, 0] {
+            let mut sampler = Sampler::new(SamplerParams {
+                top_k,
+                ..Default::default()
+            })
+            .unwrap();
+            for _ in 0..20 {
+                sampler.sample(&logits).unwrap();
+            }
+        }
+        assert!(
+            started.elapsed().as_secs_f32() < 5.0,
+            "{:?}",
+            started.elapsed()
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_logits_give_a_token_or_an_error(
+            logits in prop::collection::vec(prop_oneof![any::<f32>(), -5.0..5.0f32], 0..50),
+            temperature in prop_oneof![Just(0.0f32), 1e-30..3.0f32],
+            (top_k, top_p, min_p, typical_p) in (0..60usize, 0.0..=1.0f32, 0.0..=1.0f32, 0.0..=1.0f32),
+            (repeat_penalty, frequency_penalty) in (1e-30..1e30f32, -1e38..1e38f32),
+            seed: u64,
+        ) {
+            let params = SamplerParams {
+                seed, temperature, top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, ..Default::default()
+            };
+            let mut sampler = Sampler::new(params).unwrap();
+            sampler.accept(0);
+            sampler.accept(1_000_000);
+            match sampler.sample(&logits) {
+                Ok(token) => {
+                    let logit = logits[token as usize];
+                    prop_assert!(!logit.is_nan() && logit != f32::NEG_INFINITY);
+                    let sum: f32 = sampler.candidates().as_slice().iter().map(|candidate| candidate.probability).sum();
+                    prop_assert!((sum - 1.0).abs() < 1e-4, "probabilities sum to {}", sum);
+                }
+                Err(_) => prop_assert!(logits.iter().skip(1).all(|logit| logit.is_nan() || *logit == f32::NEG_INFINITY)),
+            }
+        }
+    }
+}

@@ -1,0 +1,495 @@
+//! The tokens that may still be chosen, and the stages that narrow them down.
+
+use super::numbers::{exp_of_negative, ln};
+use super::{Rng, SamplerError};
+
+/// Vocabularies above this size are sorted only as far as needed.
+const SMALL: usize = 1024;
+/// How far such a vocabulary is sorted at first.
+const FIRST_SORTED: usize = 256;
+
+/// A token that may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The token.
+    pub id: u32,
+    /// Its logit as the stages so far have left it: never NaN nor plus infinity.
+    pub logit: f32,
+    /// Its probability among the candidates, as of the last [`Candidates::softmax`] or draw; 0
+    /// before.
+    pub probability: f32,
+}
+
+/// The tokens that may still be chosen. Each method is one stage of a sampler chain; all but
+/// typical-p keep the likeliest token. Equal logits go by token id, so every stage is
+/// deterministic.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    items: Vec<Candidate>,
+    /// Likeliest first.
+    sorted: bool,
+    /// All tokens are there and `items[id].id == id`.
+    by_id: bool,
+}
+
+impl Candidates {
+    /// No candidates.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes every token a candidate; `logits[id]` belongs to token `id`. NaN counts as minus
+    /// infinity, and plus infinity as the largest number.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if no logit is above minus infinity.
+    pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
+        self.items.clear();
+        let candidate = |(id, &logit): (u32, &f32)| Candidate {
+            id,
+            logit: tamed(logit),
+            probability: 0.0,
+        };
+        self.items.extend((0..).zip(logits).map(candidate));
+        self.sorted = false;
+        self.by_id = true;
+        self.best().map(drop)
+    }
+
+    /// The candidates, in no particular order unless a stage has sorted them.
+    pub fn as_slice(&self) -> &[Candidate] {
+        &self.items
+    }
+
+    /// Changes the logit of one token, if it is a candidate.
+    pub fn change_logit(&mut self, id: u32, change: impl FnOnce(f32) -> f32) {
+        let item = if self.by_id {
+            self.items.get_mut(id as usize)
+        } else {
+            self.items.iter_mut().find(|candidate| candidate.id == id)
+        };
+        if let Some(item) = item {
+            item.logit = tamed(change(item.logit));
+            self.sorted = false;
+        }
+    }
+
+    /// Keeps the `k` likeliest; 0 keeps all.
+    pub fn top_k(&mut self, k: usize) {
+        if k == 0 {
+            return;
+        }
+        let k = k.min(self.items.len());
+        self.sort_first(k);
+        self.truncate(k);
+    }
+
+    /// Keeps the likeliest that together reach probability `p`, at least one; 1 or more keeps all.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn top_p(&mut self, p: f32) -> Result<(), SamplerError> {
+        if p >= 1.0 {
+            return Ok(());
+        }
+        self.softmax()?;
+        let mut in_order = if self.items.len() > SMALL {
+            FIRST_SORTED
+        } else {
+            self.items.len()
+        };
+        self.sort_first(in_order);
+        let mut sum = 0.0;
+        for index in 0..self.items.len() {
+            if index == in_order {
+                in_order = self.items.len();
+                self.sort_first(in_order);
+            }
+            sum += self.items[index].probability;
+            if sum >= p {
+                self.truncate(index + 1);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps those with at least the share `p` of the likeliest one's probability, at least one; 0
+    /// or less keeps all.
+    pub fn min_p(&mut self, p: f32) {
+        let Ok((best, max)) = self.best() else { return };
+        if p <= 0.0 {
+            return;
+        }
+        let least = max + ln(f64::from(p)) as f32;
+        let count = self.items.len();
+        if least > max {
+            self.keep_only(best);
+        } else {
+            self.items.retain(|candidate| candidate.logit >= least);
+        }
+        self.by_id &= self.items.len() == count;
+    }
+
+    /// Keeps those whose surprise (the negative logarithm of the probability) is closest to the
+    /// expected one, until they together exceed probability `p`; 1 or more keeps all.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn typical_p(&mut self, p: f32) -> Result<(), SamplerError> {
+        if p >= 1.0 {
+            return Ok(());
+        }
+        let total = self.softmax()?;
+        self.sort_first(self.items.len());
+        let max = self.items.first().map_or(0.0, |best| best.logit);
+        let log_total = ln(total);
+        let surprise =
+            |candidate: &Candidate| log_total - (f64::from(candidate.logit) - f64::from(max));
+        let possible = |candidate: &&Candidate| candidate.probability > 0.0;
+        let expected: f64 = self
+            .items
+            .iter()
+            .filter(possible)
+            .map(|candidate| f64::from(candidate.probability) * surprise(candidate))
+            .sum();
+        let mut shifted: Vec<(f64, Candidate)> = self
+            .items
+            .iter()
+            .filter(possible)
+            .map(|candidate| ((surprise(candidate) - expected).abs(), *candidate))
+            .collect();
+        shifted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut sum = 0.0;
+        let reached = shifted.iter().position(|(_, candidate)| {
+            sum += candidate.probability;
+            sum > p
+        });
+        shifted.truncate(reached.map_or(shifted.len(), |last| last + 1));
+        self.items.clear();
+        self.items
+            .extend(shifted.into_iter().map(|(_, candidate)| candidate));
+        self.sorted = false;
+        self.by_id = false;
+        Ok(())
+    }
+
+    /// Divides the logits by `temperature`; 0 or less keeps the likeliest candidate alone.
+    pub fn temperature(&mut self, temperature: f32) {
+        if temperature <= 0.0 {
+            if let Ok((best, _)) = self.best() {
+                self.keep_only(best);
+                self.by_id = false;
+            }
+            return;
+        }
+        for candidate in &mut self.items {
+            candidate.logit = tamed(candidate.logit / temperature);
+        }
+    }
+
+    /// Gives each candidate its probability. Returns the sum of all weights where the likeliest has
+    /// weight 1.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn softmax(&mut self) -> Result<f64, SamplerError> {
+        let (_, max) = self.best()?;
+        let mut sum = 0.0;
+        for candidate in &mut self.items {
+            let weight = exp_of_negative(f64::from(candidate.logit) - f64::from(max));
+            candidate.probability = weight as f32;
+            sum += weight;
+        }
+        for candidate in &mut self.items {
+            candidate.probability = (f64::from(candidate.probability) / sum) as f32;
+        }
+        Ok(sum)
+    }
+
+    /// Draws a token by the candidates' probabilities. Takes one number from `rng`, however many
+    /// candidates there are.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn draw(&mut self, rng: &mut Rng) -> Result<u32, SamplerError> {
+        self.softmax()?;
+        let sum: f64 = self
+            .items
+            .iter()
+            .map(|candidate| f64::from(candidate.probability))
+            .sum();
+        let target = rng.uniform() * sum;
+        let mut running = 0.0;
+        let mut chosen = None;
+        for candidate in self
+            .items
+            .iter()
+            .filter(|candidate| candidate.probability > 0.0)
+        {
+            chosen = Some(candidate.id);
+            running += f64::from(candidate.probability);
+            if running > target {
+                break;
+            }
+        }
+        chosen.ok_or(SamplerError::NoCandidate {
+            count: self.items.len(),
+        })
+    }
+
+    /// Place and logit of the likeliest candidate.
+    fn best(&self) -> Result<(usize, f32), SamplerError> {
+        let mut best = None;
+        let mut max = f32::NEG_INFINITY;
+        let look_at = if self.sorted { 1 } else { self.items.len() };
+        for (index, candidate) in self.items.iter().enumerate().take(look_at) {
+            if candidate.logit > max {
+                (best, max) = (Some(index), candidate.logit);
+            }
+        }
+        best.map(|index| (index, max))
+            .ok_or(SamplerError::NoCandidate {
+                count: self.items.len(),
+            })
+    }
+
+    /// Puts the `count` likeliest first, in order.
+    fn sort_first(&mut self, count: usize) {
+        if self.sorted || count == 0 {
+            return;
+        }
+        let order =
+            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id));
+        if count < self.items.len() {
+            self.items.select_nth_unstable_by(count - 1, order);
+            self.items[..count].sort_unstable_by(order);
+        } else {
+            self.items.sort_unstable_by(order);
+            self.sorted = true;
+        }
+        self.by_id = false;
+    }
+
+    /// Drops all behind the first `count`, which must be in order.
+    fn truncate(&mut self, count: usize) {
+        self.items.truncate(count);
+        self.sorted = true;
+    }
+
+    fn keep_only(&mut self, index: usize) {
+        self.items.swap(0, index);
+        self.truncate(1);
+    }
+}
+
+/// A logit that arithmetic can be done with.
+fn tamed(logit: f32) -> f32 {
+    if logit.is_nan() {
+        f32::NEG_INFINITY
+    } else {
+        logit.min(f32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENTHS: [f32; 4] = [0.1, 0.2, 0.3, 0.4];
+
+    fn candidates(probabilities: &[f32]) -> Candidates {
+        let mut candidates = Candidates::new();
+        candidates
+            .load(&probabilities.iter().map(|p| p.ln()).collect::<Vec<_>>())
+            .unwrap();
+        candidates
+    }
+
+    /// Applies a stage to probabilities and expects others; in their order.
+    fn check(probabilities: &[f32], stage: impl FnOnce(&mut Candidates), expected: &[f32]) {
+        let mut candidates = candidates(probabilities);
+        stage(&mut candidates);
+        candidates.softmax().unwrap();
+        let actual: Vec<f32> = candidates
+            .as_slice()
+            .iter()
+            .map(|candidate| candidate.probability)
+            .collect();
+        assert_eq!(
+            actual.len(),
+            expected.len(),
+            "{actual:?}, expected {expected:?}"
+        );
+        for (a, e) in actual.iter().zip(expected) {
+            assert!((a - e).abs() < 1e-5, "{actual:?}, expected {expected:?}");
+        }
+    }
+
+    // The tables of llama.cpp's own test.
+
+    #[test]
+    fn temperature_table() {
+        check(&TENTHS, |c| c.temperature(1.0), &TENTHS);
+        // Here the others are gone instead of having probability 0.
+        check(&TENTHS, |c| c.temperature(0.0), &[1.0]);
+    }
+
+    #[test]
+    fn top_k_table() {
+        check(&TENTHS, |c| c.top_k(1), &[1.0]);
+        check(&TENTHS, |c| c.top_k(3), &[0.44444, 0.33333, 0.22222]);
+        check(&TENTHS, |c| c.top_k(4), &[0.4, 0.3, 0.2, 0.1]);
+        check(&TENTHS, |c| c.top_k(0), &TENTHS);
+        check(&TENTHS, |c| c.top_k(usize::MAX), &[0.4, 0.3, 0.2, 0.1]);
+    }
+
+    #[test]
+    fn top_p_table() {
+        check(&TENTHS, |c| c.top_p(0.0).unwrap(), &[1.0]);
+        check(&TENTHS, |c| c.top_p(0.7).unwrap(), &[0.571429, 0.428571]);
+        check(
+            &TENTHS,
+            |c| c.top_p(0.8).unwrap(),
+            &[0.44444, 0.33333, 0.22222],
+        );
+        check(&TENTHS, |c| c.top_p(1.0).unwrap(), &TENTHS);
+    }
+
+    #[test]
+    fn min_p_table() {
+        let three = [0.2 / 0.9, 0.3 / 0.9, 0.4 / 0.9];
+        let two = [0.3 / 0.7, 0.4 / 0.7];
+        let cases: [(f32, &[f32]); 9] = [
+            (0.00, &TENTHS),
+            (0.24, &TENTHS),
+            (0.26, &three),
+            (0.49, &three),
+            (0.51, &two),
+            (0.74, &two),
+            (0.76, &[1.0]),
+            (1.00, &[1.0]),
+            (1.05, &[1.0]),
+        ];
+        for (p, expected) in cases {
+            check(&TENTHS, |c| c.min_p(p), expected);
+        }
+    }
+
+    #[test]
+    fn typical_p_table() {
+        // llama.cpp's table has the probabilities from before the cut: .97, and three times .2.
+        check(
+            &[0.97, 0.01, 0.01, 0.01],
+            |c| c.typical_p(0.5).unwrap(),
+            &[1.0],
+        );
+        check(
+            &[0.4, 0.2, 0.2, 0.2],
+            |c| c.typical_p(0.5).unwrap(),
+            &[1.0 / 3.0; 3],
+        );
+    }
+
+    /// Chains over 10 000 tokens with probability in proportion to their id, as in llama.cpp's
+    /// test.
+    #[test]
+    fn stages_in_any_order() {
+        const COUNT: usize = 10_000;
+        let logits: Vec<f32> = (0..COUNT).map(|id| (id as f32).ln()).collect();
+        for chain in [
+            "k", "p", "m", "kp", "km", "pk", "pm", "mk", "mp", "kpm", "kmp", "pkm", "pmk", "mkp",
+            "mpk",
+        ] {
+            let mut candidates = Candidates::new();
+            candidates.load(&logits).unwrap();
+            // The tokens left are always the likeliest ones, from `lowest` on.
+            let mut lowest = 0;
+            for stage in chain.chars() {
+                match stage {
+                    'k' => {
+                        candidates.top_k(100);
+                        lowest = lowest.max(COUNT - 100);
+                    }
+                    'm' => {
+                        candidates.min_p(0.1);
+                        lowest = lowest.max(1_000);
+                    }
+                    _ => {
+                        candidates.top_p(0.8).unwrap();
+                        let target = 0.8 * (lowest..COUNT).sum::<usize>() as f64;
+                        let mut sum = 0.0;
+                        lowest = (lowest..COUNT)
+                            .rev()
+                            .find(|&id| {
+                                sum += id as f64;
+                                sum >= target
+                            })
+                            .unwrap();
+                    }
+                }
+                let mut left: Vec<usize> = candidates
+                    .as_slice()
+                    .iter()
+                    .map(|c| c.id as usize)
+                    .collect();
+                left.sort_unstable();
+                // Sums in single precision may differ by one token.
+                let first = left[0];
+                assert!(
+                    first.abs_diff(lowest) <= 1,
+                    "{chain} at {stage}: {first}, expected {lowest}"
+                );
+                assert!(left.iter().copied().eq(first..COUNT), "{chain} at {stage}");
+                lowest = first;
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_by_id() {
+        let mut candidates = candidates(&[0.1, 0.3, 0.3, 0.3]);
+        candidates.top_k(2);
+        let ids: Vec<u32> = candidates
+            .as_slice()
+            .iter()
+            .map(|candidate| candidate.id)
+            .collect();
+        assert_eq!(ids, [1, 2]);
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let mut rng = Rng::new(3);
+        let mut counts = [0; 4];
+        for _ in 0..20_000 {
+            counts[candidates(&TENTHS).draw(&mut rng).unwrap() as usize] += 1;
+        }
+        for (count, probability) in counts.into_iter().zip(TENTHS) {
+            assert!(
+                (count as f32 / 20_000.0 - probability).abs() < 0.015,
+                "{counts:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_draw_takes_one_number() {
+        let (mut one, mut two) = (Rng::new(5), Rng::new(5));
+        candidates(&[1.0]).draw(&mut one).unwrap();
+        candidates(&TENTHS).draw(&mut two).unwrap();
+        assert_eq!(one, two);
+    }
+
+    #[test]
+    fn logits_can_be_changed_before_and_after_sorting() {
+        let mut candidates = candidates(&TENTHS);
+        candidates.change_logit(0, |_| 5.0);
+        candidates.change_logit(9, |_| 9.0);
+        candidates.top_k(2);
+        candidates.change_logit(3, |_| 6.0);
+        candidates.change_logit(1, |_| 9.0);
+        candidates.temperature(0.0);
+        assert_eq!(candidates.as_slice()[0].id, 3);
+    }
+}

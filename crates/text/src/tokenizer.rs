@@ -1,0 +1,534 @@
+//! Text to tokens and back.
+
+use crate::bpe::{self, Bpe};
+use crate::error::{TokenizeError, VocabError};
+use crate::pretokenize;
+use crate::spm::{ESCAPED_SPACE, Spm};
+use crate::vocab::{
+    KEY_TOKENS, TokenAttributes, TokenizerModel, Vocab, VocabData, byte_of, check_count,
+};
+
+mod partition;
+
+use partition::{Fragment, SpecialMatcher};
+
+/// Longest text that is tokenized in one piece, in bytes.
+const LONGEST_TEXT: usize = 1 << 31;
+
+/// Tokens with these attributes are shown only on demand.
+const HIDDEN: TokenAttributes = TokenAttributes::UNKNOWN.union(TokenAttributes::CONTROL);
+
+/// Turns text into tokens and tokens into bytes, for one vocabulary.
+///
+/// Immutable once built: any number of threads may share one.
+#[derive(Debug)]
+pub struct Tokenizer {
+    vocab: Vocab,
+    model: Model,
+    special: SpecialMatcher,
+    pieces: Pieces,
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+    newline: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Model {
+    Spm(Spm),
+    Bpe(Box<Bpe>),
+}
+
+impl Tokenizer {
+    /// Validates a vocabulary and prepares it for use.
+    ///
+    /// # Errors
+    /// Every way in which a vocabulary can be unusable is an error that names the GGUF key, see
+    /// [`VocabError`].
+    pub fn new(data: VocabData) -> Result<Self, VocabError> {
+        let vocab = Vocab::new(&data)?;
+        let (model, add_bos, add_space_prefix, newline) = match data.model {
+            TokenizerModel::Llama => {
+                let spm = Spm::new(&vocab);
+                let newline = spm.byte_token(b'\n');
+                (
+                    Model::Spm(spm),
+                    true,
+                    data.add_space_prefix.unwrap_or(true),
+                    newline,
+                )
+            }
+            TokenizerModel::Gpt2 => {
+                let settings = pretokenize::settings(data.pre.as_deref())?;
+                let bpe = Bpe::new(&vocab, &data, settings)?;
+                let mut newline = Vec::new();
+                bpe.tokenize("\n", &mut newline);
+                (
+                    Model::Bpe(Box::new(bpe)),
+                    settings.add_bos,
+                    false,
+                    newline.first().copied(),
+                )
+            }
+        };
+        let pieces = Pieces::new(&vocab, data.model)?;
+        Ok(Self {
+            model,
+            special: SpecialMatcher::new(&vocab),
+            pieces,
+            add_bos: data.add_bos.unwrap_or(add_bos) && vocab.special.bos.is_some(),
+            add_eos: data.add_eos.unwrap_or(false),
+            add_space_prefix,
+            newline: newline.or(vocab.special.pad),
+            vocab,
+        })
+    }
+
+    /// Tokenizes `text`.
+    ///
+    /// `add_special` puts the begin-of-text and end-of-text tokens around it where the vocabulary
+    /// asks for them. `parse_special` recognizes control tokens such as `<|im_start|>` in the text;
+    /// leave it off for text that users wrote. User-defined tokens are recognized always.
+    ///
+    /// A byte that no token covers becomes the unknown token; if the vocabulary has none, it is
+    /// left out.
+    ///
+    /// # Errors
+    /// [`TokenizeError::TextTooLong`] for more than 2^31 bytes, or where escaping would make more
+    /// than 2^32 of them.
+    pub fn tokenize(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        check_length(text.len())?;
+        let mut output = Vec::new();
+        if add_special && self.add_bos {
+            output.extend(self.vocab.special.bos);
+        }
+        let mut after_special = true;
+        for fragment in self.special.partition(text, parse_special) {
+            match (fragment, &self.model) {
+                (Fragment::Token(id), _) => {
+                    output.push(id);
+                    after_special = true;
+                }
+                (Fragment::Text(part), Model::Spm(spm)) => {
+                    spm.tokenize(
+                        &self.vocab,
+                        part,
+                        self.add_space_prefix && after_special,
+                        &mut output,
+                    )?;
+                    after_special = false;
+                }
+                (Fragment::Text(part), Model::Bpe(bpe)) => bpe.tokenize(part, &mut output),
+            }
+        }
+        if add_special && self.add_eos {
+            output.extend(self.vocab.special.eos);
+        }
+        Ok(output)
+    }
+
+    /// The bytes of a sequence of tokens, without control tokens: the inverse of
+    /// [`tokenize`](Self::tokenize).
+    ///
+    /// The space that tokenizing puts before the text is taken away again. Spaces before
+    /// punctuation stay: unlike llama.cpp, which "cleans them up" for some vocabularies, this is
+    /// lossless.
+    ///
+    /// # Errors
+    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    pub fn detokenize(&self, tokens: &[u32]) -> Result<Vec<u8>, TokenizeError> {
+        let mut bytes = Vec::new();
+        let mut remove_space = self.add_space_prefix;
+        for &id in tokens {
+            let mut piece = self.token_to_piece(id, false)?;
+            if remove_space && !piece.is_empty() {
+                piece = piece.strip_prefix(b" ").unwrap_or(piece);
+                remove_space = false;
+            }
+            bytes.extend_from_slice(piece);
+        }
+        Ok(bytes)
+    }
+
+    /// The bytes that one token stands for; they may be part of a character. Control and unknown
+    /// tokens have none unless `special` asks for their names.
+    ///
+    /// # Errors
+    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    pub fn token_to_piece(&self, id: u32, special: bool) -> Result<&[u8], TokenizeError> {
+        let hidden = self.attributes(id)?.intersects(HIDDEN);
+        Ok(if hidden && !special {
+            &[]
+        } else {
+            self.pieces.get(id)
+        })
+    }
+
+    /// What a token is for.
+    ///
+    /// # Errors
+    /// [`TokenizeError::UnknownToken`] for an id outside the vocabulary.
+    pub fn attributes(&self, id: u32) -> Result<TokenAttributes, TokenizeError> {
+        let token = self.vocab.tokens.get(id as usize);
+        token
+            .map(|token| token.attributes)
+            .ok_or(TokenizeError::UnknownToken {
+                id,
+                tokens: self.vocab_size(),
+            })
+    }
+
+    /// The token with exactly this text, written as in the vocabulary: `▁the`, `Ġthe`,
+    /// `<|im_end|>`.
+    pub fn find(&self, text: impl AsRef<[u8]>) -> Option<u32> {
+        self.vocab.find(text.as_ref())
+    }
+
+    /// How many tokens there are.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab.tokens.len()
+    }
+
+    /// Whether a token ends a generation: end of text, of turn or of message, by role or by a
+    /// well-known name.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.vocab.end_of_generation.binary_search(&id).is_ok()
+    }
+
+    /// All tokens that end a generation, ascending.
+    pub fn eog_tokens(&self) -> &[u32] {
+        &self.vocab.end_of_generation
+    }
+
+    /// The begin-of-text token.
+    pub fn bos(&self) -> Option<u32> {
+        self.vocab.special.bos
+    }
+
+    /// The end-of-text token.
+    pub fn eos(&self) -> Option<u32> {
+        self.vocab.special.eos
+    }
+
+    /// The end-of-turn token.
+    pub fn eot(&self) -> Option<u32> {
+        self.vocab.special.eot
+    }
+
+    /// The end-of-message token.
+    pub fn eom(&self) -> Option<u32> {
+        self.vocab.special.eom
+    }
+
+    /// The token for what no token covers.
+    pub fn unk(&self) -> Option<u32> {
+        self.vocab.special.unk
+    }
+
+    /// The separator token.
+    pub fn sep(&self) -> Option<u32> {
+        self.vocab.special.sep
+    }
+
+    /// The padding token.
+    pub fn pad(&self) -> Option<u32> {
+        self.vocab.special.pad
+    }
+
+    /// The mask token.
+    pub fn mask(&self) -> Option<u32> {
+        self.vocab.special.mask
+    }
+
+    /// The token of a newline, or else the padding token.
+    pub fn newline(&self) -> Option<u32> {
+        self.newline
+    }
+
+    /// Whether `add_special` puts the begin-of-text token first.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether `add_special` puts the end-of-text token last.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos
+    }
+}
+
+fn check_length(length: usize) -> Result<(), TokenizeError> {
+    let limit = LONGEST_TEXT;
+    if length > limit {
+        Err(TokenizeError::TextTooLong { length, limit })
+    } else {
+        Ok(())
+    }
+}
+
+/// The bytes of all tokens, one behind the other.
+#[derive(Debug)]
+struct Pieces {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Pieces {
+    fn new(vocab: &Vocab, model: TokenizerModel) -> Result<Self, VocabError> {
+        let shown = HIDDEN.union(TokenAttributes::USER_DEFINED);
+        let mut pieces = Self {
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(vocab.tokens.len()),
+        };
+        for token in &vocab.tokens {
+            if token.attributes.intersects(shown) {
+                pieces.bytes.extend_from_slice(&token.text);
+            } else if token.attributes.intersects(TokenAttributes::NORMAL) {
+                match model {
+                    TokenizerModel::Llama => unescape(&token.text, &mut pieces.bytes),
+                    TokenizerModel::Gpt2 => pieces.bytes.extend(bpe::decode_lossy(&token.text)),
+                }
+            } else if token.attributes.intersects(TokenAttributes::BYTE) {
+                pieces.bytes.extend(byte_of(&token.text));
+            }
+            check_count(KEY_TOKENS, pieces.bytes.len())?;
+            pieces.ends.push(pieces.bytes.len() as u32);
+        }
+        Ok(pieces)
+    }
+
+    /// The bytes of a token of the vocabulary.
+    fn get(&self, id: u32) -> &[u8] {
+        let index = id as usize;
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start as usize..self.ends[index] as usize]
+    }
+}
+
+/// Appends `text` with its escaped spaces turned back into spaces.
+fn unescape(mut text: &[u8], bytes: &mut Vec<u8>) {
+    while let Some(&byte) = text.first() {
+        if let Some(rest) = text.strip_prefix(ESCAPED_SPACE.as_bytes()) {
+            bytes.push(b' ');
+            text = rest;
+        } else {
+            bytes.push(byte);
+            text = &text[1..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spm(tokens: &[(&str, f32, i32)]) -> VocabData {
+        let texts = tokens
+            .iter()
+            .map(|token| token.0.as_bytes().to_vec())
+            .collect();
+        let mut data = VocabData::new(TokenizerModel::Llama, texts);
+        data.scores = Some(tokens.iter().map(|token| token.1).collect());
+        data.token_types = Some(tokens.iter().map(|token| token.2).collect());
+        data
+    }
+
+    fn small_spm() -> VocabData {
+        spm(&[
+            ("<unk>", 0.0, 2),
+            ("<s>", 0.0, 3),
+            ("</s>", 0.0, 3),
+            ("<0x0A>", 0.0, 6),
+            ("<0xC3>", 0.0, 6),
+            ("▁", -9.0, 1),
+            ("a", -8.0, 1),
+            ("b", -7.0, 1),
+            ("ab", -2.0, 1),
+            ("▁a", -1.0, 1),
+            ("bb", -1.0, 1),
+            ("<tool>", 0.0, 4),
+        ])
+    }
+
+    #[test]
+    fn merges_go_by_score() {
+        let tokenizer = Tokenizer::new(small_spm()).unwrap();
+        let tokenize = |text| tokenizer.tokenize(text, false, false).unwrap();
+        assert_eq!(tokenize("ab"), [9, 7]);
+        assert_eq!(tokenize("aabb"), [9, 6, 10]);
+        assert_eq!(tokenize(""), [0u32; 0]);
+        // The newline has a byte token; of the bytes C3 A9, only the first has.
+        assert_eq!(tokenize("\né"), [5, 3, 4, 0]);
+    }
+
+    #[test]
+    fn special_tokens_and_flags() {
+        let mut data = small_spm();
+        data.add_eos = Some(true);
+        let tokenizer = Tokenizer::new(data).unwrap();
+        assert_eq!(tokenizer.tokenize("a", true, false).unwrap(), [1, 9, 2]);
+        assert_eq!(tokenizer.tokenize("", true, false).unwrap(), [1, 2]);
+        assert_eq!(
+            tokenizer.tokenize("a</s>b", false, true).unwrap(),
+            [9, 2, 5, 7]
+        );
+        // Control tokens are text to users; user-defined tokens are tokens always, and a space
+        // prefix follows them.
+        assert_eq!(
+            tokenizer.tokenize("</s>", false, false).unwrap(),
+            [5, 0, 0, 0, 0]
+        );
+        assert_eq!(
+            tokenizer.tokenize("a<tool>b", false, false).unwrap(),
+            [9, 11, 5, 7]
+        );
+        assert_eq!(
+            (tokenizer.bos(), tokenizer.eos(), tokenizer.newline()),
+            (Some(1), Some(2), Some(3))
+        );
+        assert!(tokenizer.is_eog(2) && !tokenizer.is_eog(1) && !tokenizer.is_eog(u32::MAX));
+    }
+
+    #[test]
+    fn pieces() {
+        let tokenizer = Tokenizer::new(small_spm()).unwrap();
+        assert_eq!(tokenizer.token_to_piece(9, false).unwrap(), b" a");
+        assert_eq!(tokenizer.token_to_piece(3, false).unwrap(), b"\n");
+        assert_eq!(tokenizer.token_to_piece(2, false).unwrap(), b"");
+        assert_eq!(tokenizer.token_to_piece(2, true).unwrap(), b"</s>");
+        assert_eq!(
+            tokenizer.detokenize(&[1, 9, 7, 5, 11]).unwrap(),
+            b"ab <tool>"
+        );
+        let error = tokenizer.detokenize(&[12]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "token id 12 is outside the vocabulary of 12 tokens"
+        );
+    }
+
+    #[test]
+    fn without_a_space_prefix_nothing_is_removed() {
+        let mut data = small_spm();
+        data.add_space_prefix = Some(false);
+        let tokenizer = Tokenizer::new(data).unwrap();
+        let tokens = tokenizer.tokenize(" ab", false, false).unwrap();
+        assert_eq!(tokenizer.detokenize(&tokens).unwrap(), b" ab");
+        assert_eq!(tokenizer.tokenize("a", false, false).unwrap(), [6]);
+    }
+
+    #[test]
+    fn a_vocabulary_that_covers_nothing_yields_nothing() {
+        let mut data = spm(&[("x", 0.0, 1)]);
+        data.unk_id = Some(0);
+        assert_eq!(
+            Tokenizer::new(data)
+                .unwrap()
+                .tokenize("b", false, false)
+                .unwrap(),
+            [0; 4]
+        );
+        let mut data = VocabData::new(TokenizerModel::Gpt2, vec![b"x".to_vec()]);
+        data.merges = Some(Vec::new());
+        assert_eq!(
+            Tokenizer::new(data)
+                .unwrap()
+                .tokenize("bxb", true, true)
+                .unwrap(),
+            [0]
+        );
+    }
+
+    fn bpe(tokens: &[&str], merges: &[&str]) -> VocabData {
+        let bytes = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| text.as_bytes().to_vec())
+                .collect::<Vec<_>>()
+        };
+        let mut data = VocabData::new(TokenizerModel::Gpt2, bytes(tokens));
+        data.merges = Some(bytes(merges));
+        data.pre = Some("gpt-2".to_owned());
+        data
+    }
+
+    #[test]
+    fn bpe_needs_merges_and_a_known_pre_tokenizer() {
+        let mut data = bpe(&["a"], &[]);
+        data.pre = Some("dodo".to_owned());
+        assert!(matches!(
+            Tokenizer::new(data.clone()),
+            Err(VocabError::UnknownPreTokenizer { .. })
+        ));
+        data.pre = None;
+        data.merges = None;
+        let error = Tokenizer::new(data).unwrap_err();
+        assert!(
+            error.to_string().starts_with("tokenizer.ggml.merges"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn merges_go_by_rank_and_may_go_through_texts_that_are_no_tokens() {
+        let tokens = ["a", "b", "c", "abc", "bc"];
+        let tokenize = |merges: &[&str], text| {
+            let tokenizer = Tokenizer::new(bpe(&tokens, merges)).unwrap();
+            tokenizer.tokenize(text, false, false).unwrap()
+        };
+        // "ab" is no token, but leads to one; where it does not, its bytes come out.
+        assert_eq!(tokenize(&["a b", "ab c"], "abc"), [3]);
+        assert_eq!(tokenize(&["a b", "ab c"], "abb"), [0, 1, 1]);
+        assert_eq!(tokenize(&["b c", "a b"], "abc"), [0, 4]);
+        // What is not a pair of byte-level texts is skipped, as llama.cpp does.
+        assert_eq!(
+            tokenize(&["", "bc", "b ", " c", "b\u{4E00} c", "b c"], "bc"),
+            [4]
+        );
+        // Of a merge given twice, the first counts.
+        assert_eq!(tokenize(&["b c", "a b", "b c"], "abc"), [0, 4]);
+    }
+
+    #[test]
+    fn whole_words_may_ignore_merges() {
+        let mut data = bpe(&["a", "b", "c", "ab", "abc"], &["a b"]);
+        assert_eq!(
+            Tokenizer::new(data.clone())
+                .unwrap()
+                .tokenize("abc", false, false)
+                .unwrap(),
+            [3, 2]
+        );
+        data.pre = Some("llama-bpe".to_owned());
+        data.bos_id = Some(2);
+        let tokenizer = Tokenizer::new(data).unwrap();
+        assert_eq!(tokenizer.tokenize("abc", true, false).unwrap(), [2, 4]);
+        assert!(tokenizer.adds_bos() && !tokenizer.adds_eos());
+    }
+
+    #[test]
+    fn strip_after_special_tokens() {
+        let mut data = small_spm();
+        data.model_name = Some("phi3".to_owned());
+        let tokenizer = Tokenizer::new(data).unwrap();
+        assert_eq!(
+            tokenizer.tokenize("a<tool> \n b", false, false).unwrap(),
+            [9, 11, 5, 7]
+        );
+        assert_eq!(tokenizer.tokenize("<tool>\n", false, false).unwrap(), [11]);
+    }
+
+    #[test]
+    fn length_is_limited() {
+        assert!(check_length(LONGEST_TEXT).is_ok());
+        let error = check_length(LONGEST_TEXT + 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the text has 2147483649 bytes, at most 2147483648 can be tokenized at once"
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! Small vocabularies against what well-known tools make of the same texts;
+//! `fixtures/make_fixtures.py` made them.
+
+use std::path::Path;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use samite_text::{Tokenizer, TokenizerModel, Utf8Stream, VocabData};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Fixture {
+    model: String,
+    pre: Option<String>,
+    tokens: Vec<String>,
+    scores: Option<Vec<f32>>,
+    token_types: Vec<i32>,
+    merges: Option<Vec<String>>,
+    texts: Vec<Case>,
+    special_texts: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    ids: Vec<u32>,
+}
+
+struct Loaded {
+    name: &'static str,
+    tokenizer: Tokenizer,
+    texts: Vec<Case>,
+    special_texts: Vec<Case>,
+}
+
+fn bytes(texts: Vec<String>) -> Vec<Vec<u8>> {
+    texts.into_iter().map(String::into_bytes).collect()
+}
+
+fn load(name: &'static str) -> Loaded {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+        .with_extension("json");
+    let fixture: Fixture =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("a fixture beside this file"))
+            .expect("valid JSON");
+    let mut data = VocabData::new(
+        TokenizerModel::from_name(&fixture.model).expect("a known model"),
+        bytes(fixture.tokens),
+    );
+    data.pre = fixture.pre;
+    data.scores = fixture.scores;
+    data.token_types = Some(fixture.token_types);
+    data.merges = fixture.merges.map(bytes);
+    Loaded {
+        name,
+        tokenizer: Tokenizer::new(data).expect("a sound vocabulary"),
+        texts: fixture.texts,
+        special_texts: fixture.special_texts,
+    }
+}
+
+static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
+    ["gpt-2", "llama-bpe", "qwen2", "spm"]
+        .into_iter()
+        .map(load)
+        .collect()
+});
+
+#[test]
+fn tokens_are_those_of_the_reference_tools() {
+    for vocab in ALL.iter() {
+        assert!(vocab.texts.len() > 40, "{}", vocab.name);
+        for case in &vocab.texts {
+            let ids = vocab.tokenizer.tokenize(&case.text, false, false).unwrap();
+            assert_eq!(ids, case.ids, "{}: {:?}", vocab.name, case.text);
+        }
+        for case in &vocab.special_texts {
+            let ids = vocab.tokenizer.tokenize(&case.text, false, true).unwrap();
+            assert_eq!(ids, case.ids, "{}: {:?}", vocab.name, case.text);
+        }
+    }
+}
+
+#[test]
+fn control_tokens_in_user_text_are_text() {
+    for vocab in &ALL[..3] {
+        let begin = vocab.tokenizer.find("<|begin|>").unwrap();
+        let ids = vocab.tokenizer.tokenize("<|begin|>", false, false).unwrap();
+        assert!(
+            !ids.contains(&begin) && ids.len() > 1,
+            "{}: {ids:?}",
+            vocab.name
+        );
+        assert_eq!(vocab.tokenizer.detokenize(&ids).unwrap(), b"<|begin|>");
+        assert_eq!(vocab.tokenizer.detokenize(&[begin]).unwrap(), b"");
+    }
+}
+
+/// A megabyte of what makes naive implementations slow.
+#[test]
+fn hostile_texts_take_linear_time() {
+    let units = [
+        "a",
+        " ",
+        "\n",
+        "\r\n",
+        " \n",
+        "漢",
+        "\u{301}",
+        "9",
+        "'",
+        "' ",
+        "'l",
+        "!",
+        "<",
+        "<|begin",
+        "<|begin|>",
+        "▁",
+        "\u{a0}",
+        "é",
+        "🦀",
+    ];
+    for vocab in ALL.iter() {
+        for unit in units {
+            let text = unit.repeat((1 << 20) / unit.len());
+            let started = Instant::now();
+            let ids = vocab.tokenizer.tokenize(&text, true, false).unwrap();
+            let elapsed = started.elapsed();
+            assert!(
+                elapsed < Duration::from_secs(10),
+                "{}: {unit:?} took {elapsed:?}",
+                vocab.name
+            );
+            if unit != "▁" {
+                assert_eq!(
+                    vocab.tokenizer.detokenize(&ids).unwrap(),
+                    text.as_bytes(),
+                    "{}: {unit:?}",
+                    vocab.name
+                );
+            }
+        }
+        let started = Instant::now();
+        vocab
+            .tokenizer
+            .tokenize(&"<|begin|>".repeat(100_000), true, true)
+            .unwrap();
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
+}
+
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        "[a-zA-Z]{1,8}",
+        "[ \t\r\n]{1,4}",
+        "[0-9]{1,5}",
+        "'(s|t|re|ve|m|ll|d|S|RE)",
+        "\\PC{1,3}",
+        "\\p{M}{1,2}",
+        any::<String>(),
+    ];
+    // U+2581 is how SentencePiece writes a space, so it comes back as one.
+    prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat().replace('\u{2581}', ""))
+}
+
+proptest! {
+    #[test]
+    fn any_text_comes_back(text in text(), add_special: bool) {
+        for vocab in ALL.iter() {
+            let ids = vocab.tokenizer.tokenize(&text, add_special, false).unwrap();
+            prop_assert_eq!(&vocab.tokenizer.detokenize(&ids).unwrap(), text.as_bytes(), "{}: {:?}", vocab.name, &ids);
+        }
+    }
+
+    #[test]
+    fn any_tokens_make_a_stream_of_text(ids in prop::collection::vec(0..640u32, 0..20)) {
+        for vocab in ALL.iter() {
+            let mut stream = Utf8Stream::new();
+            let mut text = String::new();
+            let mut bytes = Vec::new();
+            for &id in &ids {
+                let piece = vocab.tokenizer.token_to_piece(id, true).unwrap();
+                bytes.extend_from_slice(piece);
+                text += &stream.push(piece);
+            }
+            text += stream.flush();
+            prop_assert_eq!(&*text, String::from_utf8_lossy(&bytes));
+        }
+    }
+}
