@@ -1,8 +1,11 @@
 //! A file in memory, and what can be asked of the operating system about it. The only `unsafe` code of the crate.
 
 use crate::error::{Error, ErrorKind, Result};
+use samite_core::HostMemory;
 use std::fs::File;
 use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A whole file, mapped read-only: byte `i` of the mapping is byte `i` of the file.
 ///
@@ -31,6 +34,14 @@ impl Mapping {
                 &error,
             )
         })
+    }
+
+    /// The mapping as read-only host memory, which devices can use in place. Keeps the mapping alive.
+    pub fn host_memory(self: &Arc<Self>) -> Arc<HostMemory> {
+        let base = NonNull::from(&self.map[..]).cast();
+        // SAFETY: The mapping is valid for reads as long as the second reference, which is the owner, lives. It is
+        // mapped read-only, so this process cannot write to it.
+        unsafe { HostMemory::borrow(base, self.map.len(), false, Box::new(Arc::clone(self))) }
     }
 
     /// Keeps the whole file in memory, never to be paged out. Takes as long as reading the file.
