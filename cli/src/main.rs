@@ -1,2 +1,32 @@
-//! The samite program.
-fn main() {}
+//! The `samite` program: language models and their compute graphs from the command line.
+//!
+//! Results go to standard output, everything else (progress, timings, warnings, errors) to standard error. Exit codes: 0
+//! success, 1 failure, 2 wrong usage, 130 interrupted.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod interrupt;
+mod progress;
+
+use clap::Parser;
+use failure::Failure;
+use std::process::ExitCode;
+
+/// One compute graph woven through many devices: run, inspect, convert and measure language models in GGUF files.
+#[derive(Debug, Parser)]
+#[command(name = "samite", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

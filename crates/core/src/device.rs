@@ -87,6 +87,11 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
+    /// Whether its devices are used without being named. False for those that only serve tests and comparisons.
+    fn is_automatic(&self) -> bool {
+        true
+    }
+
     /// What was found but cannot be used, with the reason.
     fn rejected(&self) -> Vec<(String, String)> {
         Vec::new()

@@ -1,1 +1,70 @@
-//! One compute graph woven through many devices: the facade crate.
+//! One compute graph woven through many devices.
+//!
+//! samite is ggml-backend built anew in Rust, and what makes it useful: tensors and graphs, devices and their memory, a
+//! scheduler that places, splits, plans and runs a graph over several devices, and language models from GGUF files on
+//! top. This crate is the one that an application depends on; the parts have crates of their own:
+//!
+//! | module | what |
+//! |---|---|
+//! | the root | tensors, graphs, the device contract |
+//! | [`registry`] | which devices there are |
+//! | [`sched`] | running a graph on several of them, with an explanation |
+//! | [`gguf`], [`quant`] | model files and block formats |
+//! | [`text`] | tokenizers, samplers, UTF-8 streams |
+//! | [`llm`] | models, contexts, generation |
+//!
+//! A graph on the best device of this machine:
+//!
+//! ```
+//! use samite::prelude::*;
+//!
+//! let mut graph = Graph::new();
+//! let x = graph.input("x", DType::F32, [4, 1, 1, 1])?;
+//! let doubled = graph.scale(x, 2.0)?;
+//! graph.set_output(doubled);
+//!
+//! let devices = Registry::built_in(Default::default()).automatic();
+//! let mut scheduler = Scheduler::new(devices, Default::default())?;
+//! scheduler.load(&graph)?;
+//! scheduler.write(x, 0, &f32_bytes(&[1.0, 2.0, 3.0, 4.0]))?;
+//! scheduler.run(&CancelToken::new())?;
+//! let mut bytes = [0; 16];
+//! scheduler.read(doubled, 0, &mut bytes)?;
+//! assert_eq!(f32_values(&bytes), [2.0, 4.0, 6.0, 8.0]);
+//! # Ok::<_, samite::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub use samite_core::{
+    Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device, DeviceKind, Error, Event, Flags, Glu,
+    Graph, HostMemory, Layout, MemoryInfo, MemorySet, Node, Op, Placed, Precision, Prepared, Result, Rope, RopeMode, Rows,
+    RunControl, RunObserver, Shape, Slot, SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef,
+    Unary, Usage, ViewOf, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
+};
+pub use samite_gguf as gguf;
+pub use samite_llm as llm;
+pub use samite_quant as quant;
+pub use samite_registry as registry;
+pub use samite_sched as sched;
+pub use samite_text as text;
+
+/// What most programs need.
+pub mod prelude {
+    pub use crate::registry::Registry;
+    pub use crate::sched::{Assignments, Scheduler};
+    pub use crate::{
+        CancelToken, DType, Device, DeviceKind, Graph, StoredTensor, TensorGroup, TensorId, Usage, f32_bytes, f32_values,
+    };
+    pub use std::sync::Arc;
+}
+
+/// The bytes of F32 elements, as tensors hold them.
+pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// F32 elements from their bytes; incomplete ones at the end are left out.
+pub fn f32_values(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+}

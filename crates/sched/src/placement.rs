@@ -9,6 +9,10 @@
 //! 3. What is left goes to the device with most of its operands. Decided nodes are *upgraded* to a preferred
 //!    device on the same memory: this is how a BLAS library takes matrix products from the CPU.
 //! 4. Views follow their memory, leaves their first user.
+//!
+//! A fifth pass is samite's own: a cheap node between two devices moves to the device that uses its result, if less has
+//! to be copied then. Without it, a layer's first norm would stay on the previous layer's device, and both its operand
+//! and its result would travel.
 
 use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
@@ -54,6 +58,11 @@ pub enum Reason {
         /// The device that it would be on otherwise.
         from: usize,
     },
+    /// Less is copied than if it were on the device where its operands are.
+    Nearer {
+        /// Bytes that need not be copied.
+        saved: usize,
+    },
     /// It lies in the memory of this tensor.
     SameMemory {
         /// The owner of the memory.
@@ -81,6 +90,7 @@ impl fmt::Display for Reason {
             Reason::Neighbour { of } => write!(f, "next to {of}"),
             Reason::Operands { count } => write!(f, "{count} operands are there"),
             Reason::Upgraded { .. } => f.write_str("preferred on the same memory"),
+            Reason::Nearer { saved } => write!(f, "copies {saved} bytes less there"),
             Reason::SameMemory { of } => write!(f, "in the memory of {of}"),
             Reason::User { of } => write!(f, "used by {of}"),
             Reason::FirstSupporting => f.write_str("first device that can"),
@@ -150,6 +160,7 @@ pub fn place(
     placer.expand();
     placer.by_operands_and_upgrade();
     placer.views_and_leaves()?;
+    placer.move_across_boundaries();
     placer.check_fallback()?;
     Ok(placer.placement)
 }
@@ -471,6 +482,81 @@ impl<'a> Placer<'a> {
             }
         }
         Ok(())
+    }
+
+    fn move_across_boundaries(&mut self) {
+        // Which computed nodes read which tensor.
+        let mut readers: Vec<Vec<TensorId>> = vec![Vec::new(); self.graph.len()];
+        let mut views: Vec<Vec<TensorId>> = vec![Vec::new(); self.graph.len()];
+        for id in self.ids() {
+            let tensor = self.graph.tensor(id);
+            if tensor.is_computed() {
+                tensor
+                    .operands()
+                    .for_each(|(_, source)| readers[source.index()].push(id));
+            }
+            if let Some(view) = tensor.view {
+                views[view.base.index()].push(id);
+            }
+        }
+        for id in self.ids().rev() {
+            let tensor = self.graph.tensor(id);
+            let is_cheap = !matches!(
+                tensor.op,
+                Op::MulMat { .. } | Op::MulMatId { .. } | Op::FlashAttn { .. }
+            );
+            let is_free = matches!(
+                self.placement.reasons[id.index()],
+                Some(Reason::Neighbour { .. } | Reason::Operands { .. } | Reason::FirstSupporting)
+            );
+            let (true, true, true, None, Some(here)) = (
+                tensor.is_computed(),
+                is_cheap,
+                is_free,
+                tensor.view,
+                self.device(id),
+            ) else {
+                continue;
+            };
+            let results: Vec<TensorId> = std::iter::once(id)
+                .chain(views[id.index()].iter().copied())
+                .collect();
+            let mut users = results
+                .iter()
+                .flat_map(|r| &readers[r.index()])
+                .filter_map(|&user| self.device(user));
+            let Some(there) = users.next() else { continue };
+            if users.any(|user| user != there)
+                || self.devices.shares_memory(there, here)
+                || tensor.flags.output
+            {
+                continue;
+            }
+            let bytes = |id: TensorId| self.graph.tensor(id).layout.bytes();
+            let now: usize = results
+                .iter()
+                .filter(|r| !readers[r.index()].is_empty())
+                .map(|&r| bytes(r))
+                .sum();
+            let needs_copy = |source: TensorId| {
+                !self.operand_is_there(source, there)
+                    && !readers[source.index()]
+                        .iter()
+                        .any(|&user| user != id && self.device(user) == Some(there))
+            };
+            let then: usize = tensor
+                .operands()
+                .map(|(_, source)| source)
+                .filter(|&s| needs_copy(s))
+                .map(bytes)
+                .sum();
+            if then < now && self.supports(id, there).is_yes() {
+                self.set(id, there, Reason::Nearer { saved: now - then });
+                for view in views[id.index()].clone() {
+                    self.set(view, there, Reason::SameMemory { of: id });
+                }
+            }
+        }
     }
 
     fn check_fallback(&mut self) -> Result<()> {

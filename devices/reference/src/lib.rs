@@ -1,1 +1,43 @@
-//! The executable specification: a scalar, slow, obviously right device.
+//! The executable specification: a device that is scalar, slow and obviously right.
+//!
+//! Every operation is computed in `f64` from decoded operands and rounded once, at the end, to the type of the result.
+//! Other devices are compared with it, so nothing here is clever: a kernel reads its operands into plain arrays
+//! in logical order, computes, and writes the result. Because operands are read first, a result may lie in the
+//! memory of an operand, and a kernel that fails has written nothing.
+//!
+//! The second purpose is to be a test double. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
+//! that copies are real; [`ReferenceOptions`] make it small, asynchronous, without some operations, or a processor
+//! instead of a GPU; and a [`FaultPlan`] makes any one of its calls fail. It is strict where fast devices are
+//! trusting: work whose operands lie in another device's memory, or in a layout that is not the graph's, is refused.
+//!
+//! ```
+//! use samite_core::{DType, Device, Graph};
+//! use samite_reference::{ReferenceDevice, ReferenceOptions};
+//!
+//! let device = ReferenceDevice::new(ReferenceOptions {
+//!     without_ops: vec!["rope".into()],
+//!     asynchronous: true,
+//!     ..ReferenceOptions::default()
+//! });
+//! let mut graph = Graph::new();
+//! let x = graph.input("x", DType::F32, [4, 1, 1, 1])?;
+//! let y = graph.rms_norm(x, 1e-5)?;
+//! assert!(device.supports(graph.node(y)).is_yes());
+//! # Ok::<_, samite_core::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod call;
+mod device;
+mod event;
+mod fault;
+mod kernels;
+mod options;
+mod queue;
+mod stream;
+mod value;
+
+pub use device::{ReferenceBackend, ReferenceDevice};
+pub use fault::FaultPlan;
+pub use options::ReferenceOptions;

@@ -1,0 +1,92 @@
+//! `samite devices`
+
+use crate::args::registry;
+use crate::failure::Outcome;
+use clap::Args;
+use samite::sched::explain::human_bytes;
+use serde_json::json;
+use std::io::Write;
+
+/// Flags of `samite devices`.
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Also show features, capabilities, and what was found but cannot be used
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: DevicesArgs) -> Outcome {
+    let registry = registry(None);
+    let automatic: Vec<_> = registry.automatic().iter().map(|device| device.name().to_owned()).collect();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let backends: Vec<_> = registry
+            .backends()
+            .iter()
+            .map(|backend| {
+                let devices: Vec<_> = backend
+                    .devices()
+                    .iter()
+                    .map(|device| {
+                        json!({
+                            "name": device.name(),
+                            "description": device.description(),
+                            "kind": device.kind(),
+                            "physical_id": device.physical_id(),
+                            "memory": device.memory(),
+                            "capabilities": device.capabilities(),
+                            "automatic": automatic.iter().any(|name| name == device.name()),
+                        })
+                    })
+                    .collect();
+                let features: serde_json::Map<_, _> = backend.features().into_iter().map(|(k, v)| (k, v.into())).collect();
+                let rejected: Vec<_> = backend.rejected().into_iter().map(|(what, why)| json!({ "what": what, "why": why })).collect();
+                json!({ "name": backend.name(), "devices": devices, "features": features, "rejected": rejected })
+            })
+            .collect();
+        writeln!(out, "{:#}", json!({ "backends": backends }))?;
+        return Ok(());
+    }
+    writeln!(out, "  {:<12} {:<6} {:>10} {:>10}  description", "device", "kind", "free", "total")?;
+    for device in registry.devices() {
+        let memory = device.memory();
+        let bytes = |bytes: Option<usize>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
+        let mark = if automatic.iter().any(|name| name == device.name()) { '*' } else { ' ' };
+        writeln!(
+            out,
+            "{mark} {:<12} {:<6} {:>10} {:>10}  {}",
+            device.name(),
+            device.kind(),
+            bytes(memory.free),
+            bytes(memory.total),
+            device.description()
+        )?;
+    }
+    writeln!(out, "* used when no device is named")?;
+    if args.verbose {
+        for backend in registry.backends() {
+            writeln!(out, "\nbackend {}", backend.name())?;
+            for (name, value) in backend.features() {
+                writeln!(out, "    {name}: {value}")?;
+            }
+            for device in backend.devices() {
+                let c = device.capabilities();
+                let named = [
+                    (c.asynchronous, "asynchronous"),
+                    (c.events, "events"),
+                    (c.host_buffer, "host buffers"),
+                    (c.import_host, "imports host memory"),
+                ];
+                let list: Vec<_> = named.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect();
+                writeln!(out, "    {}: memory '{}'; {}", device.name(), device.buffer_type().name(), if list.is_empty() { "synchronous".to_owned() } else { list.join(", ") })?;
+            }
+            for (what, why) in backend.rejected() {
+                writeln!(out, "    not usable: {what}: {why}")?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! `samite inspect`
+
+use crate::failure::Outcome;
+use clap::Args;
+use samite::gguf::{Array, GgufFile, LoadMode, Value};
+use samite::sched::explain::human_bytes;
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// GGUF file
+    model: PathBuf,
+    /// Only keys and tensors whose name contains this
+    #[arg(short, long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Do not list tensors
+    #[arg(long)]
+    no_tensors: bool,
+    /// Show long arrays and strings whole
+    #[arg(long)]
+    full: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: InspectArgs) -> Outcome {
+    // Only the header is needed, so reading is kinder than mapping a file that may be on a slow disk.
+    let file = GgufFile::open(&args.model, LoadMode::Mmap)?;
+    let keys = || file.metadata().iter().filter(|(key, _)| key.contains(&args.filter));
+    let tensors = || file.tensors().iter().filter(|tensor| !args.no_tensors && tensor.name.contains(&args.filter));
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let metadata: serde_json::Map<_, _> = keys().map(|(key, value)| (key.to_owned(), to_json(value))).collect();
+        let tensors: Vec<_> = tensors()
+            .map(|t| json!({ "name": &*t.name, "dtype": t.dtype.name(), "shape": &t.shape[..t.n_dims], "bytes": t.size, "offset": t.offset, "file": t.file }))
+            .collect();
+        let parts: Vec<_> = file
+            .parts()
+            .iter()
+            .map(|part| json!({ "path": part.path(), "bytes": part.file_bytes(), "version": part.version(), "alignment": part.alignment() }))
+            .collect();
+        writeln!(out, "{:#}", json!({ "files": parts, "metadata": metadata, "tensors": tensors }))?;
+        return Ok(());
+    }
+    for part in file.parts() {
+        writeln!(
+            out,
+            "{}: GGUF v{}, {}, alignment {}",
+            part.path().display(),
+            part.version(),
+            human_bytes(usize::try_from(part.file_bytes()).unwrap_or(usize::MAX)),
+            part.alignment()
+        )?;
+    }
+    writeln!(out, "\n{} metadata keys", file.metadata().len())?;
+    for (key, value) in keys() {
+        let text = if args.full { full(value) } else { value.to_string() };
+        writeln!(out, "  {key} = {text}")?;
+    }
+    let elements = file.tensors().total_elements();
+    writeln!(
+        out,
+        "\n{} tensors, {:.3} million elements, {}",
+        file.tensors().len(),
+        elements as f64 / 1e6,
+        human_bytes(usize::try_from(file.tensors().total_bytes()).unwrap_or(usize::MAX))
+    )?;
+    let width = tensors().map(|tensor| tensor.name.len()).max().unwrap_or(0);
+    for tensor in tensors() {
+        let shape = format!("{:?}", &tensor.shape[..tensor.n_dims]);
+        writeln!(out, "  {:<width$}  {:<8} {shape:<24} {:>10}", tensor.name, tensor.dtype.name(), human_bytes(tensor.size))?;
+    }
+    Ok(())
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn full(value: &Value) -> String {
+    match value {
+        Value::String(bytes) => lossy(bytes),
+        Value::Array(_) => to_json(value).to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn to_json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::U8(v) => json!(v),
+        Value::I8(v) => json!(v),
+        Value::U16(v) => json!(v),
+        Value::I16(v) => json!(v),
+        Value::U32(v) => json!(v),
+        Value::I32(v) => json!(v),
+        Value::F32(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(v) => json!(lossy(v)),
+        Value::U64(v) => json!(v),
+        Value::I64(v) => json!(v),
+        Value::F64(v) => json!(v),
+        Value::Array(array) => match array {
+            Array::U8(v) => json!(v),
+            Array::I8(v) => json!(v),
+            Array::U16(v) => json!(v),
+            Array::I16(v) => json!(v),
+            Array::U32(v) => json!(v),
+            Array::I32(v) => json!(v),
+            Array::F32(v) => json!(v),
+            Array::Bool(v) => json!(v),
+            Array::U64(v) => json!(v),
+            Array::I64(v) => json!(v),
+            Array::F64(v) => json!(v),
+            Array::String(v) => v.iter().map(lossy).collect(),
+        },
+    }
+}

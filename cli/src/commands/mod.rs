@@ -1,0 +1,54 @@
+//! The commands, one file each.
+
+mod bench;
+mod devices;
+mod inspect;
+mod perplexity;
+mod plan;
+mod quantize;
+mod run;
+mod test_ops;
+mod tokenize;
+
+use crate::failure::Outcome;
+use clap::Subcommand;
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write text with a language model
+    Run(run::RunArgs),
+    /// List devices, their memory and features
+    Devices(devices::DevicesArgs),
+    /// Explain how a model would be spread over devices, without running it
+    Plan(plan::PlanArgs),
+    /// Show metadata and tensors of a GGUF file
+    Inspect(inspect::InspectArgs),
+    /// Turn text into tokens
+    Tokenize(tokenize::TokenizeArgs),
+    /// Convert a model's weights to other types
+    Quantize(quantize::QuantizeArgs),
+    /// Compare a device's operations with the reference
+    TestOps(test_ops::TestOpsArgs),
+    /// Measure speed
+    Bench(bench::BenchArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::PerplexityArgs),
+}
+
+impl Command {
+    /// Does it.
+    pub fn run(self) -> Outcome {
+        match self {
+            Command::Run(args) => run::run(args),
+            Command::Devices(args) => devices::run(args),
+            Command::Plan(args) => plan::run(args),
+            Command::Inspect(args) => inspect::run(args),
+            Command::Tokenize(args) => tokenize::run(args),
+            Command::Quantize(args) => quantize::run(args),
+            Command::TestOps(args) => test_ops::run(args),
+            Command::Bench(args) => bench::run(args),
+            Command::Perplexity(args) => perplexity::run(args),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! `samite quantize`
+
+use crate::failure::{Failure, Outcome};
+use crate::{interrupt, progress};
+use clap::Args;
+use samite::gguf::{GgufFile, LoadMode};
+use samite::llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
+use samite::sched::explain::human_bytes;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite quantize`.
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// Model to convert, best in F32, F16 or BF16
+    input: PathBuf,
+    /// File to write
+    output: PathBuf,
+    /// Types, as llama.cpp names them: Q4_0, Q4_K_M, Q8_0, F16, …
+    #[arg(value_name = "TYPE")]
+    mixture: Mixture,
+    /// Threads; as many as this process may use by default
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Accept weights that are quantized already, at a loss of quality
+    #[arg(long)]
+    allow_requantize: bool,
+    /// The same type for all matrices
+    #[arg(long)]
+    pure: bool,
+    /// Only show what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub fn run(args: QuantizeArgs) -> Outcome {
+    let cancel = interrupt::token()?;
+    let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
+    let same = |a: &PathBuf, b: &PathBuf| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    if same(&args.input, &args.output) {
+        return Err(Failure::usage("input and output are the same file"));
+    }
+    let bar = progress::count("quantizing");
+    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
+    let options = QuantizeOptions {
+        mixture: args.mixture,
+        threads,
+        allow_requantize: args.allow_requantize,
+        pure: args.pure,
+        progress: &|done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        },
+        cancel: &cancel,
+    };
+    let conversions = if args.dry_run { plan(&source, &options)? } else { quantize(&source, &args.output, &options)? };
+    bar.finish_and_clear();
+
+    let mut out = std::io::stdout().lock();
+    let width = conversions.iter().map(|c| c.name.len()).max().unwrap_or(0);
+    for c in &conversions {
+        writeln!(out, "{:<width$}  {:<6} -> {:<6} {:>10}", c.name, c.from.name(), c.to.name(), human_bytes(c.bytes_after))?;
+    }
+    let sum = |f: fn(&samite::llm::quantize::Conversion) -> usize| conversions.iter().map(f).sum::<usize>();
+    let (before, after) = (sum(|c| c.bytes_before), sum(|c| c.bytes_after));
+    let elements = source.tensors().total_elements().max(1);
+    writeln!(
+        out,
+        "{} -> {} ({:.2} bits per weight){}",
+        human_bytes(before),
+        human_bytes(after),
+        after as f64 * 8.0 / elements as f64,
+        if args.dry_run { ", nothing written".to_owned() } else { format!(", written to {}", args.output.display()) }
+    )?;
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! What can go wrong between a model file and its logits.
+
+/// The result of anything here that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of loading or running a model. The message names file, key, tensor, rule or limit, and what to do.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A graph, device or scheduler refused; also [`samite_core::Error::Cancelled`].
+    #[error(transparent)]
+    Core(#[from] samite_core::Error),
+
+    /// The file is not readable GGUF, or a key is missing or of another type.
+    #[error(transparent)]
+    Gguf(samite_gguf::Error),
+
+    /// The file is readable, but what it says about the model contradicts itself or is not supported.
+    #[error("{0}")]
+    Model(Box<str>),
+
+    /// The vocabulary cannot be used.
+    #[error(transparent)]
+    Vocab(#[from] samite_text::VocabError),
+
+    /// A text or token that the tokenizer refuses.
+    #[error(transparent)]
+    Tokenize(#[from] samite_text::TokenizeError),
+
+    /// Sampler parameters out of range, or logits without a usable token.
+    #[error(transparent)]
+    Sampler(#[from] samite_text::SamplerError),
+
+    /// A placement rule that cannot be read, names no device, or matches nothing.
+    #[error("{0}")]
+    Rule(Box<str>),
+
+    /// A batch or call that a context cannot take as it is.
+    #[error("{0}")]
+    InvalidArgument(Box<str>),
+
+    /// The KV cache has no room for a batch.
+    #[error(
+        "{tokens} tokens do not fit: the context of {size} has {free} free; use a larger context, a shorter prompt, or remove old tokens"
+    )]
+    ContextFull {
+        /// Tokens that need room.
+        tokens: usize,
+        /// Cells of the cache.
+        size: usize,
+        /// Cells without a token.
+        free: usize,
+    },
+}
+
+impl Error {
+    pub(crate) fn model(message: impl Into<String>) -> Self {
+        Error::Model(message.into().into())
+    }
+
+    pub(crate) fn rule(message: impl Into<String>) -> Self {
+        Error::Rule(message.into().into())
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Error::InvalidArgument(message.into().into())
+    }
+
+    /// Whether the work was stopped by its [`CancelToken`](samite_core::CancelToken).
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Error::Core(samite_core::Error::Cancelled))
+    }
+}
+
+impl From<samite_gguf::Error> for Error {
+    fn from(error: samite_gguf::Error) -> Self {
+        match error.kind() {
+            samite_gguf::ErrorKind::Cancelled => Error::Core(samite_core::Error::Cancelled),
+            _ => Error::Gguf(error),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Models: from a file to weights on devices.
+
+use crate::arch::{self, Architecture};
+use crate::error::{Error, Result};
+use crate::hparams::Hyperparameters;
+use crate::rules::{Choice, PlacementRule};
+use crate::vocab::vocab_data;
+use crate::weights::{PlannedTensor, WeightPlan, Weights};
+use samite_core::{CancelToken, Device};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
+use samite_sched::DeviceSet;
+use samite_text::Tokenizer;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
+pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
+/// How to load a model.
+#[derive(Clone)]
+pub struct ModelOptions {
+    /// Devices in order of preference; the last one is the host.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Which device holds what; see [`PlacementRule`].
+    pub rules: Vec<PlacementRule>,
+    /// How data comes into memory.
+    pub load_mode: LoadMode,
+    /// Threads that read the file; `None` for a few.
+    pub threads: Option<usize>,
+    /// Told about the progress.
+    pub progress: Option<Progress>,
+    /// Stops the loading.
+    pub cancel: CancelToken,
+}
+
+impl ModelOptions {
+    /// The defaults on these devices: no rules, mapped files.
+    pub fn new(devices: Vec<Arc<dyn Device>>) -> Self {
+        ModelOptions {
+            devices,
+            rules: Vec::new(),
+            load_mode: LoadMode::default(),
+            threads: None,
+            progress: None,
+            cancel: CancelToken::new(),
+        }
+    }
+}
+
+impl std::fmt::Debug for ModelOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelOptions")
+            .field("devices", &self.devices)
+            .field("rules", &self.rules)
+            .field("load_mode", &self.load_mode)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A model that was checked, with a place for every tensor, but without its data.
+#[derive(Debug)]
+pub struct ModelPlan {
+    architecture: &'static dyn Architecture,
+    hparams: Hyperparameters,
+    tokenizer: Option<Arc<Tokenizer>>,
+    devices: DeviceSet,
+    weights: WeightPlan,
+}
+
+impl ModelPlan {
+    /// Checks everything in `file` but the values of its weights, and decides where they go. Allocates no tensor.
+    ///
+    /// # Errors
+    /// Whatever makes the model unusable, by key or tensor; [`Error::Rule`].
+    pub fn new(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
+        let metadata = file.metadata();
+        let architecture = arch::find(metadata.require::<&str>(KEY_ARCHITECTURE)?)?;
+        let hparams = Hyperparameters::from_metadata(
+            metadata,
+            architecture.name(),
+            architecture.rope_mode(),
+            file.tensors().len(),
+        )?;
+        let tokenizer = vocab_data(metadata)?.map(Tokenizer::new).transpose()?;
+        let devices = DeviceSet::new(options.devices.clone())?;
+        let weights = WeightPlan::new(file, architecture, &hparams, &devices, &options.rules)?;
+        Ok(ModelPlan {
+            architecture,
+            hparams,
+            tokenizer: tokenizer.map(Arc::new),
+            devices,
+            weights,
+        })
+    }
+
+    /// The model's numbers.
+    pub fn hparams(&self) -> &Hyperparameters {
+        &self.hparams
+    }
+
+    /// Where each tensor goes.
+    pub fn tensors(&self) -> &[PlannedTensor] {
+        &self.weights.tensors
+    }
+
+    /// Bytes of weights by kind of memory: `(name, bytes)`.
+    ///
+    /// # Errors
+    /// If a tensor cannot lie in its memory.
+    pub fn memory(&self) -> Result<Vec<(String, usize)>> {
+        Ok(self.weights.bytes()?.into_iter().collect())
+    }
+}
+
+/// A model with its weights on devices. Contexts share it.
+#[derive(Debug)]
+pub struct Model {
+    path: PathBuf,
+    metadata: Metadata,
+    architecture: &'static dyn Architecture,
+    hparams: Hyperparameters,
+    tokenizer: Option<Arc<Tokenizer>>,
+    devices: DeviceSet,
+    weights: Weights,
+    kv: Vec<Choice>,
+    elements: u64,
+    file_bytes: u64,
+    load_time: Duration,
+}
+
+impl Model {
+    /// Loads the model in the file at `path`; of a split model, any part may be named.
+    ///
+    /// # Errors
+    /// If the file cannot be read, the model is not supported or contradicts itself, a rule does not apply, or a device
+    /// has not enough memory; when cancelled.
+    pub fn load(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Arc<Self>> {
+        let start = Instant::now();
+        options.cancel.check()?;
+        let file = GgufFile::open(path, options.load_mode)?;
+        let mut model = Self::from_file(&file, options)?;
+        model.load_time = start.elapsed();
+        Ok(Arc::new(model))
+    }
+
+    /// Loads the model in an open file.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_gguf(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
+        Self::from_file(file, options).map(Arc::new)
+    }
+
+    fn from_file(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
+        let start = Instant::now();
+        let plan = ModelPlan::new(file, options)?;
+        let silent: Progress = Arc::new(|_, _| {});
+        let progress = options.progress.as_ref().unwrap_or(&silent);
+        let kv = plan.weights.kv.clone();
+        let weights = plan.weights.load(
+            file,
+            &plan.devices,
+            options.threads,
+            &**progress,
+            &options.cancel,
+        )?;
+        Ok(Model {
+            path: file.path().to_owned(),
+            metadata: file.metadata().clone(),
+            architecture: plan.architecture,
+            hparams: plan.hparams,
+            tokenizer: plan.tokenizer,
+            devices: plan.devices,
+            weights,
+            kv,
+            elements: file.tensors().total_elements(),
+            file_bytes: file.file_bytes(),
+            load_time: start.elapsed(),
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file calls the model, or its architecture.
+    pub fn name(&self) -> &str {
+        let name = self.metadata.get::<&str>("general.name").ok().flatten();
+        name.unwrap_or(self.architecture.name())
+    }
+
+    /// All keys and values of the file.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The architecture.
+    pub fn architecture(&self) -> &'static dyn Architecture {
+        self.architecture
+    }
+
+    /// The model's numbers.
+    pub fn hparams(&self) -> &Hyperparameters {
+        &self.hparams
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the file has no vocabulary.
+    pub fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::model(format!(
+                "{}: has no vocabulary (key \"tokenizer.ggml.model\"): only token ids can be used with it",
+                self.path.display()
+            ))
+        })
+    }
+
+    /// The devices, in order of preference.
+    pub fn devices(&self) -> &DeviceSet {
+        &self.devices
+    }
+
+    /// The weights by name.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// The device of each layer's KV cache.
+    pub(crate) fn kv(&self) -> &[Choice] {
+        &self.kv
+    }
+
+    /// Number of parameters.
+    pub fn n_params(&self) -> u64 {
+        self.elements
+    }
+
+    /// Size of the file, or of all parts.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// How long loading took.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+}

@@ -1,0 +1,115 @@
+//! The vocabulary in a file's metadata, as the text layer wants it.
+
+use crate::error::Result;
+use samite_gguf::{Array, Metadata, StringArray, Value};
+use samite_text::{TokenizerModel, VocabData};
+
+const MODEL: &str = "tokenizer.ggml.model";
+
+/// Reads the vocabulary; `None` if the file has none (`tokenizer.ggml.model` is missing or `no_vocab`).
+///
+/// Only the form is checked here; [`samite_text::Tokenizer::new`] checks the content.
+///
+/// # Errors
+/// A key of another type, or a kind of tokenizer that is not supported: by key.
+pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
+    let model = match metadata.get::<&str>(MODEL)? {
+        None | Some("no_vocab" | "none") => return Ok(None),
+        Some(name) => TokenizerModel::from_name(name)?,
+    };
+    let bytes = |strings: &StringArray| strings.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let id = |name: &str| metadata.get::<u32>(&format!("tokenizer.ggml.{name}_token_id"));
+    let flag = |name: &str| metadata.get::<bool>(&format!("tokenizer.ggml.{name}"));
+    let tokens = metadata.require::<&StringArray>("tokenizer.ggml.tokens")?;
+    Ok(Some(VocabData {
+        pre: metadata.get("tokenizer.ggml.pre")?,
+        // Only known names matter, so one that is no text is as good as none.
+        model_name: metadata.get("general.name").unwrap_or_default(),
+        scores: scores(metadata)?,
+        token_types: metadata.get("tokenizer.ggml.token_type")?,
+        merges: metadata
+            .get::<&StringArray>("tokenizer.ggml.merges")?
+            .map(bytes),
+        bos_id: id("bos")?,
+        eos_id: id("eos")?,
+        eot_id: id("eot")?,
+        eom_id: id("eom")?,
+        unk_id: id("unknown")?,
+        // Spelled so in the format.
+        sep_id: id("seperator")?,
+        pad_id: id("padding")?,
+        mask_id: id("mask")?,
+        fim_pad_id: id("fim_pad")?,
+        fim_rep_id: id("fim_rep")?,
+        fim_sep_id: id("fim_sep")?,
+        add_bos: flag("add_bos_token")?,
+        add_eos: flag("add_eos_token")?,
+        add_space_prefix: flag("add_space_prefix")?,
+        ..VocabData::new(model, bytes(tokens))
+    }))
+}
+
+/// Scores are floats, but some converters write integers.
+fn scores(metadata: &Metadata) -> Result<Option<Vec<f32>>> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    Ok(match metadata.value(SCORES) {
+        Some(Value::Array(Array::F32(_) | Array::F64(_))) | None => metadata.get(SCORES)?,
+        Some(_) => metadata
+            .get::<Vec<i64>>(SCORES)?
+            .map(|scores| scores.into_iter().map(|score| score as f32).collect()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metadata() -> Metadata {
+        let mut metadata = Metadata::new();
+        let tokens: StringArray = ["<unk>", "<s>", "</s>", "a"].into_iter().collect();
+        metadata.set(MODEL, "llama").unwrap();
+        metadata.set("tokenizer.ggml.tokens", tokens).unwrap();
+        metadata
+            .set("tokenizer.ggml.scores", vec![0i32, 0, 0, -1])
+            .unwrap();
+        metadata
+            .set("tokenizer.ggml.seperator_token_id", 3u32)
+            .unwrap();
+        metadata
+    }
+
+    #[test]
+    fn keys_become_fields() {
+        let data = vocab_data(&metadata()).unwrap().unwrap();
+        assert_eq!(data.tokens[3], b"a");
+        assert_eq!(data.scores, Some(vec![0.0, 0.0, 0.0, -1.0]));
+        assert_eq!((data.sep_id, data.bos_id), (Some(3), None));
+        assert!(samite_text::Tokenizer::new(data).is_ok());
+    }
+
+    #[test]
+    fn a_file_without_vocabulary_has_none() {
+        let mut metadata = metadata();
+        metadata.set(MODEL, "no_vocab").unwrap();
+        assert!(vocab_data(&metadata).unwrap().is_none());
+        metadata.remove(MODEL);
+        assert!(vocab_data(&metadata).unwrap().is_none());
+    }
+
+    #[test]
+    fn errors_name_the_key() {
+        for (key, value) in [
+            ("tokenizer.ggml.tokens", Value::U32(1)),
+            ("tokenizer.ggml.scores", "high".into()),
+            ("tokenizer.ggml.token_type", vec![1.0f32].into()),
+            ("tokenizer.ggml.bos_token_id", (-1i32).into()),
+            ("tokenizer.ggml.add_bos_token", 1u32.into()),
+            (MODEL, "abacus".into()),
+        ] {
+            let mut metadata = metadata();
+            metadata.set(key, value).unwrap();
+            let message = vocab_data(&metadata).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+    }
+}

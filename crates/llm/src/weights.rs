@@ -1,0 +1,473 @@
+//! The weights of a model: checked against what the architecture expects, planned, then loaded as planned.
+
+use crate::arch::{Architecture, TensorList, TensorSpec};
+use crate::error::{Error, Result};
+use crate::hparams::Hyperparameters;
+use crate::rules::{self, Choice, Placement, PlacementRule};
+use samite_core::{
+    Buffer, BufferType, CancelToken, DType, Device, HostMemory, Layout, StoredTensor, Support,
+    TensorGroup, Usage, same_buffer_type,
+};
+use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
+use samite_sched::DeviceSet;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
+const IN_PLACE_ALIGNMENT: u64 = 32;
+
+/// Large tensors are read in pieces of this size, by several threads.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Where one tensor goes.
+#[derive(Clone, Debug)]
+pub struct PlannedTensor {
+    /// Name in the graph; the name of [`data`](Self::data) differs if another tensor's data is used.
+    pub name: String,
+    /// The data in the file.
+    pub data: TensorInfo,
+    /// The number of the device in the model's set.
+    pub device: usize,
+    /// The memory that it lies in.
+    pub memory: Arc<dyn BufferType>,
+    /// Whether it is used where the file is mapped, without a copy.
+    pub in_place: bool,
+    layout: Layout,
+    explicit: bool,
+    /// Whether the memory has a layout of its own, which takes tensors only as a whole.
+    packed: bool,
+    /// An earlier tensor that is the same data in the same memory.
+    same_as: Option<usize>,
+}
+
+/// Which tensor goes where, before anything is loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightPlan {
+    pub tensors: Vec<PlannedTensor>,
+    pub kv: Vec<Choice>,
+}
+
+/// The weights of a model by name.
+#[derive(Debug, Default)]
+pub struct Weights {
+    tensors: HashMap<String, Arc<StoredTensor>>,
+    /// Tensors that a rule put on a device.
+    explicit: HashMap<String, usize>,
+    /// Bytes by name of the memory.
+    bytes: BTreeMap<String, usize>,
+}
+
+impl Weights {
+    /// The weight called `name`, if the model has it.
+    pub fn get(&self, name: &str) -> Option<&Arc<StoredTensor>> {
+        self.tensors.get(name)
+    }
+
+    /// The device on which operations with the weight called `name` must run, by number, if a rule says so.
+    pub fn assigned(&self, name: &str) -> Option<usize> {
+        self.explicit.get(name).copied()
+    }
+
+    /// Bytes by name of the memory, mapped ones included.
+    pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.bytes.iter().map(|(name, &bytes)| (name.as_str(), bytes))
+    }
+}
+
+/// A tensor that the architecture wants and the file has.
+struct Found<'a> {
+    spec: TensorSpec,
+    info: &'a TensorInfo,
+}
+
+/// Finds every expected tensor in the file and checks its shape.
+fn find_tensors<'a>(
+    file: &'a GgufFile,
+    arch: &dyn Architecture,
+    hparams: &Hyperparameters,
+) -> Result<Vec<Found<'a>>> {
+    let in_file = |message: String| Error::model(format!("{}: {message}", file.path().display()));
+    let mut list = TensorList::new(hparams);
+    arch.tensors(&mut list);
+    let mut found = Vec::new();
+    for spec in list.into_specs() {
+        let data = file.tensor(&spec.name).or_else(|| {
+            let other = spec.otherwise?;
+            file.tensor(other)
+        });
+        let info = match data {
+            Some(info) => info,
+            None if spec.required => file.require_tensor(&spec.name)?,
+            None => continue,
+        };
+        if info.shape != spec.shape {
+            return Err(in_file(format!(
+                "tensor \"{}\" has shape {:?}, but by the hyper-parameters it must be {:?}",
+                info.name,
+                short(info.shape),
+                short(spec.shape)
+            )));
+        }
+        found.push(Found { spec, info });
+    }
+    let known: std::collections::HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
+    if let Some(info) = file.tensors().iter().find(|info| !known.contains(&*info.name)) {
+        return Err(in_file(format!(
+            "tensor {:?} is not known for architecture {}: without it, results would be wrong",
+            info.name,
+            arch.name()
+        )));
+    }
+    Ok(found)
+}
+
+/// A shape without the ones at its end.
+fn short(shape: [usize; 4]) -> Vec<usize> {
+    let dims = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
+    shape[..dims].to_vec()
+}
+
+/// Whether `device` can use a weight as the model does.
+fn can_use(device: &Arc<dyn Device>, spec: &TensorSpec, dtype: DType) -> Result<Support> {
+    let (graph, node) = spec.sample(dtype)?;
+    Ok(device.supports(graph.node(node)))
+}
+
+/// The memory for a weight on `device`: the first special layout that takes it, else the device's own. The flag says
+/// whether it is a special one.
+fn memory_for(
+    device: &Arc<dyn Device>,
+    spec: &TensorSpec,
+    dtype: DType,
+) -> Result<(Arc<dyn BufferType>, bool)> {
+    let (graph, node) = spec.sample(dtype)?;
+    let mut extra = device.extra_buffer_types().into_iter();
+    Ok(match extra.find(|memory| memory.accepts(graph.node(node)).is_yes()) {
+        Some(memory) => (memory, true),
+        None => (device.buffer_type(), false),
+    })
+}
+
+impl WeightPlan {
+    /// Checks the tensors of `file` and decides where each goes.
+    pub fn new(
+        file: &GgufFile,
+        arch: &dyn Architecture,
+        hparams: &Hyperparameters,
+        devices: &DeviceSet,
+        rules: &[PlacementRule],
+    ) -> Result<Self> {
+        let found = find_tensors(file, arch, hparams)?;
+        let roles: Vec<_> = found.iter().map(|f| (f.spec.name.as_str(), f.spec.role)).collect();
+        let Placement { tensors, kv } =
+            rules::resolve(rules, devices, hparams.n_layer(), &roles)?;
+        let mut plan = WeightPlan {
+            tensors: Vec::with_capacity(found.len()),
+            kv,
+        };
+        for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
+            let choice = willing_device(devices, &spec, info, choice)?;
+            let device = devices.get(choice.device);
+            let (memory, packed) = memory_for(device, &spec, info.dtype)?;
+            let part = file.parts().get(info.file);
+            let in_place = !packed
+                && device.capabilities().import_host
+                && part.is_some_and(|part| part.mapping().is_some())
+                && info.offset.is_multiple_of(IN_PLACE_ALIGNMENT);
+            let same_as = plan.tensors.iter().position(|other| {
+                other.data.name == info.name && same_buffer_type(&other.memory, &memory)
+            });
+            plan.tensors.push(PlannedTensor {
+                layout: spec.layout(info.dtype)?,
+                name: spec.name,
+                data: info.clone(),
+                device: choice.device,
+                memory,
+                in_place,
+                explicit: choice.explicit,
+                packed,
+                same_as,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Bytes by name of the memory.
+    pub fn bytes(&self) -> Result<BTreeMap<String, usize>> {
+        let mut bytes = BTreeMap::new();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.same_as.is_none()) {
+            *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
+                tensor.memory.alloc_size(&tensor.layout)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Loads what was planned from the file that it was planned for.
+    pub fn load(
+        self,
+        file: &GgufFile,
+        devices: &DeviceSet,
+        threads: Option<usize>,
+        progress: &(dyn Fn(u64, u64) + Sync),
+        cancel: &CancelToken,
+    ) -> Result<Weights> {
+        let mut weights = Weights {
+            bytes: self.bytes()?,
+            ..Weights::default()
+        };
+        let stored = self.allocate(file, devices)?;
+
+        let is_first = |&(i, _): &(usize, &PlannedTensor)| self.tensors[i].same_as.is_none();
+        let firsts = || self.tensors.iter().enumerate().filter(is_first);
+        let infos = |pick: fn(&PlannedTensor) -> bool| {
+            let picked = firsts().filter(move |(_, tensor)| pick(tensor));
+            picked.map(|(_, tensor)| &tensor.data).collect::<Vec<_>>()
+        };
+        let in_place = infos(|tensor| tensor.in_place);
+        let packed = infos(|tensor| !tensor.in_place && tensor.packed);
+        let copied = infos(|tensor| !tensor.in_place && !tensor.packed);
+        // One piece of data can have two places: the embedding that is the output, on different devices.
+        let mut places: HashMap<(&str, bool), Vec<&Arc<StoredTensor>>> = HashMap::new();
+        for (i, tensor) in firsts().filter(|(_, tensor)| !tensor.in_place) {
+            let key = (&*tensor.data.name, tensor.packed);
+            places.entry(key).or_default().push(&stored[i]);
+        }
+        let copied = without_repeats(copied);
+
+        let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
+        let (first, second) = (size(&copied), size(&copied) + size(&packed));
+        let total = second + size(&in_place);
+        let cancelled = || cancel.is_cancelled();
+        let default = LoadOptions::default();
+        let threads = threads.unwrap_or(default.threads).max(1);
+        let report_copied = |done: u64, _: u64| progress(done, total);
+        let report_packed = |done: u64, _: u64| progress(first + done, total);
+        let report_in_place = |done: u64, _: u64| progress(second + done, total);
+        let options = LoadOptions {
+            threads,
+            progress: &report_copied,
+            cancel: &cancelled,
+        };
+        file.load_chunks(copied, CHUNK_BYTES, &options, |info, offset, bytes| {
+            for stored in places.get(&(&*info.name, false)).into_iter().flatten() {
+                stored.tensor().write(offset, bytes)?;
+            }
+            // What was copied need not stay in memory twice.
+            if offset + bytes.len() == info.size {
+                file.release(info)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        let options = LoadOptions {
+            progress: &report_packed,
+            ..options
+        };
+        file.load(packed, &options, |info, bytes| {
+            for stored in places.get(&(&*info.name, true)).into_iter().flatten() {
+                stored.tensor().write(0, bytes)?;
+            }
+            file.release(info)?;
+            Ok::<_, Error>(())
+        })?;
+        // Mapped data is paged in, so that the first token does not wait for the disk.
+        let options = LoadOptions {
+            progress: &report_in_place,
+            ..options
+        };
+        file.load(in_place, &options, |_, _| Ok::<_, Error>(()))?;
+
+        for (tensor, stored) in self.tensors.into_iter().zip(stored) {
+            if tensor.explicit {
+                weights.explicit.insert(tensor.name.clone(), tensor.device);
+            }
+            weights.tensors.insert(tensor.name, stored);
+        }
+        Ok(weights)
+    }
+
+    /// Memory for every tensor: imported, allocated together by kind, or shared with an earlier tensor.
+    fn allocate(&self, file: &GgufFile, devices: &DeviceSet) -> Result<Vec<Arc<StoredTensor>>> {
+        let mut stored: Vec<Option<Arc<StoredTensor>>> = vec![None; self.tensors.len()];
+        let mut mapped: HashMap<usize, Arc<HostMemory>> = HashMap::new();
+        let mut imported: Vec<(Arc<dyn BufferType>, usize, Arc<dyn Buffer>)> = Vec::new();
+        let mut groups: Vec<(Arc<dyn BufferType>, Vec<usize>)> = Vec::new();
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            if tensor.same_as.is_some() {
+                continue;
+            }
+            let file_number = tensor.data.file;
+            let mapping = file.parts().get(file_number).and_then(|part| part.mapping());
+            if let (true, Some(mapping)) = (tensor.in_place, mapping) {
+                let known = imported.iter().find(|(memory, number, _)| {
+                    *number == file_number && same_buffer_type(memory, &tensor.memory)
+                });
+                let buffer = match known {
+                    Some((_, _, buffer)) => Arc::clone(buffer),
+                    None => {
+                        let memory = mapped.entry(file_number).or_insert_with(|| mapping.host_memory());
+                        let device = devices.get(tensor.device);
+                        let buffer = device.import_host(Arc::clone(memory), Usage::Weights)?;
+                        imported.push((Arc::clone(&tensor.memory), file_number, Arc::clone(&buffer)));
+                        buffer
+                    }
+                };
+                // What is mapped has offsets that fit.
+                let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
+                stored[i] = Some(StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout)?);
+                continue;
+            }
+            match groups.iter_mut().find(|(memory, _)| same_buffer_type(memory, &tensor.memory)) {
+                Some((_, members)) => members.push(i),
+                None => groups.push((Arc::clone(&tensor.memory), vec![i])),
+            }
+        }
+        for (memory, members) in groups {
+            let layouts: Vec<_> = members
+                .iter()
+                .map(|&i| (self.tensors[i].name.as_str(), self.tensors[i].layout))
+                .collect();
+            let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
+            for (i, tensor) in members.into_iter().zip(group.tensors) {
+                stored[i] = Some(tensor);
+            }
+        }
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            if let Some(first) = tensor.same_as.and_then(|first| stored[first].clone()) {
+                let place = first.tensor();
+                let buffer = Arc::clone(&place.buffer);
+                let offset = place.slot.offset;
+                stored[i] = Some(StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout)?);
+            }
+        }
+        let missing = || Error::invalid("a planned tensor has no memory");
+        stored.into_iter().map(|tensor| tensor.ok_or_else(missing)).collect()
+    }
+}
+
+/// Each tensor once, though it may be written to several places.
+fn without_repeats(mut infos: Vec<&TensorInfo>) -> Vec<&TensorInfo> {
+    let mut seen = std::collections::HashSet::new();
+    infos.retain(|info| seen.insert(&*info.name));
+    infos
+}
+
+/// The chosen device if it can use the weight; else the host, else any other.
+fn willing_device(
+    devices: &DeviceSet,
+    spec: &TensorSpec,
+    info: &TensorInfo,
+    choice: Choice,
+) -> Result<Choice> {
+    let mut reasons = Vec::new();
+    let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
+    for device in std::iter::once(choice.device).chain(others) {
+        match can_use(devices.get(device), spec, info.dtype)? {
+            Support::Yes if device == choice.device => return Ok(choice),
+            Support::Yes => {
+                let (wanted, got) = (devices.get(choice.device).name(), devices.get(device).name());
+                tracing::debug!(tensor = spec.name, wanted, got, "the wanted device cannot use this weight");
+                return Ok(Choice {
+                    device,
+                    explicit: false,
+                });
+            }
+            Support::No(reason) => {
+                reasons.push(format!("{}: {reason}", devices.get(device).name()));
+            }
+        }
+    }
+    Err(Error::model(format!(
+        "tensor \"{}\" of type {} can be used by no device: {}",
+        info.name,
+        info.dtype,
+        reasons.join("; ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::WeightUse;
+    use crate::rules::Role;
+    use crate::testing::FakeDevice;
+    use samite_core::{DeviceKind, Node, host_buffer_type};
+
+    /// Memory for products with 8-bit weights.
+    #[derive(Debug)]
+    struct Packed;
+
+    impl BufferType for Packed {
+        fn name(&self) -> &str {
+            "packed"
+        }
+
+        fn alignment(&self) -> usize {
+            64
+        }
+
+        fn accepts(&self, node: Node<'_>) -> Support {
+            let is_q8 = node.source_layout(0).is_some_and(|l| l.dtype() == DType::Q8_0);
+            let is_product = matches!(node.op(), samite_core::Op::MulMat { .. });
+            Support::when(is_q8 && is_product, "only products with q8_0")
+        }
+
+        fn allocate(&self, size: usize, usage: Usage) -> samite_core::Result<Arc<dyn Buffer>> {
+            host_buffer_type().allocate(size, usage)
+        }
+    }
+
+    fn spec(usage: WeightUse) -> TensorSpec {
+        TensorSpec {
+            name: "w".to_owned(),
+            shape: [64, 8, 1, 1],
+            role: Role::Output,
+            usage,
+            required: true,
+            otherwise: None,
+        }
+    }
+
+    #[test]
+    fn special_layouts_get_what_they_accept() {
+        let extra: Vec<Arc<dyn BufferType>> = vec![Arc::new(Packed)];
+        let device: Arc<dyn Device> =
+            Arc::new(FakeDevice::with("cpu", DeviceKind::Cpu, extra, true));
+        let name = |usage, dtype| {
+            let (memory, packed) = memory_for(&device, &spec(usage), dtype).unwrap();
+            (memory.name().to_owned(), packed)
+        };
+        assert_eq!(name(WeightUse::Product, DType::Q8_0), ("packed".to_owned(), true));
+        assert_eq!(name(WeightUse::Product, DType::F32), ("host".to_owned(), false));
+        assert_eq!(name(WeightUse::Rows, DType::Q8_0), ("host".to_owned(), false));
+    }
+
+    #[test]
+    fn a_weight_goes_to_a_device_that_can_use_it() {
+        let unwilling = |name| -> Arc<dyn Device> {
+            Arc::new(FakeDevice::with(name, DeviceKind::Gpu, Vec::new(), false))
+        };
+        let info = TensorInfo {
+            name: "w".into(),
+            dtype: DType::F32,
+            shape: [64, 8, 1, 1],
+            n_dims: 2,
+            offset: 0,
+            size: 2048,
+            file: 0,
+        };
+        let choice = Choice {
+            device: 0,
+            explicit: true,
+        };
+        let devices =
+            DeviceSet::new(vec![unwilling("gpu"), FakeDevice::new("cpu", DeviceKind::Cpu)]).unwrap();
+        let found = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
+        assert_eq!((found.device, found.explicit), (1, false));
+        let devices = DeviceSet::new(vec![unwilling("gpu"), unwilling("cpu")]).unwrap();
+        let error = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tensor \"w\" of type f32 can be used by no device: gpu: it is not willing; cpu: it is not willing"
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! Devices, weights and graphs for the tests.
+#![allow(dead_code, reason = "not every test file uses everything")]
+
+use samite_core::{
+    DType, Device, DeviceKind, Graph, Layout, Result, StoredTensor, TensorGroup, TensorId, Unary,
+    Usage,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_sched::Scheduler;
+use std::sync::Arc;
+
+pub fn device(name: &str, change: impl FnOnce(&mut ReferenceOptions)) -> Arc<dyn Device> {
+    let mut options = ReferenceOptions {
+        name: name.into(),
+        ..Default::default()
+    };
+    change(&mut options);
+    ReferenceDevice::new(options)
+}
+
+pub fn fast() -> Arc<dyn Device> {
+    device("fast", |_| {})
+}
+
+pub fn host() -> Arc<dyn Device> {
+    device("host", |options| options.kind = DeviceKind::Cpu)
+}
+
+pub fn f32s(n: &[usize]) -> Layout {
+    Layout::contiguous(DType::F32, samite_core::shape(n).unwrap()).unwrap()
+}
+
+pub fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+pub fn weights(device: &Arc<dyn Device>, name: &str, layout: Layout) -> Arc<StoredTensor> {
+    let group =
+        TensorGroup::allocate(&device.buffer_type(), Usage::Weights, &[(name, layout)]).unwrap();
+    let values: Vec<f32> = (0..layout.elements())
+        .map(|i| ((i * 7 + name.len()) % 11) as f32 / 16.0 - 0.3)
+        .collect();
+    group.tensors[0].tensor().write(0, &bytes(&values)).unwrap();
+    Arc::clone(&group.tensors[0])
+}
+
+pub fn read(scheduler: &mut Scheduler, id: TensorId, n: usize) -> Result<Vec<f32>> {
+    let mut out = vec![0; n * 4];
+    scheduler.read(id, 0, &mut out)?;
+    Ok(out
+        .as_chunks()
+        .0
+        .iter()
+        .map(|v| f32::from_le_bytes(*v))
+        .collect())
+}
+
+/// A chain of layers, each with a weight on the device given for it.
+pub fn layers(owners: &[&Arc<dyn Device>]) -> (Graph, TensorId, TensorId) {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let mut hidden = x;
+    for (i, owner) in owners.iter().enumerate() {
+        let w = graph
+            .stored(&weights(owner, &format!("w{i}"), f32s(&[8, 8])))
+            .unwrap();
+        let normed = graph.rms_norm(hidden, 1e-5).unwrap();
+        let product = graph.mul_mat(w, normed).unwrap();
+        let active = graph.unary(product, Unary::Silu).unwrap();
+        hidden = graph.add(active, hidden).unwrap();
+        graph.set_name(hidden, format!("layer-{i}"));
+    }
+    graph.set_output(hidden);
+    (graph, x, hidden)
+}

@@ -1,0 +1,145 @@
+//! Devices that share host memory, and devices that take work from it.
+
+mod common;
+
+use common::{bytes, device, f32s, layers, read, weights};
+use samite_core::{CancelToken, DType, Device, DeviceKind, Graph, Result};
+use samite_sched::{Assignments, Options, Plan, Reason, Scheduler};
+use std::sync::Arc;
+
+fn cpu() -> Arc<dyn Device> {
+    samite_cpu::CpuDevice::new(samite_cpu::CpuOptions {
+        threads: Some(1),
+        ..Default::default()
+    })
+}
+
+#[test]
+fn a_preferred_device_on_the_same_memory_takes_over() {
+    let cpu = cpu();
+    let helper: Arc<dyn Device> = Arc::new(Helper(Arc::clone(&cpu)));
+    let (graph, ..) = layers(&[&cpu]);
+    let plan = Scheduler::new(vec![helper, cpu], Options::default())
+        .unwrap()
+        .plan(&graph, Assignments::NONE)
+        .unwrap();
+    let on: Vec<_> = plan
+        .splits()
+        .iter()
+        .map(|s| (s.device, s.nodes.len(), s.copies.len()))
+        .collect();
+    assert_eq!(
+        on,
+        [(1, 1, 0), (0, 1, 0), (1, 2, 0)],
+        "the product moves, and nothing is copied:\n{plan}"
+    );
+    assert!(matches!(
+        plan.placement().reasons[3],
+        Some(Reason::Upgraded { from: 1 })
+    ));
+}
+
+/// Takes matrix products on host memory, like a BLAS library.
+#[derive(Debug)]
+struct Helper(Arc<dyn Device>);
+
+impl Device for Helper {
+    fn name(&self) -> &str {
+        "helper"
+    }
+    fn description(&self) -> String {
+        String::new()
+    }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Accelerator
+    }
+    fn buffer_type(&self) -> Arc<dyn samite_core::BufferType> {
+        self.0.buffer_type()
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn samite_core::BufferType>) -> bool {
+        self.0.supports_buffer_type(buffer_type)
+    }
+    fn supports(&self, node: samite_core::Node<'_>) -> samite_core::Support {
+        samite_core::Support::when(
+            matches!(node.op(), samite_core::Op::MulMat { .. }),
+            "only products",
+        )
+    }
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn samite_core::Stream>> {
+        Arc::clone(&self.0).open_stream()
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn host_weights_are_offloaded_to_a_device_that_wants_them() {
+    let cpu = cpu();
+    let eager = device("eager", |o| o.wants_offload = true);
+    let (graph, x, y) = layers(&[&cpu, &cpu]);
+    let devices = vec![eager, Arc::clone(&cpu)];
+    let set = samite_sched::DeviceSet::new(devices.clone()).unwrap();
+    let plan = |offload| {
+        Plan::new(
+            &graph,
+            &set,
+            Assignments::NONE,
+            &Options {
+                offload,
+                ..Default::default()
+            },
+        )
+        .unwrap()
+    };
+    assert!(matches!(
+        plan(true).placement().reasons[3],
+        Some(Reason::Offloaded { .. })
+    ));
+    assert!(matches!(
+        plan(false).placement().reasons[3],
+        Some(Reason::Weights { .. })
+    ));
+    // Each copied weight starts a split of its own, so that the memory of one serves the next.
+    assert_eq!(plan(true).splits().len(), 2, "{}", plan(true));
+    let mut results = Vec::new();
+    for devices in [devices, vec![cpu]] {
+        let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+        scheduler.load(&graph).unwrap();
+        scheduler.write(x, 0, &bytes(&[0.7; 16])).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        results.push(read(&mut scheduler, y, 16).unwrap());
+    }
+    assert!(samite_sched::nmse(&results[0], &results[1]) < 1e-10);
+}
+
+#[test]
+fn only_experts_in_use_are_copied() {
+    let cpu = cpu();
+    let eager = device("eager", |o| o.wants_offload = true);
+    let experts = weights(&cpu, "experts", f32s(&[8, 4, 6]));
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 1, 3, 1]).unwrap();
+    let ids = graph.input("ids", DType::I32, [2, 3, 1, 1]).unwrap();
+    let w = graph.stored(&experts).unwrap();
+    let y = graph.mul_mat_id(w, x, ids).unwrap();
+    graph.set_output(y);
+    let chosen: Vec<u8> = [1i32, 4, 4, 1, 1, 4]
+        .iter()
+        .flat_map(|i| i.to_le_bytes())
+        .collect();
+    let mut results = Vec::new();
+    for devices in [vec![eager, Arc::clone(&cpu)], vec![cpu]] {
+        let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+        scheduler.load(&graph).unwrap();
+        let plan = scheduler.current_plan().unwrap();
+        if let Some(copy) = plan.copies().iter().find(|copy| copy.from == w) {
+            assert_eq!(copy.experts, Some(ids), "{plan}");
+        }
+        scheduler.write(x, 0, &bytes(&[0.25; 24])).unwrap();
+        scheduler.write(ids, 0, &chosen).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        results.push(read(&mut scheduler, y, 24).unwrap());
+    }
+    assert!(samite_sched::nmse(&results[0], &results[1]) < 1e-10);
+}

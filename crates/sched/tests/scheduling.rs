@@ -1,0 +1,471 @@
+//! What the scheduler decides and does, on small graphs over reference devices.
+
+mod common;
+
+use common::{bytes, device, f32s, fast, host, layers, read, weights};
+use samite_core::{CancelToken, DType, Device, Error, Graph, TensorGroup, TensorId, Usage};
+use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
+use std::sync::Arc;
+
+fn run_layers(owners: &[usize], devices: Vec<Arc<dyn Device>>, options: Options) -> Vec<Vec<f32>> {
+    let owners: Vec<_> = owners.iter().map(|&i| &devices[i]).collect();
+    let (graph, x, y) = layers(&owners);
+    let mut scheduler = Scheduler::new(devices.clone(), options).unwrap();
+    scheduler.load(&graph).unwrap();
+    assert_eq!(race::check(scheduler.current_plan().unwrap(), 10), []);
+    assert_eq!(
+        race::check_memory(scheduler.current_plan().unwrap()),
+        Vec::<String>::new()
+    );
+    (0..6)
+        .map(|run| {
+            scheduler
+                .write(x, 0, &bytes(&[run as f32 - 2.5; 16]))
+                .unwrap();
+            scheduler.run(&CancelToken::new()).unwrap();
+            read(&mut scheduler, y, 16).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn any_split_gives_the_same_result() {
+    let one = run_layers(&[0; 4], vec![host()], Options::default());
+    assert!(one[0] != one[1] && one[0].iter().all(|v| v.is_finite()));
+    for boundary in 0..=4 {
+        let owners: Vec<_> = (0..4).map(|layer| usize::from(layer >= boundary)).collect();
+        for asynchronous in [false, true] {
+            for events in [false, true] {
+                for copies in [1, 2, 4] {
+                    let first = device("first", |o| {
+                        (o.asynchronous, o.events, o.copies) = (asynchronous, events, events)
+                    });
+                    let second = device("second", |o| {
+                        (o.asynchronous, o.events) = (asynchronous, events)
+                    });
+                    let options = Options {
+                        copies,
+                        ..Default::default()
+                    };
+                    assert_eq!(
+                        run_layers(&owners, vec![first, second, host()], options),
+                        one,
+                        "{owners:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn explanation_of_two_devices() {
+    let (fast, host) = (fast(), host());
+    let (graph, ..) = layers(&[&fast, &host]);
+    let scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
+    let expected = "\
+8 operations in 2 splits on fast, host; 128 B copied per run
+split 0 on fast: 4 operations, 1 tensors (64 B) copied in
+    copy %0 none 'x' (64 B)
+    %2 rms_norm: next to %3
+    %3 mul_mat: weights 'w0' are there
+    %4 silu … %5 add 'layer-0': next to %3
+split 1 on host: 4 operations, 1 tensors (64 B) copied in
+    copy %5 add 'layer-0' (64 B)
+    %7 rms_norm: copies 64 bytes less there
+    %8 mul_mat: weights 'w1' are there
+    %9 silu … %10 add 'layer-1': next to %8
+";
+    assert!(plan.to_string().starts_with(expected), "{plan}");
+    let json = plan.to_json();
+    assert_eq!(json["splits"][1]["device"], "host");
+    assert_eq!(json["bytes_copied"], 128);
+    let svg = plan.to_svg();
+    assert!(
+        svg.contains("split 1 on host: 4 operations") && svg.matches("class=\"copy\"").count() == 2
+    );
+}
+
+#[test]
+fn known_topologies_cost_no_plan_and_no_memory() {
+    let host = host();
+    let build = || layers(&[&host, &host]);
+    let w = weights(&host, "w", f32s(&[8, 8]));
+    let graph_of = |rows: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [8, rows, 1, 1]).unwrap();
+        let w = g.stored(&w).unwrap();
+        let y = g.mul_mat(w, x).unwrap();
+        g.set_output(y);
+        g
+    };
+    let mut scheduler = Scheduler::new(vec![Arc::clone(&host)], Options::default()).unwrap();
+    scheduler.reserve(&graph_of(16), Assignments::NONE).unwrap();
+    scheduler.load(&graph_of(16)).unwrap();
+    scheduler.load(&graph_of(1)).unwrap();
+    let before = scheduler.counters();
+    for _ in 0..5 {
+        scheduler.load(&graph_of(1)).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        scheduler.load(&graph_of(16)).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+    }
+    let after = scheduler.counters();
+    assert_eq!(
+        (after.plans, after.buffers, after.prepared),
+        (before.plans, before.buffers, before.prepared)
+    );
+    assert_eq!(after.runs, before.runs + 10);
+    // Another weight is another topology.
+    scheduler.load(&build().0).unwrap();
+    assert_eq!(scheduler.counters().plans, after.plans + 1);
+}
+
+#[test]
+fn reserved_memory_is_exact() {
+    let host = host();
+    let (graph, ..) = layers(&[&host, &host]);
+    let mut scheduler = Scheduler::new(vec![host], Options::default()).unwrap();
+    let planned = scheduler
+        .plan(&graph, Assignments::NONE)
+        .unwrap()
+        .memory_by_type();
+    assert_eq!(scheduler.buffer_sizes()[0].1, 0);
+    scheduler.load(&graph).unwrap();
+    assert_eq!(scheduler.buffer_sizes(), planned);
+}
+
+#[test]
+fn operations_that_a_device_lacks_fall_back_with_a_reason() {
+    let weak = device("weak", |o| o.without_ops = vec!["silu".into()]);
+    let host = host();
+    let (graph, ..) = layers(&[&weak]);
+    let plan = |fallback| {
+        let options = Options {
+            fallback,
+            ..Default::default()
+        };
+        let set = samite_sched::DeviceSet::new(vec![Arc::clone(&weak), Arc::clone(&host)]).unwrap();
+        Plan::new(&graph, &set, Assignments::NONE, &options)
+    };
+    let allowed = plan(Fallback::Warn).unwrap();
+    assert_eq!(allowed.fallbacks().len(), 1);
+    assert!(
+        allowed
+            .to_string()
+            .contains("fallback: %4 silu runs on host; weak:"),
+        "{allowed}"
+    );
+    let denied = plan(Fallback::Deny).unwrap_err().to_string();
+    assert!(
+        denied.contains("silu") && denied.contains("denied"),
+        "{denied}"
+    );
+}
+
+#[test]
+fn nobody_can_is_an_error_with_all_reasons() {
+    let a = device("a", |o| o.without_ops = vec!["silu".into()]);
+    let b = device("b", |o| o.without_ops = vec!["silu".into()]);
+    let (graph, ..) = layers(&[&a]);
+    let error = Scheduler::new(vec![a, b], Options::default())
+        .unwrap()
+        .load(&graph)
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(
+        matches!(error, Error::Placement(_)) && text.contains("a: ") && text.contains("b: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn memory_of_an_absent_device_is_named() {
+    let (fast, host) = (fast(), host());
+    let (graph, ..) = layers(&[&fast]);
+    let error = Scheduler::new(vec![host], Options::default())
+        .unwrap()
+        .load(&graph)
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "tensor 'w0' is in memory 'fast', which none of the devices (host) can use: add the device that owns it"
+    );
+}
+
+#[test]
+fn assignments_are_obeyed_or_refused() {
+    let (fast, host) = (
+        device("fast", |o| o.without_ops = vec!["add".into()]),
+        host(),
+    );
+    let (graph, _, y) = layers(&[&host, &host]);
+    let scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    let silu = TensorId::from_index(4);
+    let mut assignments = Assignments::new();
+    assignments.set(silu, 0);
+    let plan = scheduler.plan(&graph, &assignments).unwrap();
+    assert_eq!(plan.placement().devices[silu.index()], Some(0));
+    assert_eq!(
+        plan.placement().reasons[silu.index()],
+        Some(Reason::Assigned)
+    );
+    assignments.set(y, 0);
+    let error = scheduler
+        .plan(&graph, &assignments)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("'layer-1'") && error.contains("fast"),
+        "{error}"
+    );
+    let mut wrong = Assignments::new();
+    wrong.set(TensorId::from_index(999), 0);
+    assert!(scheduler.plan(&graph, &wrong).is_err());
+}
+
+#[test]
+fn buffers_are_cut_at_the_size_limit() {
+    let small = device("small", |o| o.max_buffer_size = 256);
+    let mut graph = Graph::new();
+    let inputs: Vec<_> = (0..6)
+        .map(|_| graph.input("x", DType::F32, [40, 1, 1, 1]).unwrap())
+        .collect();
+    let sum = inputs
+        .iter()
+        .copied()
+        .reduce(|a, b| graph.add(a, b).unwrap())
+        .unwrap();
+    graph.set_output(sum);
+    let mut scheduler = Scheduler::new(vec![Arc::clone(&small)], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    let plan = scheduler.current_plan().unwrap();
+    assert!(
+        plan.memory().chunks[0].len() >= 6
+            && plan.memory().chunks[0].iter().all(|&chunk| chunk <= 256)
+    );
+    for (i, &x) in inputs.iter().enumerate() {
+        scheduler.write(x, 0, &bytes(&[i as f32; 40])).unwrap();
+    }
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, sum, 40).unwrap(), [15.0; 40]);
+    let mut large = Graph::new();
+    let x = large.input("large", DType::F32, [65, 1, 1, 1]).unwrap();
+    let y = large.sqr(x).unwrap();
+    large.set_output(y);
+    let error = scheduler.load(&large).unwrap_err().to_string();
+    assert!(
+        error.contains("'large'") && error.contains("256"),
+        "{error}"
+    );
+    // The scheduler goes on.
+    scheduler.load(&graph).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+}
+
+#[test]
+fn out_of_memory_names_the_device_and_leaves_the_scheduler_usable() {
+    let limited = device("limited", |o| o.memory_limit = Some(4096));
+    let mut scheduler = Scheduler::new(vec![limited], Options::default()).unwrap();
+    let graph_of = |n: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
+        let y = g.sqr(x).unwrap();
+        g.set_output(y);
+        g
+    };
+    match scheduler.load(&graph_of(4096)).unwrap_err() {
+        Error::OutOfMemory {
+            device,
+            asked,
+            free,
+            ..
+        } => {
+            assert_eq!((&*device, free), ("limited", Some(4096)));
+            assert!(asked >= 2 * 4096 * 4);
+        }
+        other => panic!("{other}"),
+    }
+    assert!(
+        scheduler
+            .run(&CancelToken::new())
+            .unwrap_err()
+            .to_string()
+            .contains("no graph is loaded")
+    );
+    scheduler.load(&graph_of(64)).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+}
+
+#[test]
+fn watchers_see_nodes_and_can_stop() {
+    let (fast, host) = (fast(), host());
+    let (graph, x, y) = layers(&[&fast, &host]);
+    let mut scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[0.5; 16])).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let plain = read(&mut scheduler, y, 16).unwrap();
+    let mut seen = Vec::new();
+    let wants = |id: TensorId| [3, 5, 10].contains(&id.index());
+    scheduler
+        .run_watched(&CancelToken::new(), wants, |id, place| {
+            let mut value = vec![0; place.layout().bytes()];
+            place.read(0, &mut value)?;
+            seen.push((id.index(), value));
+            Ok(Watch::Continue)
+        })
+        .unwrap();
+    assert_eq!(
+        seen.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        [3, 5, 10]
+    );
+    assert_eq!(seen[2].1, bytes(&plain));
+    let stopped = scheduler.run_watched(&CancelToken::new(), wants, |id, _| {
+        Ok(if id.index() == 5 {
+            Watch::Stop
+        } else {
+            Watch::Continue
+        })
+    });
+    assert!(matches!(stopped, Err(Error::Cancelled)));
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, y, 16).unwrap(), plain);
+}
+
+#[test]
+fn cancelled_runs_leave_the_scheduler_usable() {
+    let (fast, host) = (
+        device("fast", |o| (o.asynchronous, o.events) = (true, true)),
+        host(),
+    );
+    let (graph, x, y) = layers(&[&fast, &host]);
+    let mut scheduler = Scheduler::new(
+        vec![fast, host],
+        Options {
+            copies: 2,
+            ..Default::default()
+        },
+    )
+    .unwrap();
+    scheduler.load(&graph).unwrap();
+    let cancel = CancelToken::new();
+    let mut results = Vec::new();
+    for round in 0..4 {
+        scheduler.write(x, 0, &bytes(&[0.5; 16])).unwrap();
+        cancel.cancel();
+        assert!(matches!(scheduler.run(&cancel), Err(Error::Cancelled)));
+        cancel.reset();
+        scheduler
+            .write(x, 0, &bytes(&[(round % 2) as f32; 16]))
+            .unwrap();
+        scheduler.run(&cancel).unwrap();
+        results.push(read(&mut scheduler, y, 16).unwrap());
+    }
+    assert!(results[0] == results[2] && results[1] == results[3] && results[0] != results[1]);
+}
+
+#[test]
+fn values_that_are_not_kept_cannot_be_read() {
+    let host = host();
+    let (graph, ..) = layers(&[&host]);
+    let mut scheduler = Scheduler::new(vec![host], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let error = scheduler
+        .read(TensorId::from_index(3), 0, &mut [0; 4])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("set_output"), "{error}");
+    assert!(
+        scheduler
+            .read(TensorId::from_index(99), 0, &mut [0; 4])
+            .is_err()
+    );
+    assert!(
+        scheduler
+            .write(TensorId::from_index(3), 0, &[0; 4])
+            .is_err()
+    );
+    assert!(
+        scheduler
+            .write(TensorId::from_index(0), 61, &[0; 4])
+            .is_err()
+    );
+}
+
+#[test]
+fn traces_show_nodes_copies_and_splits() {
+    let (fast, host) = (fast(), host());
+    let (graph, ..) = layers(&[&fast, &host]);
+    let mut scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.start_trace();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let trace = scheduler.finish_trace().unwrap();
+    let json = trace.to_json();
+    let events = json["traceEvents"].as_array().unwrap();
+    let count = |category: &str| events.iter().filter(|e| e["cat"] == category).count();
+    assert_eq!((count("node"), count("split"), count("copy")), (8, 2, 2));
+    assert!(
+        events
+            .iter()
+            .filter(|e| e["ph"] == "X")
+            .all(|e| e["dur"].as_f64().unwrap() >= 0.0)
+    );
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert!(scheduler.finish_trace().is_none());
+}
+
+#[test]
+fn two_devices_can_be_compared_node_by_node() {
+    let (a, b) = (fast(), device("b", |_| {}));
+    let (graph, x, _) = layers(&[&a, &a]);
+    let mut nodes = Vec::new();
+    samite_sched::compare::compare_devices(
+        &graph,
+        [a, b],
+        &[(x, bytes(&[0.3; 16]))],
+        |id, p, q| {
+            assert_eq!(p, q, "{id}");
+            nodes.push(id.index());
+            Ok(Watch::Continue)
+        },
+    )
+    .unwrap();
+    assert_eq!(nodes, [2, 3, 4, 5, 7, 8, 9, 10]);
+}
+
+#[test]
+fn caches_written_on_one_device_are_read_anew_on_another() {
+    // The reader's copy of the cache must be made after each write, not once.
+    let (fast, host) = (fast(), host());
+    let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))])
+        .unwrap();
+    let mut graph = Graph::new();
+    let cache_leaf = graph.stored(&cache.tensors[0]).unwrap();
+    let row = graph.input("row", DType::F32, [4, 1, 1, 1]).unwrap();
+    let at = graph.input("at", DType::I32, [1, 1, 1, 1]).unwrap();
+    let at2 = graph.input("at2", DType::I32, [1, 1, 1, 1]).unwrap();
+    let mut assignments = Assignments::new();
+    let mut sums = Vec::new();
+    for index in [at, at2] {
+        graph.set_rows(row, index, cache_leaf).unwrap();
+        let sum = graph.sum_rows(cache_leaf).unwrap();
+        assignments.set(sum, 0);
+        graph.set_output(sum);
+        sums.push(sum);
+    }
+    let mut scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    scheduler.load_with(&graph, &assignments).unwrap();
+    scheduler
+        .write(row, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]))
+        .unwrap();
+    scheduler.write(at, 0, &2i32.to_le_bytes()).unwrap();
+    scheduler.write(at2, 0, &0i32.to_le_bytes()).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, sums[0], 3).unwrap(), [0.0, 0.0, 10.0]);
+    assert_eq!(read(&mut scheduler, sums[1], 3).unwrap(), [10.0, 0.0, 10.0]);
+}

@@ -1,0 +1,158 @@
+//! Which instructions may run: tokens that only detection makes.
+//!
+//! A value of [`Avx2`] or [`Avx512`] proves that this processor has these instructions, so code that needs them asks
+//! for the token instead of trusting a comment.
+
+/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx512` or `neon`.
+pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
+
+/// A level of instruction sets that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum IsaLevel {
+    /// What every processor of the architecture has.
+    Generic,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL and VNNI, and all of [`IsaLevel::Avx2`].
+    Avx512,
+}
+
+impl IsaLevel {
+    /// The level called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name.trim().to_ascii_lowercase().as_str() {
+            "generic" => IsaLevel::Generic,
+            "avx2" => IsaLevel::Avx2,
+            "avx512" => IsaLevel::Avx512,
+            _ => return None,
+        })
+    }
+}
+
+/// Proof that AVX2, FMA and F16C are there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+/// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+/// The instruction set that kernels of one device use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Isa {
+    Generic,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    Avx2(Avx2),
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    Avx512(Avx512),
+}
+
+impl Isa {
+    /// The highest level that this processor has and that `limit` and the [environment](ISA_VARIABLE) allow.
+    pub fn detect(limit: Option<IsaLevel>) -> Self {
+        let variable = std::env::var(ISA_VARIABLE).ok();
+        let wanted = variable.as_deref().and_then(IsaLevel::from_name);
+        let limit = [limit, wanted]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(IsaLevel::Avx512);
+        Self::at_most(limit)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn at_most(limit: IsaLevel) -> Self {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        if avx512 && limit >= IsaLevel::Avx512 {
+            Isa::Avx512(Avx512(()))
+        } else if avx2 && limit >= IsaLevel::Avx2 {
+            Isa::Avx2(Avx2(()))
+        } else {
+            Isa::Generic
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn at_most(_limit: IsaLevel) -> Self {
+        Isa::Generic
+    }
+
+    /// Name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512(_) => "avx512-vnni",
+            Isa::Avx2(_) => "avx2",
+            Isa::Generic if cfg!(target_arch = "aarch64") => "neon",
+            Isa::Generic => "generic",
+        }
+    }
+
+    /// Calls `f`, compiled for this instruction set: simple loops in it become vector code.
+    #[inline(always)]
+    pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        match self {
+            Isa::Generic => f(),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves that the instructions are there.
+            Isa::Avx2(_) => unsafe { with_avx2(f) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the token proves that the instructions are there.
+            Isa::Avx512(_) => unsafe { with_avx512(f) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => f(),
+        }
+    }
+
+    /// Every level that this processor has.
+    #[cfg(test)]
+    pub fn all() -> Vec<Isa> {
+        let mut all: Vec<Isa> = Vec::new();
+        for level in [IsaLevel::Generic, IsaLevel::Avx2, IsaLevel::Avx512] {
+            let isa = Self::at_most(level);
+            if all.last().is_none_or(|last| last.name() != isa.name()) {
+                all.push(isa);
+            }
+        }
+        all
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_lower_the_level() {
+        assert_eq!(Isa::at_most(IsaLevel::Generic).name(), Isa::Generic.name());
+        assert_ne!(Isa::at_most(IsaLevel::Avx2).name(), "avx512-vnni");
+        assert_eq!(IsaLevel::from_name(" AVX2"), Some(IsaLevel::Avx2));
+        assert_eq!(IsaLevel::from_name("mmx"), None);
+    }
+
+    #[test]
+    fn code_runs_at_every_level() {
+        for isa in Isa::all() {
+            assert_eq!(isa.run(|| (0..100).map(|x| x as f32).sum::<f32>()), 4950.0);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Operations along rows: norms, sums, maxima.
+
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Site};
+use samite_core::{Error, Op, Result};
+
+/// Partial sums that are kept side by side: they become vector registers.
+const LANES: usize = 32;
+
+/// Sum of `f` over the elements, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += f(*x);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += f(*x);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// The largest element, ignoring NaN; minus infinity for none.
+#[inline(always)]
+pub(crate) fn max_of(x: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = if *x > *lane { *x } else { *lane };
+        }
+    }
+    let rest = rest.iter().copied();
+    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Lets `f` change each row of the F32 result, after the source's row was copied to it.
+pub(crate) fn change_rows(
+    site: &Site<'_>,
+    cost: f64,
+    f: impl Fn(Isa, [usize; 3], &mut [f32]) + Send + Sync + 'static,
+) -> Result<Phase> {
+    let (result, source) = (site.result(), site.source(0)?);
+    let isa = site.isa;
+    Ok(Phase::new(
+        result.rows(),
+        result.elements() as f64 * cost,
+        move |tasks, _| {
+            for row in tasks {
+                let row = result.layout().row_index(row);
+                // SAFETY: the row is inside of the shape, which both operands share; tasks are rows.
+                unsafe {
+                    let out = result.row_mut::<f32>(row);
+                    source.load(row, 0, out);
+                    f(isa, row, out);
+                }
+            }
+            Ok(())
+        },
+    ))
+}
+
+/// Norm, rms norm, l2 norm.
+pub(crate) fn norm(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let phase = match *site.node.op() {
+        Op::RmsNorm { eps } => change_rows(site, 0.4, move |isa, _, out| {
+            isa.run(|| {
+                let mean = sum_of(out, |x| x * x) / out.len() as f32;
+                let scale = 1.0 / (mean + eps).sqrt();
+                out.iter_mut().for_each(|x| *x *= scale);
+            });
+        }),
+        Op::L2Norm { eps } => change_rows(site, 0.4, move |isa, _, out| {
+            isa.run(|| {
+                let scale = 1.0 / sum_of(out, |x| x * x).sqrt().max(eps);
+                out.iter_mut().for_each(|x| *x *= scale);
+            });
+        }),
+        Op::Norm { eps } => change_rows(site, 0.6, move |isa, _, out| {
+            isa.run(|| {
+                let mean = sum_of(out, |x| x) / out.len() as f32;
+                out.iter_mut().for_each(|x| *x -= mean);
+                let variance = sum_of(out, |x| x * x) / out.len() as f32;
+                let scale = 1.0 / (variance + eps).sqrt();
+                out.iter_mut().for_each(|x| *x *= scale);
+            });
+        }),
+        ref op => Err(Error::invalid(format!("{op} is not a norm"))),
+    };
+    Ok(vec![phase?])
+}
+
+/// Running sum along each row.
+pub(crate) fn cumsum(site: &Site<'_>) -> Result<Vec<Phase>> {
+    Ok(vec![change_rows(site, 1.5, |_, _, out| {
+        let mut sum = 0.0;
+        for x in out {
+            sum += f64::from(*x);
+            *x = sum as f32;
+        }
+    })?])
+}
+
+/// Sum of a row in pieces that fit on the stack.
+///
+/// # Safety
+/// See [`Operand`]; the row must be inside of the shape.
+unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64 {
+    let n0 = source.shape()[0];
+    let mut buffer = [0.0; 512];
+    let (mut sum, mut start) = (0.0, 0);
+    while start < n0 {
+        let buffer = &mut buffer[..(n0 - start).min(512)];
+        // SAFETY: the elements are inside of the row.
+        unsafe { source.load(row, start, buffer) };
+        sum += f64::from(isa.run(|| sum_of(buffer, |x| x)));
+        start += buffer.len();
+    }
+    sum
+}
+
+/// Sum of everything.
+pub(crate) fn sum(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+    Ok(vec![Phase::new(
+        1,
+        source.elements() as f64 * 0.3,
+        move |_, _| {
+            let layout = source.layout();
+            let rows = if layout.is_empty() { 0 } else { layout.rows() };
+            // SAFETY: all rows are inside of the shape; the result has one element.
+            unsafe {
+                let sum: f64 = (0..rows)
+                    .map(|row| sum_row(isa, &source, layout.row_index(row)))
+                    .sum();
+                result.store([0; 3], 0, &[sum as f32]);
+            }
+            Ok(())
+        },
+    )])
+}
+
+/// Sum or mean of each row.
+pub(crate) fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+    let divisor = match site.node.op() {
+        Op::Mean => source.shape()[0] as f64,
+        _ => 1.0,
+    };
+    Ok(vec![Phase::new(
+        result.rows(),
+        source.elements() as f64 * 0.3,
+        move |tasks, _| {
+            for row in tasks {
+                let row = result.layout().row_index(row);
+                // SAFETY: source and result have the same rows; tasks are rows.
+                unsafe {
+                    let sum = sum_row(isa, &source, row);
+                    result.store(row, 0, &[(sum / divisor) as f32]);
+                }
+            }
+            Ok(())
+        },
+    )])
+}
+
+/// Index of the first largest element of each row.
+pub(crate) fn argmax(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, source) = (site.result(), site.source(0)?);
+    let [n0, n1, ..] = source.shape();
+    Ok(vec![Phase::new(
+        n1,
+        source.elements() as f64 * 0.6,
+        move |tasks, _| {
+            for row in tasks {
+                let (mut best, mut largest) = (0, f32::NEG_INFINITY);
+                let mut buffer = [0.0; 256];
+                let mut start = 0;
+                while start < n0 {
+                    let buffer = &mut buffer[..(n0 - start).min(256)];
+                    // SAFETY: the elements are inside of the row.
+                    unsafe { source.load([row, 0, 0], start, buffer) };
+                    for (i, &x) in buffer.iter().enumerate() {
+                        if x > largest {
+                            (best, largest) = (start + i, x);
+                        }
+                    }
+                    start += buffer.len();
+                }
+                // SAFETY: there is one element for each row, and inference bounded the index.
+                unsafe { *result.base().cast::<i32>().add(row) = best as i32 };
+            }
+            Ok(())
+        },
+    )])
+}

@@ -1,0 +1,199 @@
+//! Rotary position embedding.
+//!
+//! Angles are the same for all heads of a token, so their sines and cosines are computed once per token, in a first
+//! phase. Angles are f64: at position 100,000 an f32 angle would be wrong by 0.004.
+
+use crate::detect::Isa;
+use crate::prepare::{Phase, Scratch, Site};
+use crate::simd::math::sin_cos;
+use crate::table::Kernel;
+use samite_core::{DType, Error, Node, Op, Result, Rope, RopeMode};
+
+/// The kernel of rope.
+pub(crate) const KERNEL: Kernel = Kernel { scratch, build };
+
+/// A pair's rotation does not depend on the position but for the angle itself.
+#[derive(Clone, Copy)]
+struct Pair {
+    /// Angle for each position, before YaRN and the frequency divisors.
+    frequency: f64,
+    /// Share of the unscaled angle.
+    extrapolation: f64,
+}
+
+/// Where things lie in the scratch memory.
+#[derive(Clone, Copy)]
+struct Plan {
+    /// Bytes of a token's sines and cosines.
+    table: usize,
+    /// Offset of the workers' rows.
+    rows: usize,
+    /// Bytes of a worker's row.
+    row: usize,
+    total: usize,
+}
+
+fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
+    let Op::Rope(rope) = node.op() else {
+        return None;
+    };
+    let [n0, _, tokens, _] = node.layout().shape();
+    let table = rope.dims.checked_mul(4)?.checked_next_multiple_of(64)?;
+    let rows = table.checked_mul(tokens)?;
+    let row = if node.dtype() == DType::F32 {
+        0
+    } else {
+        n0.checked_mul(4)?.checked_next_multiple_of(64)?
+    };
+    Some(Plan {
+        table,
+        rows,
+        row,
+        total: rows.checked_add(row.checked_mul(threads)?)?,
+    })
+}
+
+fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+    Some(plan(node, threads)?.total)
+}
+
+/// The dimension at which a vector makes `rotations` turns within the original context.
+fn correction_dimension(rope: &Rope, rotations: f32) -> f64 {
+    let turns = f64::from(rotations) * 2.0 * std::f64::consts::PI;
+    rope.dims as f64 * (rope.original_context as f64 / turns).ln()
+        / (2.0 * f64::from(rope.freq_base).ln())
+}
+
+fn pairs(rope: &Rope) -> Vec<Pair> {
+    let low = correction_dimension(rope, rope.beta_fast).floor().max(0.0);
+    let high = correction_dimension(rope, rope.beta_slow)
+        .ceil()
+        .min(rope.dims as f64 - 1.0);
+    (0..rope.dims / 2)
+        .map(|pair| {
+            let exponent = -2.0 * pair as f64 / rope.dims as f64;
+            let ramp = (pair as f64 - low) / (high - low).max(0.001);
+            Pair {
+                frequency: f64::from(rope.freq_base).powf(exponent),
+                extrapolation: if rope.ext_factor == 0.0 {
+                    0.0
+                } else {
+                    (1.0 - ramp.clamp(0.0, 1.0)) * f64::from(rope.ext_factor)
+                },
+            }
+        })
+        .collect()
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let Op::Rope(rope) = *site.node.op() else {
+        return Err(Error::invalid("not rope"));
+    };
+    let plan = plan(site.node, site.threads)
+        .ok_or_else(|| Error::shape("rope: the size of its workspace overflows"))?;
+    let scratch = site.scratch(plan.total)?;
+    Ok(vec![
+        angles(site, rope, plan, scratch)?,
+        rotate(site, rope, plan, scratch)?,
+    ])
+}
+
+/// Writes cosines, then sines, of all pairs of each token.
+fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<Phase> {
+    let (positions, divisors) = (site.source(1)?, site.optional(2));
+    let tokens = positions.shape()[0];
+    let pairs = pairs(&rope);
+    let magnitude = if rope.ext_factor == 0.0 {
+        rope.attn_factor
+    } else {
+        rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
+    };
+    let scale = f64::from(rope.freq_scale);
+    let isa = site.isa;
+    Ok(Phase::new(
+        tokens,
+        (tokens * pairs.len()) as f64 * 3.0,
+        move |tasks, _| {
+            let half = pairs.len();
+            for token in tasks {
+                // SAFETY: there is one position and one table for each token; inference checked that there is one divisor
+                // for each pair.
+                let (position, table, divisors) = unsafe {
+                    let table = scratch.at(token * plan.table).cast::<f32>();
+                    (
+                        positions.integer([0; 3], token) as f64,
+                        std::slice::from_raw_parts_mut(table, 2 * half),
+                        divisors.map(|divisors| {
+                            std::slice::from_raw_parts(divisors.base().cast::<f32>(), half)
+                        }),
+                    )
+                };
+                let (cosines, sines) = table.split_at_mut(half);
+                isa.run(|| {
+                    let places = cosines.iter_mut().zip(sines).zip(&pairs).enumerate();
+                    for (i, ((cos, sin), pair)) in places {
+                        let full = position * pair.frequency
+                            / divisors.map_or(1.0, |divisors| f64::from(divisors[i]));
+                        let angle = full * (scale + (1.0 - scale) * pair.extrapolation);
+                        let (s, c) = sin_cos(angle);
+                        (*cos, *sin) = (c * magnitude, s * magnitude);
+                    }
+                });
+            }
+            Ok(())
+        },
+    ))
+}
+
+/// Rotates the pairs of every head.
+fn rotate(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<Phase> {
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+    let n0 = result.shape()[0];
+    Ok(Phase::new(
+        result.rows(),
+        result.elements() as f64 * 0.6,
+        move |tasks, worker| {
+            for row in tasks {
+                let row = result.layout().row_index(row);
+                // SAFETY: the row is inside of the shape of both operands; tasks are rows; the token's table was written by
+                // the phase before; each worker has a row of its own.
+                unsafe {
+                    let table = scratch.at(row[1] * plan.table).cast::<f32>();
+                    let table = std::slice::from_raw_parts(table, rope.dims);
+                    let out = if result.dtype() == DType::F32 {
+                        result.row_mut::<f32>(row)
+                    } else {
+                        let own = scratch.at(plan.rows + worker * plan.row).cast::<f32>();
+                        std::slice::from_raw_parts_mut(own, n0)
+                    };
+                    source.load(row, 0, out);
+                    let rotated = &mut out[rope.offset..][..rope.dims];
+                    isa.run(|| rotate_head(rotated, table, rope.mode));
+                    if result.dtype() != DType::F32 {
+                        result.store(row, 0, out);
+                    }
+                }
+            }
+            Ok(())
+        },
+    ))
+}
+
+#[inline(always)]
+fn rotate_head(x: &mut [f32], table: &[f32], mode: RopeMode) {
+    let (cosines, sines) = table.split_at(table.len() / 2);
+    let angles = cosines.iter().zip(sines);
+    match mode {
+        RopeMode::Neox => {
+            let (a, b) = x.split_at_mut(cosines.len());
+            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(angles) {
+                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+            }
+        }
+        RopeMode::Normal => {
+            for ([a, b], (cos, sin)) in x.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+            }
+        }
+    }
+}

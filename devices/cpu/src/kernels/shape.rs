@@ -1,0 +1,116 @@
+//! Operations that arrange elements: repeat, concat, pad, arange.
+
+use super::copy::copy_blocks;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Site};
+use samite_core::{Error, Op, Result};
+
+/// Copies a row of `source` to block number `start` of a row of `result`, of the same type.
+///
+/// # Safety
+/// See [`Operand`]; both places must exist.
+unsafe fn copy_row(
+    source: &Operand,
+    from: [usize; 3],
+    result: &Operand,
+    to: [usize; 3],
+    start: usize,
+) {
+    let dtype = source.dtype();
+    let (from_stride, to_stride) = (source.strides()[0], result.strides()[0]);
+    // SAFETY: the caller's contract.
+    unsafe {
+        copy_blocks(
+            source.at(from),
+            from_stride,
+            result.at(to).wrapping_add(start * to_stride),
+            to_stride,
+            dtype.block_bytes(),
+            source.shape()[0] / dtype.block_len(),
+        );
+    }
+}
+
+/// A phase that calls `f` for each row of the result.
+fn each_row(site: &Site<'_>, f: impl Fn(&Operand, [usize; 3]) + Send + Sync + 'static) -> Phase {
+    let result = site.result();
+    Phase::new(
+        result.rows(),
+        result.elements() as f64 * 0.3,
+        move |tasks, _| {
+            for row in tasks {
+                f(&result, result.layout().row_index(row));
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Source 0 repeated along every dimension.
+pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let source = site.source(0)?;
+    let [s0, s1, s2, s3] = source.shape();
+    Ok(vec![each_row(site, move |result, row| {
+        let [i1, i2, i3] = row;
+        for start in (0..result.shape()[0]).step_by(s0) {
+            // SAFETY: the result's extents are multiples of the source's; tasks are rows.
+            unsafe { copy_row(&source, [i1 % s1, i2 % s2, i3 % s3], result, row, start) };
+        }
+    })])
+}
+
+/// Source 0 followed by source 1.
+pub(crate) fn concat(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let Op::Concat { dim } = *site.node.op() else {
+        return Err(Error::invalid("not concat"));
+    };
+    let (a, b) = (site.source(0)?, site.source(1)?);
+    let extent = a.shape()[dim];
+    Ok(vec![each_row(site, move |result, row| {
+        // SAFETY: rows of the result are those of the sources; tasks are rows.
+        unsafe {
+            if dim == 0 {
+                copy_row(&a, row, result, row, 0);
+                copy_row(&b, row, result, row, extent / a.dtype().block_len());
+            } else if row[dim - 1] < extent {
+                copy_row(&a, row, result, row, 0);
+            } else {
+                let mut from = row;
+                from[dim - 1] -= extent;
+                copy_row(&b, from, result, row, 0);
+            }
+        }
+    })])
+}
+
+/// Zeros around source 0.
+pub(crate) fn pad(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let Op::Pad { before, .. } = *site.node.op() else {
+        return Err(Error::invalid("not pad"));
+    };
+    let source = site.source(0)?;
+    let [_, s1, s2, s3] = source.shape();
+    Ok(vec![each_row(site, move |result, row| {
+        let from: [usize; 3] = std::array::from_fn(|d| row[d].wrapping_sub(before[d + 1]));
+        // SAFETY: the result is F32 and holds the source at `before`; tasks are rows.
+        unsafe {
+            result.row_mut::<f32>(row).fill(0.0);
+            if from[0] < s1 && from[1] < s2 && from[2] < s3 {
+                copy_row(&source, from, result, row, before[0]);
+            }
+        }
+    })])
+}
+
+/// Evenly spaced numbers.
+pub(crate) fn arange(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let Op::Arange { start, step, .. } = *site.node.op() else {
+        return Err(Error::invalid("not arange"));
+    };
+    Ok(vec![each_row(site, move |result, row| {
+        // SAFETY: the result is one F32 row.
+        for (i, x) in unsafe { result.row_mut::<f32>(row) }.iter_mut().enumerate() {
+            *x = start + step * i as f32;
+        }
+    })])
+}

@@ -1,0 +1,94 @@
+//! Softmax with mask, ALiBi and sinks.
+
+use super::reduce::{change_rows, max_of, sum_of};
+use crate::operand::Operand;
+use crate::prepare::{Phase, Site};
+use crate::simd::math;
+use samite_core::{Error, Op, Result};
+
+/// The slope of each head's ALiBi bias ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
+#[derive(Clone, Copy)]
+pub(crate) struct Slopes {
+    heads: usize,
+    first: f32,
+    second: f32,
+    none: bool,
+}
+
+impl Slopes {
+    pub fn new(heads: usize, max_bias: f32) -> Self {
+        let power = 1usize << heads.max(1).ilog2();
+        Slopes {
+            heads: power,
+            first: 2f32.powf(-max_bias / power as f32),
+            second: 2f32.powf(-max_bias / 2.0 / power as f32),
+            none: max_bias <= 0.0,
+        }
+    }
+
+    pub fn of(&self, head: usize) -> f32 {
+        if self.none {
+            1.0
+        } else if head < self.heads {
+            self.first.powi(head as i32 + 1)
+        } else {
+            self.second.powi(2 * (head - self.heads) as i32 + 1)
+        }
+    }
+}
+
+/// Adds `slope` times a row of the mask to `x`.
+///
+/// # Safety
+/// See [`Operand`]; the mask must have such a row, at least as long as `x`.
+unsafe fn add_mask(mask: &Operand, row: [usize; 3], slope: f32, x: &mut [f32]) {
+    let mut buffer = [0.0; 256];
+    for (chunk, x) in x.chunks_mut(256).enumerate() {
+        let buffer = &mut buffer[..x.len()];
+        // SAFETY: the chunk is inside of the row.
+        unsafe { mask.load(row, chunk * 256, buffer) };
+        x.iter_mut().zip(buffer).for_each(|(x, m)| *x += slope * *m);
+    }
+}
+
+/// Softmax of each row.
+pub(crate) fn soft_max(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let Op::SoftMax { scale, max_bias } = *site.node.op() else {
+        return Err(Error::invalid("not soft_max"));
+    };
+    let (mask, sinks) = (site.optional(1), site.optional(2));
+    let slopes = Slopes::new(site.result().shape()[2], max_bias);
+    let phase = change_rows(site, 1.2, move |isa, [i1, i2, i3], out| {
+        isa.run(|| out.iter_mut().for_each(|x| *x *= scale));
+        if let Some(mask) = &mask {
+            let [_, _, m2, m3] = mask.shape();
+            // SAFETY: inference checked that the mask covers the source.
+            unsafe { add_mask(mask, [i1, i2 % m2, i3 % m3], slopes.of(i2), out) };
+        }
+        // SAFETY: there is one sink for each head, without gaps.
+        let sink = sinks.map(|sinks| unsafe { *sinks.base().cast::<f32>().add(i2) });
+        isa.run(|| {
+            let max = max_of(out).max(sink.unwrap_or(f32::NEG_INFINITY));
+            out.iter_mut().for_each(|x| *x = math::exp(*x - max));
+            let sum = sum_of(out, |x| x) + sink.map_or(0.0, |sink| math::exp(sink - max));
+            let factor = 1.0 / sum;
+            out.iter_mut().for_each(|x| *x *= factor);
+        });
+    })?;
+    Ok(vec![phase])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_geometric_for_any_number_of_heads() {
+        let slopes = Slopes::new(8, 8.0);
+        assert!((0..8).all(|h| (slopes.of(h) - 0.5f32.powi(h as i32 + 1)).abs() < 1e-7));
+        // Beyond the power of two, the in-between values follow.
+        let slopes = Slopes::new(12, 8.0);
+        assert!((slopes.of(8) - 0.5f32.sqrt()).abs() < 1e-6);
+        assert_eq!(Slopes::new(12, 0.0).of(3), 1.0);
+    }
+}

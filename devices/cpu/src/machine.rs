@@ -1,0 +1,268 @@
+//! What this process may use of the machine: processors, memory.
+//!
+//! Everything is read from the system's own text files by functions of those texts, so that they can be tested.
+
+use samite_core::MemoryInfo;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// How many threads can compute at the same time without getting in each other's way: processors that this process
+/// may run on, counting each physical core once, limited by the control group's quota.
+pub(crate) fn processors() -> usize {
+    let allowed = affinity().unwrap_or_else(|| {
+        (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
+    });
+    let cores: BTreeSet<String> = allowed
+        .iter()
+        .map(|cpu| {
+            let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+            std::fs::read_to_string(file).unwrap_or_else(|_| cpu.to_string())
+        })
+        .collect();
+    let quota = control_groups()
+        .iter()
+        .filter_map(|group| group.quota())
+        .fold(f64::INFINITY, f64::min);
+    limit(cores.len(), quota)
+}
+
+/// `cores`, or fewer if the quota is smaller; at least 1.
+fn limit(cores: usize, quota: f64) -> usize {
+    // A quota of 1.5 processors: two threads would be stopped part of the time, and one waits for the other.
+    cores.min(quota.floor() as usize).max(1)
+}
+
+#[cfg(target_os = "linux")]
+fn affinity() -> Option<Vec<usize>> {
+    // SAFETY: an all-zero set is a valid value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is as large as said.
+    let status = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
+    if status != 0 {
+        return None; // more processors than the set can hold
+    }
+    // SAFETY: the numbers are below the size of the set.
+    let cpus = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
+    Some(cpus.collect())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn affinity() -> Option<Vec<usize>> {
+    None
+}
+
+/// The folder of one control group, or of one above it.
+enum ControlGroup {
+    V1 { cpu: PathBuf, memory: PathBuf },
+    V2(PathBuf),
+}
+
+impl ControlGroup {
+    /// Processors that the group may use on average.
+    fn quota(&self) -> Option<f64> {
+        match self {
+            ControlGroup::V2(folder) => parse_cpu_max(&read(folder, "cpu.max")?),
+            ControlGroup::V1 { cpu, .. } => parse_cfs(
+                &read(cpu, "cpu.cfs_quota_us")?,
+                &read(cpu, "cpu.cfs_period_us")?,
+            ),
+        }
+    }
+
+    /// Limit and current use of memory in bytes.
+    fn memory(&self) -> Option<(usize, usize)> {
+        let (folder, limit, usage) = match self {
+            ControlGroup::V2(folder) => (folder, "memory.max", "memory.current"),
+            ControlGroup::V1 { memory, .. } => {
+                (memory, "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+        };
+        let limit = read(folder, limit)?.trim().parse().ok()?;
+        Some((limit, read(folder, usage)?.trim().parse().ok()?))
+    }
+}
+
+fn read(folder: &Path, file: &str) -> Option<String> {
+    std::fs::read_to_string(folder.join(file)).ok()
+}
+
+/// The text of `cpu.max`: quota and period in microseconds, or `max`.
+fn parse_cpu_max(text: &str) -> Option<f64> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    ratio(quota, period)
+}
+
+/// The quota (-1 for none) and the period, in microseconds.
+fn parse_cfs(quota: &str, period: &str) -> Option<f64> {
+    ratio(quota.trim(), period.trim())
+}
+
+fn ratio(quota: &str, period: &str) -> Option<f64> {
+    let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
+    (quota > 0.0 && period > 0.0).then(|| quota / period)
+}
+
+/// The groups that limit this process: its own and all above.
+fn control_groups() -> Vec<ControlGroup> {
+    let Ok(text) = std::fs::read_to_string("/proc/self/cgroup") else {
+        return Vec::new();
+    };
+    let root = Path::new("/sys/fs/cgroup");
+    let paths = parse_memberships(&text);
+    let mut groups = Vec::new();
+    if let Some(path) = &paths.unified {
+        let base = [root.join("unified"), root.to_owned()]
+            .into_iter()
+            .find(|base| base.join("cgroup.controllers").exists());
+        if let Some(base) = base {
+            groups.extend(ancestors(path).map(|path| ControlGroup::V2(base.join(path))));
+        }
+    }
+    let cpu = ancestors(paths.cpu.as_deref().unwrap_or(""));
+    let memory = paths.memory.as_deref().unwrap_or("");
+    groups.extend(cpu.map(|path| ControlGroup::V1 {
+        cpu: root.join("cpu").join(path),
+        memory: root.join("memory").join(memory),
+    }));
+    groups
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Memberships {
+    unified: Option<String>,
+    cpu: Option<String>,
+    memory: Option<String>,
+}
+
+/// The text of `/proc/self/cgroup`: lines of `number:controllers:path`.
+fn parse_memberships(text: &str) -> Memberships {
+    let mut found = Memberships::default();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let path = Some(path.trim_start_matches('/').to_owned());
+        if controllers.is_empty() {
+            found.unified = path;
+            continue;
+        }
+        for controller in controllers.split(',') {
+            match controller {
+                "cpu" => found.cpu.clone_from(&path),
+                "memory" => found.memory.clone_from(&path),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+fn ancestors(path: &str) -> impl Iterator<Item = PathBuf> + use<'_> {
+    Path::new(path).ancestors().map(Path::to_owned)
+}
+
+/// Memory of the machine, or of the control group where that is less.
+pub(crate) fn memory() -> MemoryInfo {
+    let mut info = std::fs::read_to_string("/proc/meminfo")
+        .map_or_else(|_| MemoryInfo::default(), |text| parse_meminfo(&text));
+    for (limit, used) in control_groups().iter().filter_map(ControlGroup::memory) {
+        // "No limit" is a huge number in version 1.
+        if info.total.is_some_and(|total| limit < total) {
+            info.total = Some(limit);
+            let left = limit.saturating_sub(used);
+            info.free = Some(info.free.map_or(left, |free| free.min(left)));
+        }
+    }
+    info
+}
+
+/// The text of `/proc/meminfo`.
+fn parse_meminfo(text: &str) -> MemoryInfo {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: usize = line
+            .trim_start_matches(':')
+            .trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse()
+            .ok()?;
+        kib.checked_mul(1024)
+    };
+    MemoryInfo {
+        free: field("MemAvailable").or_else(|| field("MemFree")),
+        total: field("MemTotal"),
+    }
+}
+
+/// What the processor calls itself.
+pub(crate) fn description() -> String {
+    std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| parse_model_name(&text))
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+fn parse_model_name(text: &str) -> Option<String> {
+    let (_, name) = text
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == "model name")?;
+    Some(name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas() {
+        assert_eq!(parse_cpu_max("150000 100000\n"), Some(1.5));
+        assert_eq!(parse_cpu_max("max 100000\n"), None);
+        assert_eq!(parse_cpu_max(""), None);
+        assert_eq!(parse_cfs("-1\n", "100000\n"), None);
+        assert_eq!(parse_cfs("400000\n", "100000\n"), Some(4.0));
+        assert_eq!(parse_cfs("400000\n", "0\n"), None);
+        assert_eq!(limit(8, 1.5), 1);
+        assert_eq!(limit(8, 0.2), 1);
+        assert_eq!(limit(8, f64::INFINITY), 8);
+        assert_eq!(limit(2, 4.0), 2);
+    }
+
+    #[test]
+    fn memberships_of_both_versions() {
+        assert_eq!(
+            parse_memberships("0::/user.slice/session.scope\n"),
+            Memberships {
+                unified: Some("user.slice/session.scope".into()),
+                ..Memberships::default()
+            }
+        );
+        let found = parse_memberships("4:memory:/m:odd\n2:cpu,cpuacct:/\nnonsense\n");
+        assert_eq!(found.cpu.as_deref(), Some(""));
+        assert_eq!(found.memory.as_deref(), Some("m:odd"));
+        let paths: Vec<_> = ancestors("a/b").collect();
+        assert_eq!(paths, [Path::new("a/b"), Path::new("a"), Path::new("")]);
+    }
+
+    #[test]
+    fn memory_and_name() {
+        let info = parse_meminfo(
+            "MemTotal:       24684084 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n",
+        );
+        assert_eq!(info.total, Some(24_684_084 * 1024));
+        assert_eq!(info.free, Some(20_000_000 * 1024));
+        assert_eq!(parse_meminfo("").free, None);
+        let name = parse_model_name("processor\t: 0\nmodel name\t: A CPU: fast\n");
+        assert_eq!(name.as_deref(), Some("A CPU: fast"));
+    }
+
+    #[test]
+    fn this_machine_has_a_processor() {
+        assert!(processors() >= 1);
+        assert!(!description().is_empty());
+    }
+}

@@ -1,0 +1,383 @@
+//! Tensors as kernels see them: an address, a type, extents and strides.
+
+use half::f16;
+use samite_core::{DType, Error, Layout, Result, Shape, TensorRef};
+use std::ops::Range;
+
+/// Elements converted at a time through a buffer on the stack.
+const CHUNK: usize = 256;
+
+/// A tensor in host memory, resolved to its address.
+///
+/// Whoever makes one guarantees that `layout.bytes()` bytes from `base` on stay valid, and whoever uses the unsafe
+/// methods that the memory is [entered](samite_core::MemorySet) and that no other worker writes to what is read, or
+/// touches what is written.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    base: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: an operand is an address; what may be done with it is the contract of the unsafe methods.
+unsafe impl Send for Operand {}
+// SAFETY: as above.
+unsafe impl Sync for Operand {}
+
+/// Some elements of one row: `len` elements from element `start` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub row: [usize; 3],
+    pub start: usize,
+    pub len: usize,
+}
+
+impl Operand {
+    /// Resolves a tensor in host memory and checks that it lies inside and is aligned.
+    pub fn resolve(place: &TensorRef, what: &str) -> Result<Self> {
+        let Some(memory) = place.buffer.host() else {
+            return Err(Error::invalid(format!(
+                "'{what}' lies in {} memory, which the cpu cannot reach",
+                place.buffer.buffer_type().name()
+            )));
+        };
+        let slot = place.slot;
+        if slot
+            .offset
+            .checked_add(slot.layout.bytes())
+            .is_none_or(|end| end > memory.len())
+        {
+            return Err(Error::invalid(format!(
+                "'{what}' ({}) at byte {} does not fit into a buffer of {} bytes",
+                slot.layout,
+                slot.offset,
+                memory.len()
+            )));
+        }
+        let base = memory.base().as_ptr().wrapping_add(slot.offset);
+        if !(base as usize).is_multiple_of(alignment(slot.layout.dtype())) {
+            return Err(Error::invalid(format!(
+                "'{what}' ({}) at byte {} is not aligned",
+                slot.layout, slot.offset
+            )));
+        }
+        Ok(Operand {
+            base,
+            layout: slot.layout,
+        })
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype()
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.layout.shape()
+    }
+
+    pub fn strides(&self) -> Shape {
+        self.layout.strides()
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub fn rows(&self) -> usize {
+        self.layout.rows()
+    }
+
+    pub fn elements(&self) -> usize {
+        self.layout.elements()
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// The same memory seen as one row, if there are no gaps.
+    pub fn flat(&self) -> Option<Operand> {
+        let shape = [self.elements(), 1, 1, 1];
+        if !self.layout.is_contiguous() {
+            return None;
+        }
+        let layout = Layout::contiguous(self.dtype(), shape).ok()?;
+        Some(Operand { layout, ..*self })
+    }
+
+    /// `len` columns from column `start` on. Only for types that are not quantized.
+    pub fn columns(&self, start: usize, len: usize) -> Result<Operand> {
+        let [n0, n1, n2, n3] = self.shape();
+        if start.checked_add(len).is_none_or(|end| end > n0) {
+            return Err(Error::invalid("there are not so many columns"));
+        }
+        Ok(Operand {
+            base: self.base.wrapping_add(start * self.strides()[0]),
+            layout: Layout::strided(self.dtype(), [len, n1, n2, n3], self.strides())?,
+        })
+    }
+
+    /// Address of the first element of a row.
+    #[inline]
+    pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *mut u8 {
+        self.base.wrapping_add(self.layout.row_offset(i1, i2, i3))
+    }
+
+    /// Whether the elements of each row lie one after the other.
+    pub fn has_dense_rows(&self) -> bool {
+        self.layout.has_contiguous_rows()
+    }
+
+    /// A row of dense elements of type `T`, which must be the operand's.
+    ///
+    /// # Safety
+    /// See [`Operand`]; `row` must be inside of the shape and rows must be dense.
+    #[inline]
+    pub unsafe fn row<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a [T] {
+        debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
+        // SAFETY: the row is inside of the operand's memory and aligned, by the caller's contract and `resolve`.
+        unsafe { std::slice::from_raw_parts(self.at(row).cast(), self.shape()[0]) }
+    }
+
+    /// Like [`row`](Operand::row), for writing.
+    ///
+    /// # Safety
+    /// As [`row`](Operand::row), and nobody else may use the row meanwhile.
+    #[inline]
+    pub unsafe fn row_mut<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a mut [T] {
+        debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
+        // SAFETY: as in `row`.
+        unsafe { std::slice::from_raw_parts_mut(self.at(row).cast(), self.shape()[0]) }
+    }
+
+    /// The bytes of a dense row.
+    ///
+    /// # Safety
+    /// As [`row`](Operand::row).
+    #[inline]
+    pub unsafe fn bytes<'a>(&self, row: [usize; 3]) -> &'a [u8] {
+        // SAFETY: as in `row`.
+        unsafe { std::slice::from_raw_parts(self.at(row), self.layout.row_bytes()) }
+    }
+
+    /// The bytes of a dense row, for writing.
+    ///
+    /// # Safety
+    /// As [`row_mut`](Operand::row_mut).
+    #[inline]
+    pub unsafe fn bytes_mut<'a>(&self, row: [usize; 3]) -> &'a mut [u8] {
+        // SAFETY: as in `row`.
+        unsafe { std::slice::from_raw_parts_mut(self.at(row), self.layout.row_bytes()) }
+    }
+
+    /// Element `i` of a row of integers, I32 or I64.
+    ///
+    /// # Safety
+    /// See [`Operand`]; the element must be inside of the shape.
+    #[inline]
+    pub unsafe fn integer(&self, row: [usize; 3], i: usize) -> i64 {
+        let at = self.at(row).wrapping_add(i * self.strides()[0]);
+        // SAFETY: the caller's contract, and `resolve` checked the alignment.
+        unsafe {
+            match self.dtype() {
+                DType::I64 => *at.cast::<i64>(),
+                _ => i64::from(*at.cast::<i32>()),
+            }
+        }
+    }
+
+    /// Reads elements `start..` of a row as f32: floats, I32, and decodable quantized types, the latter only at block
+    /// boundaries. Does nothing if `out` is that very memory, as it is when an operation runs in place.
+    ///
+    /// # Safety
+    /// See [`Operand`]; the elements must be inside of the shape, and the type decodable.
+    #[inline]
+    pub unsafe fn load(&self, row: [usize; 3], start: usize, out: &mut [f32]) {
+        let (dtype, stride) = (self.dtype(), self.strides()[0]);
+        let dense = self.has_dense_rows();
+        let first = self
+            .at(row)
+            .wrapping_add(start / dtype.block_len() * stride);
+        // SAFETY: all addresses lie inside of the row, by the caller's contract.
+        unsafe {
+            match dtype {
+                DType::F32 if dense => {
+                    let from = first.cast::<f32>();
+                    if from.cast_const() != out.as_ptr() {
+                        std::ptr::copy(from, out.as_mut_ptr(), out.len());
+                    }
+                }
+                DType::F32 => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = *first.add(i * stride).cast::<f32>();
+                    }
+                }
+                DType::I32 => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = *first.add(i * stride).cast::<i32>() as f32;
+                    }
+                }
+                DType::F16 if !dense => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = (*first.add(i * stride).cast::<f16>()).to_f32();
+                    }
+                }
+                DType::BF16 if !dense => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = f32::from_bits(u32::from(*first.add(i * stride).cast::<u16>()) << 16);
+                    }
+                }
+                DType::F64 if !dense => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = *first.add(i * stride).cast::<f64>() as f32;
+                    }
+                }
+                _ => {
+                    let bytes = out.len() / dtype.block_len() * dtype.block_bytes();
+                    let bytes = std::slice::from_raw_parts(first, bytes);
+                    let decoded = samite_quant::decode_row(dtype, bytes, out);
+                    debug_assert!(decoded.is_ok(), "{decoded:?}");
+                }
+            }
+        }
+    }
+
+    /// Writes f32 numbers to elements `start..` of a row: floats, I32, and quantized types that can be encoded, the
+    /// latter only at block boundaries.
+    ///
+    /// # Safety
+    /// See [`Operand`]; the elements must be inside of the shape, and the type encodable.
+    #[inline]
+    pub unsafe fn store(&self, row: [usize; 3], start: usize, from: &[f32]) {
+        let (dtype, stride) = (self.dtype(), self.strides()[0]);
+        let dense = self.has_dense_rows();
+        let first = self
+            .at(row)
+            .wrapping_add(start / dtype.block_len() * stride);
+        // SAFETY: all addresses lie inside of the row, by the caller's contract.
+        unsafe {
+            match dtype {
+                DType::F32 if dense => {
+                    std::ptr::copy(from.as_ptr(), first.cast::<f32>(), from.len());
+                }
+                DType::F32 => {
+                    for (i, x) in from.iter().enumerate() {
+                        *first.add(i * stride).cast::<f32>() = *x;
+                    }
+                }
+                DType::I32 => {
+                    for (i, x) in from.iter().enumerate() {
+                        *first.add(i * stride).cast::<i32>() = *x as i32;
+                    }
+                }
+                DType::F16 if !dense => {
+                    for (i, x) in from.iter().enumerate() {
+                        *first.add(i * stride).cast::<f16>() = samite_quant::f32_to_f16(*x);
+                    }
+                }
+                DType::BF16 if !dense => {
+                    for (i, x) in from.iter().enumerate() {
+                        *first.add(i * stride).cast::<u16>() = samite_quant::f32_to_bf16(*x);
+                    }
+                }
+                _ => {
+                    let bytes = from.len() / dtype.block_len() * dtype.block_bytes();
+                    let bytes = std::slice::from_raw_parts_mut(first, bytes);
+                    let encoded = samite_quant::encode_row(dtype, from, bytes);
+                    debug_assert!(encoded.is_ok(), "{encoded:?}");
+                }
+            }
+        }
+    }
+
+    /// Lets `fill` write a piece of a row as f32, in place where the operand is F32, else through a buffer in several
+    /// calls. `fill` gets the piece and its place.
+    ///
+    /// # Safety
+    /// As [`store`](Operand::store), and the operand is not quantized.
+    #[inline]
+    pub unsafe fn write_with(&self, piece: Piece, mut fill: impl FnMut(Piece, &mut [f32])) {
+        let Piece { row, start, len } = piece;
+        if self.dtype() == DType::F32 && self.has_dense_rows() {
+            let first = self.at(row).wrapping_add(start * 4).cast::<f32>();
+            // SAFETY: the piece is inside of the row and the caller alone uses it.
+            fill(piece, unsafe {
+                std::slice::from_raw_parts_mut(first, len)
+            });
+            return;
+        }
+        let mut buffer = [0.0; CHUNK];
+        let mut done = 0;
+        while done < len {
+            let part = CHUNK.min(len - done);
+            let buffer = &mut buffer[..part];
+            let piece = Piece {
+                row,
+                start: start + done,
+                len: part,
+            };
+            fill(piece, buffer);
+            // SAFETY: the part is inside of the piece.
+            unsafe { self.store(row, piece.start, buffer) };
+            done += part;
+        }
+    }
+}
+
+/// Alignment that kernels need for elements or blocks of `dtype`.
+pub(crate) fn alignment(dtype: DType) -> usize {
+    match dtype {
+        DType::F64 | DType::I64 => 8,
+        DType::F32 | DType::I32 | DType::Q8_K => 4,
+        DType::I8
+        | DType::MXFP4
+        | DType::NVFP4
+        | DType::IQ1_M
+        | DType::Q1_0
+        | DType::Q2_0 => 1,
+        _ => 2,
+    }
+}
+
+/// Cuts a range of elements, counted in order, into pieces of rows of `shape`.
+#[inline]
+pub(crate) fn pieces(layout: &Layout, range: Range<usize>, mut f: impl FnMut(Piece)) {
+    let n0 = layout.shape()[0];
+    let (mut at, end) = (range.start, range.end);
+    while at < end {
+        let (row, start) = (at / n0, at % n0);
+        let len = (n0 - start).min(end - at);
+        f(Piece {
+            row: layout.row_index(row),
+            start,
+            len,
+        });
+        at += len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_element_once_and_stay_in_rows() {
+        let layout = Layout::contiguous(DType::F32, [5, 2, 3, 1]).unwrap();
+        for (start, end) in [(0, 30), (3, 17), (7, 7), (4, 6)] {
+            let mut next = start;
+            pieces(&layout, start..end, |piece| {
+                let [i1, i2, i3] = piece.row;
+                assert_eq!(piece.start + 5 * (i1 + 2 * (i2 + 3 * i3)), next);
+                assert!(piece.start + piece.len <= 5);
+                next += piece.len;
+            });
+            assert_eq!(next, end);
+        }
+    }
+
+    #[test]
+    fn alignments_divide_the_sizes_of_blocks() {
+        for dtype in DType::all() {
+            assert_eq!(dtype.block_bytes() % alignment(dtype), 0, "{dtype}");
+        }
+    }
+}

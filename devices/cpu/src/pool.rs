@@ -1,0 +1,372 @@
+//! Worker threads: a team that enters a job together, with a barrier and a counter for sharing out work.
+//!
+//! Workers wait by spinning for some microseconds, then by sleeping, so that an idle engine uses no CPU and a busy one
+//! does not pay for waking up. The calling thread is worker 0. If the pool is busy with another caller's job, the
+//! caller does its job alone: nothing waits for anything that could wait for it.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Turns of a waiting loop before a thread sleeps; some tens of microseconds.
+const SPINS: usize = 2_000;
+
+/// A number that grows and can be waited for.
+#[derive(Default)]
+struct Signal {
+    value: AtomicUsize,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Signal {
+    fn get(&self) -> usize {
+        self.value.load(Ordering::Acquire)
+    }
+
+    fn raise(&self) {
+        self.value.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            // Under the lock, a sleeper is either asleep already or will see the new value.
+            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until the value is no longer `old`.
+    fn wait(&self, old: usize, spins: usize) {
+        for _ in 0..spins {
+            if self.get() != old {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while self.value.load(Ordering::SeqCst) == old {
+            guard = self
+                .changed
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What the workers of one job share.
+#[derive(Default)]
+pub(crate) struct Team {
+    size: usize,
+    spins: usize,
+    arrived: AtomicUsize,
+    generation: Signal,
+    next: AtomicUsize,
+    stop_asked: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Team {
+    /// A team of the calling thread only.
+    pub fn alone() -> Self {
+        Team {
+            size: 1,
+            ..Team::default()
+        }
+    }
+
+    fn reset(&self) {
+        self.next.store(0, Ordering::Relaxed);
+        self.stop_asked.store(false, Ordering::Relaxed);
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
+    /// Number of workers.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Takes the next `count` units of work: the number of the first.
+    pub fn take(&self, count: usize) -> usize {
+        if self.size == 1 {
+            let next = self.next.load(Ordering::Relaxed);
+            self.next.store(next + count, Ordering::Relaxed);
+            return next;
+        }
+        self.next.fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// Asks the team to stop at the next barrier.
+    pub fn ask_to_stop(&self) {
+        self.stop_asked.store(true, Ordering::Release);
+    }
+
+    /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
+    pub fn barrier(&self) -> bool {
+        let generation = self.generation.get();
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.next.store(0, Ordering::Relaxed);
+            // Decided once for all: nobody can pass the next barrier before everybody has read it.
+            self.stop
+                .store(self.stop_asked.load(Ordering::Acquire), Ordering::Relaxed);
+            self.generation.raise();
+        } else {
+            self.generation.wait(generation, self.spins);
+        }
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// What every worker calls, with its number.
+type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
+
+struct Shared {
+    team: Team,
+    job: UnsafeCell<Option<Job<'static>>>,
+    started: Signal,
+    running: AtomicUsize,
+    finished: Signal,
+    panicked: AtomicBool,
+    shutdown: AtomicBool,
+}
+
+// SAFETY: `job` is written only by the one caller that holds `Pool::caller`, while no worker runs: before `started` is
+// raised and after `finished` was.
+unsafe impl Sync for Shared {}
+
+/// The threads of one device. They are started by the first job that needs them.
+pub(crate) struct Pool {
+    threads: usize,
+    spins: usize,
+    /// Held by the caller whose job runs.
+    caller: Mutex<Option<Workers>>,
+}
+
+struct Workers {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// A job panicked in some worker.
+#[derive(Debug)]
+pub(crate) struct Panicked;
+
+impl Pool {
+    /// A pool of `threads`, the caller included. With more threads than processors, waiting threads sleep at once.
+    pub fn new(threads: usize, processors: usize) -> Self {
+        Pool {
+            threads: threads.max(1),
+            spins: if threads <= processors { SPINS } else { 0 },
+            caller: Mutex::new(None),
+        }
+    }
+
+    /// Number of threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Lets a team of all threads, or of the caller alone if the others are busy, call `job`.
+    pub fn run(&self, job: Job<'_>) -> Result<(), Panicked> {
+        let busy = if self.threads == 1 {
+            None
+        } else {
+            self.caller.try_lock().ok()
+        };
+        let Some(mut workers) = busy else {
+            let team = Team::alone();
+            return catch_unwind(AssertUnwindSafe(|| job(0, &team))).map_err(|_| Panicked);
+        };
+        let workers = workers.get_or_insert_with(|| Workers::start(self.threads, self.spins));
+        let shared = &*workers.shared;
+        shared.team.reset();
+        shared
+            .running
+            .store(workers.handles.len(), Ordering::Relaxed);
+        shared.panicked.store(false, Ordering::Relaxed);
+        let finished = shared.finished.get();
+        // SAFETY: the lifetime is only hidden: this function does not return before all workers are done with the job,
+        // and no worker runs now, so nobody else looks at the place.
+        unsafe {
+            *shared.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
+        }
+        shared.started.raise();
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0, &shared.team)));
+        if !workers.handles.is_empty() {
+            shared.finished.wait(finished, self.spins);
+        }
+        // SAFETY: all workers are done.
+        unsafe { *shared.job.get() = None };
+        if mine.is_err() || shared.panicked.load(Ordering::Relaxed) {
+            return Err(Panicked);
+        }
+        Ok(())
+    }
+}
+
+impl Workers {
+    /// Starts the threads; if the system refuses some, the team is smaller.
+    fn start(threads: usize, spins: usize) -> Self {
+        let team = |size| Team {
+            size,
+            spins,
+            ..Team::default()
+        };
+        let shared = |size| {
+            Arc::new(Shared {
+                team: team(size),
+                job: UnsafeCell::new(None),
+                started: Signal::default(),
+                running: AtomicUsize::new(0),
+                finished: Signal::default(),
+                panicked: AtomicBool::new(false),
+                shutdown: AtomicBool::new(false),
+            })
+        };
+        for size in (1..=threads).rev() {
+            let mut workers = Workers {
+                shared: shared(size),
+                handles: Vec::new(),
+            };
+            let complete = (1..size).all(|number| {
+                let shared = Arc::clone(&workers.shared);
+                let thread = std::thread::Builder::new()
+                    .name(format!("samite-cpu-{number}"))
+                    .spawn(move || work(&shared, number, spins));
+                match thread {
+                    Ok(handle) => {
+                        workers.handles.push(handle);
+                        true
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot start cpu worker {number}");
+                        false
+                    }
+                }
+            });
+            if complete {
+                return workers;
+            }
+        }
+        Workers {
+            shared: shared(1),
+            handles: Vec::new(),
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.shutdown.store(true, Ordering::Release);
+        self.shared.started.raise();
+        for handle in self.handles.drain(..) {
+            // A worker catches panics of jobs, so joining does not fail.
+            let _ = handle.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, number: usize, spins: usize) {
+    let mut seen = 0;
+    loop {
+        shared.started.wait(seen, spins);
+        seen = seen.wrapping_add(1);
+        if shared.shutdown.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: the caller wrote the job before raising `started`, and waits for `finished` before it writes again.
+        let job = unsafe { *shared.job.get() };
+        if let Some(job) = job
+            && catch_unwind(AssertUnwindSafe(|| job(number, &shared.team))).is_err()
+        {
+            shared.panicked.store(true, Ordering::Relaxed);
+        }
+        if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            shared.finished.raise();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs jobs of several phases whose results depend on every barrier and every unit of work.
+    fn stress(pool: &Pool, jobs: usize) {
+        for job in 0..jobs {
+            let (phases, units) = (1 + job % 4, 1 + job % 7);
+            let done: Vec<AtomicUsize> = (0..phases).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(&|_, team: &Team| {
+                for phase in 0..phases {
+                    if phase > 0 {
+                        assert_eq!(done[phase - 1].load(Ordering::Relaxed), units);
+                    }
+                    while team.take(1) < units {
+                        done[phase].fetch_add(1, Ordering::Relaxed);
+                    }
+                    assert!(team.barrier());
+                }
+            })
+            .unwrap();
+            assert!(done.iter().all(|d| d.load(Ordering::Relaxed) == units));
+        }
+    }
+
+    #[test]
+    fn thousands_of_tiny_jobs() {
+        for (threads, processors) in [(1, 1), (2, 2), (4, 4), (4, 1)] {
+            stress(&Pool::new(threads, processors), 3_000);
+        }
+    }
+
+    #[test]
+    fn callers_do_not_wait_for_each_other() {
+        let pool = Pool::new(3, 2);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| stress(&pool, 500));
+            }
+        });
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        let pool = Pool::new(2, 2);
+        for _ in 0..3 {
+            stress(&pool, 2);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn all_stop_at_the_same_barrier() {
+        let pool = Pool::new(4, 2);
+        for _ in 0..500 {
+            let passed = AtomicUsize::new(0);
+            pool.run(&|worker, team: &Team| {
+                if worker == 0 {
+                    team.ask_to_stop();
+                }
+                if team.barrier() {
+                    passed.fetch_add(1, Ordering::Relaxed);
+                    team.barrier();
+                }
+            })
+            .unwrap();
+            assert_eq!(passed.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_the_pool_lives_on() {
+        let pool = Pool::new(2, 2);
+        for guilty in [0, 1] {
+            let outcome = pool.run(&|worker, _: &Team| assert_ne!(worker, guilty, "expected"));
+            assert!(outcome.is_err());
+        }
+        stress(&pool, 10);
+    }
+}

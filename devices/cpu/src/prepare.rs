@@ -1,0 +1,403 @@
+//! Compiled graphs: a flat list of phases with everything resolved, and its execution.
+
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::pool::{Panicked, Pool, Team};
+use crate::table::kernel_for;
+use samite_core::{
+    Access, Buffer, Error, MemorySet, Node, Placed, Result, RunControl, TensorId, TensorRef,
+};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Work below this many estimated nanoseconds is not shared out: a barrier and another cache cost as much.
+const WORTH_SHARING: f64 = 8_000.0;
+
+/// Chunks that a worker takes one after the other in a phase, on average: enough to even out disturbances.
+const CHUNKS_PER_WORKER: usize = 4;
+
+/// A value in memory that a kernel refuses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    /// Which source holds the value.
+    pub source: usize,
+    /// Which element of the source it is.
+    pub at: usize,
+    /// The value.
+    pub value: i64,
+    /// It must be at least 0 and below this.
+    pub limit: usize,
+}
+
+/// Runs a range of tasks in worker number `usize`.
+pub(crate) type Run = Box<dyn Fn(Range<usize>, usize) -> Result<(), Fault> + Send + Sync>;
+
+/// A part of a node's work whose tasks are independent of each other.
+pub(crate) struct Phase {
+    tasks: usize,
+    run: Run,
+    /// Estimated nanoseconds of all tasks in one thread.
+    cost: f64,
+    /// Tasks in one unit of work: set when the program is complete.
+    grain: usize,
+    shared: bool,
+}
+
+impl Phase {
+    /// `tasks` tasks that take about `cost` nanoseconds together.
+    pub fn new(
+        tasks: usize,
+        cost: f64,
+        run: impl Fn(Range<usize>, usize) -> Result<(), Fault> + Send + Sync + 'static,
+    ) -> Self {
+        Phase {
+            tasks,
+            cost,
+            run: Box::new(run),
+            grain: 1,
+            shared: false,
+        }
+    }
+
+    fn share(mut self, threads: usize) -> Self {
+        self.shared = threads > 1 && self.tasks > 1 && self.cost >= WORTH_SHARING;
+        self.grain = (self.tasks / (threads * CHUNKS_PER_WORKER)).max(1);
+        self
+    }
+}
+
+/// The addresses and parameters from which a kernel is built.
+pub(crate) struct Site<'a> {
+    pub node: Node<'a>,
+    pub isa: Isa,
+    pub threads: usize,
+    result: Operand,
+    sources: Vec<Option<Operand>>,
+    scratch: Option<(*mut u8, usize)>,
+}
+
+impl Site<'_> {
+    pub fn result(&self) -> Operand {
+        self.result
+    }
+
+    /// A source that the operation always has.
+    pub fn source(&self, index: usize) -> Result<Operand> {
+        self.optional(index)
+            .ok_or_else(|| Error::invalid(format!("{}: source {index} is missing", self.node.op())))
+    }
+
+    pub fn optional(&self, index: usize) -> Option<Operand> {
+        self.sources.get(index).copied().flatten()
+    }
+
+    /// `bytes` of scratch memory, aligned to a cache line.
+    pub fn scratch(&self, bytes: usize) -> Result<Scratch> {
+        match self.scratch {
+            Some((base, len)) if bytes <= len => Ok(Scratch(base)),
+            other => Err(Error::invalid(format!(
+                "{}: the workspace has {} bytes, {bytes} are needed",
+                self.node.op(),
+                other.map_or(0, |(_, len)| len)
+            ))),
+        }
+    }
+}
+
+/// Scratch memory; who uses which part of it is the kernel's business.
+#[derive(Clone, Copy)]
+pub(crate) struct Scratch(*mut u8);
+
+// SAFETY: an address like `Operand`.
+unsafe impl Send for Scratch {}
+// SAFETY: as above.
+unsafe impl Sync for Scratch {}
+
+impl Scratch {
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+/// The phases of one node.
+struct Step {
+    id: TensorId,
+    phases: Range<usize>,
+    /// Operation and name, for errors.
+    label: Box<str>,
+}
+
+/// Work that was compiled for repeated runs.
+pub(crate) struct Program {
+    device: Box<str>,
+    threads: usize,
+    steps: Vec<Step>,
+    phases: Vec<Phase>,
+    memory: MemorySet,
+    any_shared: bool,
+    _buffers: Vec<Arc<dyn Buffer>>,
+}
+
+/// Why a run ended early.
+enum Trouble {
+    Fault(usize, Fault),
+    Panic(usize),
+    Cancelled,
+}
+
+impl Program {
+    pub fn compile(work: Placed<'_>, device: &str, isa: Isa, threads: usize) -> Result<Self> {
+        let mut program = Program {
+            device: device.into(),
+            threads,
+            steps: Vec::new(),
+            phases: Vec::new(),
+            memory: MemorySet::default(),
+            any_shared: false,
+            _buffers: Vec::new(),
+        };
+        let scratch = match work.workspace {
+            Some(place) => {
+                program.touch(place, Access::Write)?;
+                let operand = Operand::resolve(place, "workspace")?;
+                Some((operand.base(), place.layout().bytes()))
+            }
+            None => None,
+        };
+        for node in work.computed() {
+            program.add(node, &work, isa, threads, scratch)?;
+        }
+        program.any_shared = program.phases.iter().any(|phase| phase.shared);
+        Ok(program)
+    }
+
+    fn touch(&mut self, place: &TensorRef, access: Access) -> Result<()> {
+        let Some(memory) = place.buffer.host() else {
+            return Ok(()); // `Operand::resolve` says it
+        };
+        if access == Access::Write && !memory.is_writable() {
+            return Err(Error::invalid(
+                "a result lies in read-only memory, such as a mapped model file",
+            ));
+        }
+        self.memory.add(memory, access);
+        if !self
+            ._buffers
+            .iter()
+            .any(|buffer| Arc::ptr_eq(buffer, &place.buffer))
+        {
+            self._buffers.push(Arc::clone(&place.buffer));
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        node: Node<'_>,
+        work: &Placed<'_>,
+        isa: Isa,
+        threads: usize,
+        scratch: Option<(*mut u8, usize)>,
+    ) -> Result<()> {
+        let kernel = kernel_for(node).map_err(|reason| {
+            Error::unsupported(&self.device, node.op().to_string(), reason.into_owned())
+        })?;
+        let mut resolve = |node: Node<'_>, access| {
+            let place = work.place(node.id())?;
+            let name = &node.tensor().name;
+            if place.layout() != node.layout() {
+                return Err(Error::invalid(format!(
+                    "'{name}' is {}, but its place is for {}",
+                    node.layout(),
+                    place.layout()
+                )));
+            }
+            self.touch(place, access)?;
+            Operand::resolve(place, name)
+        };
+        let result = resolve(node, Access::Write)?;
+        let sources = (0..node.tensor().sources.len())
+            .map(|index| {
+                node.source(index)
+                    .map(|source| resolve(source, Access::Read))
+                    .transpose()
+            })
+            .collect::<Result<_>>()?;
+        let site = Site {
+            node,
+            isa,
+            threads,
+            result,
+            sources,
+            scratch,
+        };
+        let first = self.phases.len();
+        if !node.layout().is_empty() {
+            let phases = (kernel.build)(&site)?;
+            self.phases
+                .extend(phases.into_iter().map(|phase| phase.share(threads)));
+        }
+        self.steps.push(Step {
+            id: node.id(),
+            phases: first..self.phases.len(),
+            label: format!("{} '{}'", node.op().name(), node.tensor().name).into(),
+        });
+        Ok(())
+    }
+
+    /// Whether it was compiled for such a device: scratch memory is there for each of its threads.
+    pub fn is_for(&self, device: &str, threads: usize) -> bool {
+        *self.device == *device && self.threads == threads
+    }
+
+    /// Runs everything once.
+    pub fn run(&self, pool: &Pool, control: RunControl<'_>) -> Result<()> {
+        self.memory.with(|| {
+            if self.any_shared && pool.threads() > 1 {
+                self.run_shared(pool, control)
+            } else {
+                self.run_alone(control)
+            }
+        })
+    }
+
+    fn run_alone(&self, control: RunControl<'_>) -> Result<()> {
+        let mut current = 0;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            for (number, step) in self.steps.iter().enumerate() {
+                current = number;
+                if control.cancel.is_cancelled() {
+                    return Err(Trouble::Cancelled);
+                }
+                let start = control.observer.map(|_| Instant::now());
+                for phase in &self.phases[step.phases.clone()] {
+                    (phase.run)(0..phase.tasks, 0).map_err(|fault| Trouble::Fault(number, fault))?;
+                }
+                if let (Some(observer), Some(start)) = (control.observer, start) {
+                    observer.ran(step.id, start, Instant::now());
+                }
+            }
+            Ok(())
+        }));
+        outcome
+            .unwrap_or(Err(Trouble::Panic(current)))
+            .map_err(|trouble| self.error(trouble))
+    }
+
+    fn run_shared(&self, pool: &Pool, control: RunControl<'_>) -> Result<()> {
+        let trouble = Mutex::new(None);
+        let outcome = pool.run(&|worker, team| {
+            let report = |what| {
+                trouble
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(what);
+                team.ask_to_stop();
+            };
+            self.work(worker, team, control, &report);
+        });
+        if let Some(trouble) = trouble
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            return Err(self.error(trouble));
+        }
+        outcome.map_err(|Panicked| Error::device(&self.device, "a worker thread panicked"))
+    }
+
+    /// One worker's way through all phases. Phases that are not shared run in worker 0, one after the other without
+    /// barriers; all workers meet before and after each shared phase.
+    fn work(
+        &self,
+        worker: usize,
+        team: &Team,
+        control: RunControl<'_>,
+        report: &dyn Fn(Trouble),
+    ) {
+        // Worker 0 has done phases that the others have not seen the end of. It stops on its own after trouble there;
+        // the others learn of it at the next barrier.
+        let (mut unseen, mut halted) = (false, false);
+        for (number, step) in self.steps.iter().enumerate() {
+            let start = (worker == 0)
+                .then(|| control.observer.map(|_| Instant::now()))
+                .flatten();
+            if worker == 0 && !halted && control.cancel.is_cancelled() {
+                report(Trouble::Cancelled);
+                halted = true;
+            }
+            for phase in &self.phases[step.phases.clone()] {
+                if !phase.shared {
+                    if worker == 0 && !halted {
+                        halted = !attempt(phase, 0..phase.tasks, number, worker, report);
+                    }
+                    unseen = true;
+                    continue;
+                }
+                if unseen && !team.barrier() {
+                    return;
+                }
+                unseen = false;
+                loop {
+                    let first = team.take(phase.grain);
+                    if first >= phase.tasks {
+                        break;
+                    }
+                    let tasks = first..(first + phase.grain).min(phase.tasks);
+                    if !attempt(phase, tasks, number, worker, report) {
+                        break;
+                    }
+                }
+                if !team.barrier() {
+                    return;
+                }
+            }
+            if let (Some(observer), Some(start)) = (control.observer, start) {
+                observer.ran(step.id, start, Instant::now());
+            }
+        }
+    }
+
+    fn error(&self, trouble: Trouble) -> Error {
+        let label = |number: usize| self.steps.get(number).map_or("", |step| &step.label);
+        match trouble {
+            Trouble::Cancelled => Error::Cancelled,
+            Trouble::Panic(number) => {
+                Error::device(&self.device, format!("{}: a kernel panicked", label(number)))
+            }
+            Trouble::Fault(number, fault) => Error::device(
+                &self.device,
+                format!(
+                    "{}: element {} of source {} is {}, which is not one of the {} possible row numbers",
+                    label(number),
+                    fault.at,
+                    fault.source,
+                    fault.value,
+                    fault.limit
+                ),
+            ),
+        }
+    }
+}
+
+/// Runs tasks; whether that went well.
+fn attempt(
+    phase: &Phase,
+    tasks: Range<usize>,
+    step: usize,
+    worker: usize,
+    report: &dyn Fn(Trouble),
+) -> bool {
+    match catch_unwind(AssertUnwindSafe(|| (phase.run)(tasks, worker))) {
+        Ok(Ok(())) => true,
+        Ok(Err(fault)) => {
+            report(Trouble::Fault(step, fault));
+            false
+        }
+        Err(_) => {
+            report(Trouble::Panic(step));
+            false
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Vectors of 8 numbers in AVX2 registers.
+
+use super::Vector;
+use std::arch::x86_64::*;
+
+/// A mask for the first `count` lanes lies `8 - count` numbers from the start.
+static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// # Safety
+/// AVX2, and `count <= 8`.
+#[inline(always)]
+unsafe fn mask(count: usize) -> __m256i {
+    // SAFETY: 8 numbers follow from there.
+    unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - count).cast()) }
+}
+
+/// Sum of all lanes.
+///
+/// # Safety
+/// AVX.
+#[inline(always)]
+pub(crate) unsafe fn sum(x: __m256) -> f32 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)))
+    }
+}
+
+impl Vector for __m256 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the trait's contract, here and below.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        // SAFETY: as above; masked lanes are not read.
+        unsafe { _mm256_maskload_ps(from, mask(count)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm256_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        // SAFETY: as above; masked lanes are not written.
+        unsafe { _mm256_maskstore_ps(to, mask(count), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_fmadd_ps(self, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as above.
+        unsafe { sum(self) }
+    }
+}

@@ -1,0 +1,73 @@
+//! Vectors of 16 numbers in AVX-512 registers.
+
+use super::Vector;
+use std::arch::x86_64::*;
+
+#[inline(always)]
+fn mask(count: usize) -> __mmask16 {
+    ((1u32 << count) - 1) as __mmask16
+}
+
+impl Vector for __m512 {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the trait's contract, here and below.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        // SAFETY: as above; masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        // SAFETY: as above; masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(to, mask(count), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(self, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as above.
+        unsafe {
+            let high = _mm512_extractf32x8_ps(self, 1);
+            super::avx2::sum(_mm256_add_ps(_mm512_castps512_ps256(self), high))
+        }
+    }
+}

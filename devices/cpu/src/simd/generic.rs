@@ -1,0 +1,69 @@
+//! Vectors for every processor: arrays, which compilers keep in whatever registers there are.
+
+use super::Vector;
+use half::f16;
+
+const LANES: usize = 8;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Lanes([f32; LANES]);
+
+impl Vector for Lanes {
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Lanes([x; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the trait's contract.
+        Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: the trait's contract: `count` is below the number of lanes.
+        unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
+        Lanes(lanes)
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the trait's contract.
+        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        Lanes(bits.map(|bits| f16::from_bits(bits).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: the trait's contract.
+        let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        Lanes(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        // SAFETY: the trait's contract: `count` is below the number of lanes.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Lanes(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+}

@@ -1,0 +1,159 @@
+//! Functions of one number without branches, so that loops over them become vector code.
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+/// ln 2 in two parts: the first has few digits, so that its product with a small whole number is exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Added to a number, it rounds it to a whole one, which then stands in the lowest bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// `e^x` within 2 units in the last place; 0 and infinity outside of the range.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    // Comparisons, not `max`, so that NaN stays NaN.
+    let x = if x < -104.0 { -104.0 } else { x };
+    let x = if x > 89.0 { 89.0 } else { x };
+    let rounded = x * LOG2_E + ROUND;
+    let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let whole = rounded - ROUND;
+    let r = (x - whole * LN2_HIGH) - whole * LN2_LOW;
+    let mut p = 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    let p = p * (r * r) + r + 1.0;
+    // 2^n in two factors, as n may be outside of the exponent's range.
+    let half = n >> 1;
+    p * power_of_two(half) * power_of_two(n - half)
+}
+
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+pub(crate) fn relu(x: f32) -> f32 {
+    if x > 0.0 { x } else { 0.0 }
+}
+
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let far = 1.0 - 2.0 / (exp(2.0 * x) + 1.0);
+    // Near 0 the difference above loses digits; this series does not.
+    let s = x * x;
+    let near = x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
+    if x.abs() < 0.3 { near } else { far }
+}
+
+/// GELU with tanh.
+#[inline(always)]
+pub(crate) fn gelu(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)))
+}
+
+#[inline(always)]
+pub(crate) fn gelu_quick(x: f32) -> f32 {
+    x * sigmoid(1.702 * x)
+}
+
+/// GELU with the error function.
+#[inline(always)]
+pub(crate) fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// The error function within 3e-7: Abramowitz and Stegun, formula 7.1.26.
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    let a = x.abs();
+    let t = 1.0 / (1.0 + 0.327_591_1 * a);
+    let mut p = 1.061_405_4;
+    p = p * t - 1.453_152_1;
+    p = p * t + 1.421_413_8;
+    p = p * t - 0.284_496_72;
+    p = p * t + 0.254_829_6;
+    let y = 1.0 - p * t * exp(-a * a);
+    if x < 0.0 { -y } else { y }
+}
+
+/// Sine and cosine, to f32 precision for angles up to 2^31.
+#[inline(always)]
+pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    // Pi / 2 in two parts, the first with so few digits that its multiples are exact.
+    const HIGH: f64 = 1.570_796_310_901_641_8;
+    const LOW: f64 = 1.589_325_477_352_819_6e-8;
+    let rounded = angle * std::f64::consts::FRAC_2_PI + ROUND;
+    let quadrant = rounded.to_bits() as u32;
+    let whole = rounded - ROUND;
+    let r = ((angle - whole * HIGH) - whole * LOW) as f32;
+    let s = r * r;
+    let sin = r + r * s * (-1.666_665_5e-1 + s * (8.332_161e-3 + s * -1.951_529_6e-4));
+    let cos = 1.0 - 0.5 * s
+        + s * s * (4.166_664_6e-2 + s * (-1.388_731_6e-3 + s * 2.443_315_7e-5));
+    let (a, b) = if quadrant & 1 == 0 { (sin, cos) } else { (cos, sin) };
+    let a = if quadrant & 2 == 0 { a } else { -a };
+    let b = if (quadrant + 1) & 2 == 0 { b } else { -b };
+    (a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(got: f32, expected: f64, relative: f64, absolute: f64, what: &str) {
+        let error = (f64::from(got) - expected).abs();
+        assert!(
+            error <= relative * expected.abs() + absolute,
+            "{what}: {got} instead of {expected}"
+        );
+    }
+
+    #[test]
+    fn exponential() {
+        for i in -10300..8870 {
+            let x = i as f32 * 0.01;
+            close(exp(x), f64::from(x).exp(), 4e-7, 2e-45, &format!("exp({x})"));
+        }
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn hyperbolic_tangent_and_error_function() {
+        for i in -1000..1000 {
+            let x = i as f32 * 0.01;
+            close(tanh(x), f64::from(x).tanh(), 1e-6, 0.0, &format!("tanh({x})"));
+        }
+        for (x, expected) in [(0.0, 0.0), (0.5, 0.520_499_877_8), (1.0, 0.842_700_792_9), (-2.0, -0.995_322_265)] {
+            close(erf(x), expected, 0.0, 5e-7, &format!("erf({x})"));
+        }
+    }
+
+    #[test]
+    fn sine_and_cosine() {
+        for i in 0..20_000 {
+            for angle in [f64::from(i) * 0.01, f64::from(-i) * 997.1, f64::from(i) * 1e5] {
+                let (sin, cos) = sin_cos(angle);
+                close(sin, angle.sin(), 0.0, 3e-7, &format!("sin({angle})"));
+                close(cos, angle.cos(), 0.0, 3e-7, &format!("cos({angle})"));
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Vector code: one set of generic kernels over [`Vector`], and the instruction sets behind it.
+//!
+//! - [`math`]: functions of one number that the compiler turns into vector code.
+//! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
+//! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
+//!
+//! Every element of a product is summed in the same order whatever the shape of the tile that it is computed in, so
+//! results do not depend on how work is shared out.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod float;
+pub(crate) mod generic;
+pub(crate) mod math;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod quantized;
+
+/// A register of f32 numbers.
+///
+/// # Safety
+/// All functions may only be called where the instruction set of the type is there. Pointers must be valid for the
+/// elements that are read or written: [`LANES`](Vector::LANES), or `count` of them, fewer than that.
+pub(crate) trait Vector: Copy {
+    /// How many numbers it holds.
+    const LANES: usize;
+
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `count` numbers, then zeros.
+    unsafe fn load_part(from: *const f32, count: usize) -> Self;
+    unsafe fn load_f16(from: *const u16) -> Self;
+    unsafe fn load_bf16(from: *const u16) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_part(self, to: *mut f32, count: usize);
+    /// `self * b + c`
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Sum of all lanes.
+    unsafe fn sum(self) -> f32;
+}
+
+/// A type of weights that is loaded as f32.
+pub(crate) trait Element {
+    /// Bytes of an element.
+    const BYTES: usize;
+
+    /// Loads elements from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
+
+    /// Loads `count` elements, fewer than there are lanes, from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
+
+/// Most lanes of any [`Vector`].
+const MOST_LANES: usize = 16;
+
+/// `count` 16-bit elements with zeros behind.
+///
+/// # Safety
+/// `count` elements must be readable, at most [`MOST_LANES`].
+#[inline(always)]
+unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
+    let mut padded = [0; MOST_LANES];
+    // SAFETY: the caller's contract.
+    unsafe { std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), count) };
+    padded
+}
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load(from.cast::<f32>().add(i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_part(from.cast::<f32>().add(i), count) }
+    }
+}
+
+impl Element for F16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16(from.cast::<u16>().add(i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { V::load_f16(padded(from.cast::<u16>().add(i), count).as_ptr()) }
+    }
+}
+
+impl Element for Bf16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_bf16(from.cast::<u16>().add(i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { V::load_bf16(padded(from.cast::<u16>().add(i), count).as_ptr()) }
+    }
+}

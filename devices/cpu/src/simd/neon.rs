@@ -1,0 +1,75 @@
+//! Vectors of 4 numbers in NEON registers.
+
+use super::Vector;
+use half::f16;
+use std::arch::aarch64::*;
+
+impl Vector for float32x4_t {
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: NEON is part of the architecture; pointers by the trait's contract, here and below.
+        unsafe { vdupq_n_f32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as above.
+        unsafe { vld1q_f32(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        let mut lanes = [0.0; 4];
+        // SAFETY: as above; `count` is below 4.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            vld1q_f32(lanes.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as above. The compiler makes one conversion of it where the processor has it.
+        unsafe {
+            let lanes = from.cast::<[u16; 4]>().read_unaligned();
+            let lanes = lanes.map(|bits| f16::from_bits(bits).to_f32());
+            vld1q_f32(lanes.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as above.
+        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { vst1q_f32(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        let mut lanes = [0.0; 4];
+        // SAFETY: as above; `count` is below 4.
+        unsafe {
+            vst1q_f32(lanes.as_mut_ptr(), self);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // SAFETY: as above.
+        unsafe { vfmaq_f32(c, self, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as above.
+        unsafe { vaddvq_f32(self) }
+    }
+}

@@ -1,0 +1,101 @@
+//! The one table of kernels: what is not in it is not supported, and what is in it can be built.
+
+use crate::detect::Isa;
+use crate::kernels::{
+    attention, copy, elementwise, experts, glu, matmul, reduce, rope, rows, shape, softmax, sort,
+};
+use crate::operand::alignment;
+use crate::prepare::{Phase, Site};
+use samite_core::{DType, Layout, Node, Op, Result};
+use std::borrow::Cow;
+
+/// How a node is computed.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel {
+    /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if that overflows.
+    pub scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
+    /// Compiles the node. Only called for results that are not empty.
+    pub build: fn(&Site<'_>) -> Result<Vec<Phase>>,
+}
+
+impl Kernel {
+    /// A kernel without scratch memory.
+    pub const fn plain(build: fn(&Site<'_>) -> Result<Vec<Phase>>) -> Self {
+        Kernel {
+            scratch: |_, _, _| Some(0),
+            build,
+        }
+    }
+}
+
+/// Why there is no kernel.
+pub(crate) type Reason = Cow<'static, str>;
+
+/// The kernel for a node, from its operation, types and layouts.
+pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
+    aligned(node.layout())?;
+    let sources = (0..node.tensor().sources.len()).filter_map(|i| node.source_layout(i));
+    for layout in sources {
+        aligned(layout)?;
+    }
+    Ok(match node.op() {
+        Op::Add | Op::Sub | Op::Mul | Op::Div => Kernel::plain(elementwise::binary),
+        Op::AddId => Kernel::plain(rows::add_id),
+        Op::Scale { .. } | Op::Sqr | Op::Sqrt | Op::Clamp { .. } | Op::Fill { .. } | Op::Unary(_) => {
+            Kernel::plain(elementwise::unary)
+        }
+        Op::DiagMaskInf { .. } => Kernel::plain(elementwise::diag_mask_inf),
+        Op::Sum => Kernel::plain(reduce::sum),
+        Op::SumRows | Op::Mean => Kernel::plain(reduce::rows),
+        Op::CumSum => Kernel::plain(reduce::cumsum),
+        Op::ArgMax => Kernel::plain(reduce::argmax),
+        Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => Kernel::plain(reduce::norm),
+        Op::Repeat { .. } => Kernel::plain(shape::repeat),
+        Op::Concat { .. } => Kernel::plain(shape::concat),
+        Op::Pad { .. } => Kernel::plain(shape::pad),
+        Op::Arange { .. } => Kernel::plain(shape::arange),
+        Op::Dup | Op::Cont | Op::Cast { .. } | Op::Cpy => copy::kernel(node)?,
+        Op::GetRows => rows::get_rows_kernel(node)?,
+        Op::SetRows => rows::set_rows_kernel(node)?,
+        Op::SoftMax { .. } => Kernel::plain(softmax::soft_max),
+        Op::Rope(_) => rope::KERNEL,
+        Op::ArgSort { .. } => sort::argsort_kernel(node)?,
+        Op::TopK { .. } => sort::top_k_kernel(node)?,
+        Op::Glu { .. } => Kernel::plain(glu::glu),
+        Op::MulMat { .. } => matmul::kernel(node)?,
+        Op::MulMatId { .. } => experts::kernel(node)?,
+        Op::FlashAttn { .. } => attention::kernel(node)?,
+        op => return Err(format!("there is no kernel for {}", op.name()).into()),
+    })
+}
+
+/// Elements and blocks must lie at multiples of their alignment, and blocks without gaps.
+fn aligned(layout: &Layout) -> Result<(), Reason> {
+    let alignment = alignment(layout.dtype());
+    if !layout.strides().iter().all(|s| s.is_multiple_of(alignment)) {
+        return Err("strides are not multiples of the element's alignment".into());
+    }
+    if layout.dtype().is_quantized() && !layout.has_contiguous_rows() {
+        return Err("blocks of a row do not lie one after the other".into());
+    }
+    Ok(())
+}
+
+/// Refuses sources whose rows have gaps.
+pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), Reason> {
+    match node.source_layout(source) {
+        Some(layout) if !layout.has_contiguous_rows() => {
+            Err(format!("the rows of source {source} have gaps").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses types that cannot be decoded.
+pub(crate) fn decodable(dtype: DType) -> Result<(), Reason> {
+    if samite_quant::can_decode(dtype) {
+        Ok(())
+    } else {
+        Err(format!("{dtype} cannot be decoded").into())
+    }
+}

@@ -1,0 +1,222 @@
+//! Memory that belongs to one device and that the host cannot see.
+
+use crate::fault::FaultPlan;
+use samite_core::{Buffer, BufferType, Error, HostMemory, Result, Slot, TensorRef, Usage};
+use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The memory of one device instance.
+#[derive(Debug)]
+pub(crate) struct ReferenceBufferType {
+    /// To hand to buffers.
+    this: Weak<ReferenceBufferType>,
+    name: String,
+    alignment: usize,
+    max_size: usize,
+    limit: Option<usize>,
+    used: AtomicUsize,
+    faults: Option<Arc<FaultPlan>>,
+}
+
+impl ReferenceBufferType {
+    pub fn new(options: &crate::ReferenceOptions) -> Arc<Self> {
+        Arc::new_cyclic(|this| ReferenceBufferType {
+            this: Weak::clone(this),
+            name: options.name.clone(),
+            alignment: options.alignment.next_power_of_two(),
+            max_size: options.max_buffer_size,
+            limit: options.memory_limit,
+            used: AtomicUsize::new(0),
+            faults: options.faults.clone(),
+        })
+    }
+
+    /// Bytes that can still be allocated, where there is a limit.
+    pub fn free(&self) -> Option<usize> {
+        let used = self.used.load(Ordering::SeqCst);
+        self.limit.map(|limit| limit.saturating_sub(used))
+    }
+
+    /// Takes `size` bytes out of the limit.
+    fn take(&self, size: usize) -> Result<()> {
+        let limit = self.limit.unwrap_or(usize::MAX);
+        let taken = self
+            .used
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
+                used.checked_add(size).filter(|&used| used <= limit)
+            });
+        match taken {
+            Ok(_) if size <= self.max_size => Ok(()),
+            Ok(_) => {
+                self.used.fetch_sub(size, Ordering::SeqCst);
+                Err(self.out_of_memory(size))
+            }
+            Err(_) => Err(self.out_of_memory(size)),
+        }
+    }
+
+    fn out_of_memory(&self, asked: usize) -> Error {
+        Error::OutOfMemory {
+            device: self.name.as_str().into(),
+            what: "a buffer".into(),
+            asked,
+            free: self.free().map(|free| free.min(self.max_size)),
+        }
+    }
+
+    /// A buffer in `memory`, of which `charged` bytes were taken out of the limit.
+    fn buffer(
+        &self,
+        memory: Arc<HostMemory>,
+        charged: usize,
+        usage: Usage,
+    ) -> Result<Arc<dyn Buffer>> {
+        let owner = self
+            .this
+            .upgrade()
+            .ok_or_else(|| Error::device(&self.name, "its memory is going away"))?;
+        Ok(Arc::new(ReferenceBuffer {
+            buffer_type: Arc::clone(&owner) as Arc<dyn BufferType>,
+            owner,
+            memory,
+            charged,
+            usage,
+        }))
+    }
+
+    /// A buffer over memory that exists already.
+    pub fn import(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        FaultPlan::check(self.faults.as_ref(), &self.name, "import_host")?;
+        self.buffer(memory, 0, usage)
+    }
+}
+
+impl BufferType for ReferenceBufferType {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn max_size(&self) -> usize {
+        self.max_size
+    }
+
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        FaultPlan::check(self.faults.as_ref(), &self.name, "allocate")?;
+        self.take(size)?;
+        let buffer = HostMemory::allocate(size, &self.name, "a buffer")
+            .and_then(|memory| self.buffer(memory, size, usage));
+        if buffer.is_err() {
+            self.used.fetch_sub(size, Ordering::SeqCst);
+        }
+        buffer
+    }
+}
+
+/// A piece of a device's memory.
+#[derive(Debug)]
+pub(crate) struct ReferenceBuffer {
+    owner: Arc<ReferenceBufferType>,
+    /// The same as `owner`.
+    buffer_type: Arc<dyn BufferType>,
+    memory: Arc<HostMemory>,
+    charged: usize,
+    usage: Usage,
+}
+
+impl ReferenceBuffer {
+    fn check(&self, what: &str) -> Result<()> {
+        FaultPlan::check(self.owner.faults.as_ref(), &self.owner.name, what)
+    }
+}
+
+impl Drop for ReferenceBuffer {
+    fn drop(&mut self) {
+        self.owner.used.fetch_sub(self.charged, Ordering::SeqCst);
+    }
+}
+
+fn position(tensor: Slot, offset: usize) -> Result<usize> {
+    tensor
+        .offset
+        .checked_add(offset)
+        .ok_or_else(|| Error::invalid(format!("byte {offset} of a tensor overflows")))
+}
+
+impl Buffer for ReferenceBuffer {
+    fn buffer_type(&self) -> &Arc<dyn BufferType> {
+        &self.buffer_type
+    }
+
+    fn size(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn is_writable(&self) -> bool {
+        self.memory.is_writable()
+    }
+
+    fn init_tensor(&self, _tensor: Slot) -> Result<()> {
+        self.check("init_tensor")
+    }
+
+    fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        self.check("write")?;
+        self.memory.write(position(tensor, offset)?, data)
+    }
+
+    fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.check("read")?;
+        self.memory.read(position(tensor, offset)?, out)
+    }
+
+    fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
+        self.check("fill")?;
+        self.memory.fill(position(tensor, offset)?, len, value)
+    }
+
+    fn clear(&self, value: u8) -> Result<()> {
+        self.check("clear")?;
+        self.memory.fill(0, self.memory.len(), value)
+    }
+
+    fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
+        let Some(source) = from.buffer.as_any().downcast_ref::<ReferenceBuffer>() else {
+            return Ok(false);
+        };
+        if !Arc::ptr_eq(&source.owner, &self.owner) {
+            return Ok(false);
+        }
+        self.check("copy")?;
+        let len = from.slot.layout.bytes();
+        source
+            .memory
+            .copy_to(from.slot.offset, &self.memory, to.offset, len)?;
+        Ok(true)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The bytes of a buffer that a reference device can work on.
+pub(crate) fn memory(buffer: &Arc<dyn Buffer>) -> Result<&Arc<HostMemory>> {
+    match buffer.as_any().downcast_ref::<ReferenceBuffer>() {
+        Some(own) => Ok(&own.memory),
+        None => buffer.host().ok_or_else(|| {
+            Error::invalid(format!(
+                "a tensor lies in memory of type '{}', which a reference device cannot see",
+                buffer.buffer_type().name()
+            ))
+        }),
+    }
+}

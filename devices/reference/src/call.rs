@@ -1,0 +1,107 @@
+//! What a kernel sees: operands to read and a result to write.
+
+use crate::value::{
+    Blocks, Grid, decode, decode_integers, encode, encode_integers, read_blocks, write_blocks,
+};
+use samite_core::{Error, Op, Result, TensorId, TensorRef};
+use std::sync::Arc;
+
+/// A tensor with its name, for errors.
+pub(crate) struct Operand {
+    pub name: String,
+    pub tensor: TensorRef,
+}
+
+/// One node with a place in memory for everything that it touches.
+pub(crate) struct Call {
+    pub device: Arc<str>,
+    pub op: Op,
+    pub id: TensorId,
+    pub sources: Vec<Option<Operand>>,
+    pub result: Operand,
+}
+
+impl Call {
+    /// Operand number `index`. Shape inference guarantees that required ones are there.
+    pub fn source(&self, index: usize) -> Result<&Operand> {
+        self.optional(index).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} '{}': source {index} is missing",
+                self.op.name(),
+                self.result.name
+            ))
+        })
+    }
+
+    fn optional(&self, index: usize) -> Option<&Operand> {
+        self.sources.get(index).and_then(Option::as_ref)
+    }
+
+    /// The numbers of an operand.
+    pub fn numbers(&self, index: usize) -> Result<Grid<f64>> {
+        let tensor = &self.source(index)?.tensor;
+        let layout = tensor.layout();
+        Ok(Grid {
+            shape: layout.shape(),
+            values: decode(
+                layout.dtype(),
+                layout.shape()[0],
+                &read_blocks(tensor)?.bytes,
+            )?,
+        })
+    }
+
+    /// The numbers of an operand that may be absent.
+    pub fn optional_numbers(&self, index: usize) -> Result<Option<Grid<f64>>> {
+        self.optional(index)
+            .map(|_| self.numbers(index))
+            .transpose()
+    }
+
+    /// The integers of an operand.
+    pub fn integers(&self, index: usize) -> Result<Grid<i64>> {
+        let tensor = &self.source(index)?.tensor;
+        Ok(Grid {
+            shape: tensor.layout().shape(),
+            values: decode_integers(tensor.layout().dtype(), &read_blocks(tensor)?.bytes),
+        })
+    }
+
+    /// The blocks of an operand, as they are.
+    pub fn blocks(&self, index: usize) -> Result<Blocks> {
+        read_blocks(&self.source(index)?.tensor)
+    }
+
+    /// Rounds `values` to the type of the result and writes them.
+    pub fn store(&self, values: &[f64]) -> Result<()> {
+        let layout = self.result.tensor.layout();
+        self.store_bytes(&encode(layout.dtype(), layout.shape()[0], values)?)
+    }
+
+    /// Writes integers.
+    pub fn store_integers(&self, values: impl IntoIterator<Item = i64>) -> Result<()> {
+        let dtype = self.result.tensor.layout().dtype();
+        self.store_bytes(&encode_integers(dtype, values.into_iter()))
+    }
+
+    /// Writes blocks, in logical order.
+    pub fn store_bytes(&self, bytes: &[u8]) -> Result<()> {
+        write_blocks(&self.result.tensor, bytes)
+    }
+
+    /// An index that was read from operand `from`, checked to be less than `limit`.
+    pub fn index(&self, value: i64, limit: usize, from: usize) -> Result<usize> {
+        match usize::try_from(value) {
+            Ok(index) if index < limit => Ok(index),
+            _ => Err(Error::device(
+                &self.device,
+                format!(
+                    "{} '{}': index {value} in '{}' is not in 0..{limit}",
+                    self.op.name(),
+                    self.result.name,
+                    self.source(from)?.name
+                ),
+            )),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Events: points in the queue of a stream.
+
+use crate::fault::FaultPlan;
+use crate::queue::Point;
+use samite_core::{Event, Result};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A point in a stream's queue. The streams of synchronous devices are always at the end of their queue, so that there is
+/// nothing to wait for.
+#[derive(Debug)]
+pub(crate) struct ReferenceEvent {
+    /// The device's name, which tells events of different devices apart.
+    pub device: Arc<str>,
+    pub faults: Option<Arc<FaultPlan>>,
+    point: Mutex<Option<Point>>,
+}
+
+impl ReferenceEvent {
+    pub fn new(device: Arc<str>, faults: Option<Arc<FaultPlan>>) -> Self {
+        ReferenceEvent {
+            device,
+            faults,
+            point: Mutex::new(None),
+        }
+    }
+
+    pub fn set(&self, point: Option<Point>) {
+        *self.point.lock().unwrap_or_else(PoisonError::into_inner) = point;
+    }
+
+    pub fn point(&self) -> Option<Point> {
+        self.point
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Event for ReferenceEvent {
+    fn synchronize(&self) -> Result<()> {
+        FaultPlan::check(self.faults.as_ref(), &self.device, "synchronize")?;
+        self.point().map_or(Ok(()), |point| point.wait())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,64 @@
+//! Moving elements: copies, conversions, repetition, concatenation, padding.
+
+use crate::call::Call;
+use crate::value::{block_shape, positions};
+use samite_core::{DIMS, Result, Shape};
+
+/// The elements of source 0 in logical order become those of the result, whatever the shapes. Between equal types bytes
+/// are moved as they are.
+pub fn convert(call: &Call) -> Result<()> {
+    let from = call.source(0)?.tensor.layout().dtype();
+    let to = call.result.tensor.layout().dtype();
+    if from == to {
+        call.store_bytes(&call.blocks(0)?.bytes)
+    } else if from.is_integer() && to.is_integer() {
+        call.store_integers(call.integers(0)?.values)
+    } else {
+        call.store(&call.numbers(0)?.values)
+    }
+}
+
+/// Element `i` of each dimension is element `i` modulo its extent in the source.
+pub fn repeat(call: &Call) -> Result<()> {
+    let source = call.blocks(0)?;
+    let mut bytes = Vec::new();
+    for position in positions(call.result.tensor.layout().shape()) {
+        let wrapped = std::array::from_fn(|d| position[d] % source.shape[d]);
+        bytes.extend_from_slice(source.at(wrapped));
+    }
+    call.store_bytes(&bytes)
+}
+
+/// Source 0, then source 1, along `dim`.
+pub fn concat(call: &Call, dim: usize) -> Result<()> {
+    let (first, second) = (call.blocks(0)?, call.blocks(1)?);
+    let mut bytes = Vec::new();
+    for mut position in positions(block_shape(call.result.tensor.layout())) {
+        match position[dim].checked_sub(first.shape[dim]) {
+            None => bytes.extend_from_slice(first.at(position)),
+            Some(behind) => {
+                position[dim] = behind;
+                bytes.extend_from_slice(second.at(position));
+            }
+        }
+    }
+    call.store_bytes(&bytes)
+}
+
+/// Source 0 at `before`, zeros around it.
+pub fn pad(call: &Call, before: Shape) -> Result<()> {
+    let source = call.numbers(0)?;
+    let value = |position: [usize; DIMS]| {
+        let mut inner = [0; DIMS];
+        for d in 0..DIMS {
+            inner[d] = position[d]
+                .checked_sub(before[d])
+                .filter(|&i| i < source.shape[d])?;
+        }
+        Some(source.at(inner))
+    };
+    let values: Vec<_> = positions(call.result.tensor.layout().shape())
+        .map(|position| value(position).unwrap_or(0.0))
+        .collect();
+    call.store(&values)
+}

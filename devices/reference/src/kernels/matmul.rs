@@ -1,0 +1,38 @@
+//! Matrix products of decoded weights with exact activations.
+
+use crate::call::Call;
+use crate::value::rows;
+use samite_core::Result;
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// One matrix product for each `[i2, i3]` of source 1; consecutive ones share a matrix of source 0.
+pub fn mul_mat(call: &Call) -> Result<()> {
+    let (weights, x) = (call.numbers(0)?, call.numbers(1)?);
+    let [_, m, w2, w3] = weights.shape;
+    let (share2, share3) = (x.shape[2] / w2, x.shape[3] / w3);
+    let mut values = Vec::new();
+    for [i1, i2, i3] in rows(x.shape) {
+        let x = x.row([i1, i2, i3]);
+        values.extend((0..m).map(|row| dot(weights.row([row, i2 / share2, i3 / share3]), x)));
+    }
+    call.store(&values)
+}
+
+/// For each token and each expert used, the product of that expert's matrix with a row of source 1.
+pub fn mul_mat_id(call: &Call) -> Result<()> {
+    let (experts, x, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
+    let [_, m, count, _] = experts.shape;
+    let [used, tokens, _, _] = ids.shape;
+    let mut values = Vec::new();
+    for token in 0..tokens {
+        for slot in 0..used {
+            let expert = call.index(ids.at([slot, token, 0, 0]), count, 2)?;
+            let x = x.row([slot % x.shape[1], token, 0]);
+            values.extend((0..m).map(|row| dot(experts.row([row, expert, 0]), x)));
+        }
+    }
+    call.store(&values)
+}

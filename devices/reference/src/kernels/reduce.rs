@@ -1,0 +1,28 @@
+//! Sums and means.
+
+use crate::call::Call;
+use samite_core::Result;
+
+/// The sum of all elements.
+pub fn sum(call: &Call) -> Result<()> {
+    call.store(&[call.numbers(0)?.values.iter().sum()])
+}
+
+/// One number for each row.
+pub fn rows(call: &Call, f: impl Fn(&[f64]) -> f64) -> Result<()> {
+    call.store(&call.numbers(0)?.rows().map(f).collect::<Vec<_>>())
+}
+
+/// Each element and all before it in its row.
+pub fn running_sum(call: &Call) -> Result<()> {
+    let x = call.numbers(0)?;
+    let mut values = Vec::with_capacity(x.values.len());
+    for row in x.rows() {
+        let mut sum = 0.0;
+        values.extend(row.iter().map(|x| {
+            sum += x;
+            sum
+        }));
+    }
+    call.store(&values)
+}

@@ -1,0 +1,68 @@
+//! What a reference device pretends to be.
+
+use crate::fault::FaultPlan;
+use samite_core::DeviceKind;
+use samite_core::memory::HOST_ALIGNMENT;
+use std::sync::Arc;
+
+/// What a [`ReferenceDevice`](crate::ReferenceDevice) pretends to be.
+#[derive(Clone, Debug)]
+pub struct ReferenceOptions {
+    /// Name of the device and of its memory; different for devices that are used together.
+    pub name: String,
+    /// Kind of device.
+    pub kind: DeviceKind,
+    /// Bytes that all buffers may have together; `None` for no limit.
+    pub memory_limit: Option<usize>,
+    /// Bytes that one buffer may have.
+    pub max_buffer_size: usize,
+    /// Alignment of tensors in buffers, rounded up to a power of two.
+    pub alignment: usize,
+    /// [Names](samite_core::Op::name) of operations to refuse.
+    pub without_ops: Vec<String>,
+    /// Streams queue work to a thread of their own, and errors surface at the next call that waits.
+    pub asynchronous: bool,
+    /// Can make events.
+    pub events: bool,
+    /// Streams copy within the device's memory, and between it and host memory.
+    pub copies: bool,
+    /// Matrix products are worth moving here although their weights lie in host memory.
+    pub wants_offload: bool,
+    /// Host memory can be imported as a buffer.
+    pub import_host: bool,
+    /// Works on plain host memory, without memory of its own. The limits of memory above, and faults in buffers, do not apply.
+    pub host_memory: bool,
+    /// Counts the device's calls and makes some of them fail.
+    pub faults: Option<Arc<FaultPlan>>,
+}
+
+impl Default for ReferenceOptions {
+    /// A synchronous GPU called `reference` that runs everything and can do nothing else.
+    fn default() -> Self {
+        ReferenceOptions {
+            name: "reference".into(),
+            kind: DeviceKind::Gpu,
+            memory_limit: None,
+            max_buffer_size: isize::MAX as usize,
+            alignment: HOST_ALIGNMENT,
+            without_ops: Vec::new(),
+            asynchronous: false,
+            events: false,
+            copies: false,
+            wants_offload: false,
+            import_host: false,
+            host_memory: false,
+            faults: None,
+        }
+    }
+}
+
+impl ReferenceOptions {
+    /// The default under another name.
+    pub fn named(name: impl Into<String>) -> Self {
+        ReferenceOptions {
+            name: name.into(),
+            ..Self::default()
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A thread that does one job after the other.
+
+use samite_core::{Error, Result};
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// Jobs done in order by a thread. After a failure, jobs are skipped until somebody was told.
+pub(crate) struct Queue {
+    jobs: Option<Sender<Job>>,
+    worker: Option<JoinHandle<()>>,
+    progress: Arc<Progress>,
+    /// Jobs given to the thread.
+    submitted: u64,
+}
+
+#[derive(Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Jobs done or skipped.
+    done: u64,
+    /// The first failure that nobody was told of, with the number of jobs up to and including it.
+    failed: Option<(u64, Error)>,
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until(&self, jobs: u64) -> MutexGuard<'_, State> {
+        self.changed
+            .wait_while(self.lock(), |state| state.done < jobs)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn perform(&self, job: Job) {
+        let skip = self.lock().failed.is_some();
+        let result = if skip { Ok(()) } else { job() };
+        let mut state = self.lock();
+        state.done += 1;
+        if let Err(error) = result {
+            state.failed = Some((state.done, error));
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl Queue {
+    /// Starts the thread.
+    pub fn start(name: &str) -> Result<Self> {
+        let (jobs, received) = channel::<Job>();
+        let progress = Arc::new(Progress::default());
+        let worker = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn({
+                let progress = Arc::clone(&progress);
+                move || received.into_iter().for_each(|job| progress.perform(job))
+            })
+            .map_err(|error| Error::io(format!("thread for a stream of {name}"), error))?;
+        Ok(Queue {
+            jobs: Some(jobs),
+            worker: Some(worker),
+            progress,
+            submitted: 0,
+        })
+    }
+
+    /// Appends a job.
+    pub fn submit(&mut self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send(Box::new(job)));
+        if !matches!(sent, Some(Ok(()))) {
+            return Err(Error::invalid("the thread of a stream has ended"));
+        }
+        self.submitted += 1;
+        Ok(())
+    }
+
+    /// The end of the queue as it is now.
+    pub fn end(&self) -> Point {
+        Point {
+            progress: Arc::clone(&self.progress),
+            jobs: self.submitted,
+        }
+    }
+
+    /// Waits for everything and tells of a failure, once.
+    pub fn synchronize(&self) -> Result<()> {
+        match self.progress.wait_until(self.submitted).failed.take() {
+            Some((_, error)) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(worker) = self.worker.take() {
+            // A panic of the worker was reported by its thread; there is nobody left to tell.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A point between jobs.
+#[derive(Clone)]
+pub(crate) struct Point {
+    progress: Arc<Progress>,
+    jobs: u64,
+}
+
+impl Point {
+    /// Waits until the jobs before the point are done, and tells of a failure among them.
+    pub fn wait(&self) -> Result<()> {
+        match &self.progress.wait_until(self.jobs).failed {
+            Some((at, error)) if *at <= self.jobs => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Point({})", self.jobs)
+    }
+}

@@ -1,0 +1,240 @@
+//! Streams: they check work when it is prepared, and run it node by node.
+
+use crate::buffer::memory;
+use crate::call::{Call, Operand};
+use crate::device::ReferenceDevice;
+use crate::event::ReferenceEvent;
+use crate::kernels::{Kernel, kernel};
+use crate::queue::Queue;
+use samite_core::{
+    CancelToken, Device, Error, Event, Node, Placed, Prepared, Result, RunControl, RunObserver,
+    Stream, Support, TensorId, TensorRef,
+};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(crate) struct ReferenceStream {
+    device: Arc<ReferenceDevice>,
+    /// The thread of an asynchronous stream.
+    queue: Option<Queue>,
+}
+
+/// Nodes with their kernels and places.
+struct Program(Vec<(Call, Kernel)>);
+
+struct PreparedProgram {
+    device: Arc<str>,
+    program: Arc<Program>,
+}
+
+impl Prepared for PreparedProgram {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Program {
+    fn run(&self, cancel: &CancelToken, observer: Option<&dyn RunObserver>) -> Result<()> {
+        for (call, kernel) in &self.0 {
+            cancel.check()?;
+            let start = Instant::now();
+            kernel.run(call)?;
+            if let Some(observer) = observer {
+                observer.ran(call.id, start, Instant::now());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ReferenceStream {
+    pub fn open(device: Arc<ReferenceDevice>) -> Result<Self> {
+        let queue = device
+            .options()
+            .asynchronous
+            .then(|| Queue::start(device.name()))
+            .transpose()?;
+        Ok(ReferenceStream { device, queue })
+    }
+
+    /// Does `job` now or queues it, depending on the kind of stream. Faults strike when the job is done.
+    fn submit(
+        &mut self,
+        what: &'static str,
+        job: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let job = move || {
+            device.check(what)?;
+            job()
+        };
+        match &mut self.queue {
+            Some(queue) => queue.submit(job),
+            None => job(),
+        }
+    }
+
+    fn operand(&self, work: &Placed<'_>, id: TensorId) -> Result<Operand> {
+        let tensor = work.graph.tensor(id);
+        let place = work.place(id)?;
+        let name = if tensor.name.is_empty() {
+            id.to_string()
+        } else {
+            tensor.name.to_string()
+        };
+        if *place.layout() != tensor.layout {
+            return Err(Error::invalid(format!(
+                "'{name}' is {} in the graph but {} in memory",
+                tensor.layout,
+                place.layout()
+            )));
+        }
+        if !self.device.supports_buffer_type(place.buffer.buffer_type()) {
+            return Err(Error::invalid(format!(
+                "'{name}' lies in memory of type '{}', which {} cannot use",
+                place.buffer.buffer_type().name(),
+                self.device.name()
+            )));
+        }
+        Ok(Operand {
+            name,
+            tensor: place.clone(),
+        })
+    }
+
+    fn compile(&self, work: &Placed<'_>, node: Node<'_>) -> Result<(Call, Kernel)> {
+        let (Support::Yes, Some(kernel)) = (self.device.supports(node), kernel(node.op())) else {
+            let reason = match self.device.supports(node) {
+                Support::No(reason) => reason,
+                Support::Yes => "there is no kernel for it".into(),
+            };
+            return Err(Error::unsupported(
+                self.device.name(),
+                node.op().to_string(),
+                reason,
+            ));
+        };
+        let sources = node
+            .tensor()
+            .sources
+            .iter()
+            .map(|source| source.map(|id| self.operand(work, id)).transpose())
+            .collect::<Result<_>>()?;
+        let call = Call {
+            device: self.device.shared_name(),
+            op: *node.op(),
+            id: node.id(),
+            sources,
+            result: self.operand(work, node.id())?,
+        };
+        Ok((call, kernel))
+    }
+}
+
+impl Stream for ReferenceStream {
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        self.device.check("prepare")?;
+        let steps = work
+            .computed()
+            .map(|node| self.compile(&work, node))
+            .collect::<Result<_>>()?;
+        Ok(Box::new(PreparedProgram {
+            device: self.device.shared_name(),
+            program: Arc::new(Program(steps)),
+        }))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        let program = match prepared.as_any().downcast_ref::<PreparedProgram>() {
+            Some(prepared) if *prepared.device == *self.device.name() => &prepared.program,
+            _ => {
+                return Err(Error::invalid(format!(
+                    "{} was given work that another device prepared",
+                    self.device.name()
+                )));
+            }
+        };
+        if self.queue.is_none() {
+            self.device.check("run")?;
+            return program.run(control.cancel, control.observer);
+        }
+        let (program, cancel) = (Arc::clone(program), control.cancel.clone());
+        self.submit("run", move || program.run(&cancel, None))
+    }
+
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        match &mut self.queue {
+            // The buffer checks for faults.
+            Some(queue) => {
+                let (to, data) = (to.clone(), data.to_vec());
+                queue.submit(move || to.write(offset, &data))
+            }
+            None => to.write(offset, data),
+        }
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        let (source, destination) = (from.buffer.buffer_type(), to.buffer.buffer_type());
+        if !self.device.can_copy(source, destination) {
+            return Err(Error::unsupported(
+                self.device.name(),
+                format!("a copy from {} to {}", source.name(), destination.name()),
+                "its streams copy only between its own memory and the host's, if at all",
+            ));
+        }
+        if from.layout() != to.layout() {
+            return Err(Error::shape(format!(
+                "copy of {} to {}: the layouts differ",
+                from.layout(),
+                to.layout()
+            )));
+        }
+        let (from, to) = (from.clone(), to.clone());
+        self.submit("copy", move || {
+            memory(&from.buffer)?.copy_to(
+                from.slot.offset,
+                memory(&to.buffer)?,
+                to.slot.offset,
+                from.layout().bytes(),
+            )
+        })
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        self.device.check("record")?;
+        match event.as_any().downcast_ref::<ReferenceEvent>() {
+            Some(event) if *event.device == *self.device.name() => {
+                event.set(self.queue.as_ref().map(Queue::end));
+                Ok(())
+            }
+            _ => Err(Error::invalid(format!(
+                "{} was given an event of another device",
+                self.device.name()
+            ))),
+        }
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        match event.as_any().downcast_ref::<ReferenceEvent>() {
+            Some(event) if self.queue.is_some() => {
+                let point = event.point();
+                self.submit("wait", move || point.map_or(Ok(()), |point| point.wait()))
+            }
+            _ => {
+                self.device.check("wait")?;
+                event.synchronize()
+            }
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        // The queue is emptied also if the call then fails.
+        let result = self.queue.as_ref().map_or(Ok(()), Queue::synchronize);
+        self.device.check("synchronize").and(result)
+    }
+}

@@ -1,0 +1,273 @@
+//! Tensors as plain arrays in logical order, and the way from and to bytes.
+
+use crate::buffer::memory;
+use samite_core::{DIMS, DType, Layout, Result, Shape, TensorRef};
+use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
+
+/// The elements of a tensor, dimension 0 fastest, without gaps.
+pub(crate) struct Grid<T> {
+    pub shape: Shape,
+    pub values: Vec<T>,
+}
+
+impl<T: Copy> Grid<T> {
+    /// The element at `[i0, i1, i2, i3]`.
+    pub fn at(&self, [i0, i1, i2, i3]: [usize; DIMS]) -> T {
+        let [n0, n1, n2, _] = self.shape;
+        self.values[i0 + n0 * (i1 + n1 * (i2 + n2 * i3))]
+    }
+
+    /// The element at `position` of the endless repetition of this tensor.
+    pub fn at_repeated(&self, position: [usize; DIMS]) -> T {
+        self.at(std::array::from_fn(|d| position[d] % self.shape[d]))
+    }
+
+    /// Row `[i1, i2, i3]`.
+    pub fn row(&self, [i1, i2, i3]: [usize; 3]) -> &[T] {
+        let [n0, n1, n2, _] = self.shape;
+        let start = n0 * (i1 + n1 * (i2 + n2 * i3));
+        &self.values[start..start + n0]
+    }
+
+    /// All rows, dimension 1 fastest.
+    pub fn rows(&self) -> impl Iterator<Item = &[T]> {
+        rows(self.shape).map(|row| self.row(row))
+    }
+}
+
+/// Every `[i1, i2, i3]` of `shape`, dimension 1 fastest.
+pub(crate) fn rows([_, n1, n2, n3]: Shape) -> impl Iterator<Item = [usize; 3]> {
+    (0..n3).flat_map(move |i3| (0..n2).flat_map(move |i2| (0..n1).map(move |i1| [i1, i2, i3])))
+}
+
+/// Every `[i0, i1, i2, i3]` of `shape`, dimension 0 fastest.
+pub(crate) fn positions(shape: Shape) -> impl Iterator<Item = [usize; DIMS]> {
+    rows(shape).flat_map(move |[i1, i2, i3]| (0..shape[0]).map(move |i0| [i0, i1, i2, i3]))
+}
+
+/// The blocks of a tensor as they are, without gaps; a plain number is a block of one.
+pub(crate) struct Blocks {
+    /// Extents in blocks.
+    pub shape: Shape,
+    pub bytes: Vec<u8>,
+    size: usize,
+}
+
+impl Blocks {
+    /// The block at `[i0, i1, i2, i3]`.
+    pub fn at(&self, [i0, i1, i2, i3]: [usize; DIMS]) -> &[u8] {
+        let [n0, n1, n2, _] = self.shape;
+        let start = self.size * (i0 + n0 * (i1 + n1 * (i2 + n2 * i3)));
+        &self.bytes[start..start + self.size]
+    }
+}
+
+/// The extents of `layout` in blocks.
+pub(crate) fn block_shape(layout: &Layout) -> Shape {
+    let mut shape = layout.shape();
+    shape[0] /= layout.dtype().block_len();
+    shape
+}
+
+/// Byte offset of every block in logical order.
+fn block_offsets(layout: Layout) -> impl Iterator<Item = usize> {
+    let strides = layout.strides();
+    positions(block_shape(&layout)).map(move |p| p.iter().zip(strides).map(|(i, s)| i * s).sum())
+}
+
+/// Reads a tensor's blocks.
+pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
+    let layout = tensor.layout();
+    let size = layout.dtype().block_bytes();
+    let bytes = memory(&tensor.buffer)?.with_bytes(tensor.slot.offset, layout.bytes(), |span| {
+        if layout.is_contiguous() {
+            return span.to_vec();
+        }
+        block_offsets(*layout)
+            .flat_map(|at| span[at..at + size].iter().copied())
+            .collect()
+    })?;
+    Ok(Blocks {
+        shape: block_shape(layout),
+        bytes,
+        size,
+    })
+}
+
+/// Writes a tensor's blocks, given in logical order.
+pub(crate) fn write_blocks(tensor: &TensorRef, bytes: &[u8]) -> Result<()> {
+    let layout = tensor.layout();
+    let memory = memory(&tensor.buffer)?;
+    if layout.is_contiguous() {
+        return memory.write(tensor.slot.offset, bytes);
+    }
+    let size = layout.dtype().block_bytes();
+    block_offsets(*layout)
+        .zip(bytes.chunks_exact(size))
+        .try_for_each(|(at, block)| memory.write(tensor.slot.offset + at, block))
+}
+
+/// Reads one row of a tensor whose rows have no gaps, as numbers.
+pub(crate) fn read_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3]) -> Result<Vec<f64>> {
+    let layout = tensor.layout();
+    let at = tensor.slot.offset + layout.row_offset(i1, i2, i3);
+    memory(&tensor.buffer)?.with_bytes(at, layout.row_bytes(), |bytes| {
+        decode(layout.dtype(), layout.shape()[0], bytes)
+    })?
+}
+
+/// Writes one row of a tensor whose rows have no gaps.
+pub(crate) fn write_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3], row: &[f64]) -> Result<()> {
+    let layout = tensor.layout();
+    let at = tensor.slot.offset + layout.row_offset(i1, i2, i3);
+    memory(&tensor.buffer)?.write(at, &encode(layout.dtype(), row.len(), row)?)
+}
+
+/// Whether [`decode`] knows `dtype`.
+pub(crate) fn is_readable(dtype: DType) -> bool {
+    can_decode(dtype) || dtype.is_integer()
+}
+
+/// Whether [`encode`] knows `dtype`.
+pub(crate) fn is_writable(dtype: DType) -> bool {
+    can_encode(dtype) || dtype.is_integer() || dtype == DType::F64
+}
+
+/// Integers from bytes without gaps.
+pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Vec<i64> {
+    fn each<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> i64) -> Vec<i64> {
+        bytes.as_chunks().0.iter().map(|b| convert(*b)).collect()
+    }
+    match dtype {
+        DType::I8 => each(bytes, |b| i8::from_le_bytes(b).into()),
+        DType::I16 => each(bytes, |b| i16::from_le_bytes(b).into()),
+        DType::I32 => each(bytes, |b| i32::from_le_bytes(b).into()),
+        _ => each(bytes, i64::from_le_bytes),
+    }
+}
+
+/// Numbers from rows of `n0` elements without gaps.
+pub(crate) fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> {
+    if dtype.is_integer() {
+        let integers = decode_integers(dtype, bytes);
+        return Ok(integers.into_iter().map(|i| i as f64).collect());
+    }
+    if dtype == DType::F64 {
+        let numbers = bytes.as_chunks().0;
+        return Ok(numbers.iter().map(|b| f64::from_le_bytes(*b)).collect());
+    }
+    let row_bytes = dtype.row_bytes(n0)?;
+    let mut row = vec![0.0; n0];
+    let mut values = Vec::with_capacity(bytes.len() / row_bytes.max(1) * n0);
+    for bytes in bytes.chunks_exact(row_bytes.max(1)) {
+        decode_row(dtype, bytes, &mut row)?;
+        values.extend(row.iter().map(|&x| f64::from(x)));
+    }
+    Ok(values)
+}
+
+/// Integers as bytes without gaps; what a type cannot hold becomes its nearest number.
+pub(crate) fn encode_integers(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
+    fn limit<T: TryFrom<i64>>(value: i64, min: T, max: T) -> T {
+        T::try_from(value).unwrap_or(if value < 0 { min } else { max })
+    }
+    match dtype {
+        DType::I8 => values
+            .flat_map(|v| limit(v, i8::MIN, i8::MAX).to_le_bytes())
+            .collect(),
+        DType::I16 => values
+            .flat_map(|v| limit(v, i16::MIN, i16::MAX).to_le_bytes())
+            .collect(),
+        DType::I32 => values
+            .flat_map(|v| limit(v, i32::MIN, i32::MAX).to_le_bytes())
+            .collect(),
+        _ => values.flat_map(i64::to_le_bytes).collect(),
+    }
+}
+
+/// Numbers as rows of `n0` elements without gaps, each rounded once. Integer types truncate.
+pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>> {
+    Ok(match dtype {
+        dtype if dtype.is_integer() => encode_integers(dtype, values.iter().map(|&v| v as i64)),
+        DType::F64 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F32 => values
+            .iter()
+            .flat_map(|&v| (v as f32).to_le_bytes())
+            .collect(),
+        DType::F16 => values
+            .iter()
+            .flat_map(|&v| f32_to_f16(to_odd(v)).to_le_bytes())
+            .collect(),
+        DType::BF16 => values
+            .iter()
+            .flat_map(|&v| f32_to_bf16(to_odd(v)).to_le_bytes())
+            .collect(),
+        _ => {
+            let row_bytes = dtype.row_bytes(n0)?;
+            let mut bytes = Vec::with_capacity(values.len() / n0.max(1) * row_bytes);
+            for row in values.chunks_exact(n0.max(1)) {
+                let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
+                let at = bytes.len();
+                bytes.resize(at + row_bytes, 0);
+                encode_row(dtype, &row, &mut bytes[at..])?;
+            }
+            bytes
+        }
+    })
+}
+
+/// The f32 next to `value` that another rounding, to a shorter format, treats like `value` itself: where f32 is not
+/// exact, the neighbour with an odd last bit, which is never a tie of the shorter format.
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || !near.is_finite() || near.to_bits() & 1 == 1 {
+        near
+    } else if f64::from(near) < value {
+        near.next_up()
+    } else {
+        near.next_down()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_floats_are_rounded_once() {
+        // Just above the tie between 1 and 1 + 2^-10 in f16; f32 alone would land on the tie and go down.
+        let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(
+            encode(DType::F16, 1, &[above]).unwrap(),
+            0x3c01u16.to_le_bytes()
+        );
+        let tie = 1.0 + 2f64.powi(-11);
+        assert_eq!(
+            encode(DType::F16, 1, &[tie]).unwrap(),
+            0x3c00u16.to_le_bytes()
+        );
+        let above = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        assert_eq!(
+            encode(DType::BF16, 1, &[above]).unwrap(),
+            0x3f81u16.to_le_bytes()
+        );
+    }
+
+    #[test]
+    fn integers_truncate_and_saturate() {
+        let bytes = encode(DType::I8, 4, &[-1.9, 2.9, 1000.0, f64::NAN]).unwrap();
+        assert_eq!(decode_integers(DType::I8, &bytes), [-1, 2, 127, 0]);
+        let bytes = encode_integers(DType::I32, [i64::MIN, 7].into_iter());
+        assert_eq!(decode_integers(DType::I32, &bytes), [i32::MIN.into(), 7]);
+    }
+
+    #[test]
+    fn positions_run_through_dimension_0_first() {
+        let all: Vec<_> = positions([2, 1, 2, 1]).collect();
+        assert_eq!(
+            all,
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 1, 0]]
+        );
+        assert_eq!(positions([0, 3, 1, 1]).count(), 0);
+    }
+}
