@@ -8,10 +8,7 @@ use samite_sched::{Assignments, Options, Plan, Reason, Scheduler};
 use std::sync::Arc;
 
 fn cpu() -> Arc<dyn Device> {
-    samite_cpu::CpuDevice::new(samite_cpu::CpuOptions {
-        threads: Some(1),
-        ..Default::default()
-    })
+    device("cpu", |o| (o.kind, o.host_memory) = (DeviceKind::Cpu, true))
 }
 
 #[test]
@@ -35,8 +32,28 @@ fn a_preferred_device_on_the_same_memory_takes_over() {
     );
     assert!(matches!(
         plan.placement().reasons[3],
-        Some(Reason::Upgraded { from: 1 })
+        Some(Reason::Weights { .. })
     ));
+}
+
+#[test]
+fn products_without_weights_are_upgraded() {
+    let cpu = cpu();
+    let helper: Arc<dyn Device> = Arc::new(Helper(Arc::clone(&cpu)));
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let w = graph.stored(&weights(&cpu, "w", f32s(&[8]))).unwrap();
+    let scaled = graph.mul(x, w).unwrap();
+    let product = graph.mul_mat(scaled, scaled).unwrap();
+    graph.set_output(product);
+    let plan = Scheduler::new(vec![helper, cpu], Options::default())
+        .unwrap()
+        .plan(&graph, Assignments::NONE)
+        .unwrap();
+    assert_eq!(
+        plan.placement().reasons[product.index()],
+        Some(Reason::Upgraded { from: 1 })
+    );
 }
 
 /// Takes matrix products on host memory, like a BLAS library.

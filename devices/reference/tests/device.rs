@@ -1,4 +1,5 @@
 //! The device around the kernels: memory, streams, events, faults.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Known answers, worked out by hand.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -42,17 +42,33 @@ impl Eight {
     /// `self.bytes` must be writable at `out`, which is aligned to 4; `self` is for as many elements.
     #[inline(always)]
     pub unsafe fn quantize(&self, x: &[f32], out: *mut u8) {
-        let blocks = x.len() / 32;
+        // SAFETY: the caller's contract.
+        unsafe { self.quantize_part(x, 0, out) }
+    }
+
+    /// Quantizes elements of a column from element `start` on, a multiple of 32.
+    ///
+    /// # Safety
+    /// As [`quantize`](Eight::quantize), with elements `start..start + x.len()` inside of the column.
+    #[inline(always)]
+    pub unsafe fn quantize_part(&self, x: &[f32], start: usize, out: *mut u8) {
+        let (first, blocks) = (start / 32, x.len() / 32);
         // SAFETY: the caller's contract; the parts do not overlap.
         let (codes, scales, sums, half_sums) = unsafe {
+            let floats = |offset| out.add(offset).cast::<f32>();
+            let halves = floats(self.half_sums).cast::<[f32; 2]>();
             (
-                std::slice::from_raw_parts_mut(out.cast::<i8>(), x.len()),
-                std::slice::from_raw_parts_mut(out.add(self.scales).cast::<f32>(), blocks),
-                std::slice::from_raw_parts_mut(out.add(self.sums).cast::<f32>(), blocks),
-                std::slice::from_raw_parts_mut(out.add(self.half_sums).cast::<[f32; 2]>(), blocks),
+                std::slice::from_raw_parts_mut(out.add(start).cast::<i8>(), x.len()),
+                std::slice::from_raw_parts_mut(floats(self.scales).add(first), blocks),
+                std::slice::from_raw_parts_mut(floats(self.sums).add(first), blocks),
+                std::slice::from_raw_parts_mut(halves.add(first), blocks),
             )
         };
-        let blocks = x.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<32>().0);
+        let blocks = x
+            .as_chunks::<32>()
+            .0
+            .iter()
+            .zip(codes.as_chunks_mut::<32>().0);
         let places = scales.iter_mut().zip(sums).zip(half_sums);
         for ((x, codes), ((scale, sum), halves)) in blocks.zip(places) {
             (*scale, *halves) = quantize_block(x, codes);

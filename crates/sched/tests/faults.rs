@@ -1,0 +1,148 @@
+//! Every call into a device can fail, at any time: the error says so, nothing panics, and the scheduler goes on afterwards.
+
+mod common;
+
+use common::{bytes, device, layers, read};
+use samite_core::{CancelToken, Device, DeviceKind, Result};
+use samite_reference::FaultPlan;
+use samite_sched::{Options, Scheduler};
+use std::sync::Arc;
+
+struct Setup {
+    faults: Arc<FaultPlan>,
+    devices: Vec<Arc<dyn Device>>,
+    copies: usize,
+}
+
+impl Setup {
+    fn new(asynchronous: bool, events: bool, device_copies: bool, copies: usize) -> Self {
+        let faults = FaultPlan::new();
+        let devices = vec![
+            device("first", |o| {
+                (o.asynchronous, o.events, o.copies, o.faults) = (
+                    asynchronous,
+                    events,
+                    device_copies,
+                    Some(Arc::clone(&faults)),
+                );
+            }),
+            device("second", |o| {
+                (o.asynchronous, o.faults) = (asynchronous, Some(Arc::clone(&faults)))
+            }),
+            device("host", |o| {
+                (o.kind, o.faults) = (DeviceKind::Cpu, Some(Arc::clone(&faults)))
+            }),
+        ];
+        Setup {
+            faults,
+            devices,
+            copies,
+        }
+    }
+
+    fn scheduler(&self) -> Result<Scheduler> {
+        Scheduler::new(
+            self.devices.clone(),
+            Options {
+                copies: self.copies,
+                ..Default::default()
+            },
+        )
+    }
+}
+
+#[test]
+fn any_single_or_lasting_fault_is_an_error_and_nothing_more() {
+    for (asynchronous, events, device_copies, copies) in [
+        (false, false, false, 1),
+        (true, false, false, 1),
+        (true, true, false, 2),
+        (true, true, true, 2),
+    ] {
+        let setup = Setup::new(asynchronous, events, device_copies, copies);
+        let [first, second, host] = [0, 1, 2].map(|i| &setup.devices[i]);
+        let (graph, x, y) = layers(&[first, second, first, host]);
+        let work = |scheduler: &mut Scheduler| -> Result<Vec<Vec<f32>>> {
+            scheduler.load(&graph)?;
+            let mut results = Vec::new();
+            for run in 0..3 {
+                scheduler.write(x, 0, &bytes(&[run as f32; 16]))?;
+                scheduler.run(&CancelToken::new())?;
+                results.push(read(scheduler, y, 16)?);
+            }
+            scheduler.synchronize()?;
+            Ok(results)
+        };
+
+        setup.faults.reset();
+        let expected = work(&mut setup.scheduler().unwrap()).unwrap();
+        let calls = setup.faults.calls();
+        assert!(calls > 30, "{calls}");
+
+        for at in 0..calls {
+            for lasting in [false, true] {
+                setup.faults.reset();
+                if lasting {
+                    setup.faults.fail_from(at)
+                } else {
+                    setup.faults.fail_at(at)
+                }
+                let mut scheduler = match setup.scheduler() {
+                    Ok(scheduler) => scheduler,
+                    Err(error) => {
+                        assert!(error.to_string().contains("injected fault"), "{error}");
+                        continue;
+                    }
+                };
+                match work(&mut scheduler) {
+                    Err(error) => assert!(error.to_string().contains("injected fault"), "{error}"),
+                    // A single fault in work that is thrown away anyway may pass unnoticed, but not change a result.
+                    Ok(results) => assert!(!lasting && results == expected, "call {at} of {calls}"),
+                }
+                setup.faults.reset();
+                assert_eq!(
+                    work(&mut scheduler).unwrap(),
+                    expected,
+                    "after a fault at call {at} of {calls}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn faults_while_watching_are_errors_too() {
+    let setup = Setup::new(false, false, false, 1);
+    let (graph, x, y) = layers(&[&setup.devices[0], &setup.devices[1]]);
+    let mut scheduler = setup.scheduler().unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[1.0; 16])).unwrap();
+    let watch = |scheduler: &mut Scheduler| {
+        scheduler.run_watched(
+            &CancelToken::new(),
+            |_| true,
+            |_, place| {
+                place.read(0, &mut [0; 4])?;
+                Ok(samite_sched::Watch::Continue)
+            },
+        )
+    };
+    setup.faults.reset();
+    watch(&mut scheduler).unwrap();
+    let expected = read(&mut scheduler, y, 16).unwrap();
+    let calls = setup.faults.calls();
+    for at in 0..calls - 1 {
+        setup.faults.reset();
+        setup.faults.fail_at(at);
+        assert!(
+            watch(&mut scheduler)
+                .unwrap_err()
+                .to_string()
+                .contains("injected fault"),
+            "call {at} of {calls}"
+        );
+        setup.faults.reset();
+        watch(&mut scheduler).unwrap();
+        assert_eq!(read(&mut scheduler, y, 16).unwrap(), expected);
+    }
+}

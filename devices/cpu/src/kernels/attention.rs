@@ -1,0 +1,495 @@
+//! Attention in one step, with online softmax ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)).
+//!
+//! A task handles up to [`COLUMNS`] query rows that share one head of keys and values: several heads of one token, or
+//! also several tokens. It walks over the keys in blocks. Where few rows see many keys (decoding), keys are split among
+//! tasks and the partial results are merged in a second phase. How they are split depends on shapes only, so results do
+//! not depend on the number of threads.
+
+use super::reduce::{max_of, sum_of};
+use super::softmax::Slopes;
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Scratch, Site};
+use crate::simd::float::{self, Column, Panel, PanelFn, Weighted, WeightedFn};
+use crate::simd::math;
+use crate::table::{Kernel, Reason, decodable};
+use half::f16;
+use samite_core::{DType, Error, Node, Op, Result};
+
+/// Most query rows of a task.
+const COLUMNS: usize = 8;
+
+/// Keys of a block.
+const KEYS: usize = 64;
+
+/// Keys of a task where they are split: whole blocks.
+const SPLIT: usize = 512;
+
+/// Query rows from which on there are enough tasks without splitting keys.
+const ENOUGH_ROWS: usize = 64;
+
+const NO_KEY: u16 = 0xfc00; // minus infinity
+
+/// Parameters and extents.
+#[derive(Clone, Copy)]
+struct Plan {
+    scale: f32,
+    max_bias: f32,
+    softcap: f32,
+    d: usize,
+    dv: usize,
+    tokens: usize,
+    heads: usize,
+    batch: usize,
+    keys: usize,
+    kv_heads: usize,
+    /// Tokens of a task.
+    token_block: usize,
+    /// Heads of a task, all of one key head.
+    head_block: usize,
+    splits: usize,
+    decode_keys: bool,
+    decode_values: bool,
+    /// Bytes of partial results, then bytes of a worker's memory.
+    partials: usize,
+    worker: usize,
+    total: usize,
+}
+
+fn is_decoded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
+    let Op::FlashAttn {
+        scale,
+        max_bias,
+        softcap,
+        ..
+    } = *node.op()
+    else {
+        return None;
+    };
+    let (q, k, v) = (
+        node.source_layout(0)?,
+        node.source_layout(1)?,
+        node.source_layout(2)?,
+    );
+    let [d, tokens, heads, batch] = q.shape();
+    let [_, keys, kv_heads, _] = k.shape();
+    let dv = v.shape()[0];
+    let group = heads / kv_heads;
+    let head_block = group.clamp(1, COLUMNS);
+    let rows = tokens.checked_mul(heads)?.checked_mul(batch)?;
+    let splits = if rows < ENOUGH_ROWS {
+        keys.div_ceil(SPLIT).max(1)
+    } else {
+        1
+    };
+    let partials = if splits == 1 {
+        0
+    } else {
+        rows.checked_mul(splits)?
+            .checked_mul(dv.checked_add(2)?)?
+            .checked_mul(4)?
+            .checked_next_multiple_of(64)?
+    };
+    let (decode_keys, decode_values) = (is_decoded(k.dtype()), is_decoded(v.dtype()));
+    let floats = COLUMNS
+        .checked_mul(KEYS.checked_add(dv)?)?
+        .checked_add(if decode_keys { KEYS.checked_mul(d)? } else { 0 })?
+        .checked_add(if decode_values {
+            KEYS.checked_mul(dv)?
+        } else {
+            0
+        })?;
+    let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
+    Some(Plan {
+        scale: if softcap == 0.0 {
+            scale
+        } else {
+            scale / softcap
+        },
+        max_bias,
+        softcap,
+        d,
+        dv,
+        tokens,
+        heads,
+        batch,
+        keys,
+        kv_heads,
+        token_block: (COLUMNS / head_block).min(tokens.max(1)),
+        head_block,
+        splits,
+        decode_keys,
+        decode_values,
+        partials,
+        worker,
+        total: partials.checked_add(worker.checked_mul(threads)?)?,
+    })
+}
+
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    for source in [1, 2] {
+        let layout = node
+            .source_layout(source)
+            .ok_or("keys or values are missing")?;
+        decodable(layout.dtype())?;
+    }
+    Ok(Kernel {
+        scratch: |node, _, threads| Some(plan(node, threads)?.total),
+        build,
+    })
+}
+
+/// Everything that tasks need.
+#[derive(Clone, Copy)]
+struct Attention {
+    plan: Plan,
+    isa: Isa,
+    slopes: Slopes,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    mask: Option<Operand>,
+    sinks: Option<Operand>,
+    result: Operand,
+    scratch: Scratch,
+    product: PanelFn,
+    weighted: WeightedFn,
+}
+
+/// One query row of a task.
+#[derive(Clone, Copy)]
+struct Row {
+    token: usize,
+    head: usize,
+    slope: f32,
+    /// The mask's row, as f16.
+    mask: Option<*const f16>,
+    /// Largest logit so far.
+    max: f32,
+    /// Sum of `exp(logit - max)` so far.
+    sum: f32,
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let plan = plan(site.node, site.threads)
+        .ok_or_else(|| Error::shape("flash_attn_ext: the size of its workspace overflows"))?;
+    let (k, v) = (site.source(1)?, site.source(2)?);
+    let element = |operand: &Operand| match operand.dtype() {
+        dtype if is_decoded(dtype) => DType::F32,
+        dtype => dtype,
+    };
+    let missing = || Error::invalid("flash_attn_ext: no kernel for the types of keys and values");
+    let attention = Attention {
+        plan,
+        isa: site.isa,
+        slopes: Slopes::new(plan.heads, plan.max_bias),
+        q: site.source(0)?,
+        k,
+        v,
+        mask: site.optional(3),
+        sinks: site.optional(4),
+        result: site.result(),
+        scratch: site.scratch(plan.total)?,
+        product: float::product(site.isa, element(&k)).ok_or_else(missing)?,
+        weighted: float::weighted_rows(site.isa, element(&v)).ok_or_else(missing)?,
+    };
+    let rows = plan.tokens * plan.heads * plan.batch;
+    let work = rows as f64 * plan.keys as f64 * ((plan.d + plan.dv) as f64 * 0.04 + 2.0);
+    let group = plan.heads / plan.kv_heads;
+    let tasks = plan.splits
+        * plan.tokens.div_ceil(plan.token_block)
+        * group.div_ceil(plan.head_block)
+        * plan.kv_heads
+        * plan.batch;
+    let attend = Phase::new(tasks, work, move |tasks, worker| {
+        for task in tasks {
+            // SAFETY: tasks are inside of the shapes, which inference checked to fit; tasks write different parts of the
+            // result or of the partial results; workers have their own memory.
+            unsafe { attention.task(task, worker) };
+        }
+        Ok(())
+    });
+    let merge = (plan.splits > 1).then(|| {
+        let cost = (rows * plan.splits * plan.dv) as f64 * 0.3;
+        Phase::new(rows, cost, move |tasks, _| {
+            for row in tasks {
+                // SAFETY: as above; the phase before wrote all partial results.
+                unsafe { attention.merge(row) };
+            }
+            Ok(())
+        })
+    });
+    Ok([attend].into_iter().chain(merge).collect())
+}
+
+impl Attention {
+    /// # Safety
+    /// See [`Operand`]; `task` and `worker` must exist.
+    unsafe fn task(&self, task: usize, worker: usize) {
+        let plan = &self.plan;
+        let group = plan.heads / plan.kv_heads;
+        let (split, rest) = (task % plan.splits, task / plan.splits);
+        let head_blocks = group.div_ceil(plan.head_block);
+        let (block, rest) = (rest % head_blocks, rest / head_blocks);
+        let token_blocks = plan.tokens.div_ceil(plan.token_block);
+        let (token_block, rest) = (rest % token_blocks, rest / token_blocks);
+        let (kv_head, batch) = (rest % plan.kv_heads, rest / plan.kv_heads);
+
+        let first_head = block * plan.head_block;
+        let heads = plan.head_block.min(group - first_head);
+        let first_token = token_block * plan.token_block;
+        let tokens = plan.token_block.min(plan.tokens - first_token);
+        let count = heads * tokens;
+
+        let memory = self
+            .scratch
+            .at(plan.partials + worker * plan.worker)
+            .cast::<f32>();
+        // SAFETY: the plan has room for these parts, and each worker has its own.
+        let (scores, sums, decoded) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(memory, COLUMNS * KEYS),
+                std::slice::from_raw_parts_mut(memory.add(COLUMNS * KEYS), COLUMNS * plan.dv),
+                memory.add(COLUMNS * (KEYS + plan.dv)),
+            )
+        };
+        sums.fill(0.0);
+        let mut rows: [Row; COLUMNS] = std::array::from_fn(|c| {
+            let c = c.min(count - 1);
+            let token = first_token + c / heads;
+            let head = kv_head * group + first_head + c % heads;
+            Row {
+                token,
+                head,
+                slope: self.slopes.of(head),
+                mask: self.mask.map(|mask| {
+                    let [_, _, m2, m3] = mask.shape();
+                    mask.at([token, head % m2, batch % m3]).cast_const().cast()
+                }),
+                max: f32::NEG_INFINITY,
+                sum: 0.0,
+            }
+        });
+        let rows = &mut rows[..count];
+        let queries: [Column; COLUMNS] = std::array::from_fn(|c| {
+            let row = &rows[c.min(count - 1)];
+            Column {
+                x: self.q.at([row.token, row.head, batch]),
+                out: scores.as_mut_ptr().wrapping_add(c * KEYS),
+            }
+        });
+        let weights: [Column; COLUMNS] = std::array::from_fn(|c| Column {
+            x: scores.as_ptr().wrapping_add(c * KEYS).cast(),
+            out: sums.as_mut_ptr().wrapping_add(c * plan.dv),
+        });
+
+        let (start, end) = if plan.splits == 1 {
+            (0, plan.keys)
+        } else {
+            (split * SPLIT, ((split + 1) * SPLIT).min(plan.keys))
+        };
+        for key in (start..end).step_by(KEYS) {
+            let len = KEYS.min(end - key);
+            // SAFETY: masks are at least as long as there are keys.
+            let len = unsafe { visible(rows, key, len) };
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
+            unsafe {
+                let (at, stride) = self.rows(&self.k, plan.decode_keys, [key, kv_head, batch], len, decoded);
+                let panel = Panel {
+                    weights: at,
+                    stride,
+                    rows: len,
+                    k: plan.d,
+                    first: 0,
+                };
+                (self.product)(&panel, &queries[..count]);
+                for ((row, scores), sums) in rows
+                    .iter_mut()
+                    .zip(scores.chunks_exact_mut(KEYS))
+                    .zip(sums.chunks_exact_mut(plan.dv.max(1)))
+                {
+                    self.soften(row, key, &mut scores[..len], sums);
+                }
+                let decoded = decoded.wrapping_add(if plan.decode_keys { KEYS * plan.d } else { 0 });
+                let (at, stride) = self.rows(&self.v, plan.decode_values, [key, kv_head, batch], len, decoded);
+                let values = Weighted {
+                    rows: at,
+                    stride,
+                    count: len,
+                    len: plan.dv,
+                };
+                (self.weighted)(&values, &weights[..count]);
+            }
+        }
+
+        for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(plan.dv.max(1))) {
+            let place = [row.head, row.token, batch];
+            // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
+            unsafe {
+                if plan.splits == 1 {
+                    let out = self.result.row_mut::<f32>(place);
+                    out.copy_from_slice(sums);
+                    self.finish(row.head, row.max, row.sum, out);
+                } else {
+                    let number = row.head + plan.heads * (row.token + plan.tokens * batch);
+                    let partial = self.partial(number, split);
+                    partial[0] = row.max;
+                    partial[1] = row.sum;
+                    partial[2..].copy_from_slice(sums);
+                }
+            }
+        }
+    }
+
+    /// Where rows of keys or values lie, and their distance; decoded to `decoded` where needed.
+    ///
+    /// # Safety
+    /// See [`Operand`]; `decoded` has room for `len` rows where they have to be decoded.
+    unsafe fn rows(
+        &self,
+        operand: &Operand,
+        decode: bool,
+        [first, i2, i3]: [usize; 3],
+        len: usize,
+        decoded: *mut f32,
+    ) -> (*const u8, usize) {
+        if !decode {
+            return (operand.at([first, i2, i3]), operand.strides()[1]);
+        }
+        let n0 = operand.shape()[0];
+        for i in 0..len {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let row = std::slice::from_raw_parts_mut(decoded.add(i * n0), n0);
+                operand.load([first + i, i2, i3], 0, row);
+            }
+        }
+        (decoded.cast_const().cast(), n0 * 4)
+    }
+
+    /// Turns products into weights, and scales what was summed so far.
+    ///
+    /// # Safety
+    /// The row's mask must cover the keys.
+    #[inline]
+    unsafe fn soften(&self, row: &mut Row, key: usize, scores: &mut [f32], sums: &mut [f32]) {
+        let (scale, softcap) = (self.plan.scale, self.plan.softcap);
+        // SAFETY: the caller's contract.
+        let mask = row.mask.map(|mask| unsafe {
+            std::slice::from_raw_parts(mask.add(key).cast::<u16>(), scores.len())
+        });
+        self.isa.run(|| {
+            scores.iter_mut().for_each(|x| *x *= scale);
+            if softcap != 0.0 {
+                scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+            }
+        });
+        if let Some(mask) = mask {
+            for (x, &m) in scores.iter_mut().zip(mask) {
+                match m {
+                    0 => {}
+                    // Whatever an unused place of a cache holds must not be seen.
+                    NO_KEY => *x = f32::NEG_INFINITY,
+                    m => *x += row.slope * f16::from_bits(m).to_f32(),
+                }
+            }
+        }
+        self.isa.run(|| {
+            let max = row.max.max(max_of(scores));
+            if max == f32::NEG_INFINITY {
+                scores.fill(0.0);
+                return;
+            }
+            scores.iter_mut().for_each(|x| *x = math::exp(*x - max));
+            if max > row.max {
+                let factor = math::exp(row.max - max);
+                row.sum *= factor;
+                sums.iter_mut().for_each(|x| *x *= factor);
+                row.max = max;
+            }
+            row.sum += sum_of(scores, |x| x);
+        });
+    }
+
+    /// Divides by the sum of weights, with the sink's; a row that saw no key becomes 0.
+    ///
+    /// # Safety
+    /// The head must exist.
+    unsafe fn finish(&self, head: usize, max: f32, mut sum: f32, out: &mut [f32]) {
+        let mut factor = 1.0;
+        if let Some(sinks) = &self.sinks {
+            // SAFETY: there is one sink for each head, without gaps.
+            let sink = unsafe { *sinks.base().cast::<f32>().add(head) };
+            if sink > max {
+                factor = math::exp(max - sink);
+                sum = sum * factor + 1.0;
+            } else {
+                sum += math::exp(sink - max);
+            }
+        }
+        factor = if sum == 0.0 { 0.0 } else { factor / sum };
+        self.isa.run(|| out.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    /// The partial result of a row: largest logit, sum of weights, weighted values.
+    ///
+    /// # Safety
+    /// Row and split must exist, and nobody else may use them.
+    #[allow(clippy::mut_from_ref)] // scratch memory is an address
+    unsafe fn partial(&self, row: usize, split: usize) -> &mut [f32] {
+        let len = self.plan.dv + 2;
+        let at = self.scratch.at((row * self.plan.splits + split) * len * 4);
+        // SAFETY: the plan has room for them.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
+    }
+
+    /// # Safety
+    /// Row number `row` must exist, and all its partial results.
+    unsafe fn merge(&self, row: usize) {
+        let plan = &self.plan;
+        let (head, rest) = (row % plan.heads, row / plan.heads);
+        let place = [head, rest % plan.tokens, rest / plan.tokens];
+        // SAFETY: the caller's contract.
+        unsafe {
+            let out = self.result.row_mut::<f32>(place);
+            let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
+            let max = parts.clone().map(|part| part[0]).fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = 0.0;
+            out.fill(0.0);
+            for part in parts.filter(|part| part[1] != 0.0) {
+                let factor = math::exp(part[0] - max);
+                sum += part[1] * factor;
+                self.isa.run(|| {
+                    out.iter_mut().zip(&part[2..]).for_each(|(x, y)| *x += *y * factor);
+                });
+            }
+            self.finish(head, max, sum, out);
+        }
+    }
+}
+
+/// How many of `len` keys from `key` on some row may see: those behind are masked for all.
+///
+/// # Safety
+/// The rows' masks must cover the keys.
+#[inline]
+unsafe fn visible(rows: &[Row], key: usize, len: usize) -> usize {
+    let mut visible = 0;
+    for row in rows {
+        let Some(mask) = row.mask else {
+            return len;
+        };
+        // SAFETY: the caller's contract.
+        let mask = unsafe { std::slice::from_raw_parts(mask.add(key).cast::<u16>(), len) };
+        let last = mask.iter().rposition(|&m| m != NO_KEY);
+        visible = visible.max(last.map_or(0, |last| last + 1));
+    }
+    visible
+}

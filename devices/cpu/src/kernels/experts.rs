@@ -1,0 +1,183 @@
+//! Matrix products with chosen experts.
+
+use super::matmul::{COLUMNS, Columns, Product, cost, rows_of_a_task};
+use super::rows::row_number;
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Fault, Phase, Scratch, Site};
+use crate::simd::float::Column;
+use crate::table::{Kernel, Reason, decodable, dense_rows};
+use samite_core::{Error, Node, Result};
+
+/// Where things lie in the scratch memory: the columns first.
+struct Plan {
+    product: Product,
+    lists: usize,
+    workers: usize,
+    worker: usize,
+    total: usize,
+}
+
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
+    let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
+    let choices = node.source_layout(2)?.elements();
+    let [k, _, experts, _] = weights.shape();
+    let product = Product::new(isa, weights.dtype(), k)?;
+    let lists = Columns::bytes(product.form, x)?;
+    let list_bytes = experts.checked_add(choices)?.checked_add(1)?.checked_mul(4)?;
+    let workers = lists
+        .checked_add(list_bytes)?
+        .checked_next_multiple_of(64)?;
+    let worker = product.worker_bytes(k)?;
+    Some(Plan {
+        product,
+        lists,
+        workers,
+        worker,
+        total: workers.checked_add(worker.checked_mul(threads)?)?,
+    })
+}
+
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    let weights = node.source_layout(0).ok_or("there are no weights")?;
+    decodable(weights.dtype())?;
+    dense_rows(node, 0)?;
+    let choices = node.source_layout(2).map_or(0, |ids| ids.elements());
+    if choices > u32::MAX as usize {
+        return Err("there are more than 2^32 - 1 choices".into());
+    }
+    Ok(Kernel {
+        scratch: |node, isa, threads| Some(plan(node, isa, threads)?.total),
+        build,
+    })
+}
+
+/// Which choices each expert has got: `ends[e]..ends[e + 1]` of `order`.
+#[derive(Clone, Copy)]
+struct Lists {
+    scratch: Scratch,
+    offset: usize,
+    experts: usize,
+    choices: usize,
+}
+
+impl Lists {
+    /// # Safety
+    /// Nobody else may use the lists.
+    #[allow(clippy::mut_from_ref)] // scratch memory is an address
+    unsafe fn parts_mut(&self) -> (&mut [u32], &mut [u32]) {
+        let ends = self.scratch.at(self.offset).cast::<u32>();
+        // SAFETY: the plan has room for both.
+        unsafe {
+            (
+                std::slice::from_raw_parts_mut(ends, self.experts + 1),
+                std::slice::from_raw_parts_mut(ends.add(self.experts + 1), self.choices),
+            )
+        }
+    }
+
+    /// The choices of one expert.
+    ///
+    /// # Safety
+    /// The lists must be complete, and nobody may change them.
+    unsafe fn of(&self, expert: usize) -> &[u32] {
+        let ends = self.scratch.at(self.offset).cast::<u32>();
+        // SAFETY: as above; ends are in ascending order and at most the number of choices.
+        unsafe {
+            let (start, end) = (*ends.add(expert) as usize, *ends.add(expert + 1) as usize);
+            std::slice::from_raw_parts(ends.add(self.experts + 1 + start), end - start)
+        }
+    }
+
+    /// Sorts the choices by expert.
+    ///
+    /// # Safety
+    /// See [`Operand`]; nobody else may use the lists.
+    unsafe fn fill(&self, ids: &Operand) -> Result<(), Fault> {
+        let [used, tokens, ..] = ids.shape();
+        // SAFETY: the caller's contract.
+        let (ends, order) = unsafe { self.parts_mut() };
+        // SAFETY: all choices are inside of the shape.
+        let expert = |choice: usize| unsafe {
+            row_number(ids, 2, [choice / used, 0, 0], choice % used, self.experts)
+        };
+        ends.fill(0);
+        for choice in 0..used * tokens {
+            ends[expert(choice)? + 1] += 1;
+        }
+        for expert in 0..self.experts {
+            ends[expert + 1] += ends[expert];
+        }
+        // From behind, each expert's end moves to its start; then starts are the ends of the ones before.
+        for choice in (0..used * tokens).rev() {
+            let end = &mut ends[expert(choice)? + 1];
+            *end -= 1;
+            order[*end as usize] = choice as u32;
+        }
+        ends.copy_within(1.., 0);
+        ends[self.experts] = self.choices as u32;
+        Ok(())
+    }
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, weights) = (site.result(), site.source(0)?);
+    let (x, ids) = (site.source(1)?, site.source(2)?);
+    let plan = plan(site.node, site.isa, site.threads)
+        .ok_or_else(|| Error::shape("mul_mat_id: the size of its workspace overflows"))?;
+    let scratch = site.scratch(plan.total)?;
+    let product = plan.product;
+    let columns = Columns::new(x, product.form, scratch);
+    let [k, m, experts, _] = weights.shape();
+    let repeated = x.shape()[1];
+    let [used, tokens, ..] = ids.shape();
+    let lists = Lists {
+        scratch,
+        offset: plan.lists,
+        experts,
+        choices: used * tokens,
+    };
+    let rows = rows_of_a_task(weights.layout().row_bytes(), m);
+    let row_blocks = m.div_ceil(rows);
+
+    let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {
+        // SAFETY: this phase has one task.
+        unsafe { lists.fill(&ids) }
+    });
+    let multiply = Phase::new(
+        row_blocks * experts,
+        cost(m, lists.choices, k),
+        move |tasks, worker| {
+            for task in tasks {
+                let (expert, row) = (task / row_blocks, task % row_blocks * rows);
+                // SAFETY: the phase before completed the lists.
+                let choices = unsafe { lists.of(expert) };
+                for part in choices.chunks(COLUMNS) {
+                    let list: [Column; COLUMNS] = std::array::from_fn(|c| {
+                        // Those behind the end are not used.
+                        let choice = part.get(c).copied().unwrap_or(0) as usize;
+                        let (slot, token) = (choice % used, choice / used);
+                        Column {
+                            x: columns.at([slot % repeated, token, 0]),
+                            out: result.at([slot, token, 0]).cast(),
+                        }
+                    });
+                    // SAFETY: rows, columns and experts are inside of the shapes; tasks write different parts of the
+                    // result; workers have their own scratch.
+                    unsafe {
+                        product.run(
+                            &weights,
+                            [expert, 0],
+                            row..(row + rows).min(m),
+                            &list[..part.len()],
+                            scratch.at(plan.workers + worker * plan.worker),
+                        );
+                    }
+                }
+            }
+            Ok(())
+        },
+    );
+    let pack = columns.pack(product.form, site.isa);
+    Ok([sort].into_iter().chain(pack).chain([multiply]).collect())
+}

@@ -1,0 +1,311 @@
+//! Matrix products.
+//!
+//! Columns of source 1 are brought into the form that the product needs once (packed F32, or quantized to 8 bits), in a
+//! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
+
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Scratch, Site};
+use crate::simd::float::{self, Column, Panel, PanelFn};
+use crate::simd::quantized::{self, Eight};
+use crate::table::{Kernel, Reason, decodable, dense_rows};
+use samite_core::{DType, Error, Layout, Node, Result};
+use std::ops::Range;
+
+/// Most columns that a task multiplies with a block of rows.
+pub(crate) const COLUMNS: usize = 60;
+
+/// Rows that are decoded at a time where a type has no product of its own.
+const DECODED_ROWS: usize = 4;
+
+/// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
+const TASK_BYTES: usize = 128 << 10;
+
+/// What a product needs columns to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    F32,
+    Eight(Eight),
+}
+
+impl Form {
+    /// Bytes of a column of `k` elements.
+    fn bytes(self, k: usize) -> Option<usize> {
+        match self {
+            Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
+            Form::Eight(eight) => Some(eight.bytes),
+        }
+    }
+}
+
+/// How rows of one type are multiplied with columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    function: PanelFn,
+    pub form: Form,
+    /// Rows are decoded to F32 first.
+    decode: bool,
+}
+
+impl Product {
+    /// The best product for rows of `k` elements of `dtype`.
+    pub fn new(isa: Isa, dtype: DType, k: usize) -> Option<Self> {
+        if let Some(function) = float::product(isa, dtype) {
+            return Some(Product {
+                function,
+                form: Form::F32,
+                decode: false,
+            });
+        }
+        if let Some(function) = quantized::product(isa, dtype) {
+            return Some(Product {
+                function,
+                form: Form::Eight(Eight::new(k)?),
+                decode: false,
+            });
+        }
+        Some(Product {
+            function: float::product(isa, DType::F32)?,
+            form: Form::F32,
+            decode: true,
+        })
+    }
+
+    /// Bytes of scratch memory for each worker.
+    pub fn worker_bytes(&self, k: usize) -> Option<usize> {
+        if !self.decode {
+            return Some(0);
+        }
+        k.checked_mul(4 * DECODED_ROWS)?
+            .checked_next_multiple_of(64)
+    }
+
+    /// Multiplies rows of a matrix of `weights` with columns.
+    ///
+    /// # Safety
+    /// See [`Operand`] and [`PanelFn`]; `scratch` has [`worker_bytes`](Product::worker_bytes) for the caller alone.
+    pub unsafe fn run(
+        &self,
+        weights: &Operand,
+        matrix: [usize; 2],
+        rows: Range<usize>,
+        columns: &[Column],
+        scratch: *mut u8,
+    ) {
+        let k = weights.shape()[0];
+        let [i2, i3] = matrix;
+        let panel = Panel {
+            weights: weights.at([rows.start, i2, i3]),
+            stride: weights.strides()[1],
+            rows: rows.len(),
+            k,
+            first: rows.start,
+        };
+        // SAFETY: the caller's contract.
+        unsafe {
+            if !self.decode {
+                (self.function)(&panel, columns);
+                return;
+            }
+            let decoded = std::slice::from_raw_parts_mut(scratch.cast::<f32>(), DECODED_ROWS * k);
+            for first in rows.clone().step_by(DECODED_ROWS) {
+                let count = DECODED_ROWS.min(rows.end - first);
+                for (i, row) in decoded.chunks_exact_mut(k.max(1)).take(count).enumerate() {
+                    weights.load([first + i, i2, i3], 0, row);
+                }
+                let panel = Panel {
+                    weights: scratch,
+                    stride: k * 4,
+                    rows: count,
+                    first,
+                    ..panel
+                };
+                (self.function)(&panel, columns);
+            }
+        }
+    }
+}
+
+/// The columns of source 1, in the form that the product needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    source: Operand,
+    /// Where they are packed, and bytes of each; `None` if the source is used as it is.
+    packed: Option<(Scratch, usize)>,
+}
+
+impl Columns {
+    /// Bytes of scratch memory for all columns.
+    pub fn bytes(form: Form, layout: &Layout) -> Option<usize> {
+        if matches!(form, Form::F32) && is_usable(layout) {
+            return Some(0);
+        }
+        form.bytes(layout.shape()[0])?.checked_mul(layout.rows())
+    }
+
+    /// Plans packing to the start of `scratch`.
+    pub fn new(source: Operand, form: Form, scratch: Scratch) -> Self {
+        let usable = matches!(form, Form::F32) && is_usable(source.layout());
+        let bytes = form.bytes(source.shape()[0]).unwrap_or(0);
+        Columns {
+            source,
+            packed: (!usable).then_some((scratch, bytes)),
+        }
+    }
+
+    /// Where column `i1` of matrix `i2, i3` lies.
+    #[inline]
+    pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *const u8 {
+        match self.packed {
+            None => self.source.at([i1, i2, i3]),
+            Some((scratch, bytes)) => {
+                let [_, n1, n2, _] = self.source.shape();
+                scratch.at((i1 + n1 * (i2 + n2 * i3)) * bytes)
+            }
+        }
+    }
+
+    /// The phase that packs them, if needed.
+    pub fn pack(self, form: Form, isa: Isa) -> Option<Phase> {
+        let (source, (scratch, bytes)) = (self.source, self.packed?);
+        let k = source.shape()[0];
+        Some(Phase::new(
+            source.rows(),
+            source.elements() as f64 * 0.2,
+            move |tasks, _| {
+                for task in tasks {
+                    let row = source.layout().row_index(task);
+                    // SAFETY: each task has its own part of the scratch memory, and there is a row for each.
+                    unsafe { pack_row(&source, row, k, form, scratch.at(task * bytes), isa) };
+                }
+                Ok(())
+            },
+        ))
+    }
+}
+
+/// Whether columns of such a tensor can be used in place.
+fn is_usable(layout: &Layout) -> bool {
+    layout.dtype() == DType::F32 && layout.has_contiguous_rows()
+}
+
+/// # Safety
+/// See [`Operand`]; `out` has room for a column of the form.
+unsafe fn pack_row(
+    source: &Operand,
+    row: [usize; 3],
+    k: usize,
+    form: Form,
+    out: *mut u8,
+    isa: Isa,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match form {
+            Form::F32 => source.load(row, 0, std::slice::from_raw_parts_mut(out.cast(), k)),
+            Form::Eight(eight) if is_usable(source.layout()) => {
+                let x = source.row::<f32>(row);
+                isa.run(|| eight.quantize(x, out));
+            }
+            Form::Eight(eight) => {
+                // Through a buffer of whole blocks; parts of the column follow each other in each of its arrays.
+                let mut buffer = [0.0; 256];
+                for start in (0..k).step_by(256) {
+                    let buffer = &mut buffer[..(k - start).min(256)];
+                    source.load(row, start, buffer);
+                    isa.run(|| eight.quantize_part(buffer, start, out));
+                }
+            }
+        }
+    }
+}
+
+/// What a product needs of the scratch memory.
+struct Plan {
+    product: Product,
+    columns: usize,
+    worker: usize,
+    total: usize,
+}
+
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
+    let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
+    let k = weights.shape()[0];
+    let product = Product::new(isa, weights.dtype(), k)?;
+    let columns = Columns::bytes(product.form, x)?;
+    let worker = product.worker_bytes(k)?;
+    Some(Plan {
+        product,
+        columns,
+        worker,
+        total: columns.checked_add(worker.checked_mul(threads)?)?,
+    })
+}
+
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    let weights = node.source_layout(0).ok_or("there are no weights")?;
+    decodable(weights.dtype())?;
+    dense_rows(node, 0)?;
+    Ok(Kernel {
+        scratch: |node, isa, threads| Some(plan(node, isa, threads)?.total),
+        build,
+    })
+}
+
+/// Rows of a task.
+pub(crate) fn rows_of_a_task(row_bytes: usize, rows: usize) -> usize {
+    (TASK_BYTES / row_bytes.max(1)).clamp(8, 256).min(rows.max(1)) & !3 | 4 * usize::from(rows < 4)
+}
+
+/// Estimated nanoseconds of a product.
+pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
+    (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, weights, x) = (site.result(), site.source(0)?, site.source(1)?);
+    let plan = plan(site.node, site.isa, site.threads)
+        .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
+    let scratch = site.scratch(plan.total)?;
+    let product = plan.product;
+    let columns = Columns::new(x, product.form, scratch);
+    let [_, m, w2, w3] = weights.shape();
+    let [k, n, n2, n3] = x.shape();
+    let (r2, r3) = (n2 / w2, n3 / w3);
+    let rows = rows_of_a_task(weights.layout().row_bytes(), m);
+    let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(COLUMNS));
+    let multiply = Phase::new(
+        row_blocks * column_blocks * n2 * n3,
+        cost(m, n * n2 * n3, k),
+        move |tasks, worker| {
+            for task in tasks {
+                let (block, rest) = (task % column_blocks, task / column_blocks);
+                let (row, matrix) = (rest % row_blocks * rows, rest / row_blocks);
+                let (i2, i3) = (matrix % n2, matrix / n2);
+                let first = block * COLUMNS;
+                let list: [Column; COLUMNS] = std::array::from_fn(|c| Column {
+                    x: columns.at([first + c, i2, i3]),
+                    out: result.at([first + c, i2, i3]).cast(),
+                });
+                let list = &list[..(n - first).min(COLUMNS)];
+                // SAFETY: rows and columns are inside of the shapes (addresses of others are not used), which inference
+                // checked to fit; tasks write different parts of the result; workers have their own scratch.
+                unsafe {
+                    product.run(
+                        &weights,
+                        [i2 / r2, i3 / r3],
+                        row..(row + rows).min(m),
+                        list,
+                        scratch.at(plan.columns + worker * plan.worker),
+                    );
+                }
+            }
+            Ok(())
+        },
+    );
+    Ok(columns
+        .pack(product.form, site.isa)
+        .into_iter()
+        .chain([multiply])
+        .collect())
+}
