@@ -1,1 +1,36 @@
 //! The conformance suite: every device against the reference.
+//!
+//! - [`cases`] makes thousands of small graphs that together cover every operation with its types, odd sizes, strides,
+//!   broadcasts, views and results in place. A [`Case`] is data: a graph, a [`Recipe`] for each input, and a [`Limit`].
+//! - [`run_case`] runs one on a device and on the reference and compares: the result within the limit, and everything else in
+//!   memory (sources, and the bytes between tensors) unchanged. [`run_suite`] runs all of them and makes a [`Report`];
+//!   weights are then also tried in every special layout that the device offers.
+//! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
+//!
+//! Everything is deterministic: data comes from recipes and seeds.
+//!
+//! ```
+//! use samite_reference::{ReferenceDevice, ReferenceOptions};
+//! use samite_testing::run_suite;
+//!
+//! let device = ReferenceDevice::new(ReferenceOptions::default());
+//! let report = run_suite(&(device as _), Some("cumsum"), &mut |_| {});
+//! assert!(report.is_success(), "{report}");
+//! ```
+#![forbid(unsafe_code)]
+
+mod case;
+mod cases;
+mod compare;
+mod random;
+mod recipe;
+mod report;
+mod run;
+
+pub use case::{Case, Input, Limit};
+pub use cases::cases;
+pub use compare::nmse;
+pub use random::{RandomGraph, random_graph};
+pub use recipe::{Recipe, Rng};
+pub use report::{Counts, Failure, Progress, Report, run_suite};
+pub use run::{Outcome, run_case, run_case_in};
