@@ -34,7 +34,14 @@ impl Failure {
     /// Prints the message and returns the exit code.
     pub fn report(self) -> ExitCode {
         // A message is one line, whatever was put into it.
-        let line = |message: &str| message.split('\n').map(str::trim).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
+        let line = |message: &str| {
+            message
+                .split('\n')
+                .map(str::trim)
+                .filter(|part| !part.is_empty())
+                .collect::<Vec<_>>()
+                .join("; ")
+        };
         match self {
             Failure::Usage(message) => {
                 eprintln!("error: {} (see --help)", line(&message));
@@ -75,6 +82,16 @@ impl From<samite::Error> for Failure {
     fn from(error: samite::Error) -> Self {
         match error {
             samite::Error::Cancelled => Failure::Interrupted,
+            error => Failure::error(error),
+        }
+    }
+}
+
+impl From<samite::llm::Error> for Failure {
+    fn from(error: samite::llm::Error) -> Self {
+        match error {
+            error if error.is_cancelled() => Failure::Interrupted,
+            samite::llm::Error::Rule(message) => Failure::Usage(message.into()),
             error => Failure::error(error),
         }
     }

@@ -12,19 +12,23 @@ mod interrupt;
 mod progress;
 
 use clap::Parser;
-use failure::Failure;
 use std::process::ExitCode;
 
 /// One compute graph woven through many devices: run, inspect, convert and measure language models in GGUF files.
 #[derive(Debug, Parser)]
-#[command(name = "samite", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "samite",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: commands::Command,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(args::arguments());
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

@@ -4,7 +4,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar for `what`, counting bytes.
 pub fn bytes(what: &'static str) -> ProgressBar {
-    bar(what, "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}")
+    bar(
+        what,
+        "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+    )
 }
 
 /// A bar for `what`, counting things.
@@ -13,7 +16,8 @@ pub fn count(what: &'static str) -> ProgressBar {
 }
 
 fn bar(what: &'static str, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(10));
     bar.set_style(style.progress_chars("=> "));
     bar.set_message(what);

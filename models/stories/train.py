@@ -116,7 +116,7 @@ def export(path, params, sp):
 
 
 def main():
-    path, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 4000
+    path, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 900
     lines = stories(60000, seed=1)
     sp = tokenizer(lines[:8000])
     encode = lambda text: [sp.bos_id()] + sp.encode(text) + [sp.eos_id()]
@@ -127,7 +127,7 @@ def main():
     starts = starts[starts < len(stream) - CONTEXT - 1]
     print(f"{len(stream)} tokens, {sum(x.size for x in jax.tree.leaves(init(jax.random.key(0))))} parameters")
 
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-3, 200, steps, 1e-4)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-3, steps // 10, steps, 1e-4)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
     params = init(jax.random.key(1))
     state = optimizer.init(params)

@@ -20,7 +20,11 @@ pub struct DevicesArgs {
 
 pub fn run(args: DevicesArgs) -> Outcome {
     let registry = registry(None);
-    let automatic: Vec<_> = registry.automatic().iter().map(|device| device.name().to_owned()).collect();
+    let automatic: Vec<_> = registry
+        .automatic()
+        .iter()
+        .map(|device| device.name().to_owned())
+        .collect();
     let mut out = std::io::stdout().lock();
     if args.json {
         let backends: Vec<_> = registry
@@ -50,11 +54,19 @@ pub fn run(args: DevicesArgs) -> Outcome {
         writeln!(out, "{:#}", json!({ "backends": backends }))?;
         return Ok(());
     }
-    writeln!(out, "  {:<12} {:<6} {:>10} {:>10}  description", "device", "kind", "free", "total")?;
+    writeln!(
+        out,
+        "  {:<12} {:<6} {:>10} {:>10}  description",
+        "device", "kind", "free", "total"
+    )?;
     for device in registry.devices() {
         let memory = device.memory();
         let bytes = |bytes: Option<usize>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
-        let mark = if automatic.iter().any(|name| name == device.name()) { '*' } else { ' ' };
+        let mark = if automatic.iter().any(|name| name == device.name()) {
+            '*'
+        } else {
+            ' '
+        };
         writeln!(
             out,
             "{mark} {:<12} {:<6} {:>10} {:>10}  {}",
@@ -80,8 +92,22 @@ pub fn run(args: DevicesArgs) -> Outcome {
                     (c.host_buffer, "host buffers"),
                     (c.import_host, "imports host memory"),
                 ];
-                let list: Vec<_> = named.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect();
-                writeln!(out, "    {}: memory '{}'; {}", device.name(), device.buffer_type().name(), if list.is_empty() { "synchronous".to_owned() } else { list.join(", ") })?;
+                let list: Vec<_> = named
+                    .iter()
+                    .filter(|(has, _)| *has)
+                    .map(|(_, name)| *name)
+                    .collect();
+                writeln!(
+                    out,
+                    "    {}: memory '{}'; {}",
+                    device.name(),
+                    device.buffer_type().name(),
+                    if list.is_empty() {
+                        "synchronous".to_owned()
+                    } else {
+                        list.join(", ")
+                    }
+                )?;
             }
             for (what, why) in backend.rejected() {
                 writeln!(out, "    not usable: {what}: {why}")?;

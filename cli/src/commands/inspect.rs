@@ -30,11 +30,21 @@ pub struct InspectArgs {
 pub fn run(args: InspectArgs) -> Outcome {
     // Only the header is needed, so reading is kinder than mapping a file that may be on a slow disk.
     let file = GgufFile::open(&args.model, LoadMode::Mmap)?;
-    let keys = || file.metadata().iter().filter(|(key, _)| key.contains(&args.filter));
-    let tensors = || file.tensors().iter().filter(|tensor| !args.no_tensors && tensor.name.contains(&args.filter));
+    let keys = || {
+        file.metadata()
+            .iter()
+            .filter(|(key, _)| key.contains(&args.filter))
+    };
+    let tensors = || {
+        file.tensors()
+            .iter()
+            .filter(|tensor| !args.no_tensors && tensor.name.contains(&args.filter))
+    };
     let mut out = std::io::stdout().lock();
     if args.json {
-        let metadata: serde_json::Map<_, _> = keys().map(|(key, value)| (key.to_owned(), to_json(value))).collect();
+        let metadata: serde_json::Map<_, _> = keys()
+            .map(|(key, value)| (key.to_owned(), to_json(value)))
+            .collect();
         let tensors: Vec<_> = tensors()
             .map(|t| json!({ "name": &*t.name, "dtype": t.dtype.name(), "shape": &t.shape[..t.n_dims], "bytes": t.size, "offset": t.offset, "file": t.file }))
             .collect();
@@ -43,7 +53,11 @@ pub fn run(args: InspectArgs) -> Outcome {
             .iter()
             .map(|part| json!({ "path": part.path(), "bytes": part.file_bytes(), "version": part.version(), "alignment": part.alignment() }))
             .collect();
-        writeln!(out, "{:#}", json!({ "files": parts, "metadata": metadata, "tensors": tensors }))?;
+        writeln!(
+            out,
+            "{:#}",
+            json!({ "files": parts, "metadata": metadata, "tensors": tensors })
+        )?;
         return Ok(());
     }
     for part in file.parts() {
@@ -58,7 +72,11 @@ pub fn run(args: InspectArgs) -> Outcome {
     }
     writeln!(out, "\n{} metadata keys", file.metadata().len())?;
     for (key, value) in keys() {
-        let text = if args.full { full(value) } else { value.to_string() };
+        let text = if args.full {
+            full(value)
+        } else {
+            value.to_string()
+        };
         writeln!(out, "  {key} = {text}")?;
     }
     let elements = file.tensors().total_elements();
@@ -72,7 +90,13 @@ pub fn run(args: InspectArgs) -> Outcome {
     let width = tensors().map(|tensor| tensor.name.len()).max().unwrap_or(0);
     for tensor in tensors() {
         let shape = format!("{:?}", &tensor.shape[..tensor.n_dims]);
-        writeln!(out, "  {:<width$}  {:<8} {shape:<24} {:>10}", tensor.name, tensor.dtype.name(), human_bytes(tensor.size))?;
+        writeln!(
+            out,
+            "  {:<width$}  {:<8} {shape:<24} {:>10}",
+            tensor.name,
+            tensor.dtype.name(),
+            human_bytes(tensor.size)
+        )?;
     }
     Ok(())
 }

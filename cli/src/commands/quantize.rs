@@ -36,12 +36,19 @@ pub struct QuantizeArgs {
 pub fn run(args: QuantizeArgs) -> Outcome {
     let cancel = interrupt::token()?;
     let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
-    let same = |a: &PathBuf, b: &PathBuf| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    let same = |a: &PathBuf, b: &PathBuf| {
+        a.canonicalize()
+            .ok()
+            .is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b))
+    };
     if same(&args.input, &args.output) {
         return Err(Failure::usage("input and output are the same file"));
     }
     let bar = progress::count("quantizing");
-    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
+    let threads = args.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| n.get()),
+        usize::from,
+    );
     let options = QuantizeOptions {
         mixture: args.mixture,
         threads,
@@ -53,15 +60,28 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         },
         cancel: &cancel,
     };
-    let conversions = if args.dry_run { plan(&source, &options)? } else { quantize(&source, &args.output, &options)? };
+    let conversions = if args.dry_run {
+        plan(&source, &options)?
+    } else {
+        quantize(&source, &args.output, &options)?
+    };
     bar.finish_and_clear();
 
     let mut out = std::io::stdout().lock();
     let width = conversions.iter().map(|c| c.name.len()).max().unwrap_or(0);
     for c in &conversions {
-        writeln!(out, "{:<width$}  {:<6} -> {:<6} {:>10}", c.name, c.from.name(), c.to.name(), human_bytes(c.bytes_after))?;
+        writeln!(
+            out,
+            "{:<width$}  {:<6} -> {:<6} {:>10}",
+            c.name,
+            c.from.name(),
+            c.to.name(),
+            human_bytes(c.bytes_after)
+        )?;
     }
-    let sum = |f: fn(&samite::llm::quantize::Conversion) -> usize| conversions.iter().map(f).sum::<usize>();
+    let sum = |f: fn(&samite::llm::quantize::Conversion) -> usize| {
+        conversions.iter().map(f).sum::<usize>()
+    };
     let (before, after) = (sum(|c| c.bytes_before), sum(|c| c.bytes_after));
     let elements = source.tensors().total_elements().max(1);
     writeln!(
@@ -70,7 +90,11 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         human_bytes(before),
         human_bytes(after),
         after as f64 * 8.0 / elements as f64,
-        if args.dry_run { ", nothing written".to_owned() } else { format!(", written to {}", args.output.display()) }
+        if args.dry_run {
+            ", nothing written".to_owned()
+        } else {
+            format!(", written to {}", args.output.display())
+        }
     )?;
     Ok(())
 }

@@ -108,7 +108,12 @@ impl Keys<'_> {
         }
     }
 
-    fn float(&self, name: &str, accepts: impl Fn(f32) -> bool, wanted: &str) -> Result<Option<f32>> {
+    fn float(
+        &self,
+        name: &str,
+        accepts: impl Fn(f32) -> bool,
+        wanted: &str,
+    ) -> Result<Option<f32>> {
         let key = self.key(name);
         match self.metadata.get::<f32>(&key)? {
             Some(value) if !accepts(value) => Err(Error::model(format!(
@@ -119,14 +124,20 @@ impl Keys<'_> {
     }
 
     fn positive(&self, name: &str, default: f32) -> Result<f32> {
-        let value = self.float(name, |v| v > 0.0 && v.is_finite(), "a positive finite number")?;
+        let value = self.float(
+            name,
+            |v| v > 0.0 && v.is_finite(),
+            "a positive finite number",
+        )?;
         Ok(value.unwrap_or(default))
     }
 }
 
 fn check_extent(key: &str, value: u64) -> Result<usize> {
     match usize::try_from(value) {
-        Ok(0) => Err(Error::model(format!("key \"{key}\": is 0, must be at least 1"))),
+        Ok(0) => Err(Error::model(format!(
+            "key \"{key}\": is 0, must be at least 1"
+        ))),
         Ok(value) if value <= LARGEST_EXTENT => Ok(value),
         _ => Err(Error::model(format!(
             "key \"{key}\": is {value}, at most {LARGEST_EXTENT} is possible"
@@ -165,9 +176,15 @@ impl Hyperparameters {
         let heads_kv = heads_kv.unwrap_or_else(|| heads.clone());
         let widths = keys.require_per_layer("feed_forward_length", n_layer)?;
         let layers: Vec<LayerShape> = (heads.iter().zip(heads_kv).zip(widths))
-            .map(|((&n_head, n_head_kv), n_ff)| LayerShape { n_head, n_head_kv, n_ff })
+            .map(|((&n_head, n_head_kv), n_ff)| LayerShape {
+                n_head,
+                n_head_kv,
+                n_ff,
+            })
             .collect();
-        if let Some((il, l)) = (layers.iter().enumerate()).find(|(_, l)| l.n_head % l.n_head_kv != 0) {
+        if let Some((il, l)) =
+            (layers.iter().enumerate()).find(|(_, l)| l.n_head % l.n_head_kv != 0)
+        {
             return Err(Error::model(format!(
                 "keys \"{prefix}.attention.head_count\" and \"{prefix}.attention.head_count_kv\": {} heads do not share {} key-value heads evenly in layer {il}",
                 l.n_head, l.n_head_kv
@@ -318,7 +335,8 @@ fn rope_scaling(keys: &Keys<'_>, n_ctx_train: usize) -> Result<RopeScaling> {
                     keys.key("rope.scaling.factor")
                 )));
             }
-            let ext_factor = keys.float("rope.scaling.yarn_ext_factor", f32::is_finite, "finite")?;
+            let ext_factor =
+                keys.float("rope.scaling.yarn_ext_factor", f32::is_finite, "finite")?;
             Ok(RopeScaling::Yarn {
                 factor,
                 original_context: keys
@@ -355,9 +373,13 @@ mod tests {
         for (key, value) in entries {
             metadata.set(&format!("llama.{key}"), value).unwrap();
         }
-        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5f32).unwrap();
+        metadata
+            .set("llama.attention.layer_norm_rms_epsilon", 1e-5f32)
+            .unwrap();
         for (key, value) in changes {
-            metadata.set(&format!("llama.{key}"), value.clone()).unwrap();
+            metadata
+                .set(&format!("llama.{key}"), value.clone())
+                .unwrap();
         }
         metadata
     }
@@ -388,7 +410,11 @@ mod tests {
             ("block_count", 41u32.into(), "40 tensors"),
             ("block_count", u64::MAX.into(), "at most"),
             ("embedding_length", 0u32.into(), "is 0"),
-            ("embedding_length", 65u32.into(), "not a multiple of 8 heads"),
+            (
+                "embedding_length",
+                65u32.into(),
+                "not a multiple of 8 heads",
+            ),
             ("attention.head_count", 0u32.into(), "is 0"),
             ("attention.head_count", (-1i32).into(), "does not fit"),
             ("attention.head_count", (1u32 << 28).into(), "multiple"),
@@ -401,7 +427,11 @@ mod tests {
             ("rope.dimension_count", 10u32.into(), "head size 8"),
             ("rope.freq_base", f32::NAN.into(), "positive"),
             ("rope.scaling.type", "spiral".into(), "none, linear, yarn"),
-            ("attention.layer_norm_rms_epsilon", f32::NAN.into(), "between 0 and 1"),
+            (
+                "attention.layer_norm_rms_epsilon",
+                f32::NAN.into(),
+                "between 0 and 1",
+            ),
             ("expert_count", 8u32.into(), "experts"),
             ("context_length", 0u32.into(), "is 0"),
         ];
@@ -412,7 +442,12 @@ mod tests {
         let mut without = metadata(&[]);
         without.remove("llama.context_length");
         let error = Hyperparameters::from_metadata(&without, "llama", RopeMode::Normal, 40);
-        assert!(error.unwrap_err().to_string().contains("llama.context_length"));
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("llama.context_length")
+        );
     }
 
     #[test]

@@ -1,12 +1,73 @@
-//! x
+//! Language models: from a GGUF file to the next token.
+//!
+//! # How a token goes through
+//! 1. [`Model::load`] opens the file, reads and checks its [`Hyperparameters`], and asks the [architecture](arch) which
+//!    tensors there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; where
+//!    the device can read the mapped file itself, nothing is copied. All of this is a [`ModelPlan`] before a byte is loaded.
+//! 2. [`Context::new`] takes the rest of the memory: the KV cache, each layer's part on its layer's device, and what the
+//!    scheduler needs for the largest graph. If it does not fit, that shows here.
+//! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It is cut into micro-batches. Each token
+//!    gets a free [cell](Cells) of the cache, wherever one is, and a row of the mask that says which cells it sees:
+//!    those of its sequence at positions up to its own.
+//! 4. The architecture has built a graph for this number of tokens, from embeddings to logits. It depends on nothing else,
+//!    because cells, positions and mask are inputs; the number of cells that attention looks at grows in steps. So the graph of
+//!    the last token serves the next one: **a steady decode step builds no graph, makes no plan and allocates nothing.**
+//! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
+//!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.
+//!
+//! # Contract
+//! - What comes from a file or a caller is checked where it comes in; [`Error`] names key, tensor, rule or limit.
+//! - A decode that fails or is cancelled leaves the cache as it was: the cells that it took are free again.
+//! - Sequences can [share](Context::copy) their past, [forget](Context::remove) parts of it and [move](Context::shift) it. Keys
+//!   whose positions moved are rotated before they are used next.
+//! - The crate knows devices only as [`samite_core::Device`]. Models do not know which they run on.
+//!
+//! ```no_run
+//! use samite_llm::{Context, ContextOptions, GenerateOptions, Model, ModelOptions, Session};
+//! use samite_text::{Sampler, SamplerParams};
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let devices = Vec::new();
+//! let model = Model::load("model.gguf", &ModelOptions::new(devices))?;
+//! let prompt = model.tokenizer()?.tokenize("Once upon a time", true, false)?;
+//! let mut session = Session::new(Context::new(model, ContextOptions::default())?)?;
+//! let mut sampler = Sampler::new(SamplerParams::default())?;
+//! session.generate(&prompt, &mut sampler, &GenerateOptions::default(), |text| {
+//!     print!("{text}");
+//!     ControlFlow::Continue(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+
 pub mod arch;
+mod batch;
+mod context;
 mod error;
 mod hparams;
+mod kv;
 mod model;
+mod perplexity;
+pub mod quantize;
 mod rules;
+mod session;
+pub mod synthetic;
 #[cfg(test)]
 mod testing;
 mod vocab;
 mod weights;
-pub use error::*;
+
+pub use batch::{Batch, BatchToken};
+pub use context::{Context, ContextOptions, MemoryUse};
+pub use error::{Error, Result};
+pub use hparams::{Hyperparameters, LayerShape, RopeScaling};
+pub use kv::Cells;
+pub use model::{Model, ModelOptions, ModelPlan, Progress};
+pub use perplexity::{Perplexity, perplexity};
+pub use rules::{PlacementRule, Role, Selector};
+pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
+pub use synthetic::SyntheticModel;
+pub use vocab::vocab_data;
+pub use weights::{PlannedTensor, Weights};

@@ -5,7 +5,9 @@
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, Metadata, TensorInfo, TensorSpec, Writer};
-use samite_quant::{blocks::BlockIq4Nl, blocks_of_mut, can_decode, can_encode, decode_row, encode_row};
+use samite_quant::{
+    blocks::BlockIq4Nl, blocks_of_mut, can_decode, can_encode, decode_row, encode_row,
+};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Mutex;
@@ -23,27 +25,111 @@ pub struct Mixture {
 }
 
 const MIXTURES: &[Mixture] = &[
-    Mixture { name: "F32", file_type: 0, base: DType::F32 },
-    Mixture { name: "F16", file_type: 1, base: DType::F16 },
-    Mixture { name: "BF16", file_type: 32, base: DType::BF16 },
-    Mixture { name: "Q8_0", file_type: 7, base: DType::Q8_0 },
-    Mixture { name: "Q4_0", file_type: 2, base: DType::Q4_0 },
-    Mixture { name: "Q4_1", file_type: 3, base: DType::Q4_1 },
-    Mixture { name: "Q5_0", file_type: 8, base: DType::Q5_0 },
-    Mixture { name: "Q5_1", file_type: 9, base: DType::Q5_1 },
-    Mixture { name: "Q2_K", file_type: 10, base: DType::Q2_K },
-    Mixture { name: "Q3_K_S", file_type: 11, base: DType::Q3_K },
-    Mixture { name: "Q3_K_M", file_type: 12, base: DType::Q3_K },
-    Mixture { name: "Q3_K_L", file_type: 13, base: DType::Q3_K },
-    Mixture { name: "Q4_K_S", file_type: 14, base: DType::Q4_K },
-    Mixture { name: "Q4_K_M", file_type: 15, base: DType::Q4_K },
-    Mixture { name: "Q5_K_S", file_type: 16, base: DType::Q5_K },
-    Mixture { name: "Q5_K_M", file_type: 17, base: DType::Q5_K },
-    Mixture { name: "Q6_K", file_type: 18, base: DType::Q6_K },
-    Mixture { name: "IQ4_NL", file_type: 25, base: DType::IQ4_NL },
-    Mixture { name: "IQ4_XS", file_type: 30, base: DType::IQ4_XS },
-    Mixture { name: "TQ1_0", file_type: 36, base: DType::TQ1_0 },
-    Mixture { name: "TQ2_0", file_type: 37, base: DType::TQ2_0 },
+    Mixture {
+        name: "F32",
+        file_type: 0,
+        base: DType::F32,
+    },
+    Mixture {
+        name: "F16",
+        file_type: 1,
+        base: DType::F16,
+    },
+    Mixture {
+        name: "BF16",
+        file_type: 32,
+        base: DType::BF16,
+    },
+    Mixture {
+        name: "Q8_0",
+        file_type: 7,
+        base: DType::Q8_0,
+    },
+    Mixture {
+        name: "Q4_0",
+        file_type: 2,
+        base: DType::Q4_0,
+    },
+    Mixture {
+        name: "Q4_1",
+        file_type: 3,
+        base: DType::Q4_1,
+    },
+    Mixture {
+        name: "Q5_0",
+        file_type: 8,
+        base: DType::Q5_0,
+    },
+    Mixture {
+        name: "Q5_1",
+        file_type: 9,
+        base: DType::Q5_1,
+    },
+    Mixture {
+        name: "Q2_K",
+        file_type: 10,
+        base: DType::Q2_K,
+    },
+    Mixture {
+        name: "Q3_K_S",
+        file_type: 11,
+        base: DType::Q3_K,
+    },
+    Mixture {
+        name: "Q3_K_M",
+        file_type: 12,
+        base: DType::Q3_K,
+    },
+    Mixture {
+        name: "Q3_K_L",
+        file_type: 13,
+        base: DType::Q3_K,
+    },
+    Mixture {
+        name: "Q4_K_S",
+        file_type: 14,
+        base: DType::Q4_K,
+    },
+    Mixture {
+        name: "Q4_K_M",
+        file_type: 15,
+        base: DType::Q4_K,
+    },
+    Mixture {
+        name: "Q5_K_S",
+        file_type: 16,
+        base: DType::Q5_K,
+    },
+    Mixture {
+        name: "Q5_K_M",
+        file_type: 17,
+        base: DType::Q5_K,
+    },
+    Mixture {
+        name: "Q6_K",
+        file_type: 18,
+        base: DType::Q6_K,
+    },
+    Mixture {
+        name: "IQ4_NL",
+        file_type: 25,
+        base: DType::IQ4_NL,
+    },
+    Mixture {
+        name: "IQ4_XS",
+        file_type: 30,
+        base: DType::IQ4_XS,
+    },
+    Mixture {
+        name: "TQ1_0",
+        file_type: 36,
+        base: DType::TQ1_0,
+    },
+    Mixture {
+        name: "TQ2_0",
+        file_type: 37,
+        base: DType::TQ2_0,
+    },
 ];
 
 /// Short names that llama.cpp accepts, too.
@@ -62,7 +148,14 @@ impl Mixture {
 
     /// The type that `tensor` gets. `layer` counts `attn_v` or `ffn_down` tensors seen before it, of `layers`; `shared` is the
     /// number of query heads for each key head.
-    fn choose(&self, tensor: &TensorInfo, layer: usize, layers: usize, shared: usize, tied: bool) -> DType {
+    fn choose(
+        &self,
+        tensor: &TensorInfo,
+        layer: usize,
+        layers: usize,
+        shared: usize,
+        tied: bool,
+    ) -> DType {
         use DType::*;
         let name = &*tensor.name;
         let quantizes = self.base.is_quantized();
@@ -76,10 +169,28 @@ impl Mixture {
             "Q8_0" => Q8_0,
             _ if is_output => Q6_K,
             "TQ1_0" | "TQ2_0" if name == "token_embd.weight" => Q4_K,
-            "Q2_K" if kind("attn_v") => if shared >= 4 { Q4_K } else { Q3_K },
+            "Q2_K" if kind("attn_v") => {
+                if shared >= 4 {
+                    Q4_K
+                } else {
+                    Q3_K
+                }
+            }
             "Q2_K" if kind("ffn_down") || kind("attn_output") => Q3_K,
-            "Q3_K_M" if kind("attn_v") => if layer < 2 { Q5_K } else { Q4_K },
-            "Q3_K_M" if kind("ffn_down") => if layer < layers / 16 { Q5_K } else { Q4_K },
+            "Q3_K_M" if kind("attn_v") => {
+                if layer < 2 {
+                    Q5_K
+                } else {
+                    Q4_K
+                }
+            }
+            "Q3_K_M" if kind("ffn_down") => {
+                if layer < layers / 16 {
+                    Q5_K
+                } else {
+                    Q4_K
+                }
+            }
             "Q3_K_M" if kind("attn_output") => Q4_K,
             "Q3_K_L" if kind("attn_v") || kind("ffn_down") || kind("attn_output") => Q5_K,
             "Q3_K_M" | "Q3_K_L" if kind("attn_qkv") => Q4_K,
@@ -100,11 +211,19 @@ impl FromStr for Mixture {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let name = name.to_ascii_uppercase();
-        let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name.as_str(), |(_, full)| full);
-        Mixture::all().find(|mixture| mixture.name == name).ok_or_else(|| {
-            let known: Vec<_> = Mixture::all().map(|mixture| mixture.name).collect();
-            format!("unknown quantization '{name}'; known are {}", known.join(", "))
-        })
+        let name = ALIASES
+            .iter()
+            .find(|(alias, _)| *alias == name)
+            .map_or(name.as_str(), |(_, full)| full);
+        Mixture::all()
+            .find(|mixture| mixture.name == name)
+            .ok_or_else(|| {
+                let known: Vec<_> = Mixture::all().map(|mixture| mixture.name).collect();
+                format!(
+                    "unknown quantization '{name}'; known are {}",
+                    known.join(", ")
+                )
+            })
     }
 }
 
@@ -120,7 +239,11 @@ fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
             other => other,
         };
     }
-    if columns.is_multiple_of(dtype.block_len()) { dtype } else { F16 }
+    if columns.is_multiple_of(dtype.block_len()) {
+        dtype
+    } else {
+        F16
+    }
 }
 
 /// What is done with one tensor.
@@ -161,8 +284,12 @@ pub struct QuantizeOptions<'a> {
 pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
     let metadata = source.metadata();
     let arch: String = metadata.get_or("general.architecture", String::new())?;
-    let heads = metadata.get_or(&format!("{arch}.attention.head_count"), 1usize).unwrap_or(1);
-    let key_heads = metadata.get_or(&format!("{arch}.attention.head_count_kv"), heads).unwrap_or(heads);
+    let heads = metadata
+        .get_or(&format!("{arch}.attention.head_count"), 1usize)
+        .unwrap_or(1);
+    let key_heads = metadata
+        .get_or(&format!("{arch}.attention.head_count_kv"), heads)
+        .unwrap_or(heads);
     let shared = heads / key_heads.max(1);
     let tied = source.tensor("output.weight").is_none();
     let is_value = |t: &TensorInfo| t.name.ends_with("attn_v.weight");
@@ -171,31 +298,56 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     let downs = source.tensors().iter().filter(|t| is_down(t)).count();
 
     // In the order of layers, as the rules count; files may be in any order.
-    let layer_of = |t: &TensorInfo| t.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let layer_of = |t: &TensorInfo| {
+        t.name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split('.').next()?.parse::<usize>().ok())
+    };
     let mut conversions = Vec::with_capacity(source.tensors().len());
     for tensor in source.tensors().iter() {
         let layers = if is_value(tensor) { values } else { downs };
-        let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm");
+        let is_matrix =
+            tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm");
         let to = if !is_matrix || tensor.dtype.is_integer() {
             tensor.dtype
         } else {
             let layer = layer_of(tensor).unwrap_or(0).min(layers.saturating_sub(1));
-            let wanted = if options.pure { options.mixture.base } else { options.mixture.choose(tensor, layer, layers, shared, tied) };
+            let wanted = if options.pure {
+                options.mixture.base
+            } else {
+                options.mixture.choose(tensor, layer, layers, shared, tied)
+            };
             for_rows_of(wanted, tensor.shape[0])
         };
         if to != tensor.dtype {
             let refuse = |message: &str| {
-                Err(Error::new(ErrorKind::Unsupported, format!("tensor '{}'", tensor.name), message.to_owned()))
+                Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("tensor '{}'", tensor.name),
+                    message.to_owned(),
+                ))
             };
             if !can_decode(tensor.dtype) || !can_encode(to) {
-                return refuse(&format!("cannot be converted from {} to {to}", tensor.dtype));
+                return refuse(&format!(
+                    "cannot be converted from {} to {to}",
+                    tensor.dtype
+                ));
             }
             if tensor.dtype.is_quantized() && !options.allow_requantize {
-                return refuse(&format!("is {} already; quantize the F16 or F32 model, or allow requantizing at a loss of quality", tensor.dtype));
+                return refuse(&format!(
+                    "is {} already; quantize the F16 or F32 model, or allow requantizing at a loss of quality",
+                    tensor.dtype
+                ));
             }
         }
         let bytes_after = TensorSpec::from_info(tensor, to)?.size();
-        conversions.push(Conversion { name: tensor.name.to_string(), from: tensor.dtype, to, bytes_before: tensor.size, bytes_after });
+        conversions.push(Conversion {
+            name: tensor.name.to_string(),
+            from: tensor.dtype,
+            to,
+            bytes_before: tensor.size,
+            bytes_after,
+        });
     }
     Ok(conversions)
 }
@@ -204,12 +356,20 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
 ///
 /// # Errors
 /// As [`plan`]; if reading, writing or memory fails; [`ErrorKind::Cancelled`].
-pub fn quantize(source: &GgufFile, target: &Path, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
+pub fn quantize(
+    source: &GgufFile,
+    target: &Path,
+    options: &QuantizeOptions<'_>,
+) -> Result<Vec<Conversion>, Error> {
     let conversions = plan(source, options)?;
     let mut metadata: Metadata = source.metadata().clone();
     metadata.set("general.file_type", options.mixture.file_type)?;
     metadata.set("general.quantization_version", 2u32)?;
-    for key in [samite_gguf::KEY_SPLIT_COUNT, samite_gguf::KEY_SPLIT_NO, samite_gguf::KEY_SPLIT_TENSORS_COUNT] {
+    for key in [
+        samite_gguf::KEY_SPLIT_COUNT,
+        samite_gguf::KEY_SPLIT_NO,
+        samite_gguf::KEY_SPLIT_TENSORS_COUNT,
+    ] {
         metadata.remove(key);
     }
     let specs = source
@@ -230,7 +390,14 @@ pub fn quantize(source: &GgufFile, target: &Path, options: &QuantizeOptions<'_>)
             writer.write_tensor(&tensor.name, &input)?;
         } else {
             resize(&mut output, conversion.bytes_after)?;
-            convert(tensor, conversion.to, &input, &mut output, options, &|elements| (options.progress)(done + elements, total))?;
+            convert(
+                tensor,
+                conversion.to,
+                &input,
+                &mut output,
+                options,
+                &|elements| (options.progress)(done + elements, total),
+            )?;
             writer.write_tensor(&tensor.name, &output)?;
         }
         done += tensor.elements() as u64;
@@ -249,7 +416,13 @@ fn cancelled() -> Error {
 
 fn resize(buffer: &mut Vec<u8>, len: usize) -> Result<(), Error> {
     buffer.clear();
-    let out_of_memory = |_| Error::new(ErrorKind::OutOfMemory, "", format!("no memory for a tensor of {len} bytes"));
+    let out_of_memory = |_| {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            "",
+            format!("no memory for a tensor of {len} bytes"),
+        )
+    };
     buffer.try_reserve_exact(len).map_err(out_of_memory)?;
     buffer.resize(len, 0);
     Ok(())
@@ -277,8 +450,17 @@ fn convert(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Error> {
     let columns = tensor.shape[0];
-    let wrap = |error: samite_core::Error| Error::new(ErrorKind::Unsupported, format!("tensor '{}'", tensor.name), error.to_string());
-    let (row_in, row_out) = (tensor.dtype.row_bytes(columns).map_err(wrap)?, to.row_bytes(columns).map_err(wrap)?);
+    let wrap = |error: samite_core::Error| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("tensor '{}'", tensor.name),
+            error.to_string(),
+        )
+    };
+    let (row_in, row_out) = (
+        tensor.dtype.row_bytes(columns).map_err(wrap)?,
+        to.row_bytes(columns).map_err(wrap)?,
+    );
     let rows_per_job = (ELEMENTS_PER_JOB / columns.max(1)).max(1);
     let jobs: Vec<_> = input
         .chunks(row_in * rows_per_job)
@@ -293,8 +475,17 @@ fn convert(
             if options.cancel.is_cancelled() {
                 return Err(cancelled());
             }
-            let Some((from, into)) = job.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() else { continue };
-            for (from, into) in from.chunks_exact(row_in).zip(into.chunks_exact_mut(row_out)) {
+            let Some((from, into)) = job
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .take()
+            else {
+                continue;
+            };
+            for (from, into) in from
+                .chunks_exact(row_in)
+                .zip(into.chunks_exact_mut(row_out))
+            {
                 decode_row(tensor.dtype, from, &mut values).map_err(wrap)?;
                 if let Some(at) = values.iter().position(|value| !value.is_finite()) {
                     return Err(Error::new(
@@ -305,7 +496,8 @@ fn convert(
                 }
                 encode(to, &values, into).map_err(wrap)?;
             }
-            let count = finished.fetch_add(from.len() / row_in, Ordering::Relaxed) + from.len() / row_in;
+            let count =
+                finished.fetch_add(from.len() / row_in, Ordering::Relaxed) + from.len() / row_in;
             progress((count * columns) as u64);
         }
         Ok(())
@@ -315,7 +507,13 @@ fn convert(
         let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
         let mut result = work();
         for helper in helpers {
-            result = result.and(helper.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Unsupported, "", "a thread panicked".to_owned()))));
+            result = result.and(helper.join().unwrap_or_else(|_| {
+                Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "",
+                    "a thread panicked".to_owned(),
+                ))
+            }));
         }
         result
     })

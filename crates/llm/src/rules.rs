@@ -59,7 +59,10 @@ impl PlacementRule {
     /// [`Error::Rule`] with the part that cannot be read.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         let parts = text.split(';').map(str::trim);
-        parts.filter(|part| !part.is_empty()).map(str::parse).collect()
+        parts
+            .filter(|part| !part.is_empty())
+            .map(str::parse)
+            .collect()
     }
 
     /// Reads llama.cpp's `-ot`: `regular expression=device`, several separated by commas.
@@ -226,7 +229,10 @@ pub(crate) fn resolve(
         explicit: false,
     };
     let mut placement = Placement {
-        tensors: tensors.iter().map(|&(_, role)| chosen(base_of(role))).collect(),
+        tensors: tensors
+            .iter()
+            .map(|&(_, role)| chosen(base_of(role)))
+            .collect(),
         kv: base[..n_layer].iter().copied().map(chosen).collect(),
     };
     for rule in rules {
@@ -251,7 +257,12 @@ pub(crate) fn resolve(
             }
         }
         if let Selector::Layers(range) | Selector::Kv(range) = selector {
-            for kv in placement.kv.iter_mut().enumerate().filter(|(il, _)| range.contains(il)) {
+            for kv in placement
+                .kv
+                .iter_mut()
+                .enumerate()
+                .filter(|(il, _)| range.contains(il))
+            {
                 *kv.1 = choice;
                 matched = true;
             }
@@ -309,7 +320,10 @@ fn base_placement(
             end += part;
             share < end
         });
-        *device = fast.get(part.unwrap_or(parts.len() - 1)).copied().unwrap_or(host);
+        *device = fast
+            .get(part.unwrap_or(parts.len() - 1))
+            .copied()
+            .unwrap_or(host);
     }
     Ok(base)
 }
@@ -323,21 +337,20 @@ impl Selector {
             Selector::Output => role == Role::Output,
             Selector::Kv(_) => false,
             Selector::Glob(pattern) => glob_matches(pattern, name),
-            Selector::Regex(regex) => regex.is_match(name).map_err(|error| {
-                Error::rule(format!("override '{}': {error}", regex.as_str()))
-            })?,
+            Selector::Regex(regex) => regex
+                .is_match(name)
+                .map_err(|error| Error::rule(format!("override '{}': {error}", regex.as_str())))?,
         })
     }
 }
 
 impl std::fmt::Display for Selector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let range = |f: &mut std::fmt::Formatter<'_>, range: &RangeInclusive<usize>| {
-            match *range.end() {
+        let range =
+            |f: &mut std::fmt::Formatter<'_>, range: &RangeInclusive<usize>| match *range.end() {
                 usize::MAX => write!(f, "{}-", range.start()),
                 end => write!(f, "{}-{end}", range.start()),
-            }
-        };
+            };
         match self {
             Selector::Layers(layers) => f.write_str("layers=").and_then(|()| range(f, layers)),
             Selector::Kv(layers) => f.write_str("kv=").and_then(|()| range(f, layers)),
@@ -365,10 +378,10 @@ mod tests {
 
     fn place(rules: &[PlacementRule]) -> Result<(Vec<usize>, Vec<usize>)> {
         let devices = DeviceSet::new(vec![
-            FakeDevice::new("blas", DeviceKind::Accelerator),
-            FakeDevice::new("gpu0", DeviceKind::Gpu),
-            FakeDevice::new("gpu1", DeviceKind::Gpu),
-            FakeDevice::new("cpu", DeviceKind::Cpu),
+            FakeDevice::device("blas", DeviceKind::Accelerator),
+            FakeDevice::device("gpu0", DeviceKind::Gpu),
+            FakeDevice::device("gpu1", DeviceKind::Gpu),
+            FakeDevice::device("cpu", DeviceKind::Cpu),
         ])?;
         let placement = resolve(rules, &devices, 3, &TENSORS)?;
         let numbers = |choices: Vec<Choice>| choices.iter().map(|c| c.device).collect();
@@ -395,7 +408,10 @@ mod tests {
             (vec![3, 2, 2, 1, 1], vec![2, 3, 3])
         );
         // What would be the cache of an accelerator is the host's.
-        assert_eq!(parsed("layers=0:blas").unwrap(), (vec![3, 0, 1, 1, 1], vec![3, 1, 1]));
+        assert_eq!(
+            parsed("layers=0:blas").unwrap(),
+            (vec![3, 0, 1, 1, 1], vec![3, 1, 1])
+        );
     }
 
     #[test]
@@ -403,7 +419,10 @@ mod tests {
         let last = PlacementRule::LastLayers;
         assert_eq!(place(&[last(0)]).unwrap().0, [3, 3, 3, 3, 3]);
         assert_eq!(place(&[last(1)]).unwrap().0, [3, 3, 3, 3, 1]);
-        assert_eq!(place(&[last(2)]).unwrap(), (vec![3, 3, 3, 1, 1], vec![3, 3, 1]));
+        assert_eq!(
+            place(&[last(2)]).unwrap(),
+            (vec![3, 3, 3, 1, 1], vec![3, 3, 1])
+        );
         assert_eq!(place(&[last(99)]).unwrap().0, [3, 1, 1, 1, 1]);
         let split = |text| PlacementRule::parse_split(text).unwrap();
         assert_eq!(place(&[split("1,1")]).unwrap().0, [3, 1, 1, 2, 2]);

@@ -16,7 +16,7 @@ pub(crate) struct FakeDevice {
 }
 
 impl FakeDevice {
-    pub(crate) fn new(name: &'static str, kind: DeviceKind) -> Arc<dyn Device> {
+    pub(crate) fn device(name: &'static str, kind: DeviceKind) -> Arc<dyn Device> {
         Arc::new(Self::with(name, kind, Vec::new(), true))
     }
 

@@ -70,7 +70,9 @@ impl Weights {
 
     /// Bytes by name of the memory, mapped ones included.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.bytes.iter().map(|(name, &bytes)| (name.as_str(), bytes))
+        self.bytes
+            .iter()
+            .map(|(name, &bytes)| (name.as_str(), bytes))
     }
 }
 
@@ -111,7 +113,11 @@ fn find_tensors<'a>(
         found.push(Found { spec, info });
     }
     let known: std::collections::HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
-    if let Some(info) = file.tensors().iter().find(|info| !known.contains(&*info.name)) {
+    if let Some(info) = file
+        .tensors()
+        .iter()
+        .find(|info| !known.contains(&*info.name))
+    {
         return Err(in_file(format!(
             "tensor {:?} is not known for architecture {}: without it, results would be wrong",
             info.name,
@@ -123,7 +129,10 @@ fn find_tensors<'a>(
 
 /// A shape without the ones at its end.
 fn short(shape: [usize; 4]) -> Vec<usize> {
-    let dims = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
+    let dims = shape
+        .iter()
+        .rposition(|&n| n != 1)
+        .map_or(1, |last| last + 1);
     shape[..dims].to_vec()
 }
 
@@ -142,10 +151,12 @@ fn memory_for(
 ) -> Result<(Arc<dyn BufferType>, bool)> {
     let (graph, node) = spec.sample(dtype)?;
     let mut extra = device.extra_buffer_types().into_iter();
-    Ok(match extra.find(|memory| memory.accepts(graph.node(node)).is_yes()) {
-        Some(memory) => (memory, true),
-        None => (device.buffer_type(), false),
-    })
+    Ok(
+        match extra.find(|memory| memory.accepts(graph.node(node)).is_yes()) {
+            Some(memory) => (memory, true),
+            None => (device.buffer_type(), false),
+        },
+    )
 }
 
 impl WeightPlan {
@@ -158,9 +169,11 @@ impl WeightPlan {
         rules: &[PlacementRule],
     ) -> Result<Self> {
         let found = find_tensors(file, arch, hparams)?;
-        let roles: Vec<_> = found.iter().map(|f| (f.spec.name.as_str(), f.spec.role)).collect();
-        let Placement { tensors, kv } =
-            rules::resolve(rules, devices, hparams.n_layer(), &roles)?;
+        let roles: Vec<_> = found
+            .iter()
+            .map(|f| (f.spec.name.as_str(), f.spec.role))
+            .collect();
+        let Placement { tensors, kv } = rules::resolve(rules, devices, hparams.n_layer(), &roles)?;
         let mut plan = WeightPlan {
             tensors: Vec::with_capacity(found.len()),
             kv,
@@ -195,7 +208,11 @@ impl WeightPlan {
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> Result<BTreeMap<String, usize>> {
         let mut bytes = BTreeMap::new();
-        for tensor in self.tensors.iter().filter(|tensor| tensor.same_as.is_none()) {
+        for tensor in self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.same_as.is_none())
+        {
             *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
                 tensor.memory.alloc_size(&tensor.layout)?;
         }
@@ -232,7 +249,7 @@ impl WeightPlan {
             let key = (&*tensor.data.name, tensor.packed);
             places.entry(key).or_default().push(&stored[i]);
         }
-        let copied = without_repeats(copied);
+        let (copied, packed) = (without_repeats(copied), without_repeats(packed));
 
         let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
         let (first, second) = (size(&copied), size(&copied) + size(&packed));
@@ -289,34 +306,51 @@ impl WeightPlan {
     fn allocate(&self, file: &GgufFile, devices: &DeviceSet) -> Result<Vec<Arc<StoredTensor>>> {
         let mut stored: Vec<Option<Arc<StoredTensor>>> = vec![None; self.tensors.len()];
         let mut mapped: HashMap<usize, Arc<HostMemory>> = HashMap::new();
-        let mut imported: Vec<(Arc<dyn BufferType>, usize, Arc<dyn Buffer>)> = Vec::new();
+        let mut imported: Vec<Imported> = Vec::new();
         let mut groups: Vec<(Arc<dyn BufferType>, Vec<usize>)> = Vec::new();
         for (i, tensor) in self.tensors.iter().enumerate() {
             if tensor.same_as.is_some() {
                 continue;
             }
             let file_number = tensor.data.file;
-            let mapping = file.parts().get(file_number).and_then(|part| part.mapping());
+            let mapping = file
+                .parts()
+                .get(file_number)
+                .and_then(|part| part.mapping());
             if let (true, Some(mapping)) = (tensor.in_place, mapping) {
-                let known = imported.iter().find(|(memory, number, _)| {
-                    *number == file_number && same_buffer_type(memory, &tensor.memory)
+                let known = imported.iter().find(|known| {
+                    known.file == file_number && same_buffer_type(&known.memory, &tensor.memory)
                 });
                 let buffer = match known {
-                    Some((_, _, buffer)) => Arc::clone(buffer),
+                    Some(known) => Arc::clone(&known.buffer),
                     None => {
-                        let memory = mapped.entry(file_number).or_insert_with(|| mapping.host_memory());
+                        let memory = mapped
+                            .entry(file_number)
+                            .or_insert_with(|| mapping.host_memory());
                         let device = devices.get(tensor.device);
                         let buffer = device.import_host(Arc::clone(memory), Usage::Weights)?;
-                        imported.push((Arc::clone(&tensor.memory), file_number, Arc::clone(&buffer)));
+                        imported.push(Imported {
+                            memory: Arc::clone(&tensor.memory),
+                            file: file_number,
+                            buffer: Arc::clone(&buffer),
+                        });
                         buffer
                     }
                 };
                 // What is mapped has offsets that fit.
                 let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
-                stored[i] = Some(StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout)?);
+                stored[i] = Some(StoredTensor::new(
+                    &*tensor.name,
+                    buffer,
+                    offset,
+                    tensor.layout,
+                )?);
                 continue;
             }
-            match groups.iter_mut().find(|(memory, _)| same_buffer_type(memory, &tensor.memory)) {
+            match groups
+                .iter_mut()
+                .find(|(memory, _)| same_buffer_type(memory, &tensor.memory))
+            {
                 Some((_, members)) => members.push(i),
                 None => groups.push((Arc::clone(&tensor.memory), vec![i])),
             }
@@ -336,12 +370,27 @@ impl WeightPlan {
                 let place = first.tensor();
                 let buffer = Arc::clone(&place.buffer);
                 let offset = place.slot.offset;
-                stored[i] = Some(StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout)?);
+                stored[i] = Some(StoredTensor::new(
+                    &*tensor.name,
+                    buffer,
+                    offset,
+                    tensor.layout,
+                )?);
             }
         }
         let missing = || Error::invalid("a planned tensor has no memory");
-        stored.into_iter().map(|tensor| tensor.ok_or_else(missing)).collect()
+        stored
+            .into_iter()
+            .map(|tensor| tensor.ok_or_else(missing))
+            .collect()
     }
+}
+
+/// A mapped file as a buffer.
+struct Imported {
+    memory: Arc<dyn BufferType>,
+    file: usize,
+    buffer: Arc<dyn Buffer>,
 }
 
 /// Each tensor once, though it may be written to several places.
@@ -364,8 +413,16 @@ fn willing_device(
         match can_use(devices.get(device), spec, info.dtype)? {
             Support::Yes if device == choice.device => return Ok(choice),
             Support::Yes => {
-                let (wanted, got) = (devices.get(choice.device).name(), devices.get(device).name());
-                tracing::debug!(tensor = spec.name, wanted, got, "the wanted device cannot use this weight");
+                let (wanted, got) = (
+                    devices.get(choice.device).name(),
+                    devices.get(device).name(),
+                );
+                tracing::debug!(
+                    tensor = spec.name,
+                    wanted,
+                    got,
+                    "the wanted device cannot use this weight"
+                );
                 return Ok(Choice {
                     device,
                     explicit: false,
@@ -406,7 +463,9 @@ mod tests {
         }
 
         fn accepts(&self, node: Node<'_>) -> Support {
-            let is_q8 = node.source_layout(0).is_some_and(|l| l.dtype() == DType::Q8_0);
+            let is_q8 = node
+                .source_layout(0)
+                .is_some_and(|l| l.dtype() == DType::Q8_0);
             let is_product = matches!(node.op(), samite_core::Op::MulMat { .. });
             Support::when(is_q8 && is_product, "only products with q8_0")
         }
@@ -436,9 +495,18 @@ mod tests {
             let (memory, packed) = memory_for(&device, &spec(usage), dtype).unwrap();
             (memory.name().to_owned(), packed)
         };
-        assert_eq!(name(WeightUse::Product, DType::Q8_0), ("packed".to_owned(), true));
-        assert_eq!(name(WeightUse::Product, DType::F32), ("host".to_owned(), false));
-        assert_eq!(name(WeightUse::Rows, DType::Q8_0), ("host".to_owned(), false));
+        assert_eq!(
+            name(WeightUse::Product, DType::Q8_0),
+            ("packed".to_owned(), true)
+        );
+        assert_eq!(
+            name(WeightUse::Product, DType::F32),
+            ("host".to_owned(), false)
+        );
+        assert_eq!(
+            name(WeightUse::Rows, DType::Q8_0),
+            ("host".to_owned(), false)
+        );
     }
 
     #[test]
@@ -459,8 +527,11 @@ mod tests {
             device: 0,
             explicit: true,
         };
-        let devices =
-            DeviceSet::new(vec![unwilling("gpu"), FakeDevice::new("cpu", DeviceKind::Cpu)]).unwrap();
+        let devices = DeviceSet::new(vec![
+            unwilling("gpu"),
+            FakeDevice::device("cpu", DeviceKind::Cpu),
+        ])
+        .unwrap();
         let found = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
         assert_eq!((found.device, found.explicit), (1, false));
         let devices = DeviceSet::new(vec![unwilling("gpu"), unwilling("cpu")]).unwrap();

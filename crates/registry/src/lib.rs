@@ -8,3 +8,4 @@
 mod registry;
 
 pub use registry::{BuiltIn, Registry, RegistryError};
+pub use samite_cpu::{Peaks, allowed_threads, measure_peaks};

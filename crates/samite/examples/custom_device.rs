@@ -6,7 +6,8 @@
 
 use samite::prelude::*;
 use samite::{
-    BufferType, DeviceKind, Error, Node, Op, Placed, Prepared, Result, RunControl, Stream, Support, TensorRef, host_buffer_type,
+    BufferType, DeviceKind, Error, Node, Op, Placed, Prepared, Result, RunControl, Stream, Support,
+    TensorRef, host_buffer_type,
 };
 use std::any::Any;
 
@@ -45,7 +46,10 @@ impl Device for VectorDevice {
             Op::Add => return Support::no("it does not repeat operands"),
             _ => return Support::no("it only scales and adds"),
         }
-        Support::when(operands.into_iter().flatten().all(dense), "operands must be dense f32")
+        Support::when(
+            operands.into_iter().flatten().all(dense),
+            "operands must be dense f32",
+        )
     }
 
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
@@ -59,8 +63,17 @@ impl Device for VectorDevice {
 
 /// What one node does, with the places of its operands and its result.
 enum Step {
-    Scale { scale: f32, bias: f32, x: TensorRef, to: TensorRef },
-    Add { a: TensorRef, b: TensorRef, to: TensorRef },
+    Scale {
+        scale: f32,
+        bias: f32,
+        x: TensorRef,
+        to: TensorRef,
+    },
+    Add {
+        a: TensorRef,
+        b: TensorRef,
+        to: TensorRef,
+    },
 }
 
 struct Steps(Vec<Step>);
@@ -90,25 +103,50 @@ impl Stream for VectorStream {
         for node in work.computed() {
             let to = work.place(node.id())?.clone();
             let operand = |index: usize| -> Result<TensorRef> {
-                let source = node.source(index).ok_or_else(|| Error::invalid("an operand is missing"))?;
+                let source = node
+                    .source(index)
+                    .ok_or_else(|| Error::invalid("an operand is missing"))?;
                 Ok(work.place(source.id())?.clone())
             };
             steps.push(match *node.op() {
-                Op::Scale { scale, bias } => Step::Scale { scale, bias, x: operand(0)?, to },
-                Op::Add => Step::Add { a: operand(0)?, b: operand(1)?, to },
-                ref op => return Err(Error::unsupported("vector", op.name(), "it only scales and adds")),
+                Op::Scale { scale, bias } => Step::Scale {
+                    scale,
+                    bias,
+                    x: operand(0)?,
+                    to,
+                },
+                Op::Add => Step::Add {
+                    a: operand(0)?,
+                    b: operand(1)?,
+                    to,
+                },
+                ref op => {
+                    return Err(Error::unsupported(
+                        "vector",
+                        op.name(),
+                        "it only scales and adds",
+                    ));
+                }
             });
         }
         Ok(Box::new(Steps(steps)))
     }
 
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
-        let steps = prepared.as_any().downcast_ref::<Steps>().ok_or_else(|| Error::invalid("work of another device"))?;
+        let steps = prepared
+            .as_any()
+            .downcast_ref::<Steps>()
+            .ok_or_else(|| Error::invalid("work of another device"))?;
         for step in &steps.0 {
             control.cancel.check()?;
             let (to, values): (_, Vec<f32>) = match step {
-                Step::Scale { scale, bias, x, to } => (to, load(x)?.iter().map(|x| scale * x + bias).collect()),
-                Step::Add { a, b, to } => (to, load(a)?.iter().zip(load(b)?).map(|(a, b)| a + b).collect()),
+                Step::Scale { scale, bias, x, to } => {
+                    (to, load(x)?.iter().map(|x| scale * x + bias).collect())
+                }
+                Step::Add { a, b, to } => (
+                    to,
+                    load(a)?.iter().zip(load(b)?).map(|(a, b)| a + b).collect(),
+                ),
             };
             to.write(0, &f32_bytes(&values))?;
         }
@@ -122,7 +160,11 @@ impl Stream for VectorStream {
 
 fn main() -> Result<()> {
     let registry = Registry::built_in(Default::default());
-    let cpu = Arc::clone(registry.device("cpu").map_err(|error| Error::invalid(error.to_string()))?);
+    let cpu = Arc::clone(
+        registry
+            .device("cpu")
+            .map_err(|error| Error::invalid(error.to_string()))?,
+    );
 
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 1, 1, 1])?;

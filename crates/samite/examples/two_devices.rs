@@ -11,13 +11,27 @@ fn main() -> samite::Result<()> {
     // The reference device has memory that the host cannot see, like a GPU: what crosses over has to be copied.
     let far: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     let registry = Registry::built_in(Default::default());
-    let cpu = Arc::clone(registry.device("cpu").map_err(|error| samite::Error::invalid(error.to_string()))?);
+    let cpu = Arc::clone(
+        registry
+            .device("cpu")
+            .map_err(|error| samite::Error::invalid(error.to_string()))?,
+    );
 
     // Weights decide where the work is done: the first layer's lie on one device, the second's on the other.
     let matrix = samite::Layout::contiguous(DType::F32, [64, 64, 1, 1])?;
-    let first = TensorGroup::allocate(&far.buffer_type(), Usage::Weights, &[("first.weight", matrix)])?;
-    let second = TensorGroup::allocate(&cpu.buffer_type(), Usage::Weights, &[("second.weight", matrix)])?;
-    let ramp: Vec<f32> = (0..64 * 64).map(|i| (i % 13) as f32 / 64.0 - 0.09).collect();
+    let first = TensorGroup::allocate(
+        &far.buffer_type(),
+        Usage::Weights,
+        &[("first.weight", matrix)],
+    )?;
+    let second = TensorGroup::allocate(
+        &cpu.buffer_type(),
+        Usage::Weights,
+        &[("second.weight", matrix)],
+    )?;
+    let ramp: Vec<f32> = (0..64 * 64)
+        .map(|i| (i % 13) as f32 / 64.0 - 0.09)
+        .collect();
     for group in [&first, &second] {
         group.tensors[0].tensor().write(0, &f32_bytes(&ramp))?;
     }

@@ -37,9 +37,10 @@
 #![forbid(unsafe_code)]
 
 pub use samite_core::{
-    Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device, DeviceKind, Error, Event, Flags, Glu,
-    Graph, HostMemory, Layout, MemoryInfo, MemorySet, Node, Op, Placed, Precision, Prepared, Result, Rope, RopeMode, Rows,
-    RunControl, RunObserver, Shape, Slot, SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef,
+    Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
+    DeviceKind, Error, Event, Flags, Glu, Graph, HostMemory, Layout, MemoryInfo, MemorySet, Node,
+    Op, Placed, Precision, Prepared, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape,
+    Slot, SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef,
     Unary, Usage, ViewOf, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
 pub use samite_gguf as gguf;
@@ -54,17 +55,26 @@ pub mod prelude {
     pub use crate::registry::Registry;
     pub use crate::sched::{Assignments, Scheduler};
     pub use crate::{
-        CancelToken, DType, Device, DeviceKind, Graph, StoredTensor, TensorGroup, TensorId, Usage, f32_bytes, f32_values,
+        CancelToken, DType, Device, DeviceKind, Graph, StoredTensor, TensorGroup, TensorId, Usage,
+        f32_bytes, f32_values,
     };
     pub use std::sync::Arc;
 }
 
 /// The bytes of F32 elements, as tensors hold them.
 pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
 }
 
 /// F32 elements from their bytes; incomplete ones at the end are left out.
 pub fn f32_values(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+    bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|value| f32::from_le_bytes(*value))
+        .collect()
 }

@@ -30,7 +30,7 @@ mod run;
 pub use case::{Case, Input, Limit};
 pub use cases::cases;
 pub use compare::nmse;
-pub use random::{RandomGraph, random_graph};
+pub use random::{RandomGraph, StoreTensor, random_graph};
 pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, run_suite};
 pub use run::{Outcome, run_case, run_case_in};

@@ -153,7 +153,10 @@ impl Device for CpuDevice {
                 Error::unsupported(&self.name, node.op().to_string(), reason.into_owned())
             })?;
             let bytes = (kernel.scratch)(node, self.isa, self.pool.threads()).ok_or_else(|| {
-                Error::shape(format!("{}: the size of its workspace overflows", node.op()))
+                Error::shape(format!(
+                    "{}: the size of its workspace overflows",
+                    node.op()
+                ))
             })?;
             most = most.max(bytes);
         }

@@ -17,8 +17,11 @@
 //! - Instruction sets are chosen at run time by tokens that only detection makes; portable code is always there.
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod calibrate;
 mod detect;
 mod device;
+#[cfg(test)]
+mod harness;
 mod kernels;
 mod machine;
 mod operand;
@@ -26,6 +29,9 @@ mod pool;
 mod prepare;
 mod simd;
 mod table;
+#[cfg(test)]
+mod tests;
 
+pub use calibrate::{Peaks, allowed_threads, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};
 pub use device::{CpuBackend, CpuDevice, CpuOptions};

@@ -149,26 +149,6 @@ impl Operand {
         unsafe { std::slice::from_raw_parts_mut(self.at(row).cast(), self.shape()[0]) }
     }
 
-    /// The bytes of a dense row.
-    ///
-    /// # Safety
-    /// As [`row`](Operand::row).
-    #[inline]
-    pub unsafe fn bytes<'a>(&self, row: [usize; 3]) -> &'a [u8] {
-        // SAFETY: as in `row`.
-        unsafe { std::slice::from_raw_parts(self.at(row), self.layout.row_bytes()) }
-    }
-
-    /// The bytes of a dense row, for writing.
-    ///
-    /// # Safety
-    /// As [`row_mut`](Operand::row_mut).
-    #[inline]
-    pub unsafe fn bytes_mut<'a>(&self, row: [usize; 3]) -> &'a mut [u8] {
-        // SAFETY: as in `row`.
-        unsafe { std::slice::from_raw_parts_mut(self.at(row), self.layout.row_bytes()) }
-    }
-
     /// Element `i` of a row of integers, I32 or I64.
     ///
     /// # Safety
@@ -300,9 +280,7 @@ impl Operand {
         if self.dtype() == DType::F32 && self.has_dense_rows() {
             let first = self.at(row).wrapping_add(start * 4).cast::<f32>();
             // SAFETY: the piece is inside of the row and the caller alone uses it.
-            fill(piece, unsafe {
-                std::slice::from_raw_parts_mut(first, len)
-            });
+            fill(piece, unsafe { std::slice::from_raw_parts_mut(first, len) });
             return;
         }
         let mut buffer = [0.0; CHUNK];
@@ -328,12 +306,7 @@ pub(crate) fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::F64 | DType::I64 => 8,
         DType::F32 | DType::I32 | DType::Q8_K => 4,
-        DType::I8
-        | DType::MXFP4
-        | DType::NVFP4
-        | DType::IQ1_M
-        | DType::Q1_0
-        | DType::Q2_0 => 1,
+        DType::I8 | DType::MXFP4 | DType::NVFP4 | DType::IQ1_M | DType::Q1_0 | DType::Q2_0 => 1,
         _ => 2,
     }
 }

@@ -83,11 +83,6 @@ impl Team {
         self.stop.store(false, Ordering::Relaxed);
     }
 
-    /// Number of workers.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
     /// Takes the next `count` units of work: the number of the first.
     pub fn take(&self, count: usize) -> usize {
         if self.size == 1 {

@@ -137,7 +137,8 @@ pub(crate) struct Program {
     phases: Vec<Phase>,
     memory: MemorySet,
     any_shared: bool,
-    _buffers: Vec<Arc<dyn Buffer>>,
+    /// Keeps the memory alive that addresses point to.
+    buffers: Vec<Arc<dyn Buffer>>,
 }
 
 /// Why a run ended early.
@@ -156,7 +157,7 @@ impl Program {
             phases: Vec::new(),
             memory: MemorySet::default(),
             any_shared: false,
-            _buffers: Vec::new(),
+            buffers: Vec::new(),
         };
         let scratch = match work.workspace {
             Some(place) => {
@@ -184,11 +185,11 @@ impl Program {
         }
         self.memory.add(memory, access);
         if !self
-            ._buffers
+            .buffers
             .iter()
             .any(|buffer| Arc::ptr_eq(buffer, &place.buffer))
         {
-            self._buffers.push(Arc::clone(&place.buffer));
+            self.buffers.push(Arc::clone(&place.buffer));
         }
         Ok(())
     }
@@ -273,7 +274,8 @@ impl Program {
                 }
                 let start = control.observer.map(|_| Instant::now());
                 for phase in &self.phases[step.phases.clone()] {
-                    (phase.run)(0..phase.tasks, 0).map_err(|fault| Trouble::Fault(number, fault))?;
+                    (phase.run)(0..phase.tasks, 0)
+                        .map_err(|fault| Trouble::Fault(number, fault))?;
                 }
                 if let (Some(observer), Some(start)) = (control.observer, start) {
                     observer.ran(step.id, start, Instant::now());
@@ -298,10 +300,7 @@ impl Program {
             };
             self.work(worker, team, control, &report);
         });
-        if let Some(trouble) = trouble
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
+        if let Some(trouble) = trouble.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(self.error(trouble));
         }
         outcome.map_err(|Panicked| Error::device(&self.device, "a worker thread panicked"))
@@ -309,13 +308,7 @@ impl Program {
 
     /// One worker's way through all phases. Phases that are not shared run in worker 0, one after the other without
     /// barriers; all workers meet before and after each shared phase.
-    fn work(
-        &self,
-        worker: usize,
-        team: &Team,
-        control: RunControl<'_>,
-        report: &dyn Fn(Trouble),
-    ) {
+    fn work(&self, worker: usize, team: &Team, control: RunControl<'_>, report: &dyn Fn(Trouble)) {
         // Worker 0 has done phases that the others have not seen the end of. It stops on its own after trouble there;
         // the others learn of it at the next barrier.
         let (mut unseen, mut halted) = (false, false);
@@ -353,7 +346,7 @@ impl Program {
                     return;
                 }
             }
-            if let (Some(observer), Some(start)) = (control.observer, start) {
+            if let (Some(observer), Some(start), false) = (control.observer, start, halted) {
                 observer.ran(step.id, start, Instant::now());
             }
         }
@@ -363,9 +356,10 @@ impl Program {
         let label = |number: usize| self.steps.get(number).map_or("", |step| &step.label);
         match trouble {
             Trouble::Cancelled => Error::Cancelled,
-            Trouble::Panic(number) => {
-                Error::device(&self.device, format!("{}: a kernel panicked", label(number)))
-            }
+            Trouble::Panic(number) => Error::device(
+                &self.device,
+                format!("{}: a kernel panicked", label(number)),
+            ),
             Trouble::Fault(number, fault) => Error::device(
                 &self.device,
                 format!(

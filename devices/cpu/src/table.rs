@@ -41,9 +41,12 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(match node.op() {
         Op::Add | Op::Sub | Op::Mul | Op::Div => Kernel::plain(elementwise::binary),
         Op::AddId => Kernel::plain(rows::add_id),
-        Op::Scale { .. } | Op::Sqr | Op::Sqrt | Op::Clamp { .. } | Op::Fill { .. } | Op::Unary(_) => {
-            Kernel::plain(elementwise::unary)
-        }
+        Op::Scale { .. }
+        | Op::Sqr
+        | Op::Sqrt
+        | Op::Clamp { .. }
+        | Op::Fill { .. }
+        | Op::Unary(_) => Kernel::plain(elementwise::unary),
         Op::DiagMaskInf { .. } => Kernel::plain(elementwise::diag_mask_inf),
         Op::Sum => Kernel::plain(reduce::sum),
         Op::SumRows | Op::Mean => Kernel::plain(reduce::rows),

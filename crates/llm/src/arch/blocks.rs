@@ -118,7 +118,10 @@ impl<'a> Blocks<'a> {
     /// If the graph is full.
     pub fn optional_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
         let weights = self.weights;
-        weights.get(name).map(|tensor| self.stored(tensor)).transpose()
+        weights
+            .get(name)
+            .map(|tensor| self.stored(tensor))
+            .transpose()
     }
 
     fn weight(&mut self, name: &str) -> Result<TensorId> {
@@ -153,7 +156,13 @@ impl<'a> Blocks<'a> {
     ///
     /// # Errors
     /// If operands do not fit.
-    pub fn linear(&mut self, x: TensorId, weights: &str, name: &str, il: usize) -> Result<TensorId> {
+    pub fn linear(
+        &mut self,
+        x: TensorId,
+        weights: &str,
+        name: &str,
+        il: usize,
+    ) -> Result<TensorId> {
         let matrix = self.weight(&format!("blk.{il}.{weights}.weight"))?;
         let y = self.graph.mul_mat(matrix, x)?;
         self.named(y, name, il);
@@ -172,7 +181,14 @@ impl<'a> Blocks<'a> {
         Ok(self.named(sum, name, il))
     }
 
-    fn heads(&mut self, x: TensorId, size: usize, count: usize, name: &str, il: usize) -> Result<TensorId> {
+    fn heads(
+        &mut self,
+        x: TensorId,
+        size: usize,
+        count: usize,
+        name: &str,
+        il: usize,
+    ) -> Result<TensorId> {
         let n_tokens = self.graph.tensor(x).layout.shape()[1];
         let heads = self.graph.reshape(x, [size, count, n_tokens, 1])?;
         Ok(self.named(heads, name, il))
@@ -184,7 +200,13 @@ impl<'a> Blocks<'a> {
     /// If operands do not fit.
     pub fn queries(&mut self, x: TensorId, il: usize) -> Result<TensorId> {
         let q = self.linear(x, "attn_q", "Qcur", il)?;
-        self.heads(q, self.hparams.head_dim_k, self.hparams.layers[il].n_head, "Qcur", il)
+        self.heads(
+            q,
+            self.hparams.head_dim_k,
+            self.hparams.layers[il].n_head,
+            "Qcur",
+            il,
+        )
     }
 
     /// The keys and the values of `x`: `[head size, kv heads, tokens]` each.
@@ -212,7 +234,9 @@ impl<'a> Blocks<'a> {
         il: usize,
     ) -> Result<TensorId> {
         let positions = self.inputs.positions;
-        let rotated = self.graph.rope(x, positions, divisors, self.hparams.rope())?;
+        let rotated = self
+            .graph
+            .rope(x, positions, divisors, self.hparams.rope())?;
         Ok(self.named(rotated, name, il))
     }
 
@@ -225,7 +249,9 @@ impl<'a> Blocks<'a> {
         for (rows, cache, name) in [(k, &cache.k, "k_cache"), (v, &cache.v, "v_cache")] {
             let cache = self.stored(cache)?;
             let width = self.graph.tensor(cache).layout.shape()[0];
-            let rows = self.graph.reshape(rows, [width, self.shape.n_tokens, 1, 1])?;
+            let rows = self
+                .graph
+                .reshape(rows, [width, self.shape.n_tokens, 1, 1])?;
             let written = self.graph.set_rows(rows, self.inputs.cells, cache)?;
             self.named(written, name, il);
         }
@@ -248,7 +274,13 @@ impl<'a> Blocks<'a> {
     }
 
     /// The cached rows that attention looks at, by head: `[head size, cells, kv heads]`.
-    fn cached(&mut self, cache: &Arc<StoredTensor>, size: usize, name: &str, il: usize) -> Result<TensorId> {
+    fn cached(
+        &mut self,
+        cache: &Arc<StoredTensor>,
+        size: usize,
+        name: &str,
+        il: usize,
+    ) -> Result<TensorId> {
         let leaf = self.stored(cache)?;
         let layout = *cache.layout();
         let (row, head) = (layout.row_bytes(), layout.dtype().row_bytes(size)?);
@@ -288,7 +320,9 @@ impl<'a> Blocks<'a> {
             self.named(merged, "kqv_merged", il)
         };
         let width = hparams.head_dim_v * hparams.layers[il].n_head;
-        let flat = self.graph.reshape(attended, [width, self.shape.n_tokens, 1, 1])?;
+        let flat = self
+            .graph
+            .reshape(attended, [width, self.shape.n_tokens, 1, 1])?;
         Ok(self.named(flat, "kqv_out", il))
     }
 
@@ -301,7 +335,9 @@ impl<'a> Blocks<'a> {
         if il + 1 != self.hparams.n_layer() || n_outputs == self.shape.n_tokens {
             return Ok(tensors);
         }
-        let outputs = self.graph.input("inp_out_ids", DType::I32, [n_outputs, 1, 1, 1])?;
+        let outputs = self
+            .graph
+            .input("inp_out_ids", DType::I32, [n_outputs, 1, 1, 1])?;
         self.inputs.outputs = Some(outputs);
         let [a, b] = tensors.map(|tensor| self.graph.get_rows(tensor, outputs));
         let kept = [a?, b?];
@@ -314,7 +350,12 @@ impl<'a> Blocks<'a> {
     ///
     /// # Errors
     /// If operands do not fit.
-    pub fn rest_of_layer(&mut self, attended: TensorId, x: TensorId, il: usize) -> Result<TensorId> {
+    pub fn rest_of_layer(
+        &mut self,
+        attended: TensorId,
+        x: TensorId,
+        il: usize,
+    ) -> Result<TensorId> {
         let [attended, x] = self.keep_outputs([attended, x], il)?;
         let projected = self.linear(attended, "attn_output", "attn_out", il)?;
         let middle = self.add(projected, x, "ffn_inp", il)?;

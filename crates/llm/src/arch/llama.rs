@@ -21,7 +21,12 @@ impl Architecture for Llama {
         // Llama 3.1 and later stretch their frequencies unevenly.
         let pairs = [list.hparams.rope_dims / 2, 1];
         let role = Role::Layer(0);
-        list.allow("rope_freqs.weight".to_owned(), pairs, role, WeightUse::RopeDivisors);
+        list.allow(
+            "rope_freqs.weight".to_owned(),
+            pairs,
+            role,
+            WeightUse::RopeDivisors,
+        );
         for il in 0..list.hparams.n_layer() {
             list.decoder_layer(il, Bias::Optional);
         }

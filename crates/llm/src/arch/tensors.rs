@@ -131,13 +131,33 @@ impl<'a> TensorList<'a> {
         let (n_embd, n_vocab) = (self.hparams.n_embd, self.hparams.n_vocab);
         let matrix = [n_embd, n_vocab];
         let name = |name: &str| name.to_owned();
-        self.require(name("token_embd.weight"), matrix, Role::Embedding, WeightUse::Rows);
-        self.require(name("output_norm.weight"), [n_embd, 1], Role::Output, WeightUse::Scale);
-        self.allow(name("output.weight"), matrix, Role::Output, WeightUse::Product);
+        self.require(
+            name("token_embd.weight"),
+            matrix,
+            Role::Embedding,
+            WeightUse::Rows,
+        );
+        self.require(
+            name("output_norm.weight"),
+            [n_embd, 1],
+            Role::Output,
+            WeightUse::Scale,
+        );
+        self.allow(
+            name("output.weight"),
+            matrix,
+            Role::Output,
+            WeightUse::Product,
+        );
         if let Some(output) = self.specs.last_mut() {
             output.otherwise = Some("token_embd.weight");
         }
-        self.allow(name("output.bias"), [n_vocab, 1], Role::Output, WeightUse::Bias);
+        self.allow(
+            name("output.bias"),
+            [n_vocab, 1],
+            Role::Output,
+            WeightUse::Bias,
+        );
     }
 
     /// Adds the scale of a norm of layer `il`.

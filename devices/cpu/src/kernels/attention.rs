@@ -301,7 +301,13 @@ impl Attention {
             }
             // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
-                let (at, stride) = self.rows(&self.k, plan.decode_keys, [key, kv_head, batch], len, decoded);
+                let (at, stride) = self.rows(
+                    &self.k,
+                    plan.decode_keys,
+                    [key, kv_head, batch],
+                    len,
+                    decoded,
+                );
                 let panel = Panel {
                     weights: at,
                     stride,
@@ -317,8 +323,15 @@ impl Attention {
                 {
                     self.soften(row, key, &mut scores[..len], sums);
                 }
-                let decoded = decoded.wrapping_add(if plan.decode_keys { KEYS * plan.d } else { 0 });
-                let (at, stride) = self.rows(&self.v, plan.decode_values, [key, kv_head, batch], len, decoded);
+                let decoded =
+                    decoded.wrapping_add(if plan.decode_keys { KEYS * plan.d } else { 0 });
+                let (at, stride) = self.rows(
+                    &self.v,
+                    plan.decode_values,
+                    [key, kv_head, batch],
+                    len,
+                    decoded,
+                );
                 let values = Weighted {
                     rows: at,
                     stride,
@@ -388,7 +401,9 @@ impl Attention {
         self.isa.run(|| {
             scores.iter_mut().for_each(|x| *x *= scale);
             if softcap != 0.0 {
-                scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+                scores
+                    .iter_mut()
+                    .for_each(|x| *x = softcap * math::tanh(*x));
             }
         });
         if let Some(mask) = mask {
@@ -460,14 +475,19 @@ impl Attention {
         unsafe {
             let out = self.result.row_mut::<f32>(place);
             let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
-            let max = parts.clone().map(|part| part[0]).fold(f32::NEG_INFINITY, f32::max);
+            let max = parts
+                .clone()
+                .map(|part| part[0])
+                .fold(f32::NEG_INFINITY, f32::max);
             let mut sum = 0.0;
             out.fill(0.0);
             for part in parts.filter(|part| part[1] != 0.0) {
                 let factor = math::exp(part[0] - max);
                 sum += part[1] * factor;
                 self.isa.run(|| {
-                    out.iter_mut().zip(&part[2..]).for_each(|(x, y)| *x += *y * factor);
+                    out.iter_mut()
+                        .zip(&part[2..])
+                        .for_each(|(x, y)| *x += *y * factor);
                 });
             }
             self.finish(head, max, sum, out);

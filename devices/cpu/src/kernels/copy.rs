@@ -19,7 +19,10 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     let number = |dtype: DType| dtype.is_float() || samite_quant::can_decode(dtype);
     let possible = from == to
         || (number(from) && samite_quant::can_encode(to))
-        || matches!((from, to), (DType::I32, DType::F32) | (DType::F32, DType::I32));
+        || matches!(
+            (from, to),
+            (DType::I32, DType::F32) | (DType::F32, DType::I32)
+        );
     if !possible {
         return Err(format!("{from} cannot be converted to {to}").into());
     }
@@ -99,7 +102,16 @@ unsafe fn copy(source: &Operand, result: &Operand, range: Range<usize>) {
                 .at(piece.row)
                 .wrapping_add(to_start / dtype.block_len() * to_stride);
             // SAFETY: both pieces lie inside of their rows.
-            unsafe { copy_blocks(src, from_stride, dst, to_stride, dtype.block_bytes(), blocks) };
+            unsafe {
+                copy_blocks(
+                    src,
+                    from_stride,
+                    dst,
+                    to_stride,
+                    dtype.block_bytes(),
+                    blocks,
+                )
+            };
         });
     });
 }
@@ -126,14 +138,12 @@ pub(crate) unsafe fn copy_blocks(
         match size {
             4 => {
                 for i in 0..count {
-                    *to.add(i * to_stride).cast::<u32>() =
-                        *from.add(i * from_stride).cast::<u32>();
+                    *to.add(i * to_stride).cast::<u32>() = *from.add(i * from_stride).cast::<u32>();
                 }
             }
             2 => {
                 for i in 0..count {
-                    *to.add(i * to_stride).cast::<u16>() =
-                        *from.add(i * from_stride).cast::<u16>();
+                    *to.add(i * to_stride).cast::<u16>() = *from.add(i * from_stride).cast::<u16>();
                 }
             }
             _ => {

@@ -15,10 +15,20 @@ pub(crate) fn unary(site: &Site<'_>) -> Result<Vec<Phase>> {
         Op::Scale { scale, bias } => map(site, 0.3, move |x| x * scale + bias),
         Op::Sqr => map(site, 0.3, |x| x * x),
         Op::Sqrt => map(site, 0.5, f32::sqrt),
-        Op::Clamp { min, max } => map(site, 0.3, move |x| if x < min { min } else if x > max { max } else { x }),
+        Op::Clamp { min, max } => map(site, 0.3, move |x| {
+            if x < min {
+                min
+            } else if x > max {
+                max
+            } else {
+                x
+            }
+        }),
         Op::Fill { value } => map(site, 0.2, move |_| value),
         Op::Unary(function) => function_of(site, function),
-        ref op => Err(Error::invalid(format!("{op} is not a function of one element"))),
+        ref op => Err(Error::invalid(format!(
+            "{op} is not a function of one element"
+        ))),
     };
     Ok(vec![phase?])
 }
@@ -102,7 +112,9 @@ pub(crate) fn binary(site: &Site<'_>) -> Result<Vec<Phase>> {
         Op::Sub => zip(site, a, b, 0.4, |a, b| a - b),
         Op::Mul => zip(site, a, b, 0.4, |a, b| a * b),
         Op::Div => zip(site, a, b, 0.6, |a, b| a / b),
-        op => Err(Error::invalid(format!("{op} is not a function of two elements"))),
+        op => Err(Error::invalid(format!(
+            "{op} is not a function of two elements"
+        ))),
     };
     Ok(vec![phase?])
 }

@@ -24,7 +24,10 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     let [k, _, experts, _] = weights.shape();
     let product = Product::new(isa, weights.dtype(), k)?;
     let lists = Columns::bytes(product.form, x)?;
-    let list_bytes = experts.checked_add(choices)?.checked_add(1)?.checked_mul(4)?;
+    let list_bytes = experts
+        .checked_add(choices)?
+        .checked_add(1)?
+        .checked_mul(4)?;
     let workers = lists
         .checked_add(list_bytes)?
         .checked_next_multiple_of(64)?;
@@ -137,7 +140,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         experts,
         choices: used * tokens,
     };
-    let rows = rows_of_a_task(weights.layout().row_bytes(), m);
+    let rows = rows_of_a_task(weights.layout().row_bytes());
     let row_blocks = m.div_ceil(rows);
 
     let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {

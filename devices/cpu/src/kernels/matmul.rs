@@ -252,9 +252,9 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     })
 }
 
-/// Rows of a task.
-pub(crate) fn rows_of_a_task(row_bytes: usize, rows: usize) -> usize {
-    (TASK_BYTES / row_bytes.max(1)).clamp(8, 256).min(rows.max(1)) & !3 | 4 * usize::from(rows < 4)
+/// Rows of a task: a multiple of the rows of a tile.
+pub(crate) fn rows_of_a_task(row_bytes: usize) -> usize {
+    (TASK_BYTES / row_bytes.max(1)).clamp(8, 256) & !3
 }
 
 /// Estimated nanoseconds of a product.
@@ -272,7 +272,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let [_, m, w2, w3] = weights.shape();
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
-    let rows = rows_of_a_task(weights.layout().row_bytes(), m);
+    let rows = rows_of_a_task(weights.layout().row_bytes());
     let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(COLUMNS));
     let multiply = Phase::new(
         row_blocks * column_blocks * n2 * n3,

@@ -8,6 +8,8 @@ pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod glu;
+#[cfg(test)]
+mod known_answers;
 pub(crate) mod matmul;
 pub(crate) mod reduce;
 pub(crate) mod rope;

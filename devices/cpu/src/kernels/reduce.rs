@@ -41,7 +41,10 @@ pub(crate) fn max_of(x: &[f32]) -> f32 {
         }
     }
     let rest = rest.iter().copied();
-    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, f32::max)
+    lanes
+        .into_iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Lets `f` change each row of the F32 result, after the source's row was copied to it.

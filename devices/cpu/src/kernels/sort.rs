@@ -73,9 +73,8 @@ fn top_k(site: &Site<'_>) -> Result<Vec<Phase>> {
         source.elements() as f64 * 5.0,
         move |tasks, worker| {
             // SAFETY: each worker has a list of its own.
-            let indices: &mut [i32] = unsafe {
-                std::slice::from_raw_parts_mut(scratch.at(worker * bytes).cast(), n0)
-            };
+            let indices: &mut [i32] =
+                unsafe { std::slice::from_raw_parts_mut(scratch.at(worker * bytes).cast(), n0) };
             for row in tasks {
                 let row = result.layout().row_index(row);
                 // SAFETY: source and result have the same rows; tasks are rows.

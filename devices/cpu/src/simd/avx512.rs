@@ -45,6 +45,21 @@ impl Vector for __m512 {
     }
 
     #[inline(always)]
+    unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: as above; masked lanes are not read.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: as above; masked lanes are not read.
+        unsafe {
+            let lanes = _mm256_maskz_loadu_epi16(mask(count), from.cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(lanes), 16))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: as above.
         unsafe { _mm512_storeu_ps(to, self) }

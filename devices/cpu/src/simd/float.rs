@@ -1,5 +1,8 @@
 //! Products of F32, F16 and BF16 rows with F32 columns, and sums of weighted rows.
 
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
 use super::generic::Lanes;
 use super::{Bf16, Element, F16, F32, Vector};
 use crate::detect::Isa;

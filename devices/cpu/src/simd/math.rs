@@ -54,7 +54,8 @@ pub(crate) fn tanh(x: f32) -> f32 {
     let far = 1.0 - 2.0 / (exp(2.0 * x) + 1.0);
     // Near 0 the difference above loses digits; this series does not.
     let s = x * x;
-    let near = x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
+    let near =
+        x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
     if x.abs() < 0.3 { near } else { far }
 }
 
@@ -103,9 +104,12 @@ pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
     let r = ((angle - whole * HIGH) - whole * LOW) as f32;
     let s = r * r;
     let sin = r + r * s * (-1.666_665_5e-1 + s * (8.332_161e-3 + s * -1.951_529_6e-4));
-    let cos = 1.0 - 0.5 * s
-        + s * s * (4.166_664_6e-2 + s * (-1.388_731_6e-3 + s * 2.443_315_7e-5));
-    let (a, b) = if quadrant & 1 == 0 { (sin, cos) } else { (cos, sin) };
+    let cos = 1.0 - 0.5 * s + s * s * (4.166_664_6e-2 + s * (-1.388_731_6e-3 + s * 2.443_315_7e-5));
+    let (a, b) = if quadrant & 1 == 0 {
+        (sin, cos)
+    } else {
+        (cos, sin)
+    };
     let a = if quadrant & 2 == 0 { a } else { -a };
     let b = if (quadrant + 1) & 2 == 0 { b } else { -b };
     (a, b)
@@ -127,7 +131,13 @@ mod tests {
     fn exponential() {
         for i in -10300..8870 {
             let x = i as f32 * 0.01;
-            close(exp(x), f64::from(x).exp(), 4e-7, 2e-45, &format!("exp({x})"));
+            close(
+                exp(x),
+                f64::from(x).exp(),
+                4e-7,
+                2e-45,
+                &format!("exp({x})"),
+            );
         }
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
@@ -139,9 +149,20 @@ mod tests {
     fn hyperbolic_tangent_and_error_function() {
         for i in -1000..1000 {
             let x = i as f32 * 0.01;
-            close(tanh(x), f64::from(x).tanh(), 1e-6, 0.0, &format!("tanh({x})"));
+            close(
+                tanh(x),
+                f64::from(x).tanh(),
+                1e-6,
+                0.0,
+                &format!("tanh({x})"),
+            );
         }
-        for (x, expected) in [(0.0, 0.0), (0.5, 0.520_499_877_8), (1.0, 0.842_700_792_9), (-2.0, -0.995_322_265)] {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_8),
+            (1.0, 0.842_700_792_9),
+            (-2.0, -0.995_322_265),
+        ] {
             close(erf(x), expected, 0.0, 5e-7, &format!("erf({x})"));
         }
     }
@@ -149,7 +170,11 @@ mod tests {
     #[test]
     fn sine_and_cosine() {
         for i in 0..20_000 {
-            for angle in [f64::from(i) * 0.01, f64::from(-i) * 997.1, f64::from(i) * 1e5] {
+            for angle in [
+                f64::from(i) * 0.01,
+                f64::from(-i) * 997.1,
+                f64::from(i) * 1e5,
+            ] {
                 let (sin, cos) = sin_cos(angle);
                 close(sin, angle.sin(), 0.0, 3e-7, &format!("sin({angle})"));
                 close(cos, angle.cos(), 0.0, 3e-7, &format!("cos({angle})"));

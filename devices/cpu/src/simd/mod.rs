@@ -33,6 +33,18 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_part(from: *const f32, count: usize) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
+    /// The first `count` numbers, then zeros.
+    #[inline(always)]
+    unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { Self::load_f16(padded(from, count).as_ptr()) }
+    }
+    /// The first `count` numbers, then zeros.
+    #[inline(always)]
+    unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { Self::load_bf16(padded(from, count).as_ptr()) }
+    }
     unsafe fn store(self, to: *mut f32);
     unsafe fn store_part(self, to: *mut f32, count: usize);
     /// `self * b + c`
@@ -43,9 +55,6 @@ pub(crate) trait Vector: Copy {
 
 /// A type of weights that is loaded as f32.
 pub(crate) trait Element {
-    /// Bytes of an element.
-    const BYTES: usize;
-
     /// Loads elements from element `i` on.
     ///
     /// # Safety
@@ -79,8 +88,6 @@ unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
 }
 
 impl Element for F32 {
-    const BYTES: usize = 4;
-
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.
@@ -95,8 +102,6 @@ impl Element for F32 {
 }
 
 impl Element for F16 {
-    const BYTES: usize = 2;
-
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.
@@ -105,14 +110,12 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract; the padded copy is long enough.
-        unsafe { V::load_f16(padded(from.cast::<u16>().add(i), count).as_ptr()) }
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16_part(from.cast::<u16>().add(i), count) }
     }
 }
 
 impl Element for Bf16 {
-    const BYTES: usize = 2;
-
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.
@@ -121,7 +124,7 @@ impl Element for Bf16 {
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract; the padded copy is long enough.
-        unsafe { V::load_bf16(padded(from.cast::<u16>().add(i), count).as_ptr()) }
+        // SAFETY: the caller's contract.
+        unsafe { V::load_bf16_part(from.cast::<u16>().add(i), count) }
     }
 }

@@ -4,6 +4,9 @@
 //! are stored beside it, scaled: a row whose codes have an offset or a minimum is then multiplied as if it had none,
 //! and the product of the offset with the sum is added.
 
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
 /// How a column that was quantized to 8 bits lies in memory: codes, then scales, then scaled sums of each 32 codes, then
 /// those of each 16.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +89,11 @@ fn quantize_block(x: &[f32; 32], codes: &mut [i8; 32]) -> (f32, [f32; 2]) {
     for x in x.as_chunks::<8>().0 {
         for (largest, x) in largest.iter_mut().zip(x) {
             let magnitude = x.abs();
-            *largest = if magnitude > *largest { magnitude } else { *largest };
+            *largest = if magnitude > *largest {
+                magnitude
+            } else {
+                *largest
+            };
         }
     }
     let largest = largest.into_iter().fold(0.0, f32::max);
@@ -120,10 +127,18 @@ mod x86 {
     use crate::detect::Isa;
     use crate::simd::avx2::sum;
     use crate::simd::float::{Column, Panel, PanelFn};
+    use half::f16;
     use samite_core::DType;
     use samite_quant::blocks::*;
     use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
     use std::arch::x86_64::*;
+
+    /// The number that an f16 stands for, in one instruction: `half` would look for the instruction at every call.
+    #[inline(always)]
+    unsafe fn number(x: f16) -> f32 {
+        // SAFETY: only called where F16C is there.
+        unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
+    }
 
     /// How bytes are multiplied.
     trait Bytes {
@@ -138,7 +153,9 @@ mod x86 {
         #[inline(always)]
         unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
             // SAFETY: only called where AVX2 is there. 2 * 127 * 128 fits into 16 bits.
-            unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1)) }
+            unsafe {
+                _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1))
+            }
         }
     }
 
@@ -222,21 +239,23 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn codes(&self) -> Codes {
                     let $self = self;
-                    let scale = $scale;
-                    // SAFETY: only called where AVX2 is there.
-                    unsafe { Codes { codes: $codes, scale, offset: $offset(scale) } }
+                    // SAFETY: only called where AVX2 and F16C are there.
+                    unsafe {
+                        let scale = $scale;
+                        Codes { codes: $codes, scale, offset: $offset(scale) }
+                    }
                 }
             }
         )*};
     }
 
     block32! {
-        BlockQ4_0, signed false: |b| (halves(&b.qs), b.d.to_f32(), |d: f32| -8.0 * d);
-        BlockQ4_1, signed false: |b| (halves(&b.qs), b.d.to_f32(), |_| b.m.to_f32());
-        BlockQ5_0, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), b.d.to_f32(), |d: f32| -16.0 * d);
-        BlockQ5_1, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), b.d.to_f32(), |_| b.m.to_f32());
-        BlockQ8_0, signed true: |b| (_mm256_loadu_si256(b.qs.as_ptr().cast()), b.d.to_f32(), |_| 0.0);
-        BlockIq4Nl, signed true: |b| (look_up(&IQ4_NL_VALUES, halves(&b.qs)), b.d.to_f32(), |_| 0.0);
+        BlockQ4_0, signed false: |b| (halves(&b.qs), number(b.d), |d: f32| -8.0 * d);
+        BlockQ4_1, signed false: |b| (halves(&b.qs), number(b.d), |_| number(b.m));
+        BlockQ5_0, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d), |d: f32| -16.0 * d);
+        BlockQ5_1, signed false: |b| (_mm256_or_si256(halves(&b.qs), fifth_bits(b.qh)), number(b.d), |_| number(b.m));
+        BlockQ8_0, signed true: |b| (_mm256_loadu_si256(b.qs.as_ptr().cast()), number(b.d), |_| 0.0);
+        BlockIq4Nl, signed true: |b| (look_up(&IQ4_NL_VALUES, halves(&b.qs)), number(b.d), |_| 0.0);
         BlockMxfp4, signed true: |b| (look_up(&MXFP4_VALUES, halves(&b.qs)), e8m0_half(b.e), |_| 0.0);
     }
 
@@ -286,8 +305,7 @@ mod x86 {
                 let weights: [*const T; R] = std::array::from_fn(|r| {
                     panel.weights.wrapping_add((row + r) * panel.stride).cast()
                 });
-                let x: [Parts; C] =
-                    std::array::from_fn(|c| parts(columns.get_unchecked(c), eight));
+                let x: [Parts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), eight));
                 let mut sums = [[_mm256_setzero_ps(); R]; C];
                 let mut offsets = [[0.0f32; R]; C];
                 for block in 0..panel.k / 32 {
@@ -331,7 +349,11 @@ mod x86 {
         /// The scales of each four codes.
         unsafe fn scales(unpacked: &Self::Unpacked, group: usize) -> __m256;
         /// What the offsets of all groups add: lanes may be anything that adds up to it.
-        unsafe fn offsets(unpacked: &Self::Unpacked, sums: *const f32, half_sums: *const f32) -> __m256;
+        unsafe fn offsets(
+            unpacked: &Self::Unpacked,
+            sums: *const f32,
+            half_sums: *const f32,
+        ) -> __m256;
     }
 
     /// Eight scales, and eight minima as vectors.
@@ -379,7 +401,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn unpack(&self) -> Affine {
             // SAFETY: only called where AVX2 is there, here and below.
-            unsafe { affine(self.d.to_f32(), self.dmin.to_f32(), self.scales_and_minima()) }
+            unsafe { affine(number(self.d), number(self.dmin), self.scales_and_minima()) }
         }
 
         #[inline(always)]
@@ -407,7 +429,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn unpack(&self) -> Affine {
             // SAFETY: only called where AVX2 is there, here and below.
-            unsafe { affine(self.d.to_f32(), self.dmin.to_f32(), self.scales_and_minima()) }
+            unsafe { affine(number(self.d), number(self.dmin), self.scales_and_minima()) }
         }
 
         #[inline(always)]
@@ -483,7 +505,13 @@ mod x86 {
                 #[inline(always)]
                 unsafe fn unpack(&self) -> Sixteen {
                     let $self = self;
-                    Sixteen { scales: $scales, offsets: $offsets }
+                    // SAFETY: only called where F16C is there.
+                    unsafe {
+                        Sixteen {
+                            scales: $scales,
+                            offsets: $offsets,
+                        }
+                    }
                 }
 
                 #[inline(always)]
@@ -500,7 +528,11 @@ mod x86 {
                 }
 
                 #[inline(always)]
-                unsafe fn offsets(unpacked: &Sixteen, _: *const f32, half_sums: *const f32) -> __m256 {
+                unsafe fn offsets(
+                    unpacked: &Sixteen,
+                    _: *const f32,
+                    half_sums: *const f32,
+                ) -> __m256 {
                     // SAFETY: as above.
                     unsafe { sixteen_offsets(unpacked, half_sums) }
                 }
@@ -510,8 +542,8 @@ mod x86 {
 
     sixteen! {
         BlockQ6K: |b| (
-            { let d = b.d.to_f32(); b.scales.map(|s| d * f32::from(s)) },
-            { let d = -32.0 * b.d.to_f32(); b.scales.map(|s| d * f32::from(s)) }
+            { let d = number(b.d); b.scales.map(|s| d * f32::from(s)) },
+            { let d = -32.0 * number(b.d); b.scales.map(|s| d * f32::from(s)) }
         );
         |group| {
             // Quarters of each half: two in the low and two in the high halves of the bytes of `ql`.
@@ -526,8 +558,8 @@ mod x86 {
 
     sixteen! {
         BlockQ3K: |b| (
-            { let d = b.d.to_f32(); b.unpacked_scales().map(|s| d * f32::from(s)) },
-            { let d = -4.0 * b.d.to_f32(); b.unpacked_scales().map(|s| d * f32::from(s)) }
+            { let d = number(b.d); b.unpacked_scales().map(|s| d * f32::from(s)) },
+            { let d = -4.0 * number(b.d); b.unpacked_scales().map(|s| d * f32::from(s)) }
         );
         |group| {
             let bits = _mm256_loadu_si256(b.hmask.as_ptr().cast());
@@ -539,8 +571,8 @@ mod x86 {
 
     sixteen! {
         BlockQ2K: |b| (
-            { let d = b.d.to_f32(); b.scales.map(|s| d * f32::from(s & 15)) },
-            { let d = -b.dmin.to_f32(); b.scales.map(|s| d * f32::from(s >> 4)) }
+            { let d = number(b.d); b.scales.map(|s| d * f32::from(s & 15)) },
+            { let d = -number(b.dmin); b.scales.map(|s| d * f32::from(s >> 4)) }
         );
         |group| two_bits(&b.qs, group)
     }
@@ -551,14 +583,20 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn unpack(&self) -> [f32; 8] {
-            let d = self.d.to_f32();
+            // SAFETY: only called where F16C is there.
+            let d = unsafe { number(self.d) };
             self.unpacked_scales().map(|s| d * f32::from(s))
         }
 
         #[inline(always)]
         unsafe fn codes(&self, _: &[f32; 8], group: usize) -> __m256i {
             // SAFETY: only called where AVX2 is there, here and below; `group` is below 8.
-            unsafe { look_up(&IQ4_NL_VALUES, halves(self.qs.get_unchecked(16 * group..16 * group + 16))) }
+            unsafe {
+                look_up(
+                    &IQ4_NL_VALUES,
+                    halves(self.qs.get_unchecked(16 * group..16 * group + 16)),
+                )
+            }
         }
 
         #[inline(always)]
@@ -587,8 +625,7 @@ mod x86 {
                 let weights: [*const T; R] = std::array::from_fn(|r| {
                     panel.weights.wrapping_add((row + r) * panel.stride).cast()
                 });
-                let x: [Parts; C] =
-                    std::array::from_fn(|c| parts(columns.get_unchecked(c), eight));
+                let x: [Parts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), eight));
                 let mut sums = [[_mm256_setzero_ps(); R]; C];
                 for block in 0..panel.k / 256 {
                     for r in 0..R {
@@ -608,8 +645,11 @@ mod x86 {
                                 };
                                 let scale =
                                     _mm256_mul_ps(scales, _mm256_broadcast_ss(&*x.scales.add(at)));
-                                sums[c][r] =
-                                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), scale, sums[c][r]);
+                                sums[c][r] = _mm256_fmadd_ps(
+                                    _mm256_cvtepi32_ps(products),
+                                    scale,
+                                    sums[c][r],
+                                );
                             }
                         }
                         if !T::SIGNED {
@@ -666,7 +706,7 @@ mod x86 {
                 strip::<T, B, 1, 4>(panel, group, &eight);
             }
             for column in rest.as_chunks::<1>().0 {
-                strip::<T, B, 2, 1>(panel, column, &eight);
+                strip::<T, B, 4, 1>(panel, column, &eight);
             }
         }
     }
@@ -738,12 +778,16 @@ mod tests {
             // SAFETY: the memory is large enough and aligned.
             isa.run(|| unsafe { eight.quantize(&x, out.as_mut_ptr().cast()) });
             let bytes: &[u8] = bytemuck::cast_slice(&out);
-            let floats = |at: usize, n: usize| bytemuck::cast_slice::<u8, f32>(&bytes[at..][..4 * n]);
+            let floats =
+                |at: usize, n: usize| bytemuck::cast_slice::<u8, f32>(&bytes[at..][..4 * n]);
             let (scales, sums) = (floats(eight.scales, 3), floats(eight.sums, 3));
             let halves = floats(eight.half_sums, 6);
             for (block, x) in x.chunks(32).enumerate() {
                 let codes = &bytes[32 * block..][..32];
-                let decoded: Vec<f32> = codes.iter().map(|&c| f32::from(c as i8) * scales[block]).collect();
+                let decoded: Vec<f32> = codes
+                    .iter()
+                    .map(|&c| f32::from(c as i8) * scales[block])
+                    .collect();
                 for (x, decoded) in x.iter().zip(&decoded) {
                     assert!((x - decoded).abs() <= scales[block] * 0.5001);
                 }
@@ -802,11 +846,13 @@ mod tests {
                     for c in 0..columns {
                         for r in 0..rows {
                             let pairs = decoded[r * k..][..k].iter().zip(&rounded[c * k..]);
-                            let expected: f64 = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            let expected: f64 =
+                                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                             let got = f64::from(out[c * rows + r]);
                             assert!(
                                 (got - expected).abs() < 1e-5 * k as f64,
-                                "{dtype} {}: {got} instead of {expected}", isa.name()
+                                "{dtype} {}: {got} instead of {expected}",
+                                isa.name()
                             );
                         }
                     }

@@ -1,0 +1,83 @@
+//! `samite plan`
+
+use crate::args::ModelArgs;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use clap::Args;
+use samite::llm::Context;
+use samite::sched::explain::human_bytes;
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Tokens in the batch that is planned; 1 for generation
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+    /// Draw the splits over devices into an SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: PlanArgs) -> Outcome {
+    let cancel = interrupt::token()?;
+    let tokens = args.tokens as usize;
+    if tokens > args.model.ubatch_size {
+        return Err(Failure::usage(format_args!(
+            "--tokens {tokens} is more than --ubatch-size {}",
+            args.model.ubatch_size
+        )));
+    }
+    let model = args.model.load(&cancel)?;
+    let context = Context::new(model, args.model.context_options(&cancel)?)?;
+    let plan = context.plan(tokens)?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, plan.to_svg())
+            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?;
+    }
+    let mut out = std::io::stdout().lock();
+    let memory = context.memory();
+    if args.json {
+        let rows: Vec<_> = memory
+            .iter()
+            .map(|row| json!({ "memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute }))
+            .collect();
+        writeln!(
+            out,
+            "{:#}",
+            json!({ "plan": plan.to_json(), "memory": rows })
+        )?;
+        return Ok(());
+    }
+    write!(out, "{plan}")?;
+    writeln!(
+        out,
+        "\n{:<12} {:>12} {:>12} {:>12} {:>12}",
+        "memory", "weights", "kv cache", "compute", "sum"
+    )?;
+    for row in &memory {
+        let cells = [
+            row.weights,
+            row.kv,
+            row.compute,
+            row.weights + row.kv + row.compute,
+        ]
+        .map(human_bytes);
+        writeln!(
+            out,
+            "{:<12} {:>12} {:>12} {:>12} {:>12}",
+            row.memory, cells[0], cells[1], cells[2], cells[3]
+        )?;
+    }
+    if let Some(path) = &args.svg {
+        writeln!(out, "picture: {}", path.display())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! `samite test-ops`
+
+use crate::args::DeviceArgs;
+use crate::failure::{Failure, Outcome};
+use crate::progress;
+use clap::Args;
+use samite_testing::run_suite;
+use std::io::Write;
+
+/// Flags of `samite test-ops`.
+#[derive(Debug, Args)]
+pub struct TestOpsArgs {
+    #[command(flatten)]
+    devices: DeviceArgs,
+    /// Only cases whose name contains this, for example an operation
+    #[arg(short, long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Also print why cases are not supported
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: TestOpsArgs) -> Outcome {
+    let registry = args.devices.registry();
+    let mut out = std::io::stdout().lock();
+    let mut reports = Vec::new();
+    for device in registry.parse(&args.devices.device)? {
+        let bar = progress::count("testing");
+        let report = run_suite(&device, args.filter.as_deref(), &mut |progress| {
+            bar.set_length(progress.cases as u64);
+            bar.set_position(progress.case as u64 + 1);
+        });
+        bar.finish_and_clear();
+        if !args.json {
+            writeln!(out, "{report}")?;
+            if args.verbose {
+                for (op, counts) in &report.ops {
+                    for (reason, count) in &counts.reasons {
+                        writeln!(out, "{op}: {count} cases not supported: {reason}")?;
+                    }
+                }
+            }
+        }
+        reports.push(report);
+    }
+    if args.json {
+        let json: Vec<_> = reports.iter().map(|report| report.to_json()).collect();
+        writeln!(out, "{:#}", serde_json::Value::from(json))?;
+    }
+    let failed: usize = reports.iter().map(|report| report.failed()).sum();
+    match failed {
+        0 if reports.iter().all(|report| report.is_success()) => Ok(()),
+        0 => Err(Failure::error(
+            "no case was run: nothing matches the filter, or the device supports none of it",
+        )),
+        _ => Err(Failure::error(format_args!("{failed} cases failed"))),
+    }
+}

@@ -1,0 +1,489 @@
+//! Which cell of the cache holds the token of which position, and which sequences it belongs to.
+
+use crate::error::{Error, Result};
+use std::ops::{Bound, RangeBounds};
+
+/// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
+///
+/// Sequences that share a prefix share its cells. A token sees the cells of its own sequence at positions up to its own;
+/// where in the cache they lie does not matter.
+#[derive(Clone, Debug)]
+pub struct Cells {
+    /// Position by cell; -1 for free ones.
+    positions: Vec<i32>,
+    /// Distance by which keys have to be rotated before they are used again.
+    shifts: Vec<i32>,
+    /// `words` of bits for each cell: its sequences.
+    sequences: Vec<u64>,
+    words: usize,
+    n_sequences: usize,
+    /// All cells before this one are used.
+    first_free: usize,
+    /// All cells from this one on are free.
+    end: usize,
+    used: usize,
+    /// Largest position by sequence; -1 for none.
+    last: Vec<i32>,
+    has_shifts: bool,
+    /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees.
+    taken: Vec<usize>,
+}
+
+/// A range of positions as first and last + 1.
+fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
+    let first = match range.start_bound() {
+        Bound::Included(&first) => first,
+        Bound::Excluded(&before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => i32::MAX,
+    };
+    (first, end)
+}
+
+impl Cells {
+    /// `count` free cells for up to `n_sequences` sequences.
+    pub fn new(count: usize, n_sequences: usize) -> Self {
+        let words = n_sequences.div_ceil(64);
+        Cells {
+            positions: vec![-1; count],
+            shifts: vec![0; count],
+            sequences: vec![0; count * words],
+            words,
+            n_sequences,
+            first_free: 0,
+            end: 0,
+            used: 0,
+            last: vec![-1; n_sequences],
+            has_shifts: false,
+            taken: Vec::with_capacity(count),
+        }
+    }
+
+    /// Number of cells.
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Whether no cell is used.
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Number of sequences that can be told apart.
+    pub fn n_sequences(&self) -> usize {
+        self.n_sequences
+    }
+
+    /// Cells that hold a token.
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Cells without a token.
+    pub fn free(&self) -> usize {
+        self.len() - self.used
+    }
+
+    /// One more than the last used cell: attention has to look no further.
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
+    /// The largest position in `sequence`.
+    pub fn last_position(&self, sequence: usize) -> Option<i32> {
+        self.last.get(sequence).copied().filter(|&last| last >= 0)
+    }
+
+    /// How many cells `sequence` uses.
+    pub fn sequence_len(&self, sequence: usize) -> usize {
+        (0..self.end)
+            .filter(|&cell| self.belongs(cell, sequence))
+            .count()
+    }
+
+    fn belongs(&self, cell: usize, sequence: usize) -> bool {
+        self.sequences[cell * self.words + sequence / 64] >> (sequence % 64) & 1 == 1
+    }
+
+    fn row(&self, cell: usize) -> &[u64] {
+        &self.sequences[cell * self.words..][..self.words]
+    }
+
+    fn check(&self, sequence: usize) -> Result<()> {
+        if sequence >= self.n_sequences {
+            return Err(Error::invalid(format!(
+                "sequence {sequence}: the context has {} (0 to {})",
+                self.n_sequences,
+                self.n_sequences.saturating_sub(1)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes a free cell for the token at `position` of `sequences`, which must exist. `None` if there is none.
+    pub(crate) fn take(&mut self, position: i32, sequences: &[u32]) -> Option<usize> {
+        let cell = (self.first_free..self.len()).find(|&cell| self.positions[cell] < 0)?;
+        self.first_free = cell + 1;
+        self.end = self.end.max(cell + 1);
+        self.used += 1;
+        self.positions[cell] = position;
+        self.shifts[cell] = 0;
+        for &sequence in sequences {
+            let sequence = sequence as usize;
+            self.sequences[cell * self.words + sequence / 64] |= 1 << (sequence % 64);
+            self.last[sequence] = self.last[sequence].max(position);
+        }
+        self.taken.push(cell);
+        Some(cell)
+    }
+
+    /// Keeps the cells that were taken.
+    pub(crate) fn commit(&mut self) {
+        self.taken.clear();
+    }
+
+    /// Frees the cells that were taken since the last [`commit`](Self::commit).
+    pub(crate) fn rollback(&mut self) {
+        while let Some(cell) = self.taken.pop() {
+            self.release(cell);
+        }
+        self.tidy();
+    }
+
+    fn release(&mut self, cell: usize) {
+        self.positions[cell] = -1;
+        self.shifts[cell] = 0;
+        self.sequences[cell * self.words..][..self.words].fill(0);
+        self.used -= 1;
+        self.first_free = self.first_free.min(cell);
+    }
+
+    /// Brings what is derived from the cells up to date after some were released or changed.
+    fn tidy(&mut self) {
+        while self.end > 0 && self.positions[self.end - 1] < 0 {
+            self.end -= 1;
+        }
+        self.last.fill(-1);
+        self.has_shifts = false;
+        for cell in 0..self.end {
+            self.has_shifts |= self.shifts[cell] != 0;
+            for sequence in 0..self.n_sequences {
+                if self.belongs(cell, sequence) {
+                    self.last[sequence] = self.last[sequence].max(self.positions[cell]);
+                }
+            }
+        }
+    }
+
+    fn in_range(
+        &self,
+        sequence: usize,
+        (first, end): (i32, i32),
+    ) -> impl Iterator<Item = usize> + use<> {
+        let chosen: Vec<usize> = (0..self.end)
+            .filter(|&cell| {
+                self.belongs(cell, sequence) && (first..end).contains(&self.positions[cell])
+            })
+            .collect();
+        chosen.into_iter()
+    }
+
+    fn leave(&mut self, cell: usize, sequence: usize) {
+        self.sequences[cell * self.words + sequence / 64] &= !(1 << (sequence % 64));
+        if self.row(cell).iter().all(|&word| word == 0) {
+            self.release(cell);
+        }
+    }
+
+    /// Removes the positions `range` from `sequence`; cells of no other sequence become free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
+        self.check(sequence)?;
+        for cell in self.in_range(sequence, bounds(&range)) {
+            self.leave(cell, sequence);
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
+        self.check(from)?;
+        self.check(to)?;
+        if from == to {
+            return Ok(());
+        }
+        let range = bounds(&range);
+        for cell in self.in_range(to, range) {
+            self.leave(cell, to);
+        }
+        for cell in self.in_range(from, range) {
+            self.sequences[cell * self.words + to / 64] |= 1 << (to % 64);
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    /// Removes every sequence but this one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub fn keep(&mut self, sequence: usize) -> Result<()> {
+        self.check(sequence)?;
+        for other in (0..self.n_sequences).filter(|&other| other != sequence) {
+            for cell in self.in_range(other, (0, i32::MAX)) {
+                self.leave(cell, other);
+            }
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    /// Moves the positions `range` of `sequence` by `delta`. The keys are rotated before they are used next.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence, a position would become negative, too large, or that of
+    /// another token of the sequence, or a cell is shared with another sequence. Then nothing is changed.
+    pub fn shift(
+        &mut self,
+        sequence: usize,
+        range: impl RangeBounds<i32>,
+        delta: i32,
+    ) -> Result<()> {
+        self.check(sequence)?;
+        let (first, end) = bounds(&range);
+        let cells: Vec<usize> = self.in_range(sequence, (first, end)).collect();
+        let mut moved = Vec::with_capacity(cells.len());
+        for &cell in &cells {
+            let old = self.positions[cell];
+            let sequences: u32 = self.row(cell).iter().map(|word| word.count_ones()).sum();
+            if sequences > 1 {
+                return Err(Error::invalid(format!(
+                    "position {old} of sequence {sequence} is shared with another sequence and cannot be moved"
+                )));
+            }
+            let (Some(position), Some(shift)) =
+                (old.checked_add(delta), self.shifts[cell].checked_add(delta))
+            else {
+                return Err(Error::invalid(format!(
+                    "position {old} + {delta} overflows"
+                )));
+            };
+            if position < 0 {
+                return Err(Error::invalid(format!(
+                    "position {old} of sequence {sequence} would become {position}: remove it before moving the others"
+                )));
+            }
+            moved.push((cell, position, shift));
+        }
+        let stays = |position: i32| {
+            (0..self.end).any(|cell| {
+                self.belongs(cell, sequence)
+                    && self.positions[cell] == position
+                    && !(first..end).contains(&position)
+            })
+        };
+        if let Some((_, position, _)) = moved.iter().find(|(_, position, _)| stays(*position)) {
+            return Err(Error::invalid(format!(
+                "position {position} of sequence {sequence} is taken already: remove it before moving others there"
+            )));
+        }
+        for (cell, position, shift) in moved {
+            self.positions[cell] = position;
+            self.shifts[cell] = shift;
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    /// Frees every cell.
+    pub fn clear(&mut self) {
+        for cell in 0..self.end {
+            if self.positions[cell] >= 0 {
+                self.release(cell);
+            }
+        }
+        self.taken.clear();
+        self.tidy();
+    }
+
+    /// Whether keys wait for rotation.
+    pub(crate) fn has_shifts(&self) -> bool {
+        self.has_shifts
+    }
+
+    /// Up to `limit` cells whose keys wait for rotation, with the distance.
+    pub(crate) fn pending_shifts(&self, limit: usize) -> Vec<(usize, i32)> {
+        let shifts = self.shifts[..self.end].iter().copied().enumerate();
+        shifts
+            .filter(|&(_, shift)| shift != 0)
+            .take(limit)
+            .collect()
+    }
+
+    /// Notes that the keys of these cells were rotated.
+    pub(crate) fn shifted(&mut self, cells: &[(usize, i32)]) {
+        for &(cell, _) in cells {
+            self.shifts[cell] = 0;
+        }
+        self.has_shifts = self.shifts[..self.end].iter().any(|&shift| shift != 0);
+    }
+
+    /// Calls `see` for each of the first `n_kv` cells with whether the token at `position` of `sequence` sees it.
+    pub(crate) fn visible(&self, sequence: u32, position: i32, row: &mut [half::f16]) {
+        let (word, bit) = (sequence as usize / 64, sequence % 64);
+        let words = self.sequences.iter().skip(word).step_by(self.words.max(1));
+        for ((out, &cell), &bits) in row.iter_mut().zip(&self.positions).zip(words) {
+            let sees = cell <= position && bits >> bit & 1 == 1;
+            *out = if sees {
+                half::f16::ZERO
+            } else {
+                half::f16::NEG_INFINITY
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn filled(tokens: &[(i32, &[u32])]) -> Cells {
+        let mut cells = Cells::new(8, 70);
+        for (position, sequences) in tokens {
+            cells.take(*position, sequences).unwrap();
+        }
+        cells.commit();
+        cells
+    }
+
+    fn positions(cells: &Cells, sequence: usize) -> Vec<i32> {
+        let mut positions: Vec<i32> = (0..cells.end)
+            .filter(|&cell| cells.belongs(cell, sequence))
+            .map(|cell| cells.positions[cell])
+            .collect();
+        positions.sort_unstable();
+        positions
+    }
+
+    #[test]
+    fn freed_cells_are_used_again_first() {
+        let mut cells = filled(&[(0, &[0]), (1, &[0]), (2, &[0])]);
+        cells.remove(0, 1..2).unwrap();
+        assert_eq!((cells.used(), cells.free(), cells.end()), (2, 6, 3));
+        assert_eq!(cells.take(7, &[69]), Some(1));
+        assert_eq!(cells.last_position(69), Some(7));
+        cells.rollback();
+        assert_eq!(cells.last_position(69), None);
+        assert_eq!(positions(&cells, 0), [0, 2]);
+        cells.clear();
+        assert_eq!((cells.end(), cells.used()), (0, 0));
+        assert!((0..8).all(|_| cells.take(0, &[0]).is_some()));
+        assert_eq!(cells.take(0, &[0]), None);
+    }
+
+    #[test]
+    fn copies_share_and_keeps_take_away() {
+        let mut cells = filled(&[(0, &[0]), (1, &[0]), (5, &[1])]);
+        cells.copy(0, 1, ..).unwrap();
+        assert_eq!(positions(&cells, 1), [0, 1]);
+        assert_eq!(cells.used(), 2);
+        cells.remove(0, ..).unwrap();
+        assert_eq!(cells.used(), 2);
+        cells.keep(0).unwrap();
+        assert!(cells.is_empty());
+    }
+
+    #[test]
+    fn shifts_are_checked_before_anything_moves() {
+        let mut cells = filled(&[(0, &[0]), (1, &[0]), (4, &[0]), (9, &[1, 2])]);
+        for (sequence, range, delta, expected) in [
+            (0, 1..9, -2, "would become -1"),
+            (0, 4..9, -4, "taken already"),
+            (0, 4..9, i32::MAX, "overflows"),
+            (1, 0..99, 1, "shared"),
+            (70, 0..1, 1, "0 to 69"),
+        ] {
+            let message = cells.shift(sequence, range, delta).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        assert!(!cells.has_shifts());
+        cells.shift(0, 1.., 3).unwrap();
+        cells.shift(0, 7.., -3).unwrap_err();
+        cells.shift(0, 4..=4, -2).unwrap();
+        assert_eq!(positions(&cells, 0), [0, 2, 7]);
+        assert_eq!(cells.pending_shifts(9), [(1, 1), (2, 3)]);
+        cells.shifted(&[(1, 1)]);
+        assert!(cells.has_shifts());
+        cells.shifted(&[(2, 3)]);
+        assert!(!cells.has_shifts());
+    }
+
+    #[test]
+    fn a_token_sees_its_own_past() {
+        let cells = filled(&[(0, &[0, 1]), (1, &[0]), (1, &[1]), (2, &[0])]);
+        let mut row = vec![half::f16::ONE; 6];
+        cells.visible(0, 1, &mut row);
+        let seen: Vec<bool> = row.iter().map(|&x| x == half::f16::ZERO).collect();
+        assert_eq!(seen, [true, true, false, false, false, false]);
+    }
+
+    proptest! {
+        /// Any edits do what the same edits do to sets of positions.
+        #[test]
+        fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3, 0i32..6, 0i32..6), 0..40)) {
+            let mut cells = Cells::new(64, 3);
+            let mut sets = vec![BTreeSet::new(); 3];
+            for (edit, a, b, from, to) in edits {
+                match edit {
+                    0 | 1 => {
+                        let position = cells.last_position(a).map_or(0, |last| last + 1);
+                        if cells.take(position, &[a as u32]).is_some() {
+                            sets[a].insert(position);
+                        }
+                        cells.commit();
+                    }
+                    2 => {
+                        cells.remove(a, from..to).unwrap();
+                        sets[a].retain(|position| !(from..to).contains(position));
+                    }
+                    3 => {
+                        cells.copy(a, b, from..to).unwrap();
+                        if a != b {
+                            let copied: Vec<i32> = sets[a].iter().copied().filter(|p| (from..to).contains(p)).collect();
+                            sets[b].retain(|position| !(from..to).contains(position));
+                            sets[b].extend(copied);
+                        }
+                    }
+                    _ => {
+                        let before = cells.clone();
+                        let position = cells.last_position(a).map_or(0, |last| last + 1);
+                        cells.take(position, &[a as u32]);
+                        cells.take(position + 1, &[a as u32]);
+                        cells.rollback();
+                        prop_assert_eq!(&before.positions, &cells.positions);
+                        prop_assert_eq!(&before.sequences, &cells.sequences);
+                        prop_assert_eq!((before.end, before.used), (cells.end, cells.used));
+                    }
+                }
+                for (sequence, set) in sets.iter().enumerate() {
+                    prop_assert_eq!(positions(&cells, sequence), set.iter().copied().collect::<Vec<_>>());
+                    prop_assert_eq!(cells.last_position(sequence), set.last().copied());
+                }
+                prop_assert_eq!(cells.used(), cells.positions.iter().filter(|&&p| p >= 0).count());
+                prop_assert!(cells.positions[cells.end..].iter().all(|&p| p < 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Sessions: one text that goes on and on, with its tokens in a context.
+
+use crate::batch::Batch;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use samite_text::{Sampler, StopSequences, Tokenizer, Utf8Stream};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How to generate.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// Most tokens; `None` for as many as fit.
+    pub max_tokens: Option<usize>,
+    /// Strings that end the generation. They are not part of the text.
+    pub stop: Vec<String>,
+    /// Goes on after tokens that end a text.
+    pub ignore_end: bool,
+    /// When the context is full, forgets half of what comes after so many first tokens and goes on. `None` ends the
+    /// generation there.
+    pub keep_when_full: Option<usize>,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended the text with this token.
+    EndToken(u32),
+    /// The stop string of this number came.
+    StopString(usize),
+    /// As many tokens as wanted.
+    MaxTokens,
+    /// The context is full.
+    ContextFull,
+    /// The callback said so.
+    Callback,
+}
+
+/// How long things took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// Tokens of the prompt that were found in the context already.
+    pub reused_tokens: usize,
+    /// Tokens of the prompt that were decoded.
+    pub prompt_tokens: usize,
+    /// Time for these.
+    pub prompt: Duration,
+    /// Tokens decoded one by one after the prompt. The first token of a generation comes from the prompt's logits.
+    pub generated_tokens: usize,
+    /// Time for these, with sampling.
+    pub generation: Duration,
+}
+
+impl Timings {
+    /// Tokens of the prompt per second.
+    pub fn prompt_per_second(&self) -> f64 {
+        per_second(self.prompt_tokens, self.prompt)
+    }
+
+    /// Generated tokens per second.
+    pub fn generation_per_second(&self) -> f64 {
+        per_second(self.generated_tokens, self.generation)
+    }
+}
+
+fn per_second(count: usize, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        count as f64 / time.as_secs_f64()
+    }
+}
+
+/// What a generation gave.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// The tokens, with one that ended the text.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+/// One text in sequence 0 of a context. What two prompts begin with in common is decoded once.
+#[derive(Debug)]
+pub struct Session {
+    context: Context,
+    tokenizer: Arc<Tokenizer>,
+    /// The tokens in the cache, in order.
+    tokens: Vec<u32>,
+    batch: Batch,
+}
+
+impl Session {
+    /// A session in `context`, whose sequences are forgotten.
+    ///
+    /// # Errors
+    /// If the model has no vocabulary, or a device fails.
+    pub fn new(mut context: Context) -> Result<Self> {
+        let tokenizer = Arc::clone(context.model().tokenizer()?);
+        context.clear()?;
+        Ok(Session {
+            context,
+            tokenizer,
+            tokens: Vec::new(),
+            batch: Batch::new(),
+        })
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The context, to trace it. Its sequence 0 is the session's own.
+    pub fn context_mut(&mut self) -> &mut Context {
+        &mut self.context
+    }
+
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The tokens in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets the text.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn clear(&mut self) -> Result<()> {
+        self.tokens.clear();
+        self.context.clear()
+    }
+
+    /// Continues `prompt`: the whole text so far, of which what is in the cache already is not decoded again. `on_text`
+    /// gets the text in pieces as it comes, without the prompt.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] if the prompt does not fit; as [`Context::decode`]; [`Error::Sampler`]. The session can be
+    /// used on.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let mut timings = Timings::default();
+        let start = Instant::now();
+        self.decode_prompt(prompt, &mut timings)?;
+        timings.prompt = start.elapsed();
+        sampler.reset();
+        prompt.iter().for_each(|&token| sampler.accept(token));
+
+        let start = Instant::now();
+        let mut stop = StopSequences::new(&options.stop);
+        let mut text = Utf8Stream::new();
+        let mut tokens = Vec::new();
+        let mut row = self.batch.len() - 1;
+        let finish = loop {
+            if options.max_tokens.is_some_and(|most| tokens.len() >= most) {
+                break Finish::MaxTokens;
+            }
+            let logits = self
+                .context
+                .logits(row)
+                .ok_or_else(|| Error::invalid("there are no logits"))?;
+            let token = sampler.sample(logits)?;
+            sampler.accept(token);
+            tokens.push(token);
+            if self.tokenizer.is_eog(token) && !options.ignore_end {
+                break Finish::EndToken(token);
+            }
+            let step = stop.push(self.tokenizer.token_to_piece(token, false)?);
+            let piece = text.push(step.emit);
+            if !piece.is_empty() && on_text(&piece).is_break() {
+                break Finish::Callback;
+            }
+            if let Some(number) = step.stopped {
+                break Finish::StopString(number);
+            }
+            if options.max_tokens == Some(tokens.len()) {
+                break Finish::MaxTokens;
+            }
+            if self.tokens.len() >= self.context.n_ctx() {
+                match options.keep_when_full {
+                    Some(keep) if self.forget_half(keep)? => {}
+                    _ => break Finish::ContextFull,
+                }
+            }
+            self.decode_one(token)?;
+            row = 0;
+            timings.generated_tokens += 1;
+        };
+        if !matches!(finish, Finish::Callback) {
+            let rest = text.push(stop.finish()).into_owned() + text.flush();
+            if !rest.is_empty() {
+                // Nothing is left to stop.
+                let _ = on_text(&rest);
+            }
+        }
+        timings.generation = start.elapsed();
+        Ok(Generation {
+            tokens,
+            finish,
+            timings,
+        })
+    }
+
+    fn decode_one(&mut self, token: u32) -> Result<()> {
+        let position = self
+            .context
+            .cells()
+            .last_position(0)
+            .map_or(0, |last| last + 1);
+        self.batch.clear();
+        self.batch.add(token, position, &[0], true);
+        self.context.decode(&self.batch)?;
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    /// Decodes what of `prompt` is not in the cache. Afterwards, the last batch has the logits of its last token.
+    fn decode_prompt(&mut self, prompt: &[u32], timings: &mut Timings) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(Error::invalid(
+                "the prompt is empty: there is nothing to continue",
+            ));
+        }
+        if prompt.len() > self.context.n_ctx() {
+            return Err(Error::ContextFull {
+                tokens: prompt.len(),
+                size: self.context.n_ctx(),
+                free: self.context.n_ctx(),
+            });
+        }
+        let common = self
+            .tokens
+            .iter()
+            .zip(prompt)
+            .take_while(|(a, b)| a == b)
+            .count();
+        // The last token is decoded again, because its logits are needed.
+        let common = common.min(prompt.len() - 1);
+        // Nothing is reused if somebody else changed the sequence through the context.
+        let unchanged = self.context.cells().sequence_len(0) == self.tokens.len();
+        let common = if unchanged { common } else { 0 };
+        self.tokens.truncate(common);
+        self.context.remove(0, common as i32..)?;
+        timings.reused_tokens = common;
+        timings.prompt_tokens = prompt.len() - common;
+        for part in prompt[common..].chunks(self.context.options().n_batch) {
+            let first = self.tokens.len();
+            self.batch.clear();
+            for (i, &token) in part.iter().enumerate() {
+                let at = first + i;
+                self.batch
+                    .add(token, at as i32, &[0], at + 1 == prompt.len());
+            }
+            self.context.decode(&self.batch)?;
+            self.tokens.extend_from_slice(part);
+        }
+        Ok(())
+    }
+
+    /// Removes the older half of what comes after the first `keep` tokens, and moves the rest there. Says whether
+    /// that made room.
+    fn forget_half(&mut self, keep: usize) -> Result<bool> {
+        let length = self.tokens.len();
+        let forget = length.saturating_sub(keep) / 2;
+        if forget == 0 {
+            return Ok(false);
+        }
+        let (first, end) = (keep as i32, (keep + forget) as i32);
+        self.context.remove(0, first..end)?;
+        self.context.shift(0, end.., -(forget as i32))?;
+        self.tokens.drain(keep..keep + forget);
+        Ok(true)
+    }
+}

@@ -1,0 +1,255 @@
+//! Models with random weights, for tests and measurements: of any architecture, size and type.
+
+use crate::arch::{self, TensorList, TensorSpec, WeightUse};
+use crate::error::{Error, Result};
+use crate::hparams::Hyperparameters;
+use samite_core::DType;
+use samite_gguf::{KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec as FileTensor, Writer};
+use samite_quant::{can_encode, encode_row};
+use samite_text::Rng;
+use std::path::Path;
+
+/// The smallest vocabulary: three special tokens and all bytes.
+pub const SMALLEST_VOCABULARY: usize = 3 + 256;
+
+/// So many rows of a matrix are random; further ones repeat them, so that large models are written quickly.
+const DISTINCT_ROWS: usize = 1024;
+
+/// A model to write. The weights make activations stay of order 1 through all layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyntheticModel {
+    /// Name of the architecture.
+    pub architecture: &'static str,
+    /// Layers.
+    pub n_layer: usize,
+    /// Width.
+    pub n_embd: usize,
+    /// Heads of queries.
+    pub n_head: usize,
+    /// Heads of keys and values.
+    pub n_head_kv: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward part.
+    pub n_ff: usize,
+    /// Tokens, at least [`SMALLEST_VOCABULARY`].
+    pub n_vocab: usize,
+    /// Training context.
+    pub n_ctx_train: usize,
+    /// Type of all matrices; vectors are F32.
+    pub dtype: DType,
+    /// Whether the embedding is the output matrix too.
+    pub tied: bool,
+    /// Start of the random numbers.
+    pub seed: u64,
+}
+
+impl SyntheticModel {
+    /// A tiny model with all features of its architecture.
+    pub fn tiny(architecture: &'static str) -> Self {
+        SyntheticModel {
+            architecture,
+            n_layer: 3,
+            n_embd: 64,
+            n_head: 4,
+            n_head_kv: 2,
+            head_dim: 32,
+            n_ff: 96,
+            n_vocab: 320,
+            n_ctx_train: 256,
+            dtype: DType::F32,
+            tied: false,
+            seed: 1,
+        }
+    }
+
+    /// Everything that the file says beside its tensors.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a vocabulary that is too small.
+    pub fn metadata(&self) -> Result<Metadata> {
+        if self.n_vocab < SMALLEST_VOCABULARY {
+            return Err(Error::invalid(format!(
+                "a vocabulary of {}: at least {SMALLEST_VOCABULARY} tokens are needed",
+                self.n_vocab
+            )));
+        }
+        let mut metadata = Metadata::new();
+        metadata.set(KEY_ARCHITECTURE, self.architecture)?;
+        metadata.set("general.name", "synthetic")?;
+        for (key, value) in [
+            ("block_count", self.n_layer),
+            ("context_length", self.n_ctx_train),
+            ("embedding_length", self.n_embd),
+            ("feed_forward_length", self.n_ff),
+            ("attention.head_count", self.n_head),
+            ("attention.head_count_kv", self.n_head_kv),
+            ("attention.key_length", self.head_dim),
+            ("attention.value_length", self.head_dim),
+            ("rope.dimension_count", self.head_dim),
+        ] {
+            let value = u32::try_from(value)
+                .map_err(|_| Error::invalid(format!("{key} of {value} is too large")))?;
+            metadata.set(&format!("{}.{key}", self.architecture), value)?;
+        }
+        let eps = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
+        metadata.set(&eps, 1e-5f32)?;
+        self.set_vocabulary(&mut metadata)?;
+        Ok(metadata)
+    }
+
+    /// A SentencePiece-style vocabulary: special tokens, bytes, then made-up words.
+    fn set_vocabulary(&self, metadata: &mut Metadata) -> Result<()> {
+        const NORMAL: i32 = 1;
+        let special =
+            [("<unk>", 2), ("<s>", 3), ("</s>", 3)].map(|(text, kind)| (text.to_owned(), kind));
+        let bytes = (0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
+        let words = (0..self.n_vocab - SMALLEST_VOCABULARY).map(|i| (word(i), NORMAL));
+        let (texts, kinds): (Vec<String>, Vec<i32>) =
+            special.into_iter().chain(bytes).chain(words).unzip();
+        let scores: Vec<f32> = (0..texts.len()).map(|i| -(i as f32)).collect();
+        metadata.set("tokenizer.ggml.model", "llama")?;
+        metadata.set(
+            "tokenizer.ggml.tokens",
+            texts.into_iter().collect::<StringArray>(),
+        )?;
+        metadata.set("tokenizer.ggml.scores", scores)?;
+        metadata.set("tokenizer.ggml.token_type", kinds)?;
+        metadata.set("tokenizer.ggml.bos_token_id", 1u32)?;
+        metadata.set("tokenizer.ggml.eos_token_id", 2u32)?;
+        metadata.set("tokenizer.ggml.unknown_token_id", 0u32)?;
+        Ok(())
+    }
+
+    /// The tensors that the file will have. Biases are there where the architecture demands them.
+    fn tensors(&self, metadata: &Metadata) -> Result<Vec<TensorSpec>> {
+        let arch = arch::find(self.architecture)?;
+        let hparams = Hyperparameters::from_metadata(
+            metadata,
+            self.architecture,
+            arch.rope_mode(),
+            usize::MAX,
+        )?;
+        let mut list = TensorList::new(&hparams);
+        arch.tensors(&mut list);
+        let wanted =
+            |spec: &TensorSpec| spec.required || spec.name == "output.weight" && !self.tied;
+        Ok(list.into_specs().into_iter().filter(wanted).collect())
+    }
+
+    /// Writes the model to `path`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the numbers do not fit together or matrices of this type cannot be written; if the file
+    /// cannot be.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        if !can_encode(self.dtype) {
+            return Err(Error::invalid(format!(
+                "matrices of type {} cannot be written",
+                self.dtype
+            )));
+        }
+        let metadata = self.metadata()?;
+        let specs = self.tensors(&metadata)?;
+        let types = |spec: &TensorSpec| match spec.usage {
+            WeightUse::Rows | WeightUse::Product => self.dtype,
+            WeightUse::Scale | WeightUse::Bias | WeightUse::RopeDivisors => DType::F32,
+        };
+        let files = specs.iter().map(|spec| {
+            let dims = if spec.shape[1] == 1 {
+                &spec.shape[..1]
+            } else {
+                &spec.shape[..2]
+            };
+            FileTensor::new(&spec.name, types(spec), dims)
+        });
+        let mut writer = Writer::create(path, &metadata, files.collect::<Result<_, _>>()?)?;
+        let mut rng = Rng::new(self.seed);
+        for spec in &specs {
+            let dtype = types(spec);
+            let [width, rows, ..] = spec.shape;
+            let (mean, deviation) = match spec.usage {
+                WeightUse::Rows | WeightUse::Product => (0.0, 0.8 / (width as f32).sqrt()),
+                WeightUse::Scale | WeightUse::RopeDivisors => (1.0, 0.05),
+                WeightUse::Bias => (0.0, 0.1),
+            };
+            let mut values = vec![0.0; width];
+            let mut encoded = Vec::new();
+            for row in 0..rows {
+                let bytes = dtype.row_bytes(width)?;
+                let start = row % DISTINCT_ROWS * bytes;
+                if row < DISTINCT_ROWS {
+                    values.fill_with(|| mean + deviation * normal(&mut rng));
+                    encoded.resize(start + bytes, 0);
+                    encode_row(dtype, &values, &mut encoded[start..])?;
+                }
+                writer.append(&encoded[start..start + bytes])?;
+            }
+        }
+        Ok(writer.commit()?)
+    }
+}
+
+/// The made-up word number `i`: letters first, then longer ones that begin a word.
+fn word(mut i: usize) -> String {
+    const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
+    if i < LETTERS.len() {
+        return char::from(LETTERS[i]).to_string();
+    }
+    i -= LETTERS.len();
+    let mut letters = String::from("\u{2581}");
+    loop {
+        letters.push(char::from(LETTERS[i % 26]));
+        i /= 26;
+        if i == 0 {
+            return letters;
+        }
+        i -= 1;
+    }
+}
+
+/// About normally distributed with deviation 1: the sum of four uniform numbers.
+fn normal(rng: &mut Rng) -> f32 {
+    let bits = rng.next_u64();
+    let sum: f32 = (0..4).map(|i| f32::from((bits >> (16 * i)) as u16)).sum();
+    // Each has variance 2^32 / 12.
+    (sum - 4.0 * 32767.5) / (65536.0 * (4.0f32 / 12.0).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_unique() {
+        let words: std::collections::HashSet<String> = (0..40_000).map(word).collect();
+        assert_eq!(words.len(), 40_000);
+    }
+
+    #[test]
+    fn numbers_are_about_normal() {
+        let mut rng = Rng::new(3);
+        let values: Vec<f32> = (0..20_000).map(|_| normal(&mut rng)).collect();
+        let mean = values.iter().sum::<f32>() / 20_000.0;
+        let variance = values.iter().map(|v| v * v).sum::<f32>() / 20_000.0;
+        assert!(
+            mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05,
+            "{mean} {variance}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_said() {
+        let small = SyntheticModel {
+            n_vocab: 10,
+            ..SyntheticModel::tiny("llama")
+        };
+        assert!(small.metadata().unwrap_err().to_string().contains("259"));
+        let unknown = SyntheticModel::tiny("abacus");
+        let error = unknown
+            .write("/nonexistent/x.gguf")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("llama, qwen2, qwen3"), "{error}");
+    }
+}

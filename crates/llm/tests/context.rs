@@ -1,0 +1,332 @@
+//! Sequences, positions and failures: what a context promises about its cache.
+
+mod common;
+
+use common::*;
+use samite_core::{DType, Device};
+use samite_llm::{Batch, Context, ContextOptions, Error, Model};
+use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
+use std::sync::Arc;
+
+fn model(architecture: &'static str) -> Arc<Model> {
+    TestModel::tiny(architecture).load(vec![cpu()], "")
+}
+
+fn fresh(model: &Arc<Model>, tokens: &[u32]) -> Vec<Vec<f32>> {
+    decode(&mut context(model, precise()), tokens, 0, 0)
+}
+
+#[test]
+fn a_batch_equals_one_token_after_the_other() {
+    for architecture in ARCHITECTURES {
+        let model = model(architecture);
+        let tokens = tokens(40);
+        let whole = fresh(&model, &tokens);
+        for (n_ubatch, n_logits, step) in [(512, None, 1), (7, None, 40), (16, Some(3), 13)] {
+            let mut context = context(
+                &model,
+                ContextOptions {
+                    n_ubatch,
+                    n_logits,
+                    ..precise()
+                },
+            );
+            let mut logits = Vec::new();
+            for (i, part) in tokens.chunks(step).enumerate() {
+                logits.extend(decode(&mut context, part, (i * step) as i32, 0));
+            }
+            let error = nmse(&logits, &whole);
+            assert!(error < 1e-9, "{architecture} {n_ubatch} {step}: {error}");
+        }
+    }
+}
+
+#[test]
+fn only_wanted_logits_are_there() {
+    let model = model("llama");
+    let tokens = tokens(10);
+    let all = fresh(&model, &tokens);
+    let mut context = context(
+        &model,
+        ContextOptions {
+            n_ubatch: 4,
+            ..precise()
+        },
+    );
+    let mut batch = Batch::new();
+    for (i, &token) in tokens.iter().enumerate() {
+        batch.add(token, i as i32, &[0], i == 5 || i == 9);
+    }
+    context.decode(&batch).unwrap();
+    for i in 0..10 {
+        match context.logits(i) {
+            Some(logits) => assert!(nmse(&[logits.to_vec()], &all[i..=i]) < 1e-9),
+            None => assert!(i != 5 && i != 9),
+        }
+    }
+    assert!(context.logits(10).is_none());
+    // A batch without any wanted logits only fills the cache.
+    let mut batch = Batch::new();
+    batch.add(tokens[0], 10, &[0], false);
+    context.decode(&batch).unwrap();
+    assert!(context.logits(0).is_none());
+    assert_eq!(context.cells().used(), 11);
+}
+
+#[test]
+fn sequences_do_not_see_each_other() {
+    let model = model("qwen2");
+    let (a, b) = (tokens(12), tokens(20)[8..].to_vec());
+    let mut context = context(
+        &model,
+        ContextOptions {
+            n_seq: 3,
+            ..precise()
+        },
+    );
+    let mut batch = Batch::new();
+    for i in 0..12 {
+        batch.add(a[i], i as i32, &[2], true);
+        batch.add(b[i], i as i32, &[0], true);
+    }
+    context.decode(&batch).unwrap();
+    let of = |offset: usize| -> Vec<_> {
+        (0..12)
+            .map(|i| context.logits(2 * i + offset).unwrap().to_vec())
+            .collect()
+    };
+    assert!(nmse(&of(0), &fresh(&model, &a)) < 1e-9);
+    assert!(nmse(&of(1), &fresh(&model, &b)) < 1e-9);
+}
+
+#[test]
+fn a_shared_prefix_branches() {
+    let model = model("llama");
+    let prefix = tokens(8);
+    let mut context = context(
+        &model,
+        ContextOptions {
+            n_seq: 2,
+            ..precise()
+        },
+    );
+    decode(&mut context, &prefix, 0, 0);
+    context.copy(0, 1, ..).unwrap();
+    assert_eq!(context.cells().used(), 8);
+    let one = decode(&mut context, &[5, 6], 8, 0);
+    let other = decode(&mut context, &[7, 8], 8, 1);
+    let expect = |tail: &[u32]| fresh(&model, &[&prefix[..], tail].concat())[8..].to_vec();
+    assert!(nmse(&one, &expect(&[5, 6])) < 1e-9);
+    assert!(nmse(&other, &expect(&[7, 8])) < 1e-9);
+    context.keep(1).unwrap();
+    assert_eq!(context.cells().used(), 10);
+}
+
+#[test]
+fn removed_tokens_are_forgotten() {
+    let model = model("qwen3");
+    let mut context = context(&model, precise());
+    decode(&mut context, &tokens(20), 0, 0);
+    context.remove(0, 6..).unwrap();
+    let again = decode(&mut context, &[9, 10, 11], 6, 0);
+    let expected = fresh(&model, &[&tokens(6)[..], &[9, 10, 11]].concat());
+    assert!(nmse(&again, &expected[6..]) < 1e-9);
+}
+
+/// Keys of deeper layers depend on what was forgotten, so that only one layer can be compared with a computation from
+/// scratch.
+#[test]
+fn moved_keys_equal_keys_computed_there() {
+    let devices: [fn() -> Arc<dyn Device>; 2] = [|| reference("ref"), cpu];
+    for (architecture, device) in ARCHITECTURES.iter().flat_map(|a| devices.map(|d| (*a, d))) {
+        for (kv_type, limit) in [(DType::F32, 1e-8), (DType::F16, 1e-4)] {
+            let file = TestModel::write(&samite_llm::SyntheticModel {
+                n_layer: 1,
+                ..samite_llm::SyntheticModel::tiny(architecture)
+            });
+            let model = file.load(vec![device()], "");
+            let options = ContextOptions {
+                kv_types: [kv_type; 2],
+                n_ubatch: 8,
+                ..precise()
+            };
+            let mut moved = context(&model, options.clone());
+            decode(&mut moved, &tokens(24), 0, 0);
+            moved.remove(0, 2..7).unwrap();
+            moved.shift(0, 7.., -5).unwrap();
+            let logits = decode(&mut moved, &[9], 19, 0);
+            let rest = [&tokens(24)[..2], &tokens(24)[7..], &[9]].concat();
+            let expected = decode(&mut context(&model, options), &rest, 0, 0);
+            let error = nmse(&logits, &expected[19..]);
+            assert!(error < limit, "{architecture} {kv_type}: {error}");
+        }
+    }
+}
+
+#[test]
+fn batches_that_cannot_be_are_refused() {
+    let model = model("llama");
+    let mut context = context(
+        &model,
+        ContextOptions {
+            n_batch: 4,
+            n_seq: 2,
+            ..precise()
+        },
+    );
+    decode(&mut context, &tokens(3), 0, 0);
+    let mut refused = |tokens: &[(u32, i32, &[u32])], expected: &str| {
+        let mut batch = Batch::new();
+        for (id, position, sequences) in tokens {
+            batch.add(*id, *position, sequences, true);
+        }
+        let message = context.decode(&batch).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(context.cells().used(), 3);
+        assert!(context.logits(0).is_none());
+    };
+    refused(&[], "empty");
+    refused(&[(1, 3, &[0][..]); 5], "n_batch is 4");
+    refused(&[(320, 3, &[0])], "id 320, the vocabulary has 320");
+    refused(&[(1, 3, &[])], "no sequence");
+    refused(&[(1, 3, &[0, 2])], "sequence 2, the context has 2");
+    refused(&[(1, 2, &[0])], "must be at least 3");
+    refused(
+        &[(1, 3, &[0]), (1, 3, &[0])],
+        "token 1 of the batch: position 3",
+    );
+    refused(&[(1, -1, &[1])], "must be at least 0");
+    let error = context.remove(2, ..).unwrap_err().to_string();
+    assert!(error.contains("sequence 2"), "{error}");
+}
+
+#[test]
+fn a_full_context_says_how_full_it_is() {
+    let model = model("llama");
+    let mut context = context(&model, precise());
+    decode(&mut context, &tokens(60), 0, 0);
+    let error = context
+        .decode(&Batch::sequence(&tokens(5), 60, 0))
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("5 tokens do not fit: the context of 64 has 4 free"),
+        "{error}"
+    );
+    decode(&mut context, &tokens(4), 60, 0);
+    context.clear().unwrap();
+    assert!(
+        nmse(
+            &decode(&mut context, &tokens(9), 0, 0),
+            &fresh(&model, &tokens(9))
+        ) < 1e-9
+    );
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let model = model("llama");
+    let base = precise;
+    for (options, expected) in [
+        (
+            ContextOptions {
+                n_ctx: Some(0),
+                ..base()
+            },
+            "n_ctx is 0",
+        ),
+        (
+            ContextOptions {
+                n_ubatch: 0,
+                ..base()
+            },
+            "n_ubatch is 0",
+        ),
+        (ContextOptions { n_seq: 0, ..base() }, "n_seq is 0"),
+        (
+            ContextOptions {
+                kv_types: [DType::I32, DType::F16],
+                ..base()
+            },
+            "K cache of type i32",
+        ),
+        (
+            ContextOptions {
+                kv_types: [DType::F16, DType::Q4_K],
+                ..base()
+            },
+            "not whole blocks of 256",
+        ),
+        (
+            ContextOptions {
+                kv_types: [DType::F16, DType::Q8_0],
+                flash: false,
+                ..base()
+            },
+            "flash",
+        ),
+    ] {
+        let message = Context::new(Arc::clone(&model), options)
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn a_cancelled_decode_changes_nothing() {
+    let model = model("llama");
+    let options = precise();
+    let cancel = options.cancel.clone();
+    let mut context = context(&model, options);
+    decode(&mut context, &tokens(8), 0, 0);
+    cancel.cancel();
+    let error = context.decode(&Batch::sequence(&[5, 6], 8, 0)).unwrap_err();
+    assert!(error.is_cancelled(), "{error}");
+    assert_eq!(context.cells().used(), 8);
+    cancel.reset();
+    let again = decode(&mut context, &[5, 6], 8, 0);
+    let expected = fresh(&model, &[&tokens(8)[..], &[5, 6]].concat());
+    assert!(nmse(&again, &expected[8..]) < 1e-9);
+}
+
+#[test]
+fn an_error_of_a_device_changes_nothing() {
+    let faults = FaultPlan::new();
+    let device = ReferenceDevice::new(ReferenceOptions {
+        faults: Some(Arc::clone(&faults)),
+        ..ReferenceOptions::default()
+    });
+    let model = TestModel::tiny("llama").load(vec![device], "");
+    let options = ContextOptions {
+        n_ubatch: 4,
+        ..precise()
+    };
+    let expected = decode(&mut context(&model, options.clone()), &tokens(12), 0, 0);
+    let mut context = context(&model, options);
+    decode(&mut context, &tokens(4), 0, 0);
+    let batch = Batch::sequence(&tokens(12)[4..], 4, 0);
+    context.decode(&batch).unwrap();
+    context.remove(0, 4..).unwrap();
+    faults.reset();
+    context.decode(&batch).unwrap();
+    let calls = faults.calls();
+    assert!(calls > 4);
+    for call in 0..calls {
+        context.remove(0, 4..).unwrap();
+        faults.reset();
+        faults.fail_at(call);
+        let error = context.decode(&batch).unwrap_err();
+        assert!(matches!(error, Error::Core(_)), "{error}");
+        assert_eq!(context.cells().used(), 4, "after a failure of call {call}");
+        assert!(context.logits(7).is_none());
+        faults.reset();
+        context.decode(&batch).unwrap();
+        let logits = context.logits(7).unwrap().to_vec();
+        assert!(
+            nmse(&[logits], &expected[11..]) < 1e-12,
+            "after a failure of call {call}"
+        );
+    }
+}

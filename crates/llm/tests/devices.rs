@@ -1,0 +1,154 @@
+//! The same logits on every device and on any split over devices.
+
+mod common;
+
+use common::*;
+use samite_core::DType;
+use samite_llm::{ContextOptions, Error, ModelOptions, SyntheticModel};
+
+#[test]
+fn the_cpu_agrees_with_the_reference() {
+    for architecture in ARCHITECTURES {
+        let file = TestModel::tiny(architecture);
+        let run = |device| {
+            let model = file.load(vec![device], "");
+            decode(&mut context(&model, precise()), &tokens(20), 0, 0)
+        };
+        let error = nmse(&run(cpu()), &run(reference("ref")));
+        assert!(error < 1e-6, "{architecture}: {error}");
+    }
+}
+
+#[test]
+fn splits_at_every_layer_change_nothing() {
+    for architecture in ARCHITECTURES {
+        let file = TestModel::tiny(architecture);
+        let run = |devices, rules: &str| {
+            let model = file.load(devices, rules);
+            let mut context = context(&model, precise());
+            let mut logits = decode(&mut context, &tokens(9), 0, 0);
+            logits.extend(decode(&mut context, &tokens(3), 9, 0));
+            logits
+        };
+        let whole = run(vec![reference("a")], "");
+        let layers = SyntheticModel::tiny(architecture).n_layer;
+        for at in 0..layers {
+            let rules = format!("layers={at}-:b;output:b");
+            let split = run(vec![reference("a"), reference("b")], &rules);
+            assert!(nmse(&split, &whole) <= 1e-10, "{architecture}, {rules}");
+            for second in at..layers {
+                let rules = format!("layers={at}-:b; layers={second}-:c; output:a; embedding:b");
+                let split = run(vec![reference("a"), reference("b"), reference("c")], &rules);
+                assert!(nmse(&split, &whole) <= 1e-10, "{architecture}, {rules}");
+            }
+            let rules = format!("layers={at}:cpu");
+            let mixed = run(vec![reference("a"), cpu()], &rules);
+            assert!(nmse(&mixed, &whole) < 1e-6, "{architecture}, {rules}");
+        }
+        let mixed = run(vec![reference("a"), cpu()], "kv=1:cpu;*ffn_up*:cpu");
+        assert!(nmse(&mixed, &whole) < 1e-6, "{architecture}");
+    }
+}
+
+#[test]
+fn a_split_puts_everything_where_the_rules_say() {
+    let file = TestModel::tiny("llama");
+    let model = file.load(vec![reference("a"), reference("b")], "layers=1-:b");
+    let context = context(&model, precise());
+    let plan = context.plan(1).unwrap();
+    let device = |name: &str| {
+        let id = plan
+            .graph()
+            .ids()
+            .find(|&id| &*plan.graph().tensor(id).name == name);
+        let id = id.unwrap_or_else(|| panic!("no {name} in the graph"));
+        plan.placement().devices[id.index()]
+            .map(|device| plan.devices().get(device).name().to_owned())
+    };
+    assert_eq!(device("Qcur-0").as_deref(), Some("a"));
+    assert_eq!(device("fattn-0").as_deref(), Some("a"));
+    assert_eq!(device("k_cache-1").as_deref(), Some("b"));
+    assert_eq!(device("ffn_swiglu-2").as_deref(), Some("b"));
+    assert_eq!(device("result_output").as_deref(), Some("a"));
+    let memory = context.memory();
+    assert_eq!(memory.len(), 2);
+    assert!(
+        memory
+            .iter()
+            .all(|row| row.weights > 0 && row.kv > 0 && row.compute > 0)
+    );
+    let hp = model.hparams();
+    let kv: usize = memory.iter().map(|row| row.kv).sum();
+    assert_eq!(kv, 2 * hp.n_layer() * hp.n_embd_k(0) * 64 * 4);
+}
+
+#[test]
+fn attention_in_steps_agrees_with_flash_attention() {
+    for architecture in ARCHITECTURES {
+        let file = TestModel::tiny(architecture);
+        let model = file.load(vec![reference("ref")], "");
+        let run = |flash| {
+            let options = ContextOptions { flash, ..precise() };
+            decode(&mut context(&model, options), &tokens(20), 0, 0)
+        };
+        let error = nmse(&run(false), &run(true));
+        assert!(error < 1e-9, "{architecture}: {error}");
+    }
+}
+
+#[test]
+fn smaller_types_of_cache_and_weights_are_close() {
+    let file = TestModel::tiny("qwen3");
+    let model = file.load(vec![cpu()], "");
+    let run = |kv_types| {
+        let options = ContextOptions {
+            kv_types,
+            ..precise()
+        };
+        decode(&mut context(&model, options), &tokens(20), 0, 0)
+    };
+    let exact = run([DType::F32; 2]);
+    assert!(nmse(&run([DType::F16; 2]), &exact) < 1e-4);
+    assert!(nmse(&run([DType::Q8_0; 2]), &exact) < 1e-2);
+
+    let quantized = TestModel::write(&SyntheticModel {
+        dtype: DType::Q8_0,
+        ..SyntheticModel::tiny("qwen3")
+    });
+    let model = quantized.load(vec![cpu()], "");
+    let logits = decode(&mut context(&model, precise()), &tokens(20), 0, 0);
+    assert!(nmse(&logits, &exact) < 1e-2);
+}
+
+#[test]
+fn a_tied_output_is_the_embedding_wherever_it_lies() {
+    let file = TestModel::write(&SyntheticModel {
+        tied: true,
+        ..SyntheticModel::tiny("llama")
+    });
+    let run = |devices, rules: &str| {
+        let model = file.load(devices, rules);
+        decode(&mut context(&model, precise()), &tokens(5), 0, 0)
+    };
+    let whole = run(vec![reference("a")], "");
+    let split = run(vec![reference("a"), reference("b")], "embedding:b;output:a");
+    assert!(nmse(&split, &whole) <= 1e-10);
+}
+
+#[test]
+fn too_little_memory_shows_at_creation() {
+    let device = samite_reference::ReferenceDevice::new(samite_reference::ReferenceOptions {
+        memory_limit: Some(1 << 20),
+        ..Default::default()
+    });
+    let file = TestModel::tiny("llama");
+    let model = samite_llm::Model::load(&file.path, &ModelOptions::new(vec![device])).unwrap();
+    let options = ContextOptions {
+        n_ctx: Some(1 << 16),
+        ..precise()
+    };
+    let error = samite_llm::Context::new(model, options).unwrap_err();
+    let Error::Core(samite_core::Error::OutOfMemory { .. }) = &error else {
+        panic!("{error}");
+    };
+}

@@ -1,0 +1,258 @@
+//! Files that are not what they say, and loading that is stopped.
+
+mod common;
+
+use common::*;
+use samite_core::DType;
+use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
+use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Copies a model with other metadata, and with the tensors that `tensor` makes of each.
+fn rewrite(
+    from: &Path,
+    to: &Path,
+    metadata: impl Fn(&mut Metadata),
+    tensor: impl Fn(&str) -> Option<(&'static str, DType, Vec<usize>)>,
+    without: &str,
+) {
+    let file = GgufFile::open(from, LoadMode::Read).unwrap();
+    let mut keys = file.metadata().clone();
+    metadata(&mut keys);
+    let mut specs = Vec::new();
+    for info in file.tensors().iter().filter(|info| &*info.name != without) {
+        specs.push(match tensor(&info.name) {
+            Some((name, dtype, dims)) => TensorSpec::new(name, dtype, &dims).unwrap(),
+            None => TensorSpec::from_info(info, info.dtype).unwrap(),
+        });
+    }
+    let sizes: Vec<usize> = specs.iter().map(TensorSpec::size).collect();
+    let mut writer = Writer::create(to, &keys, specs).unwrap();
+    for size in sizes {
+        writer.append(&vec![0; size]).unwrap();
+    }
+    writer.commit().unwrap();
+}
+
+fn refused(
+    metadata: impl Fn(&mut Metadata),
+    tensor: impl Fn(&str) -> Option<(&'static str, DType, Vec<usize>)>,
+    without: &str,
+) -> String {
+    let file = TestModel::tiny("llama");
+    let broken = file.path.with_file_name("broken.gguf");
+    rewrite(&file.path, &broken, metadata, tensor, without);
+    Model::load(&broken, &ModelOptions::new(vec![cpu()]))
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn metadata_that_cannot_be_is_refused() {
+    let cases: &[(&str, Value, &str)] = &[
+        (
+            "general.architecture",
+            "abacus".into(),
+            "supported are: llama, qwen2, qwen3",
+        ),
+        ("llama.block_count", 0u32.into(), "is 0"),
+        (
+            "llama.block_count",
+            1_000_000u32.into(),
+            "too few for so many layers",
+        ),
+        ("llama.block_count", 4u32.into(), "blk.3.attn_norm.weight"),
+        ("llama.block_count", 2u32.into(), "blk.2."),
+        (
+            "llama.embedding_length",
+            128u32.into(),
+            "[64, 320], but by the hyper-parameters it must be [128, 320]",
+        ),
+        (
+            "llama.attention.head_count",
+            8u32.into(),
+            "blk.0.attn_q.weight",
+        ),
+        (
+            "llama.attention.head_count_kv",
+            3u32.into(),
+            "share 3 key-value heads",
+        ),
+        (
+            "llama.attention.head_count_kv",
+            vec![2u32, 2].into(),
+            "or 3 of them",
+        ),
+        (
+            "llama.feed_forward_length",
+            95u32.into(),
+            "blk.0.ffn_gate.weight",
+        ),
+        ("llama.rope.dimension_count", 34u32.into(), "head size 32"),
+        (
+            "tokenizer.ggml.scores",
+            vec![0f32].into(),
+            "tokenizer.ggml.scores",
+        ),
+        (
+            "tokenizer.ggml.bos_token_id",
+            9999u32.into(),
+            "tokenizer.ggml.bos_token_id",
+        ),
+        (
+            "tokenizer.ggml.model",
+            "abacus".into(),
+            "tokenizer.ggml.model",
+        ),
+    ];
+    for (key, value, expected) in cases {
+        let set = |metadata: &mut Metadata| {
+            metadata.set(key, value.clone()).unwrap();
+        };
+        let message = refused(set, |_| None, "");
+        assert!(message.contains(expected), "{key}: {message}");
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused() {
+    let keep = |_: &mut Metadata| {};
+    let message = refused(keep, |_| None, "blk.1.ffn_norm.weight");
+    assert!(
+        message.contains("\"blk.1.ffn_norm.weight\": is missing"),
+        "{message}"
+    );
+
+    let wide = |name: &str| {
+        (name == "blk.1.ffn_up.weight").then(|| ("blk.1.ffn_up.weight", DType::F32, vec![64, 97]))
+    };
+    let message = refused(keep, wide, "");
+    let expected = "tensor \"blk.1.ffn_up.weight\" has shape [64, 97], but by the hyper-parameters it must be [64, 96]";
+    assert!(message.contains(expected), "{message}");
+
+    let renamed =
+        |name: &str| (name == "output.weight").then(|| ("output.scale", DType::F32, vec![64, 320]));
+    let message = refused(keep, renamed, "");
+    assert!(
+        message.contains("\"output.scale\" is not known for architecture llama"),
+        "{message}"
+    );
+
+    let integers = |name: &str| {
+        (name == "blk.0.attn_q.weight").then(|| ("blk.0.attn_q.weight", DType::I32, vec![64, 128]))
+    };
+    let message = refused(keep, integers, "");
+    assert!(
+        message.contains("blk.0.attn_q.weight") || message.contains("integer"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_plan_needs_no_weights_and_is_what_is_loaded() {
+    let file = TestModel::write(&SyntheticModel {
+        tied: true,
+        ..SyntheticModel::tiny("llama")
+    });
+    let options = ModelOptions {
+        rules: PlacementRule::parse_all("layers=2:b").unwrap(),
+        load_mode: LoadMode::Read,
+        ..ModelOptions::new(vec![reference("a"), reference("b"), cpu()])
+    };
+    let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
+    let plan = ModelPlan::new(&gguf, &options).unwrap();
+    assert_eq!(plan.hparams().n_layer(), 3);
+    let planned = plan.memory().unwrap();
+    assert_eq!(
+        planned
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>(),
+        ["a", "b", "host"]
+    );
+    let model = Model::from_gguf(&gguf, &options).unwrap();
+    let loaded: Vec<_> = model
+        .weights()
+        .bytes()
+        .map(|(n, b)| (n.to_owned(), b))
+        .collect();
+    assert_eq!(planned, loaded);
+    // The embedding is on the host, and a second time where the output is.
+    let embedding = gguf.tensor("token_embd.weight").unwrap().size;
+    assert_eq!(planned[2].1, embedding);
+    let all: usize = planned.iter().map(|(_, bytes)| bytes).sum();
+    assert_eq!(all, gguf.tensors().total_bytes() as usize + embedding);
+}
+
+#[test]
+fn rules_that_do_not_apply_are_refused() {
+    let file = TestModel::tiny("llama");
+    let load = |rules: &str| {
+        let options = ModelOptions {
+            rules: PlacementRule::parse_all(rules).unwrap(),
+            ..ModelOptions::new(vec![cpu()])
+        };
+        Model::load(&file.path, &options)
+    };
+    assert!(load("layers=0-1:cpu").is_ok());
+    assert!(
+        load("layers=3-:cpu")
+            .unwrap_err()
+            .to_string()
+            .contains("matches nothing")
+    );
+    assert!(
+        load("output:gpu")
+            .unwrap_err()
+            .to_string()
+            .contains("there are: cpu")
+    );
+}
+
+#[test]
+fn every_way_of_loading_gives_the_same() {
+    let file = TestModel::tiny("qwen2");
+    let run = |load_mode| {
+        let done = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&done);
+        let options = ModelOptions {
+            load_mode,
+            threads: Some(2),
+            progress: Some(Arc::new(move |now, total| {
+                assert!(now <= total && seen.swap(now, Ordering::SeqCst) <= now);
+            })),
+            ..ModelOptions::new(vec![cpu()])
+        };
+        let model = Model::load(&file.path, &options).unwrap();
+        let total = GgufFile::open(&file.path, LoadMode::Read)
+            .unwrap()
+            .tensors()
+            .total_bytes();
+        assert_eq!(done.load(Ordering::SeqCst), total);
+        decode(&mut context(&model, precise()), &tokens(6), 0, 0)
+    };
+    assert_eq!(run(LoadMode::Mmap), run(LoadMode::Read));
+}
+
+#[test]
+fn loading_can_be_cancelled() {
+    let file = TestModel::tiny("llama");
+    for load_mode in [LoadMode::Mmap, LoadMode::Read] {
+        let mut options = ModelOptions {
+            load_mode,
+            threads: Some(1),
+            ..ModelOptions::new(vec![reference("a")])
+        };
+        let cancel = options.cancel.clone();
+        options.progress = Some(Arc::new(move |_, _| cancel.cancel()));
+        let error = Model::load(&file.path, &options).unwrap_err();
+        assert!(error.is_cancelled(), "{error}");
+        assert!(
+            Model::load(&file.path, &options)
+                .unwrap_err()
+                .is_cancelled()
+        );
+    }
+}

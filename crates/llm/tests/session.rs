@@ -1,0 +1,238 @@
+//! Generating text, and measuring it.
+
+mod common;
+
+use common::*;
+use samite_llm::{
+    Context, ContextOptions, Error, Finish, GenerateOptions, Generation, Model, ModelOptions,
+    Session, perplexity,
+};
+use samite_text::{Sampler, SamplerParams};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn session(model: &Arc<Model>, n_ctx: usize) -> Session {
+    let options = ContextOptions {
+        n_ctx: Some(n_ctx),
+        ..precise()
+    };
+    Session::new(context(model, options)).unwrap()
+}
+
+fn generate(
+    session: &mut Session,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> (String, Generation) {
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let mut text = String::new();
+    let generation = session.generate(prompt, &mut sampler, options, |piece| {
+        text += piece;
+        ControlFlow::Continue(())
+    });
+    (text, generation.unwrap())
+}
+
+fn some(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: Some(max_tokens),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    }
+}
+
+#[test]
+fn greedy_text_is_what_decoding_step_by_step_gives() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let prompt = tokens(5);
+    let (text, generation) = generate(&mut session(&model, 64), &prompt, &some(12));
+    assert_eq!(generation.finish, Finish::MaxTokens);
+    assert_eq!(generation.timings.prompt_tokens, 5);
+    let mut all = prompt.clone();
+    for &token in &generation.tokens {
+        let logits = decode(&mut context(&model, precise()), &all, 0, 0)
+            .pop()
+            .unwrap();
+        let best = (0..logits.len())
+            .max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
+            .unwrap();
+        assert_eq!(token, best as u32);
+        all.push(token);
+    }
+    let tokenizer = model.tokenizer().unwrap();
+    let bytes: Vec<u8> = generation
+        .tokens
+        .iter()
+        .flat_map(|&t| tokenizer.token_to_piece(t, false).unwrap().to_vec())
+        .collect();
+    assert_eq!(text, String::from_utf8_lossy(&bytes));
+}
+
+#[test]
+fn a_prompt_that_goes_on_reuses_what_is_there() {
+    let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
+    let mut session = session(&model, 64);
+    let (_, first) = generate(&mut session, &tokens(10), &some(4));
+    let mut longer = [tokens(10), first.tokens.clone()].concat();
+    longer.push(9);
+    let (_, second) = generate(&mut session, &longer, &some(3));
+    // The last generated token was never decoded.
+    assert_eq!(second.timings.reused_tokens, 13);
+    assert_eq!(second.timings.prompt_tokens, 2);
+    let (_, fresh) = generate(&mut self::session(&model, 64), &longer, &some(3));
+    assert_eq!(second.tokens, fresh.tokens);
+    let (_, other) = generate(&mut session, &tokens(3), &some(1));
+    assert_eq!(
+        (other.timings.reused_tokens, other.timings.prompt_tokens),
+        (2, 1)
+    );
+}
+
+#[test]
+fn ends_are_told() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let prompt = tokens(5);
+    let (text, whole) = generate(&mut session(&model, 64), &prompt, &some(20));
+    let (_, full) = generate(&mut session(&model, 8), &prompt, &some(20));
+    assert_eq!(full.finish, Finish::ContextFull);
+    // Three more fit, and the last one's logits give a fourth.
+    assert_eq!(full.tokens, whole.tokens[..4]);
+    let shifting = GenerateOptions {
+        keep_when_full: Some(2),
+        ..some(20)
+    };
+    let (_, shifted) = generate(&mut session(&model, 8), &prompt, &shifting);
+    assert_eq!(
+        (shifted.finish, shifted.tokens.len()),
+        (Finish::MaxTokens, 20)
+    );
+
+    let (at, c) = text
+        .char_indices()
+        .find(|(at, c)| *at > 0 && *c != '\u{fffd}')
+        .unwrap();
+    let stopping = GenerateOptions {
+        stop: vec![c.to_string()],
+        ..some(20)
+    };
+    let (before, stopped) = generate(&mut session(&model, 64), &prompt, &stopping);
+    assert_eq!(stopped.finish, Finish::StopString(0));
+    assert_eq!(before, text[..text.find(c).unwrap().min(at)]);
+
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let mut session = session(&model, 64);
+    let broken = session.generate(&prompt, &mut sampler, &some(20), |_| ControlFlow::Break(()));
+    assert_eq!(broken.unwrap().finish, Finish::Callback);
+    let biased = SamplerParams {
+        logit_bias: vec![(2, 1e6)],
+        ..SamplerParams::greedy()
+    };
+    let mut sampler = Sampler::new(biased).unwrap();
+    let ended = session.generate(&prompt, &mut sampler, &GenerateOptions::default(), |_| {
+        ControlFlow::Continue(())
+    });
+    assert_eq!(ended.unwrap().finish, Finish::EndToken(2));
+}
+
+#[test]
+fn prompts_that_cannot_be_are_refused() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let mut session = session(&model, 16);
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let mut run = |prompt: &[u32]| {
+        let result = session.generate(
+            prompt,
+            &mut sampler,
+            &some(1),
+            |_| ControlFlow::Continue(()),
+        );
+        result.map(|generation| generation.tokens.len())
+    };
+    assert!(matches!(run(&[]), Err(Error::InvalidArgument(_))));
+    assert!(matches!(
+        run(&tokens(17)),
+        Err(Error::ContextFull {
+            tokens: 17,
+            size: 16,
+            free: 16
+        })
+    ));
+    assert_eq!(run(&tokens(16)).unwrap(), 1);
+}
+
+#[test]
+fn perplexity_scores_the_second_half_of_chunks() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let text = tokens(40);
+    let mut context = context(
+        &model,
+        ContextOptions {
+            n_batch: 10,
+            ..precise()
+        },
+    );
+    let mut told = 0;
+    let result = perplexity(&mut context, &text, 16, |_| told += 1).unwrap();
+    assert_eq!((told, result.chunks.len(), result.tokens), (2, 2, 14));
+    let mut sum = 0.0;
+    for part in text.chunks_exact(16) {
+        let mut part = part.to_vec();
+        part[0] = 1;
+        let logits = decode(&mut common::context(&model, precise()), &part, 0, 0);
+        for at in 8..15 {
+            let total: f64 = logits[at].iter().map(|&logit| f64::from(logit).exp()).sum();
+            sum -= (f64::from(logits[at][part[at + 1] as usize]).exp() / total).ln();
+        }
+    }
+    let expected = (sum / 14.0).exp();
+    assert!(
+        (result.value / expected - 1.0).abs() < 1e-4,
+        "{} {expected}",
+        result.value
+    );
+    assert!(result.error > 0.0);
+    assert!(perplexity(&mut context, &text, 65, |_| ()).is_err());
+    assert!(perplexity(&mut context, &text[..9], 16, |_| ()).is_err());
+}
+
+/// A real model, if one is at hand: `SAMITE_TEST_MODELS`, or `shared/models` beside the workspace.
+fn stories() -> Option<PathBuf> {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/models");
+    let folder =
+        std::env::var_os("SAMITE_TEST_MODELS").map_or(PathBuf::from(beside), PathBuf::from);
+    Some(folder.join("stories260K.gguf")).filter(|path| path.exists())
+}
+
+#[test]
+fn a_real_model_tells_its_story() {
+    const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can'";
+    let Some(path) = stories() else {
+        return;
+    };
+    for (devices, rules) in [
+        (vec![cpu()], ""),
+        (vec![reference("a")], ""),
+        (
+            vec![reference("a"), reference("b"), cpu()],
+            "layers=1-2:b;layers=3:cpu",
+        ),
+    ] {
+        let options = ModelOptions {
+            rules: samite_llm::PlacementRule::parse_all(rules).unwrap(),
+            ..ModelOptions::new(devices)
+        };
+        let model = Model::load(&path, &options).unwrap();
+        let prompt = model
+            .tokenizer()
+            .unwrap()
+            .tokenize("Once upon a time", true, false)
+            .unwrap();
+        let context = Context::new(model, ContextOptions::default()).unwrap();
+        let mut session = Session::new(context).unwrap();
+        let (text, _) = generate(&mut session, &prompt, &some(180));
+        let length = text.len().min(STORY.len());
+        assert_eq!(length, STORY.len(), "{text}");
+        assert_eq!(text[..length], STORY[..length]);
+    }
+}

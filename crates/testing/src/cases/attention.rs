@@ -1,0 +1,223 @@
+//! Softmax and attention.
+
+use crate::case::{Cases, Form, Limit};
+use crate::recipe::Recipe;
+use samite_core::{DType, Op, Precision, Shape};
+
+pub fn add(cases: &mut Cases) {
+    soft_max(cases);
+    flash(cases);
+}
+
+fn soft_max(cases: &mut Cases) {
+    let logits = Recipe::Uniform {
+        min: -4.0,
+        max: 4.0,
+    };
+    let shapes: [(Shape, Shape); 6] = [
+        ([1, 1, 1, 1], [1, 1, 1, 1]),
+        ([7, 3, 1, 1], [7, 3, 1, 1]),
+        ([33, 2, 12, 1], [33, 2, 1, 1]),
+        ([64, 5, 4, 2], [64, 8, 2, 1]),
+        ([16, 3, 6, 2], [16, 3, 6, 2]),
+        ([257, 1, 8, 1], [257, 32, 1, 1]),
+    ];
+    for (shape, mask_shape) in shapes {
+        for mask in [None, Some(DType::F32), Some(DType::F16)] {
+            for sinks in [false, true] {
+                for (scale, max_bias) in [(1.0, 0.0), (0.125, 0.0), (0.5, 8.0)] {
+                    if max_bias > 0.0 && mask.is_none() {
+                        continue;
+                    }
+                    cases.add("", Limit::Nmse(1e-6), |b| {
+                        let x = b.input(DType::F32, shape, logits)?;
+                        let mask = mask
+                            .map(|dtype| b.input(dtype, mask_shape, Recipe::Mask))
+                            .transpose()?;
+                        let sinks = sinks
+                            .then(|| b.input(DType::F32, [shape[2], 1, 1, 1], Recipe::UNIT))
+                            .transpose()?;
+                        b.graph.soft_max(x, mask, sinks, scale, max_bias)
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// One attention.
+#[derive(Clone, Copy)]
+struct Attention {
+    /// Sizes of keys and values.
+    head: [usize; 2],
+    kv: usize,
+    tokens: usize,
+    /// Of queries, and of keys and values.
+    heads: [usize; 2],
+    batch: usize,
+    mask: bool,
+    sinks: bool,
+    max_bias: f32,
+    softcap: f32,
+    form: Form,
+}
+
+const SMALL: Attention = Attention {
+    head: [32, 32],
+    kv: 9,
+    tokens: 3,
+    heads: [4, 2],
+    batch: 1,
+    mask: true,
+    sinks: false,
+    max_bias: 0.0,
+    softcap: 0.0,
+    form: Form::Plain,
+};
+
+fn flash(cases: &mut Cases) {
+    use DType::{BF16, F16, F32, Q4_0, Q8_0};
+    for dtype in [F32, F16, BF16, Q8_0, Q4_0] {
+        let mut add = |a: Attention| attention(cases, [dtype, dtype], a);
+        for head in [
+            [32, 32],
+            [64, 64],
+            [96, 96],
+            [128, 128],
+            [256, 256],
+            [64, 32],
+            [192, 128],
+        ] {
+            for (kv, tokens) in [(1, 1), (7, 3), (40, 1), (33, 9)] {
+                add(Attention {
+                    head,
+                    kv,
+                    tokens,
+                    ..SMALL
+                });
+            }
+        }
+        for heads in [[1, 1], [8, 1], [6, 3], [12, 4]] {
+            for batch in [1, 2] {
+                add(Attention {
+                    heads,
+                    batch,
+                    ..SMALL
+                });
+                add(Attention {
+                    heads,
+                    batch,
+                    max_bias: 8.0,
+                    ..SMALL
+                });
+                add(Attention {
+                    heads,
+                    batch,
+                    sinks: true,
+                    ..SMALL
+                });
+            }
+        }
+        for (mask, sinks) in [(false, false), (false, true), (true, true)] {
+            for tokens in [1, 5] {
+                for softcap in [0.0, 10.0] {
+                    add(Attention {
+                        mask,
+                        sinks,
+                        softcap,
+                        tokens,
+                        kv: 20,
+                        ..SMALL
+                    });
+                }
+            }
+        }
+        for form in [Form::Gaps, Form::Permuted] {
+            for (kv, tokens) in [(17, 1), (17, 4), (64, 20)] {
+                add(Attention {
+                    form,
+                    kv,
+                    tokens,
+                    head: [64, 64],
+                    ..SMALL
+                });
+            }
+        }
+        for (kv, tokens) in [(256, 1), (300, 33)] {
+            add(Attention {
+                kv,
+                tokens,
+                head: [64, 64],
+                ..SMALL
+            });
+        }
+    }
+    for types in [[F16, Q8_0], [Q8_0, F16], [Q8_0, Q4_0], [F16, F32]] {
+        for tokens in [1, 6] {
+            attention(cases, types, Attention { tokens, ..SMALL });
+        }
+    }
+    // Head sizes that are no multiple of anything.
+    for dtype in [F32, F16, BF16] {
+        for head in [[8, 8], [40, 40], [80, 80], [72, 24]] {
+            for tokens in [1, 4] {
+                attention(
+                    cases,
+                    [dtype, dtype],
+                    Attention {
+                        head,
+                        tokens,
+                        ..SMALL
+                    },
+                );
+            }
+        }
+    }
+}
+
+fn attention(cases: &mut Cases, [k_type, v_type]: [DType; 2], a: Attention) {
+    let mut notes = Vec::new();
+    if a.max_bias > 0.0 {
+        notes.push("alibi");
+    }
+    if a.softcap > 0.0 {
+        notes.push("softcap");
+    }
+    cases.add(&notes.join(", "), Limit::Nmse(5e-4), |b| {
+        let [heads, kv_heads] = a.heads;
+        let [k_size, v_size] = a.head;
+        let q = b.operand(
+            DType::F32,
+            [k_size, a.tokens, heads, a.batch],
+            Recipe::UNIT,
+            a.form,
+        )?;
+        let k = b.operand(
+            k_type,
+            [k_size, a.kv, kv_heads, a.batch],
+            Recipe::UNIT,
+            a.form,
+        )?;
+        let v = b.operand(
+            v_type,
+            [v_size, a.kv, kv_heads, a.batch],
+            Recipe::UNIT,
+            a.form,
+        )?;
+        let mask = a
+            .mask
+            .then(|| b.input(DType::F16, [a.kv, a.tokens, 1, a.batch], Recipe::Mask))
+            .transpose()?;
+        let sinks = a
+            .sinks
+            .then(|| b.input(DType::F32, [heads, 1, 1, 1], Recipe::UNIT))
+            .transpose()?;
+        let op = Op::FlashAttn {
+            scale: 1.0 / (k_size as f32).sqrt(),
+            max_bias: a.max_bias,
+            softcap: a.softcap,
+            precision: Precision::F32,
+        };
+        b.graph.push(op, &[Some(q), Some(k), Some(v), mask, sinks])
+    });
+}

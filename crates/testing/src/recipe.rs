@@ -1,0 +1,196 @@
+//! Seeded data for inputs.
+
+use samite_core::{DType, Layout, Result};
+use samite_quant::encode_row;
+
+/// A small generator of random numbers (SplitMix64): the same on every machine.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator with its own sequence for each seed.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// A generator seeded by a text.
+    pub fn from_name(name: &str) -> Self {
+        // FNV-1a.
+        Rng(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        }))
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number less than `limit`; 0 if that is 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.bits() % (limit.max(1) as u64)) as usize
+    }
+
+    /// A number from `min` up to, but without, `max`.
+    pub fn uniform(&mut self, min: f32, max: f32) -> f32 {
+        min + (max - min) * ((self.bits() >> 40) as f32 / (1u64 << 24) as f32)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of `choices`, which must not be empty.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// 0 to `n - 1` in random order.
+    pub fn permutation(&mut self, n: usize) -> Vec<usize> {
+        let mut all: Vec<_> = (0..n).collect();
+        for i in (1..n).rev() {
+            all.swap(i, self.below(i + 1));
+        }
+        all
+    }
+}
+
+/// How an input is filled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recipe {
+    /// Evenly distributed numbers; integers if the type is one.
+    Uniform {
+        /// Smallest.
+        min: f32,
+        /// Limit.
+        max: f32,
+    },
+    /// Integers below `limit`, some of them equal.
+    Ids {
+        /// One more than the largest possible.
+        limit: usize,
+    },
+    /// In each row, different integers below `limit`, again and again if the row is longer.
+    DistinctIds {
+        /// One more than the largest possible.
+        limit: usize,
+    },
+    /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere. The first element
+    /// of each row is finite.
+    Mask,
+    /// Positions 0, 3, 6, … after a start.
+    Positions {
+        /// The first one.
+        start: usize,
+    },
+    /// Different values in random order in each row: sorting them has one result.
+    Distinct,
+    /// A few values only, so that many are equal.
+    Ties,
+    /// All bytes zero.
+    Zeros,
+}
+
+impl Recipe {
+    /// -1 to 1.
+    pub const UNIT: Recipe = Recipe::Uniform {
+        min: -1.0,
+        max: 1.0,
+    };
+
+    /// The bytes of a contiguous tensor.
+    ///
+    /// # Errors
+    /// If numbers cannot be encoded in the layout's type.
+    pub fn bytes(&self, layout: &Layout, rng: &mut Rng) -> Result<Vec<u8>> {
+        let n0 = layout.shape()[0];
+        let mut bytes = Vec::with_capacity(layout.bytes());
+        for _ in 0..layout.rows() {
+            let row = self.row(n0, rng);
+            encode(layout.dtype(), &row, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    fn row(&self, n0: usize, rng: &mut Rng) -> Vec<f64> {
+        match *self {
+            Recipe::Uniform { min, max } => (0..n0).map(|_| rng.uniform(min, max).into()).collect(),
+            Recipe::Ids { limit } => (0..n0).map(|_| rng.below(limit) as f64).collect(),
+            Recipe::DistinctIds { limit } => {
+                let all = rng.permutation(limit);
+                all.iter().cycle().take(n0).map(|&i| i as f64).collect()
+            }
+            Recipe::Mask => (0..n0)
+                .map(|i| {
+                    if i > 0 && rng.one_in(3) {
+                        f64::NEG_INFINITY
+                    } else {
+                        rng.uniform(-1.0, 1.0).into()
+                    }
+                })
+                .collect(),
+            Recipe::Positions { start } => (0..n0).map(|i| (start + 3 * i) as f64).collect(),
+            Recipe::Distinct => {
+                let order = rng.permutation(n0);
+                order
+                    .into_iter()
+                    .map(|i| i as f64 - n0 as f64 / 2.0)
+                    .collect()
+            }
+            Recipe::Ties => (0..n0).map(|_| rng.below(5) as f64 - 2.0).collect(),
+            Recipe::Zeros => vec![0.0; n0],
+        }
+    }
+}
+
+fn encode(dtype: DType, row: &[f64], out: &mut Vec<u8>) -> Result<()> {
+    match dtype {
+        DType::I8 => out.extend(row.iter().flat_map(|&v| (v as i8).to_le_bytes())),
+        DType::I16 => out.extend(row.iter().flat_map(|&v| (v as i16).to_le_bytes())),
+        DType::I32 => out.extend(row.iter().flat_map(|&v| (v as i32).to_le_bytes())),
+        DType::I64 => out.extend(row.iter().flat_map(|&v| (v as i64).to_le_bytes())),
+        DType::F64 => out.extend(row.iter().flat_map(|v| v.to_le_bytes())),
+        _ => {
+            let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
+            let at = out.len();
+            out.resize(at + dtype.row_bytes(row.len())?, 0);
+            encode_row(dtype, &row, &mut out[at..])?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_depends_on_the_seed_alone() {
+        let layout = Layout::contiguous(DType::Q4_0, [64, 3, 1, 1]).unwrap();
+        let make = |name| {
+            Recipe::UNIT
+                .bytes(&layout, &mut Rng::from_name(name))
+                .unwrap()
+        };
+        assert_eq!(make("a"), make("a"));
+        assert_ne!(make("a"), make("b"));
+        assert_eq!(make("a").len(), layout.bytes());
+    }
+
+    #[test]
+    fn numbers_stay_in_their_range() {
+        let mut rng = Rng::new(7);
+        let all: Vec<_> = (0..10_000).map(|_| rng.uniform(-2.0, 3.0)).collect();
+        assert!(all.iter().all(|x| (-2.0..3.0).contains(x)));
+        assert!(all.iter().any(|x| *x < -1.9) && all.iter().any(|x| *x > 2.9));
+        let mut order = rng.permutation(50);
+        assert_ne!(order, (0..50).collect::<Vec<_>>());
+        order.sort_unstable();
+        assert_eq!(order, (0..50).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,185 @@
+//! Running all cases, and the report.
+
+use crate::case::Case;
+use crate::cases::cases;
+use crate::run::{Outcome, run_case, run_case_in};
+use samite_core::Device;
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What became of the cases of one operation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Close enough.
+    pub passed: usize,
+    /// Not done by the device.
+    pub unsupported: usize,
+    /// Wrong, or failed with an error.
+    pub failed: usize,
+    /// The largest error of a passed case.
+    pub worst_nmse: f64,
+    /// Why cases are not supported, with how often.
+    pub reasons: BTreeMap<String, usize>,
+}
+
+/// A case that did not pass.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failure {
+    /// The case's name; with the buffer type behind an `@`, if weights were in a special layout.
+    pub case: String,
+    /// What is wrong.
+    pub detail: String,
+}
+
+/// The result of a whole run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// The device.
+    pub device: String,
+    /// By operation.
+    pub ops: BTreeMap<String, Counts>,
+    /// What did not pass.
+    pub failures: Vec<Failure>,
+}
+
+/// Where a run of the suite is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Number of this case.
+    pub case: usize,
+    /// Number of cases that pass the filter.
+    pub cases: usize,
+    /// Its name, as in [`Failure::case`].
+    pub name: &'a str,
+    /// What became of it.
+    pub outcome: &'a Outcome,
+}
+
+/// Runs every case on `device` whose operation is `filter` or whose name contains it, and compares with a reference device. Cases
+/// with weights run once more for each extra buffer type that accepts them.
+pub fn run_suite(
+    device: &Arc<dyn Device>,
+    filter: Option<&str>,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Report {
+    let reference: Arc<dyn Device> =
+        ReferenceDevice::new(ReferenceOptions::named("reference-for-comparison"));
+    let mut report = Report {
+        device: device.name().to_owned(),
+        ..Report::default()
+    };
+    let wanted = |case: &Case| filter.is_none_or(|f| case.op == f || case.name.contains(f));
+    let all: Vec<_> = cases().into_iter().filter(wanted).collect();
+    let extra = device.extra_buffer_types();
+    for (number, case) in all.iter().enumerate() {
+        let mut note = |name: &str, outcome: Outcome| {
+            progress(Progress {
+                case: number,
+                cases: all.len(),
+                name,
+                outcome: &outcome,
+            });
+            report.add(case.op, name, outcome);
+        };
+        note(&case.name, run_case(device, &reference, case));
+        if !case.inputs.iter().any(|input| input.weights) {
+            continue;
+        }
+        for memory in &extra {
+            let outcome = run_case_in(device, &reference, case, memory);
+            // A layout that is not for this type of weight is no gap in the device's support.
+            if !matches!(outcome, Outcome::Unsupported { .. }) {
+                note(&format!("{} @ {}", case.name, memory.name()), outcome);
+            }
+        }
+    }
+    report
+}
+
+impl Report {
+    fn add(&mut self, op: &str, case: &str, outcome: Outcome) {
+        let counts = self.ops.entry(op.to_owned()).or_default();
+        let detail = match outcome {
+            Outcome::Passed { nmse } => {
+                counts.passed += 1;
+                counts.worst_nmse = counts.worst_nmse.max(nmse);
+                return;
+            }
+            Outcome::Unsupported { reason } => {
+                counts.unsupported += 1;
+                *counts.reasons.entry(reason).or_default() += 1;
+                return;
+            }
+            Outcome::Failed { detail, .. } => detail,
+            Outcome::Error { message } => message,
+        };
+        counts.failed += 1;
+        self.failures.push(Failure {
+            case: case.to_owned(),
+            detail,
+        });
+    }
+
+    /// Whether something ran and nothing failed. Unsupported cases are no failures.
+    pub fn is_success(&self) -> bool {
+        self.failures.is_empty() && self.passed() > 0
+    }
+
+    fn total(&self, count: impl Fn(&Counts) -> usize) -> usize {
+        self.ops.values().map(count).sum()
+    }
+
+    /// Number of cases that passed.
+    pub fn passed(&self) -> usize {
+        self.total(|counts| counts.passed)
+    }
+
+    /// Number of cases that the device does not support.
+    pub fn unsupported(&self) -> usize {
+        self.total(|counts| counts.unsupported)
+    }
+
+    /// Number of cases that failed.
+    pub fn failed(&self) -> usize {
+        self.total(|counts| counts.failed)
+    }
+
+    /// The report as JSON: `device`, `ops` (by name: `passed`, `unsupported`, `failed`, `worst_nmse`, `reasons`),
+    /// `failures` (`case`, `detail`).
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!(self)
+    }
+}
+
+impl fmt::Display for Report {
+    /// A table of operations, then the failures.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<16} {:>7} {:>12} {:>7}  worst NMSE",
+            self.device, "passed", "unsupported", "failed"
+        )?;
+        for (op, counts) in &self.ops {
+            writeln!(
+                f,
+                "{op:<16} {:>7} {:>12} {:>7}  {:.1e}",
+                counts.passed, counts.unsupported, counts.failed, counts.worst_nmse
+            )?;
+        }
+        writeln!(
+            f,
+            "{:<16} {:>7} {:>12} {:>7}",
+            "all",
+            self.passed(),
+            self.unsupported(),
+            self.failed()
+        )?;
+        for failure in &self.failures {
+            writeln!(f, "FAILED {}: {}", failure.case, failure.detail)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,16 @@
+//! The suite on the CPU device.
+#![allow(clippy::unwrap_used)]
+
+use samite_core::Backend;
+use samite_cpu::{CpuBackend, CpuOptions};
+use samite_testing::run_suite;
+
+#[test]
+fn the_cpu_device_passes_every_case() {
+    for threads in [1, 3] {
+        let backend = CpuBackend::new(CpuOptions::default().with_threads(threads));
+        let report = run_suite(&backend.devices()[0], None, &mut |_| {});
+        assert_eq!(report.failed(), 0, "{report}");
+        assert_eq!(report.unsupported(), 0, "{report}");
+    }
+}

@@ -1,0 +1,252 @@
+//! The suite on the reference itself, and on devices that are wrong on purpose.
+#![allow(clippy::unwrap_used)]
+
+use samite_core::{
+    BufferType, Device, DeviceKind, Node, Placed, Prepared, Result, RunControl, Stream, Support,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_testing::{Limit, Outcome, cases, run_case, run_suite};
+use std::any::Any;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+fn reference(name: &str) -> Arc<dyn Device> {
+    ReferenceDevice::new(ReferenceOptions::named(name))
+}
+
+#[test]
+fn the_reference_passes_every_case() {
+    let report = run_suite(&reference("reference"), None, &mut |_| {});
+    assert_eq!(report.failed(), 0, "{report}");
+    assert_eq!(
+        report.unsupported(),
+        0,
+        "a case that no device supports is a mistake:\n{report}"
+    );
+    assert!(report.passed() >= 3500, "{report}");
+    assert!(
+        report.ops.values().all(|counts| counts.worst_nmse == 0.0),
+        "{report}"
+    );
+}
+
+#[test]
+fn cases_have_unique_names_and_cover_every_operation() {
+    let all = cases();
+    let mut names = HashSet::new();
+    let twice: Vec<_> = all
+        .iter()
+        .map(|case| &case.name)
+        .filter(|name| !names.insert(*name))
+        .collect();
+    assert!(twice.is_empty(), "{twice:#?}");
+    let ops: BTreeSet<_> = all.iter().map(|case| case.op).collect();
+    for op in [
+        "dup",
+        "add",
+        "add_id",
+        "sub",
+        "mul",
+        "div",
+        "scale",
+        "sqr",
+        "sqrt",
+        "sum",
+        "sum_rows",
+        "mean",
+        "cumsum",
+        "argmax",
+        "repeat",
+        "concat",
+        "norm",
+        "rms_norm",
+        "l2_norm",
+        "mul_mat",
+        "mul_mat_id",
+        "cpy",
+        "cast",
+        "cont",
+        "get_rows",
+        "set_rows",
+        "diag_mask_inf",
+        "soft_max",
+        "rope",
+        "clamp",
+        "pad",
+        "arange",
+        "argsort",
+        "top_k",
+        "fill",
+        "flash_attn_ext",
+        "silu",
+        "xielu",
+        "swiglu",
+        "swiglu_oai",
+    ] {
+        assert!(ops.contains(op), "{op}");
+    }
+    assert!(all.iter().filter(|case| case.in_place.is_some()).count() > 300);
+}
+
+#[test]
+fn reports_count_and_filter() {
+    let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions {
+        without_ops: vec!["norm".into()],
+        ..ReferenceOptions::default()
+    });
+    let mut seen = 0;
+    let report = run_suite(&device, Some("norm"), &mut |progress| {
+        seen += 1;
+        assert!(progress.case < progress.cases);
+    });
+    assert_eq!(
+        seen,
+        report.passed() + report.unsupported() + report.failed()
+    );
+    assert!(report.ops["norm"].unsupported > 20 && report.ops["norm"].passed == 0);
+    assert!(report.ops["rms_norm"].passed > 20 && report.is_success());
+    let reasons = &report.to_json()["ops"]["norm"]["reasons"];
+    assert!(reasons["it was made without norm"].as_u64().unwrap() > 20);
+    assert!(report.to_string().contains("rms_norm"));
+}
+
+/// What a wrong device does after each run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    /// Results are a little off.
+    Inexact,
+    /// The byte behind a result is written.
+    Overrun,
+    /// A source is written.
+    Source,
+    /// Nothing is computed.
+    Nothing,
+}
+
+/// A reference device with a mistake.
+#[derive(Debug)]
+struct Wrong(Arc<ReferenceDevice>, Mistake);
+
+struct WrongStream(Box<dyn Stream>, Mistake);
+
+struct WrongPrepared {
+    inner: Box<dyn Prepared>,
+    /// The result and its buffer, and the first source.
+    places: Vec<samite_core::TensorRef>,
+}
+
+impl Prepared for WrongPrepared {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Device for Wrong {
+    fn name(&self) -> &str {
+        "wrong"
+    }
+    fn description(&self) -> String {
+        format!("{:?}", self.1)
+    }
+    fn kind(&self) -> DeviceKind {
+        self.0.kind()
+    }
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        self.0.buffer_type()
+    }
+    fn supports(&self, node: Node<'_>) -> Support {
+        self.0.supports(node)
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        self.0.supports_buffer_type(buffer_type)
+    }
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(WrongStream(
+            Arc::clone(&self.0).open_stream()?,
+            self.1,
+        )))
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Stream for WrongStream {
+    fn device(&self) -> &dyn Device {
+        self.0.device()
+    }
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        let node = work.computed().last().unwrap();
+        let places = [Some(node.id()), node.source(0).map(|source| source.id())];
+        Ok(Box::new(WrongPrepared {
+            places: places
+                .into_iter()
+                .flatten()
+                .map(|id| work.place(id).unwrap().clone())
+                .collect(),
+            inner: self.0.prepare(work)?,
+        }))
+    }
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        let prepared = prepared.as_any().downcast_mut::<WrongPrepared>().unwrap();
+        let [result, source] = &prepared.places[..] else {
+            return self.0.run(&mut *prepared.inner, control);
+        };
+        if self.1 != Mistake::Nothing {
+            self.0.run(&mut *prepared.inner, control)?;
+        }
+        match self.1 {
+            Mistake::Inexact => {
+                let mut first = [0; 4];
+                result.read(0, &mut first)?;
+                result.write(0, &(f32::from_le_bytes(first) + 0.5).to_le_bytes())
+            }
+            Mistake::Overrun => result
+                .buffer
+                .write(result.slot, result.layout().bytes(), &[1]),
+            Mistake::Source => source.write(0, &[0x12, 0x34]),
+            Mistake::Nothing => Ok(()),
+        }
+    }
+    fn synchronize(&mut self) -> Result<()> {
+        self.0.synchronize()
+    }
+}
+
+#[test]
+fn mistakes_are_found() {
+    let wanted = ["rms_norm", "mul", "silu", "mul_mat", "soft_max"];
+    let all = cases();
+    for (mistake, problem) in [
+        (Mistake::Inexact, "NMSE"),
+        (Mistake::Overrun, "behind the end of a tensor"),
+        (Mistake::Source, "was changed"),
+        (Mistake::Nothing, "NMSE"),
+    ] {
+        let inner = ReferenceDevice::new(ReferenceOptions::default());
+        let device: Arc<dyn Device> = Arc::new(Wrong(inner, mistake));
+        let picked = all.iter().filter(|case| {
+            let output = case.graph.tensor(case.output);
+            wanted.contains(&case.op)
+                && case.in_place.is_none()
+                && case
+                    .graph
+                    .node(case.output)
+                    .source(0)
+                    .is_some_and(|x| x.tensor().flags.input)
+                && output.layout.elements() < 50
+                && output.layout.elements() > 0
+                && output.layout.dtype() == samite_core::DType::F32
+                && matches!(case.limit, Limit::Nmse(limit) if limit <= 1e-6)
+        });
+        let mut count = 0;
+        for case in picked {
+            count += 1;
+            match run_case(&device, &reference("other"), case) {
+                Outcome::Failed { detail, .. } => assert!(detail.contains(problem), "{detail}"),
+                other => panic!("{mistake:?} was not found in {}: {other:?}", case.name),
+            }
+        }
+        assert!(count > 10, "{count} cases");
+    }
+}

@@ -1,0 +1,108 @@
+//! Measures matrix products of 4096 x 4096 weights with 1 and with 64 columns: `cargo run --release -p samite-cpu
+//! --example matmul [threads] [type ...]`. Prints the median of several runs as bytes of weights per second and as
+//! floating point operations per second.
+
+use samite_core::{
+    CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot, TensorRef,
+    Usage, host_buffer_type,
+};
+use samite_cpu::{CpuDevice, CpuOptions};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const K: usize = 4096;
+const ROWS: usize = 4096;
+
+/// Copies of the weights that are used in turn, so that they come from memory, not from a cache.
+const COPIES: usize = 4;
+
+fn place(layout: Layout, usage: Usage) -> Result<TensorRef> {
+    let buffer = host_buffer_type().allocate(layout.bytes().max(64), usage)?;
+    let slot = Slot { offset: 0, layout };
+    Ok(TensorRef { buffer, slot })
+}
+
+fn measure(device: &Arc<CpuDevice>, dtype: DType, columns: usize) -> Result<Duration> {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [K, columns, 1, 1])?;
+    let noise = |i: usize| ((i * 7919) % 1013) as f32 / 506.5 - 1.0;
+    let row: Vec<f32> = (0..K).map(noise).collect();
+    let mut row_bytes = vec![0; dtype.row_bytes(K)?];
+    samite_quant::encode_row(dtype, &row, &mut row_bytes)?;
+    let mut places = vec![Some(place(graph.tensor(x).layout, Usage::Compute)?)];
+    if let Some(place) = &places[0] {
+        let numbers: Vec<f32> = (0..K * columns).map(|i| noise(i * 31)).collect();
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        place.write(0, &bytes)?;
+    }
+    for _ in 0..COPIES {
+        let weights = graph.leaf("weights", dtype, [K, ROWS, 1, 1])?;
+        let product = graph.mul_mat(weights, x)?;
+        let to = place(graph.tensor(weights).layout, Usage::Weights)?;
+        for i in 0..ROWS {
+            to.write(i * row_bytes.len(), &row_bytes)?;
+        }
+        places.push(Some(to));
+        places.push(Some(place(graph.tensor(product).layout, Usage::Compute)?));
+    }
+    let nodes: Vec<_> = graph.ids().collect();
+    let bytes = device.workspace(&graph, &nodes)?;
+    let workspace = place(
+        Layout::contiguous(DType::I8, [bytes, 1, 1, 1])?,
+        Usage::Compute,
+    )?;
+    let mut stream = Arc::clone(device).open_stream()?;
+    let mut prepared = stream.prepare(Placed {
+        graph: &graph,
+        nodes: &nodes,
+        places: &places,
+        workspace: Some(&workspace),
+    })?;
+    let cancel = CancelToken::new();
+    let control = RunControl {
+        cancel: &cancel,
+        observer: None,
+    };
+    let mut times = Vec::new();
+    for _ in 0..9 {
+        let start = Instant::now();
+        stream.run(prepared.as_mut(), control)?;
+        times.push(start.elapsed() / COPIES as u32);
+    }
+    times.sort();
+    Ok(times[times.len() / 2])
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut options = CpuOptions::default();
+    if let Some(threads) = arguments.next() {
+        let threads = threads
+            .parse()
+            .map_err(|_| Error::invalid("the first argument is the number of threads"))?;
+        options = options.with_threads(threads);
+    }
+    let named: Vec<_> = arguments.collect();
+    let types: Vec<_> = DType::all()
+        .filter(|dtype| samite_quant::can_encode(*dtype))
+        .filter(|dtype| named.is_empty() || named.iter().any(|name| name == dtype.name()))
+        .collect();
+    let device = CpuDevice::new(options);
+    println!("{} {device:?}", device.description());
+    for dtype in types {
+        print!("{dtype:8}");
+        for columns in [1, 64] {
+            let seconds = measure(&device, dtype, columns)?.as_secs_f64();
+            let bytes = dtype.row_bytes(K)? * ROWS;
+            let operations = 2 * K * ROWS * columns;
+            print!(
+                "  n={columns:<3} {:9.3} ms {:7.2} GB/s {:8.1} GFLOP/s",
+                seconds * 1e3,
+                bytes as f64 / seconds / 1e9,
+                operations as f64 / seconds / 1e9
+            );
+        }
+        println!();
+    }
+    Ok(())
+}

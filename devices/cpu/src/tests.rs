@@ -1,0 +1,237 @@
+//! Tests of whole runs: errors, cancellation, observation, threads.
+
+use crate::harness::*;
+use crate::{CpuBackend, CpuDevice, CpuOptions, IsaLevel};
+use samite_core::*;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// A graph whose phases are large enough to be shared out: mul_mat, softmax, attention.
+fn large() -> (Graph, [TensorId; 2], TensorId) {
+    let mut g = Graph::new();
+    let weights = input(&mut g, &[256, 256]);
+    let x = input(&mut g, &[256, 40]);
+    let half = g.cast(weights, DType::F16).unwrap();
+    let quantized = g.cast(weights, DType::Q8_0).unwrap();
+    let a = g.mul_mat(half, x).unwrap();
+    let b = g.mul_mat(quantized, a).unwrap();
+    let c = g.soft_max(b, None, None, 0.1, 0.0).unwrap();
+    let heads = g.reshape(c, [32, 8, 40, 1]).unwrap();
+    let heads = g.permute(heads, [0, 2, 1, 3]).unwrap();
+    let d = g
+        .flash_attn([heads, heads, heads], None, None, 0.2)
+        .unwrap();
+    let e = g.rms_norm(d, 1e-5).unwrap();
+    let out = g.unary(e, Unary::Silu).unwrap();
+    (g, [weights, x], out)
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let (g, [weights, x], out) = large();
+    let outcome = |device: &std::sync::Arc<CpuDevice>| {
+        let mut bench = Bench::new(&g, device).unwrap();
+        bench.write(weights, &numbers(1, 256 * 256));
+        bench.write(x, &numbers(2, 256 * 40));
+        bench.run().unwrap();
+        let first = bench.read::<f32>(out);
+        bench.run().unwrap();
+        assert_eq!(first, bench.read::<f32>(out));
+        first
+    };
+    let one = outcome(&device(1));
+    assert!(one.iter().all(|x| x.is_finite()));
+    for threads in [2, 3, 4] {
+        assert_eq!(one, outcome(&device(threads)));
+    }
+    for isa in [IsaLevel::Generic, IsaLevel::Avx2] {
+        let other = outcome(&CpuDevice::new(CpuOptions::default().with_isa(isa)));
+        let error: f32 = one.iter().zip(&other).map(|(a, b)| (a - b) * (a - b)).sum();
+        let power: f32 = one.iter().map(|a| a * a).sum();
+        assert!(error / power < 1e-4, "{isa:?}: {}", error / power);
+    }
+}
+
+#[test]
+fn streams_of_one_device_run_side_by_side() {
+    let (g, [weights, x], out) = large();
+    let device = device(2);
+    let results: Vec<Vec<f32>> = std::thread::scope(|scope| {
+        let runs: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut bench = Bench::new(&g, &device).unwrap();
+                    bench.write(weights, &numbers(1, 256 * 256));
+                    bench.write(x, &numbers(2, 256 * 40));
+                    (0..5).for_each(|_| bench.run().unwrap());
+                    bench.read(out)
+                })
+            })
+            .collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+}
+
+#[test]
+fn cancelled_work_stops_and_can_run_again() {
+    let (g, ..) = large();
+    for threads in [1, 2] {
+        let mut bench = Bench::new(&g, &device(threads)).unwrap();
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let control = RunControl {
+            cancel: &cancel,
+            observer: None,
+        };
+        assert!(matches!(bench.run_with(control), Err(Error::Cancelled)));
+        cancel.reset();
+        bench.run_with(control).unwrap();
+    }
+}
+
+#[derive(Default)]
+struct Watcher(Mutex<Vec<(TensorId, Instant, Instant)>>);
+
+impl RunObserver for Watcher {
+    fn ran(&self, node: TensorId, start: Instant, end: Instant) {
+        self.0.lock().unwrap().push((node, start, end));
+    }
+}
+
+#[test]
+fn observers_see_every_computed_node_in_order() {
+    let (g, ..) = large();
+    let computed: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+    for threads in [1, 2] {
+        let mut bench = Bench::new(&g, &device(threads)).unwrap();
+        let watcher = Watcher::default();
+        bench
+            .run_with(RunControl {
+                cancel: &CancelToken::new(),
+                observer: Some(&watcher),
+            })
+            .unwrap();
+        let seen = watcher.0.into_inner().unwrap();
+        assert!(seen.iter().map(|(id, ..)| *id).eq(computed.iter().copied()));
+        assert!(seen.iter().all(|(_, start, end)| start <= end));
+        assert!(seen.windows(2).all(|w| w[0].2 <= w[1].1));
+    }
+}
+
+#[test]
+fn bad_row_numbers_are_errors_that_name_them() {
+    for bad in [4, -1, i32::MIN, i32::MAX] {
+        let mut g = Graph::new();
+        let table = input(&mut g, &[32, 4]);
+        let numbers = integers(&mut g, &[3]);
+        let rows = g.get_rows(table, numbers).unwrap();
+        g.set_name(rows, "embedding");
+        let mut bench = Bench::new(&g, &device(1)).unwrap();
+        bench.write(numbers, &[0, 3, bad]);
+        let message = bench.run().unwrap_err().to_string();
+        for part in [
+            "cpu",
+            "get_rows",
+            "embedding",
+            "element 2",
+            &bad.to_string(),
+            "4 possible",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        bench.write(numbers, &[0, 3, 1]);
+        bench.run().unwrap();
+
+        let mut g = Graph::new();
+        let cache = input(&mut g, &[32, 4]);
+        let row = input(&mut g, &[32, 1]);
+        let numbers = integers(&mut g, &[1]);
+        g.set_rows(row, numbers, cache).unwrap();
+        let mut bench = Bench::new(&g, &device(1)).unwrap();
+        bench.write(numbers, &[bad]);
+        assert!(bench.run().unwrap_err().to_string().contains("set_rows"));
+
+        let mut g = Graph::new();
+        let experts = input(&mut g, &[32, 8, 4]);
+        let x = input(&mut g, &[32, 1, 5]);
+        let ids = integers(&mut g, &[2, 5]);
+        g.mul_mat_id(experts, x, ids).unwrap();
+        let mut bench = Bench::new(&g, &device(2)).unwrap();
+        bench.write(ids, &[0, 1, 2, 3, 0, 1, 2, bad, 0, 1]);
+        let message = bench.run().unwrap_err().to_string();
+        assert!(
+            message.contains("mul_mat_id") && message.contains("element 7"),
+            "{message}"
+        );
+
+        let mut g = Graph::new();
+        let (a, b) = (input(&mut g, &[32, 2, 1]), input(&mut g, &[32, 4]));
+        let ids = integers(&mut g, &[2, 1]);
+        g.add_id(a, b, ids).unwrap();
+        let mut bench = Bench::new(&g, &device(1)).unwrap();
+        bench.write(ids, &[0, bad]);
+        assert!(bench.run().unwrap_err().to_string().contains("add_id"));
+    }
+}
+
+#[test]
+fn the_backend_describes_itself() {
+    let backend = CpuBackend::new(CpuOptions::default());
+    let device = &backend.devices()[0];
+    assert_eq!((backend.name(), device.name()), ("cpu", "cpu"));
+    assert_eq!(device.kind(), DeviceKind::Cpu);
+    assert!(backend.features().iter().any(|(key, _)| key == "isa"));
+    assert!(device.memory().total.is_none_or(|total| total > 0));
+    assert!(device.capabilities().import_host && !device.capabilities().asynchronous);
+    assert!(device.supports_buffer_type(&host_buffer_type()));
+}
+
+#[test]
+fn unsupported_nodes_have_reasons_and_are_refused() {
+    let mut g = Graph::new();
+    let table = g.leaf("table", DType::IQ1_S, [256, 4, 1, 1]).unwrap();
+    let numbers = integers(&mut g, &[1]);
+    let rows = g.get_rows(table, numbers).unwrap();
+    let device = device(1);
+    let Support::No(reason) = device.supports(g.node(rows)) else {
+        panic!("iq1_s cannot be decoded");
+    };
+    assert!(reason.contains("iq1_s"));
+    assert!(matches!(
+        Bench::new(&g, &device),
+        Err(Error::Unsupported { .. })
+    ));
+}
+
+#[test]
+fn read_only_memory_is_not_written_to() {
+    let mut g = Graph::new();
+    let x = input(&mut g, &[4]);
+    let y = g.sqr(x).unwrap();
+    static BYTES: [u64; 2] = [0; 2];
+    let base = std::ptr::NonNull::from(&BYTES).cast();
+    // SAFETY: a static lives forever, and nobody writes to it.
+    let memory = unsafe { HostMemory::borrow(base, 16, false, Box::new(())) };
+    let buffer = host_buffer(memory, Usage::Weights);
+    let place = TensorRef {
+        buffer,
+        slot: Slot {
+            offset: 0,
+            layout: g.tensor(x).layout,
+        },
+    };
+    let places = [Some(place.clone()), Some(place)];
+    let mut stream = device(1).open_stream().unwrap();
+    let work = Placed {
+        graph: &g,
+        nodes: &[y],
+        places: &places,
+        workspace: None,
+    };
+    let Err(error) = stream.prepare(work) else {
+        panic!("a result in read-only memory");
+    };
+    assert!(error.to_string().contains("read-only"), "{error}");
+}
