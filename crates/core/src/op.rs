@@ -515,27 +515,24 @@ impl Op {
         }
     }
 
-    /// Whether the result may overwrite a source of equal layout: every kernel of such an operation reads an
-    /// element before it writes it.
-    pub fn may_run_in_place(&self) -> bool {
-        matches!(
-            self,
-            Op::Add
-                | Op::AddId
-                | Op::Sub
-                | Op::Mul
-                | Op::Div
-                | Op::Scale { .. }
-                | Op::Sqr
-                | Op::Sqrt
-                | Op::RmsNorm { .. }
-                | Op::DiagMaskInf { .. }
-                | Op::SoftMax { .. }
-                | Op::Rope(_)
-                | Op::Clamp { .. }
-                | Op::Fill { .. }
-                | Op::Unary(_)
-        )
+    /// Whether the result may overwrite source number `source`, if that has the same layout: every kernel of such an operation
+    /// reads an element before it writes it.
+    pub fn may_overwrite(&self, source: usize) -> bool {
+        match self {
+            Op::Add | Op::Sub | Op::Mul | Op::Div => source <= 1,
+            Op::AddId
+            | Op::Scale { .. }
+            | Op::Sqr
+            | Op::Sqrt
+            | Op::RmsNorm { .. }
+            | Op::DiagMaskInf { .. }
+            | Op::SoftMax { .. }
+            | Op::Rope(_)
+            | Op::Clamp { .. }
+            | Op::Fill { .. }
+            | Op::Unary(_) => source == 0,
+            _ => false,
+        }
     }
 }
 

@@ -1,12 +1,12 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
-use crate::arch::{Blocks, GraphInputs, GraphShape};
+use crate::arch::{Blocks, GraphInputs, GraphShape, LayerCache};
 use crate::batch::{Batch, BatchToken};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_filled, try_resize};
 use crate::kv::{Cells, KvCache};
 use crate::model::Model;
 use half::f16;
-use samite_core::{CancelToken, DType, Graph, Op};
+use samite_core::{CancelToken, DType, Graph, Op, StoredTensor};
 use samite_sched::{Assignments, Fallback, Options, Plan, Scheduler};
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ struct Staging {
 
 /// A model at work on some sequences.
 ///
-/// After creation, all memory that is needed is there. Decoding the same number of tokens again and again builds no graph,
+/// After creation, all memory that is needed is there (but for moving keys, which takes a little when it happens). Decoding the same number of tokens again and again builds no graph,
 /// makes no plan and allocates nothing.
 pub struct Context {
     model: Arc<Model>,
@@ -176,14 +176,18 @@ impl Context {
                 cached_plans: CACHED_GRAPHS,
             },
         )?;
+        let mut staging = Staging::default();
+        let largest_mask = n_ubatch.checked_mul(n_cells);
+        staging.mask = try_filled(f16::NEG_INFINITY, largest_mask, "the attention mask")?;
+        let logits = try_filled(0.0, n_logits.checked_mul(hparams.n_vocab), "logits")?;
         let mut context = Context {
             n_logits,
             cache,
             scheduler,
             graphs: Vec::with_capacity(CACHED_GRAPHS),
             loaded: None,
-            staging: Staging::default(),
-            logits: vec![0.0; n_logits * hparams.n_vocab],
+            staging,
+            logits,
             rows: Vec::new(),
             options: ContextOptions {
                 n_ubatch,
@@ -407,9 +411,8 @@ impl Context {
         let tokens = batch.tokens();
         let n_vocab = self.model.hparams().n_vocab;
         let wanted = tokens.iter().filter(|token| token.wants_logits).count();
-        if self.logits.len() < wanted * n_vocab {
-            self.logits.resize(wanted * n_vocab, 0.0);
-        }
+        let needed = wanted.checked_mul(n_vocab);
+        try_resize(&mut self.logits, 0.0, needed, "logits")?;
         let mut rows = 0;
         let mut start = 0;
         while start < tokens.len() {
@@ -557,27 +560,27 @@ impl Context {
         if devices.len() == 1 {
             return assignments;
         }
+        let cached = |tensor: &Arc<StoredTensor>| {
+            let mine =
+                |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
+            let il = self.cache.layers.iter().position(mine)?;
+            self.model.kv().get(il).copied()
+        };
         for id in graph.ids() {
             let node = graph.node(id);
             if !node.tensor().is_computed() {
                 continue;
             }
+            let on_cache = matches!(node.op(), Op::FlashAttn { .. } | Op::SetRows);
             let stored = |source| graph.node(source).stored();
             let mut operands = node
                 .tensor()
                 .operands()
                 .filter_map(|(_, source)| stored(source));
-            let device = match node.op() {
-                Op::FlashAttn { .. } | Op::SetRows => operands.find_map(|tensor| {
-                    let layers = &self.cache.layers;
-                    let mine = |layer: &crate::arch::LayerCache| {
-                        Arc::ptr_eq(&layer.k, tensor) || Arc::ptr_eq(&layer.v, tensor)
-                    };
-                    let il = layers.iter().position(mine)?;
-                    Some(self.model.kv()[il].device)
-                }),
-                _ => operands.find_map(|tensor| self.model.weights().assigned(tensor.name())),
-            };
+            let device = operands.find_map(|tensor| match cached(tensor) {
+                Some(choice) => (on_cache || choice.explicit).then_some(choice.device),
+                None => self.model.weights().assigned(tensor.name()),
+            });
             if let Some(device) = device.filter(|&d| devices.get(d).supports(node).is_yes()) {
                 assignments.set(id, device);
             }

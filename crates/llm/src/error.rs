@@ -80,3 +80,33 @@ impl From<samite_gguf::Error> for Error {
         }
     }
 }
+
+/// `count` times `value`, in memory that is asked for and may be refused.
+pub(crate) fn try_filled<T: Clone>(value: T, count: Option<usize>, what: &str) -> Result<Vec<T>> {
+    let mut filled = Vec::new();
+    try_resize(&mut filled, value, count, what)?;
+    Ok(filled)
+}
+
+/// Lengthens `vec` to `count` elements, if it is shorter, in memory that may be refused. `None` is a count that overflowed.
+pub(crate) fn try_resize<T: Clone>(
+    vec: &mut Vec<T>,
+    value: T,
+    count: Option<usize>,
+    what: &str,
+) -> Result<()> {
+    let count = count.unwrap_or(usize::MAX);
+    let more = count.saturating_sub(vec.len());
+    if more == 0 {
+        return Ok(());
+    }
+    vec.try_reserve_exact(more)
+        .map_err(|_| samite_core::Error::OutOfMemory {
+            device: "host".into(),
+            what: what.into(),
+            asked: count.saturating_mul(size_of::<T>()),
+            free: None,
+        })?;
+    vec.resize(count, value);
+    Ok(())
+}

@@ -1,4 +1,5 @@
 //! Sequences, positions and failures: what a context promises about its cache.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod common;
 
@@ -138,7 +139,7 @@ fn removed_tokens_are_forgotten() {
 #[test]
 fn moved_keys_equal_keys_computed_there() {
     let devices: [fn() -> Arc<dyn Device>; 2] = [|| reference("ref"), cpu];
-    for (architecture, device) in ARCHITECTURES.iter().flat_map(|a| devices.map(|d| (*a, d))) {
+    for (device, architecture) in devices.iter().flat_map(|d| ARCHITECTURES.map(|a| (d, a))) {
         for (kv_type, limit) in [(DType::F32, 1e-8), (DType::F16, 1e-4)] {
             let file = TestModel::write(&samite_llm::SyntheticModel {
                 n_layer: 1,

@@ -1,4 +1,5 @@
 //! The same logits on every device and on any split over devices.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod common;
 

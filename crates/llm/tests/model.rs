@@ -1,4 +1,5 @@
 //! Files that are not what they say, and loading that is stopped.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod common;
 
@@ -184,6 +185,22 @@ fn a_plan_needs_no_weights_and_is_what_is_loaded() {
     assert_eq!(planned[2].1, embedding);
     let all: usize = planned.iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(all, gguf.tensors().total_bytes() as usize + embedding);
+}
+
+#[test]
+fn mapped_weights_are_used_in_place() {
+    let file = TestModel::tiny("llama");
+    for (load_mode, in_place) in [(LoadMode::Mmap, true), (LoadMode::Read, false)] {
+        let gguf = GgufFile::open(&file.path, load_mode).unwrap();
+        let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![cpu()])).unwrap();
+        assert!(
+            plan.tensors()
+                .iter()
+                .all(|tensor| tensor.in_place == in_place)
+        );
+        let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![reference("a")])).unwrap();
+        assert!(plan.tensors().iter().all(|tensor| !tensor.in_place));
+    }
 }
 
 #[test]

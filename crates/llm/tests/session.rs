@@ -1,4 +1,5 @@
 //! Generating text, and measuring it.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod common;
 

@@ -216,11 +216,11 @@ impl Planner<'_> {
     fn take_over(&mut self, id: TensorId) -> bool {
         let graph = &self.lowered.graph;
         let tensor = graph.tensor(id);
-        if !tensor.op.may_run_in_place() {
-            return false;
-        }
         let memory = self.memory_kind(id);
-        for (_, source) in tensor.operands() {
+        for (index, source) in tensor.operands() {
+            if !tensor.op.may_overwrite(index) {
+                continue;
+            }
             let base = graph.memory_of(source);
             let operand = graph.tensor(source);
             let whole = operand.view.is_none_or(|view| view.offset == 0)

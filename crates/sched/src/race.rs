@@ -135,7 +135,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
         }
         for &id in &split.nodes {
             step += 1;
-            for (_, source) in graph.tensor(id).operands() {
+            for (index, source) in graph.tensor(id).operands() {
                 touch_step(source, step, &mut steps);
                 let same = map
                     .touch(graph.memory_of(source), 0, false)
@@ -143,7 +143,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
                     == map.touch(id, 0, false).map(|t| (t.space, t.start));
                 if same
                     && graph.memory_of(source) != graph.memory_of(id)
-                    && graph.tensor(id).op.may_run_in_place()
+                    && graph.tensor(id).op.may_overwrite(index)
                 {
                     inherits[id.index()] = Some(graph.memory_of(source));
                 }

@@ -58,20 +58,15 @@ impl Case {
         input.recipe.bytes(layout, &mut rng)
     }
 
-    /// Copies of this case that place the output in the memory of one of its sources: source 0, or either one where
-    /// every element of the result depends on one element of each.
+    /// Copies of this case that place the output in the memory of each source that it may overwrite.
     pub(crate) fn in_place(&self) -> Vec<Case> {
         let output = self.graph.tensor(self.output);
-        if !output.op.may_run_in_place() {
-            return Vec::new();
-        }
-        let by_element = matches!(output.op, Op::Add | Op::Sub | Op::Mul | Op::Div);
         let sources: Vec<_> = output.operands().map(|(_, id)| id).collect();
         output
             .operands()
             .filter(|&(number, id)| {
                 let source = self.graph.tensor(id);
-                (number == 0 || by_element)
+                output.op.may_overwrite(number)
                     && source.flags.input
                     && source.layout == output.layout
                     && sources.iter().filter(|&&other| other == id).count() == 1

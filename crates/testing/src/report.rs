@@ -155,7 +155,7 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A table of operations, then the failures.
+    /// A table of operations, why some cases are unsupported, and the failures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -177,6 +177,11 @@ impl fmt::Display for Report {
             self.unsupported(),
             self.failed()
         )?;
+        for (op, counts) in &self.ops {
+            for (reason, count) in &counts.reasons {
+                writeln!(f, "unsupported {op}: {reason} ({count})")?;
+            }
+        }
         for failure in &self.failures {
             writeln!(f, "FAILED {}: {}", failure.case, failure.detail)?;
         }

@@ -5,7 +5,7 @@ use samite_core::{
     BufferType, Device, DeviceKind, Node, Placed, Prepared, Result, RunControl, Stream, Support,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_testing::{Limit, Outcome, cases, run_case, run_suite};
+use samite_testing::{Limit, Outcome, cases, run_case, run_case_in, run_suite};
 use std::any::Any;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -28,6 +28,45 @@ fn the_reference_passes_every_case() {
         report.ops.values().all(|counts| counts.worst_nmse == 0.0),
         "{report}"
     );
+}
+
+#[test]
+fn an_asynchronous_device_passes_too() {
+    let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions {
+        asynchronous: true,
+        ..ReferenceOptions::default()
+    });
+    for filter in ["mul_mat", "cpy", "views"] {
+        let report = run_suite(&device, Some(filter), &mut |_| {});
+        assert!(report.is_success() && report.unsupported() == 0, "{report}");
+    }
+}
+
+#[test]
+fn weights_are_tried_in_other_memory() {
+    let device = reference("reference");
+    // Memory of the device itself is the simplest layout that a weight can have.
+    let memory = device.buffer_type();
+    let with_weights = cases()
+        .into_iter()
+        .filter(|case| case.inputs.iter().any(|input| input.weights));
+    let mut count = 0;
+    for case in with_weights.step_by(7) {
+        count += 1;
+        let outcome = run_case_in(&device, &reference("other"), &case, &memory);
+        assert_eq!(outcome, Outcome::Passed { nmse: 0.0 }, "{}", case.name);
+    }
+    assert!(count > 50, "{count} cases");
+    // Memory that the device cannot use is found out.
+    let foreign = reference("foreign").buffer_type();
+    let case = cases()
+        .into_iter()
+        .find(|case| case.op == "mul_mat")
+        .unwrap();
+    match run_case_in(&device, &reference("other"), &case, &foreign) {
+        Outcome::Error { message } => assert!(message.contains("cannot use"), "{message}"),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

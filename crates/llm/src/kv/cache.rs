@@ -83,7 +83,7 @@ impl KvCache {
             })
             .collect::<Result<_>>()?;
         Ok(KvCache {
-            cells: Cells::new(n_cells, n_sequences),
+            cells: Cells::new(n_cells, n_sequences)?,
             layers,
             groups,
         })

@@ -1,6 +1,6 @@
 //! Which cell of the cache holds the token of which position, and which sequences it belongs to.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_filled};
 use std::ops::{Bound, RangeBounds};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
@@ -46,21 +46,27 @@ fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
 
 impl Cells {
     /// `count` free cells for up to `n_sequences` sequences.
-    pub fn new(count: usize, n_sequences: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`samite_core::Error::OutOfMemory`].
+    pub fn new(count: usize, n_sequences: usize) -> Result<Self> {
+        const WHAT: &str = "the cells of the KV cache";
         let words = n_sequences.div_ceil(64);
-        Cells {
-            positions: vec![-1; count],
-            shifts: vec![0; count],
-            sequences: vec![0; count * words],
+        let mut taken = try_filled(0, Some(count), WHAT)?;
+        taken.clear();
+        Ok(Cells {
+            positions: try_filled(-1, Some(count), WHAT)?,
+            shifts: try_filled(0, Some(count), WHAT)?,
+            sequences: try_filled(0, count.checked_mul(words), WHAT)?,
             words,
             n_sequences,
             first_free: 0,
             end: 0,
             used: 0,
-            last: vec![-1; n_sequences],
+            last: try_filled(-1, Some(n_sequences), WHAT)?,
             has_shifts: false,
-            taken: Vec::with_capacity(count),
-        }
+            taken,
+        })
     }
 
     /// Number of cells.
@@ -338,7 +344,8 @@ impl Cells {
         self.has_shifts = self.shifts[..self.end].iter().any(|&shift| shift != 0);
     }
 
-    /// Calls `see` for each of the first `n_kv` cells with whether the token at `position` of `sequence` sees it.
+    /// Writes for each of the first cells, as many as `row` is long, whether the token at `position` of `sequence` sees it: 0 if
+    /// so, else minus infinity.
     pub(crate) fn visible(&self, sequence: u32, position: i32, row: &mut [half::f16]) {
         let (word, bit) = (sequence as usize / 64, sequence % 64);
         let words = self.sequences.iter().skip(word).step_by(self.words.max(1));
@@ -360,7 +367,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn filled(tokens: &[(i32, &[u32])]) -> Cells {
-        let mut cells = Cells::new(8, 70);
+        let mut cells = Cells::new(8, 70).unwrap();
         for (position, sequences) in tokens {
             cells.take(*position, sequences).unwrap();
         }
@@ -443,7 +450,7 @@ mod tests {
         /// Any edits do what the same edits do to sets of positions.
         #[test]
         fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3, 0i32..6, 0i32..6), 0..40)) {
-            let mut cells = Cells::new(64, 3);
+            let mut cells = Cells::new(64, 3).unwrap();
             let mut sets = vec![BTreeSet::new(); 3];
             for (edit, a, b, from, to) in edits {
                 match edit {

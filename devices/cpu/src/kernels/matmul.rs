@@ -18,6 +18,9 @@ pub(crate) const COLUMNS: usize = 60;
 /// Rows that are decoded at a time where a type has no product of its own.
 const DECODED_ROWS: usize = 4;
 
+/// Rows from which on it pays to quantize columns: for fewer, decoding the rows costs less and is exact.
+const WORTH_QUANTIZING: usize = 8;
+
 /// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
 const TASK_BYTES: usize = 128 << 10;
 
@@ -48,8 +51,8 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// The best product for rows of `k` elements of `dtype`.
-    pub fn new(isa: Isa, dtype: DType, k: usize) -> Option<Self> {
+    /// The best product for `rows` rows of `k` elements of `dtype`.
+    pub fn new(isa: Isa, dtype: DType, k: usize, rows: usize) -> Option<Self> {
         if let Some(function) = float::product(isa, dtype) {
             return Some(Product {
                 function,
@@ -57,7 +60,9 @@ impl Product {
                 decode: false,
             });
         }
-        if let Some(function) = quantized::product(isa, dtype) {
+        if rows >= WORTH_QUANTIZING
+            && let Some(function) = quantized::product(isa, dtype)
+        {
             return Some(Product {
                 function,
                 form: Form::Eight(Eight::new(k)?),
@@ -230,8 +235,8 @@ struct Plan {
 
 fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
-    let k = weights.shape()[0];
-    let product = Product::new(isa, weights.dtype(), k)?;
+    let [k, rows, ..] = weights.shape();
+    let product = Product::new(isa, weights.dtype(), k, rows)?;
     let columns = Columns::bytes(product.form, x)?;
     let worker = product.worker_bytes(k)?;
     Some(Plan {

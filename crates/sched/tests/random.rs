@@ -1,0 +1,228 @@
+//! Random graphs on random machines: plans are valid, nothing that lives overlaps, nothing races, and the results are those of
+//! one device alone.
+
+mod common;
+
+use common::device;
+use samite_core::{
+    BufferType, CancelToken, Device, DeviceKind, Error, Layout, Result, StoredTensor, TensorGroup,
+    TensorId, Usage,
+};
+use samite_sched::{Assignments, Options, Reason, Scheduler, race};
+use samite_testing::{RandomGraph, Rng, random_graph};
+use std::sync::Arc;
+
+/// How many graphs one test run tries. `SAMITE_RANDOM_GRAPHS` asks for more or fewer.
+const GRAPHS: u64 = 10_000;
+
+/// Operations that a random device may lack.
+const LACKING: &[&str] = &[
+    "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
+    "concat",
+];
+
+fn store_in(
+    memory: &Arc<dyn BufferType>,
+    name: &str,
+    layout: Layout,
+    usage: Usage,
+    bytes: &[u8],
+) -> Result<Arc<StoredTensor>> {
+    let group = TensorGroup::allocate(memory, usage, &[(name, layout)])?;
+    group.tensors[0].tensor().write(0, bytes)?;
+    Ok(Arc::clone(&group.tensors[0]))
+}
+
+/// One to four devices; the last one can do everything.
+fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
+    let count = rng.below(4);
+    let mut devices: Vec<_> = (0..count)
+        .map(|i| {
+            device(&format!("d{i}"), |o| {
+                // Threads cost more than these small graphs, so few devices have one.
+                o.asynchronous = rng.one_in(4);
+                o.events = rng.one_in(2);
+                o.copies = rng.one_in(2);
+                o.wants_offload = rng.one_in(3);
+                o.host_memory = rng.one_in(4);
+                if rng.one_in(3) {
+                    o.max_buffer_size = 16 << 10;
+                }
+                o.alignment = rng.pick(&[1, 32, 256]);
+                o.without_ops = LACKING
+                    .iter()
+                    .filter(|_| rng.one_in(5))
+                    .map(|&op| op.to_owned())
+                    .collect();
+            })
+        })
+        .collect();
+    devices.push(device("last", |o| {
+        o.kind = DeviceKind::Cpu;
+        o.host_memory = rng.one_in(2);
+    }));
+    devices
+}
+
+fn outputs(scheduler: &mut Scheduler, graph: &RandomGraph) -> Result<Vec<Vec<u8>>> {
+    let ids: Vec<TensorId> = graph
+        .graph
+        .ids()
+        .filter(|&id| graph.graph.tensor(id).flags.output)
+        .collect();
+    ids.into_iter()
+        .map(|id| {
+            let mut bytes = vec![0; graph.graph.tensor(id).layout.bytes()];
+            scheduler.read(id, 0, &mut bytes)?;
+            Ok(bytes)
+        })
+        .collect()
+}
+
+fn run(scheduler: &mut Scheduler, graph: &RandomGraph, runs: usize) -> Result<Vec<Vec<u8>>> {
+    for _ in 0..runs {
+        for (id, bytes) in &graph.inputs {
+            scheduler.write(*id, 0, bytes)?;
+        }
+        scheduler.run(&CancelToken::new())?;
+    }
+    outputs(scheduler, graph)
+}
+
+/// Runs the graph of `seed` on one device and on a random machine. `None` if no placement exists there, which must be said
+/// for a reason.
+fn check(seed: u64) -> Option<usize> {
+    let alone = device("alone", |_| {});
+    let memory = alone.buffer_type();
+    let graph = random_graph(seed, &mut |name, layout, usage, bytes| {
+        store_in(&memory, name, layout, usage, bytes)
+    })
+    .unwrap();
+    let mut scheduler = Scheduler::new(vec![alone], Options::default()).unwrap();
+    scheduler.load(&graph.graph).unwrap();
+    let expected = run(&mut scheduler, &graph, 1).unwrap();
+
+    let mut rng = Rng::new(seed ^ 0xd1ce);
+    let devices = random_devices(&mut rng);
+    let memories: Vec<_> = devices.iter().map(|device| device.buffer_type()).collect();
+    let graph = random_graph(seed, &mut |name, layout, usage, bytes| {
+        store_in(
+            &memories[rng.below(memories.len())],
+            name,
+            layout,
+            usage,
+            bytes,
+        )
+    })
+    .unwrap();
+    let mut assignments = Assignments::new();
+    if rng.one_in(3) {
+        let id = TensorId::from_index(rng.below(graph.graph.len()));
+        assignments.set(id, rng.below(devices.len()));
+    }
+    let options = Options {
+        copies: rng.pick(&[1, 1, 2, 4]),
+        offload: rng.one_in(2),
+        ..Default::default()
+    };
+    let mut scheduler = Scheduler::new(devices, options).unwrap();
+    match scheduler.load_with(&graph.graph, &assignments) {
+        Ok(()) => {}
+        // A cache on a device that lacks set_rows, an assignment to a device that refuses, a tensor above the limit.
+        Err(Error::Placement(_) | Error::OutOfMemory { .. }) => return None,
+        Err(error) => panic!("seed {seed}: {error}"),
+    }
+
+    let plan = scheduler.current_plan().unwrap();
+    let live = graph.graph.live();
+    for id in graph.graph.ids().filter(|id| live[id.index()]) {
+        let device = plan.placement().devices[id.index()]
+            .unwrap_or_else(|| panic!("seed {seed}: {id} has no device"));
+        let node = graph.graph.node(id);
+        if node.tensor().is_computed() {
+            assert!(
+                plan.devices().get(device).supports(node).is_yes(),
+                "seed {seed}: {id} is where it cannot run"
+            );
+            assert!(
+                plan.placement().reasons[id.index()].is_some(),
+                "seed {seed}: {id} has no reason"
+            );
+        }
+    }
+    for &(id, device) in assignments.iter() {
+        if plan.placement().reasons[id.index()] == Some(Reason::Assigned) {
+            assert_eq!(plan.placement().devices[id.index()], Some(device));
+        }
+    }
+    let ran: usize = plan.splits().iter().map(|split| split.nodes.len()).sum();
+    let wanted = graph
+        .graph
+        .ids()
+        .filter(|id| live[id.index()] && graph.graph.tensor(*id).is_computed())
+        .count();
+    assert_eq!(ran, wanted, "seed {seed}: not every node runs once");
+    assert_eq!(
+        race::check_memory(plan),
+        Vec::<String>::new(),
+        "seed {seed}\n{plan}"
+    );
+    assert_eq!(
+        race::check(plan, 2 * options_copies(&scheduler) + 2),
+        [],
+        "seed {seed}"
+    );
+
+    // Caches are written to with the same rows in each run, so a second run changes nothing.
+    let result = run(&mut scheduler, &graph, 1 + usize::from(seed % 4 == 0) * 5).unwrap();
+    let wrong: Vec<_> = (0..expected.len())
+        .filter(|&i| result[i] != expected[i])
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "seed {seed}: outputs {wrong:?} differ\n{}\n{}",
+        graph.graph,
+        scheduler.current_plan().unwrap()
+    );
+    Some(scheduler.current_plan().unwrap().splits().len())
+}
+
+fn options_copies(scheduler: &Scheduler) -> usize {
+    scheduler.options().copies
+}
+
+#[test]
+fn random_graphs_on_random_devices() {
+    let graphs = std::env::var("SAMITE_RANDOM_GRAPHS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(GRAPHS);
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
+    let (mut placed, mut divided) = (0, 0);
+    std::thread::scope(|scope| {
+        let work = |first: u64| {
+            (first..graphs)
+                .step_by(threads as usize)
+                .filter_map(check)
+                .collect::<Vec<_>>()
+        };
+        let handles: Vec<_> = (0..threads)
+            .map(|first| scope.spawn(move || work(first)))
+            .collect();
+        for handle in handles {
+            let counts = handle.join().unwrap();
+            placed += counts.len();
+            divided += counts.iter().filter(|&&splits| splits > 1).count();
+        }
+    });
+    // The test would prove little if most graphs could not be placed, or lay on one device.
+    assert!(
+        placed as u64 >= graphs / 2,
+        "{placed} of {graphs} graphs could be placed"
+    );
+    assert!(
+        divided * 4 >= placed,
+        "only {divided} of {placed} plans have several splits"
+    );
+    println!("{placed} of {graphs} graphs placed, {divided} of them in several splits");
+}
