@@ -13,7 +13,7 @@
 //! - Everything that a device lacks has a default here, built from what it has. Nothing panics.
 //! - After [`Stream::prepare`], [`Stream::run`] allocates nothing that grows with the graph.
 
-use crate::buffer::{Buffer, BufferType, TensorRef, Usage};
+use crate::buffer::{Buffer, BufferType, Rows, TensorRef, Usage};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, TensorId};
@@ -117,6 +117,23 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Memory now.
     fn memory(&self) -> MemoryInfo {
         MemoryInfo::default()
+    }
+
+    /// Fails if it is known to have less than `bytes` of free memory. Operating systems promise memory that they do not have,
+    /// so this is asked before large allocations.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], naming `what` the memory is for.
+    fn check_free(&self, bytes: usize, what: &str) -> Result<()> {
+        match self.memory().free {
+            Some(free) if free < bytes => Err(Error::OutOfMemory {
+                device: self.name().into(),
+                what: what.into(),
+                asked: bytes,
+                free: Some(free),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// What it can do besides computing.
@@ -305,6 +322,24 @@ pub trait Stream: Send {
     fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
         self.synchronize()?;
         from.read(offset, out)
+    }
+
+    /// Queues a write of pieces at even distances. `data` is taken before the call returns.
+    ///
+    /// # Errors
+    /// As [`Buffer::write_rows`].
+    fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
+        self.synchronize()?;
+        to.buffer.write_rows(to.slot, rows, data)
+    }
+
+    /// Reads pieces at even distances, after everything queued before.
+    ///
+    /// # Errors
+    /// As [`Buffer::read_rows`].
+    fn read_rows(&mut self, from: &TensorRef, rows: Rows, out: &mut [u8]) -> Result<()> {
+        self.synchronize()?;
+        from.buffer.read_rows(from.slot, rows, out)
     }
 
     /// Queues a copy between tensors of equal layout in memory for which [`Device::can_copy`] says yes.

@@ -213,3 +213,96 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
     }
     problems
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Assignments, DeviceSet, Options};
+    use samite_core::{DType, Graph};
+    use samite_reference::{ReferenceDevice, ReferenceOptions};
+
+    /// Work that goes to and fro between two asynchronous devices.
+    fn plan(copies: usize) -> Plan {
+        let device = |name: &str| -> std::sync::Arc<dyn samite_core::Device> {
+            let options = ReferenceOptions {
+                asynchronous: true,
+                events: true,
+                ..ReferenceOptions::named(name)
+            };
+            ReferenceDevice::new(options)
+        };
+        let devices = DeviceSet::new(vec![device("a"), device("b")]).unwrap();
+        let mut graph = Graph::new();
+        let mut assignments = Assignments::new();
+        let mut x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
+        for i in 0..6 {
+            x = graph.cumsum(x).unwrap();
+            assignments.set(x, i % 2);
+        }
+        graph.set_output(x);
+        Plan::new(
+            &graph,
+            &devices,
+            &assignments,
+            &Options {
+                copies,
+                ..Options::default()
+            },
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn every_wait_of_a_plan_is_needed() {
+        for copies in [1, 2, 4] {
+            let complete = plan(copies);
+            let runs = 3 * copies + 3;
+            assert_eq!(check(&complete, runs), []);
+            let waits: Vec<_> = complete
+                .actions
+                .iter()
+                .enumerate()
+                .flat_map(|(a, action)| (0..action.waits.len()).map(move |w| (a, w)))
+                .collect();
+            assert!(!waits.is_empty());
+            for (action, wait) in waits {
+                let mut lacking = plan(copies);
+                let wait = lacking.actions[action].waits.remove(wait);
+                assert!(
+                    !check(&lacking, runs).is_empty(),
+                    "{copies} copies: nothing happens without {wait:?} of action {action}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn overlaps_and_impossible_places_are_found() {
+        let complete = plan(1);
+        assert_eq!(check_memory(&complete), Vec::<String>::new());
+        let owned: Vec<_> = (0..complete.memory.tensors.len())
+            .filter(|&i| complete.memory.tensors[i].is_some())
+            .collect();
+        let mut found = 0;
+        for &id in &owned {
+            let mut wrong = plan(1);
+            let stolen = wrong.memory.tensors[owned[0]].clone();
+            if id != owned[0]
+                && wrong.memory.tensors[id].as_ref().map(|b| b.memory)
+                    == stolen.as_ref().map(|b| b.memory)
+            {
+                wrong.memory.tensors[id] = stolen;
+                found += usize::from(!check_memory(&wrong).is_empty());
+            }
+            let mut outside = plan(1);
+            if let Some(blocks) = &mut outside.memory.tensors[id] {
+                blocks.blocks[0].offset += 1 << 20;
+            }
+            assert!(!check_memory(&outside).is_empty());
+        }
+        assert!(
+            found > 0,
+            "the input's place is taken by others, and nobody notices"
+        );
+    }
+}

@@ -240,6 +240,13 @@ impl Scheduler {
                     loaded.generation = None;
                 }
                 self.buffers[memory][chunk] = None;
+                let owner = (0..self.devices.len())
+                    .find(|&device| self.devices.memory_of(device) == memory);
+                if let Some(owner) = owner {
+                    self.devices
+                        .get(owner)
+                        .check_free(size, "intermediate results")?;
+                }
                 let buffer = self.devices.memories()[memory].allocate(size, Usage::Compute)?;
                 self.counters.buffers += 1;
                 self.buffers[memory][chunk] = Some(buffer);

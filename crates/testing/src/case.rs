@@ -1,7 +1,7 @@
 //! One test of one operation, as data.
 
 use crate::recipe::{Recipe, Rng};
-use samite_core::{DType, Graph, Op, Result, Shape, TensorId};
+use samite_core::{DType, Graph, Result, Shape, TensorId};
 
 /// How close a result must be to the reference's.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -257,9 +257,9 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     })
 }
 
-/// Rows of a task: a multiple of the rows of a tile.
+/// Rows of a task: a multiple of the rows of every tile.
 pub(crate) fn rows_of_a_task(row_bytes: usize) -> usize {
-    (TASK_BYTES / row_bytes.max(1)).clamp(8, 256) & !3
+    (TASK_BYTES / row_bytes.max(1)).clamp(32, 256) & !31
 }
 
 /// Estimated nanoseconds of a product.

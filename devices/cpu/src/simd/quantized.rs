@@ -177,7 +177,14 @@ mod tests {
                 let Some(function) = product(isa, dtype) else {
                     continue;
                 };
-                for (rows, columns, blocks) in [(1, 1, 1), (3, 1, 2), (5, 7, 3), (2, 4, 1)] {
+                for (rows, columns, blocks) in [
+                    (1, 1, 1),
+                    (3, 1, 2),
+                    (5, 7, 3),
+                    (2, 4, 1),
+                    (33, 15, 2),
+                    (16, 6, 1),
+                ] {
                     let k = blocks * 256;
                     let mut weights = vec![0; rows * dtype.row_bytes(k).unwrap()];
                     let originals = numbers(rows as u32 * 77, rows * k);

@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::Eight;
+use super::wide::{Slab, wide};
 use crate::detect::Isa;
 use crate::simd::avx2::sum;
 use crate::simd::float::{Column, Panel, PanelFn};
@@ -21,6 +22,9 @@ unsafe fn number(x: f16) -> f32 {
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(x.to_bits())))) }
 }
 
+/// Columns from which on rows are unpacked for all of them together.
+const WIDE: usize = 6;
+
 /// How bytes are multiplied.
 pub(super) trait Bytes {
     /// Sums of four products of unsigned bytes, at most 127, with signed ones.
@@ -34,9 +38,7 @@ impl Bytes for Avx2 {
     #[inline(always)]
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
         // SAFETY: only called where AVX2 is there. 2 * 127 * 128 fits into 16 bits.
-        unsafe {
-            _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1))
-        }
+        unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1)) }
     }
 }
 
@@ -224,6 +226,8 @@ pub(super) trait Block256: Block {
     /// What [`unpack`](Block256::unpack) needs to do only once for a block.
     type Unpacked;
     const SIGNED: bool = false;
+    /// Whether both halves of a group have scales of their own.
+    const HALVES: bool = false;
     unsafe fn unpack(&self) -> Self::Unpacked;
     /// 32 codes.
     unsafe fn codes(&self, unpacked: &Self::Unpacked, group: usize) -> __m256i;
@@ -232,11 +236,8 @@ pub(super) trait Block256: Block {
     /// Scale and offset of each half of a group.
     unsafe fn halves(unpacked: &Self::Unpacked, group: usize) -> [(f32, f32); 2];
     /// What the offsets of all groups add: lanes may be anything that adds up to it.
-    unsafe fn offsets(
-        unpacked: &Self::Unpacked,
-        sums: *const f32,
-        half_sums: *const f32,
-    ) -> __m256;
+    unsafe fn offsets(unpacked: &Self::Unpacked, sums: *const f32, half_sums: *const f32)
+    -> __m256;
 }
 
 /// Eight scales, and eight minima with the sign that they are added with.
@@ -303,9 +304,19 @@ impl Block256 for BlockQ4K {
     }
 
     #[inline(always)]
+    unsafe fn halves(unpacked: &Affine, group: usize) -> [(f32, f32); 2] {
+        [(unpacked.scales[group], unpacked.minima[group]); 2]
+    }
+
+    #[inline(always)]
     unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
         // SAFETY: as above; there are eight sums.
-        unsafe { _mm256_mul_ps(_mm256_loadu_ps(unpacked.minima.as_ptr()), _mm256_loadu_ps(sums)) }
+        unsafe {
+            _mm256_mul_ps(
+                _mm256_loadu_ps(unpacked.minima.as_ptr()),
+                _mm256_loadu_ps(sums),
+            )
+        }
     }
 }
 
@@ -337,9 +348,19 @@ impl Block256 for BlockQ5K {
     }
 
     #[inline(always)]
+    unsafe fn halves(unpacked: &Affine, group: usize) -> [(f32, f32); 2] {
+        [(unpacked.scales[group], unpacked.minima[group]); 2]
+    }
+
+    #[inline(always)]
     unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
         // SAFETY: as above; there are eight sums.
-        unsafe { _mm256_mul_ps(_mm256_loadu_ps(unpacked.minima.as_ptr()), _mm256_loadu_ps(sums)) }
+        unsafe {
+            _mm256_mul_ps(
+                _mm256_loadu_ps(unpacked.minima.as_ptr()),
+                _mm256_loadu_ps(sums),
+            )
+        }
     }
 }
 
@@ -387,6 +408,7 @@ macro_rules! sixteen {
     ($block:ty: |$self:ident| ($scales:expr, $offsets:expr); |$group:ident| $codes:expr) => {
         impl Block256 for $block {
             type Unpacked = Sixteen;
+            const HALVES: bool = true;
 
             #[inline(always)]
             unsafe fn unpack(&self) -> Sixteen {
@@ -414,11 +436,13 @@ macro_rules! sixteen {
             }
 
             #[inline(always)]
-            unsafe fn offsets(
-                unpacked: &Sixteen,
-                _: *const f32,
-                half_sums: *const f32,
-            ) -> __m256 {
+            unsafe fn halves(unpacked: &Sixteen, group: usize) -> [(f32, f32); 2] {
+                let half = |i: usize| (unpacked.scales[i], unpacked.offsets[i]);
+                [half(2 * group), half(2 * group + 1)]
+            }
+
+            #[inline(always)]
+            unsafe fn offsets(unpacked: &Sixteen, _: *const f32, half_sums: *const f32) -> __m256 {
                 // SAFETY: as above.
                 unsafe { sixteen_offsets(unpacked, half_sums) }
             }
@@ -492,6 +516,11 @@ impl Block256 for BlockIq4Xs {
     }
 
     #[inline(always)]
+    unsafe fn halves(unpacked: &[f32; 8], group: usize) -> [(f32, f32); 2] {
+        [(unpacked[group], 0.0); 2]
+    }
+
+    #[inline(always)]
     unsafe fn offsets(_: &[f32; 8], _: *const f32, _: *const f32) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_setzero_ps() }
@@ -531,11 +560,8 @@ impl<T: Block256> Tile for Blocks256<T> {
                             };
                             let scale =
                                 _mm256_mul_ps(scales, _mm256_broadcast_ss(&*x.scales.add(at)));
-                            sums[c][r] = _mm256_fmadd_ps(
-                                _mm256_cvtepi32_ps(products),
-                                scale,
-                                sums[c][r],
-                            );
+                            sums[c][r] =
+                                _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), scale, sums[c][r]);
                         }
                     }
                     if !T::SIGNED {
@@ -604,12 +630,18 @@ unsafe fn avx2<T: Tile>(rows: &Panel, columns: &[Column]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn vnni<T: Tile>(rows: &Panel, columns: &[Column]) {
+unsafe fn vnni<T: Tile + Slab>(rows: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
-    unsafe { panel::<T, Vnni>(rows, columns) }
+    unsafe {
+        if columns.len() >= WIDE {
+            wide::<T>(rows, columns);
+        } else {
+            panel::<T, Vnni>(rows, columns);
+        }
+    }
 }
 
-fn compiled<T: Tile>(isa: Isa) -> Option<PanelFn> {
+fn compiled<T: Tile + Slab>(isa: Isa) -> Option<PanelFn> {
     match isa {
         Isa::Avx512(_) => Some(vnni::<T>),
         Isa::Avx2(_) => Some(avx2::<T>),
