@@ -1,6 +1,6 @@
 //! Building graphs: one method of [`Graph`] for each operation.
 //!
-//! Every method appends one node and returns its name; it fails with [`Error::Shape`](crate::Error::Shape) if the
+//! Every method appends one node and returns its name; it fails with [`Error::Shape`] if the
 //! operands do not fit. The operations themselves are described at [`Op`].
 
 use crate::dtype::DType;

@@ -4,7 +4,7 @@
 //!
 //! - [`DType`] and [`Layout`]: what a tensor's bytes mean. Four extents, innermost first, and four byte strides, as in ggml.
 //! - [`Op`] and [`infer`]: what can be computed. Shape inference is the one validator of nodes.
-//! - [`Graph`]: a computation as plain data, with [text, JSON and DOT](print).
+//! - [`Graph`]: a computation as plain data, with [text, JSON and DOT](mod@print).
 //! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
 //! - [`Error`]: everything that can go wrong, with names and reasons.

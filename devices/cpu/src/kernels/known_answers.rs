@@ -3,6 +3,9 @@
 use crate::harness::*;
 use samite_core::*;
 
+/// A function of one number.
+type Function = fn(f32) -> f32;
+
 fn near(got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{got:?}");
     for (i, (a, b)) in got.iter().zip(expected).enumerate() {
@@ -136,7 +139,7 @@ fn functions_of_one_element() {
         &of(Unary::HardSigmoid),
         &[1. / 6., 2.5 / 6., 0.5, 3.5 / 6., 1.],
     );
-    let exact: [(Unary, fn(f32) -> f32); 8] = [
+    let exact: [(Unary, Function); 8] = [
         (Unary::Tanh, f32::tanh),
         (Unary::Exp, f32::exp),
         (Unary::ExpM1, f32::exp_m1),
@@ -477,7 +480,11 @@ fn attention_over_few_and_many_keys() {
             let queries = coarse(numbers(1, d * tokens * heads));
             let key_rows = coarse(numbers(2, d * keys * kv_heads));
             let values = coarse(numbers(3, d * keys * kv_heads));
-            let hidden = |token: usize, key: usize| key > 0 && (key + token) % 5 == 0;
+            // A place that no row sees may hold anything.
+            let unused = |key: usize| key > 0 && key % 7 == 3;
+            let hidden = |token: usize, key: usize| {
+                unused(key) || key > 0 && (key + token).is_multiple_of(5)
+            };
             let mask_rows: Vec<f32> = (0..tokens * keys)
                 .map(|i| {
                     if hidden(i / keys, i % keys) {
@@ -489,8 +496,14 @@ fn attention_over_few_and_many_keys() {
                 .collect();
             let mut bench = Bench::new(&g, &device(2)).unwrap();
             bench.write(q, &queries);
-            bench.write(k, &key_rows);
-            bench.write(v, &values);
+            let poison = |rows: &[f32]| -> Vec<f32> {
+                let poisoned = rows.iter().enumerate();
+                poisoned
+                    .map(|(i, &x)| if unused(i / d % keys) { f32::NAN } else { x })
+                    .collect()
+            };
+            bench.write(k, &poison(&key_rows));
+            bench.write(v, &poison(&values));
             bench.write(mask, &mask_rows);
             bench.run().unwrap();
             let got = bench.read::<f32>(out);

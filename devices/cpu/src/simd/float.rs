@@ -138,7 +138,8 @@ pub(crate) struct Weighted {
     pub len: usize,
 }
 
-/// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`.
+/// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`. Rows whose factors
+/// are all 0 are not read: they may hold anything, NaN too.
 ///
 /// # Safety
 /// As [`PanelFn`].
@@ -160,13 +161,20 @@ unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
             }
         }
         for row in 0..rows.count {
+            let mut factors = [0.0; C];
+            for c in 0..C {
+                factors[c] = *columns.get_unchecked(c).x.cast::<f32>().add(row);
+            }
+            if factors.iter().all(|&factor| factor == 0.0) {
+                continue;
+            }
             let from = rows.rows.wrapping_add(row * rows.stride);
             let mut values = [V::splat(0.0); D];
             for d in 0..D {
                 values[d] = E::load::<V>(from, at + d * V::LANES);
             }
             for c in 0..C {
-                let factor = V::splat(*columns.get_unchecked(c).x.cast::<f32>().add(row));
+                let factor = V::splat(factors[c]);
                 for d in 0..D {
                     sums[c][d] = values[d].mul_add(factor, sums[c][d]);
                 }
@@ -204,8 +212,10 @@ unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
             let mut sum = V::load_part(column.out.add(at), rest);
             for row in 0..rows.count {
                 let from = rows.rows.wrapping_add(row * rows.stride);
-                let factor = V::splat(*column.x.cast::<f32>().add(row));
-                sum = E::load_part::<V>(from, at, rest).mul_add(factor, sum);
+                let factor = *column.x.cast::<f32>().add(row);
+                if factor != 0.0 {
+                    sum = E::load_part::<V>(from, at, rest).mul_add(V::splat(factor), sum);
+                }
             }
             sum.store_part(column.out.add(at), rest);
         }

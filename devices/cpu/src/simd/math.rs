@@ -62,7 +62,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
 /// GELU with tanh: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits for negative `u`.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
-    const SQRT_8_OVER_PI: f32 = 1.595_769_1;
+    const SQRT_8_OVER_PI: f32 = 1.595_769_2;
     x * sigmoid(SQRT_8_OVER_PI * x * (1.0 + 0.044_715 * x * x))
 }
 

@@ -4,8 +4,9 @@
 //! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
 //! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
 //!
-//! Every element of a product is summed in the same order whatever the shape of the tile that it is computed in, so
-//! results do not depend on how work is shared out.
+//! The order in which an element of a product is summed depends on the shapes only: float products have one order for
+//! all tiles, quantized ones have one for few columns and one for many. So results do not depend on how work is shared
+//! out among threads.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
