@@ -97,6 +97,8 @@ impl Site<'_> {
     pub fn scratch(&self, bytes: usize) -> Result<Scratch> {
         match self.scratch {
             Some((base, len)) if bytes <= len => Ok(Scratch(base)),
+            // Never read or written, but a slice of nothing must not start at null.
+            None if bytes == 0 => Ok(Scratch(std::ptr::without_provenance_mut(64))),
             other => Err(Error::invalid(format!(
                 "{}: the workspace has {} bytes, {bytes} are needed",
                 self.node.op(),

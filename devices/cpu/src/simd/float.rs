@@ -3,6 +3,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
+#[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
 use super::{Bf16, Element, F16, F32, Vector};
 use crate::detect::Isa;
@@ -257,6 +258,7 @@ macro_rules! compile {
     };
 }
 
+#[cfg(not(target_arch = "aarch64"))]
 compile!(portable, Lanes, 2 x 2);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 2 x 4, "avx2,fma,f16c");

@@ -1,4 +1,5 @@
-//! Vectors for every processor: arrays, which compilers keep in whatever registers there are.
+//! Vectors for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
+//! are.
 
 use super::Vector;
 use half::f16;

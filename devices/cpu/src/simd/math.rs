@@ -116,7 +116,11 @@ pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
         (cos, sin)
     };
     let a = if quadrant & 2 == 0 { a } else { -a };
-    let b = if (quadrant + 1) & 2 == 0 { b } else { -b };
+    let b = if quadrant.wrapping_add(1) & 2 == 0 {
+        b
+    } else {
+        -b
+    };
     (a, b)
 }
 

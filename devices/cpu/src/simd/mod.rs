@@ -13,6 +13,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod float;
+#[cfg(not(target_arch = "aarch64"))]
 pub(crate) mod generic;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
