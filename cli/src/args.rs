@@ -3,16 +3,38 @@
 use crate::failure::{Failure, Outcome};
 use crate::progress;
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use samite::gguf::LoadMode;
-use samite::llm::{ContextOptions, Model, ModelOptions, PlacementRule};
+use samite::llm::{Context, ContextOptions, Model, ModelOptions, PlacementRule};
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
-use samite::{CancelToken, DType, Device};
-use std::ffi::OsString;
+use samite::{CancelToken, DType, Device, DeviceKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Which devices, and with how many threads.
+/// How many CPU threads.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ThreadArgs {
+    /// CPU threads; as many as this process may use by default
+    #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
+    threads: Option<usize>,
+}
+
+impl ThreadArgs {
+    /// So many.
+    pub fn new(threads: usize) -> Self {
+        ThreadArgs {
+            threads: Some(threads),
+        }
+    }
+
+    /// The number that was asked for.
+    pub fn count(self) -> Option<usize> {
+        self.threads
+    }
+}
+
+/// Which devices.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
     /// Devices in order of preference, for example `blas,cpu`; `auto` for the best ones (see `samite devices`)
@@ -22,27 +44,23 @@ pub struct DeviceArgs {
         value_name = "LIST",
         default_value = "auto"
     )]
-    pub device: String,
-
-    /// CPU threads; as many as this process may use by default
-    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    list: String,
 }
 
 impl DeviceArgs {
-    /// All devices, the CPU's with the wanted number of threads.
-    pub fn registry(&self) -> Registry {
-        registry(self.threads.map(usize::from))
+    /// The chosen devices, the CPU's with so many threads.
+    pub fn devices(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
+        Ok(registry(threads).parse(&self.list)?)
     }
 
-    /// The chosen devices. The CPU is added as the last one if the list does not end with a device that can do
-    /// everything.
-    pub fn devices(&self) -> Outcome<Vec<Arc<dyn Device>>> {
-        let registry = self.registry();
-        let mut devices = registry.parse(&self.device)?;
+    /// The chosen devices for a model: the CPU is added as the last one if the list does not end with a device that can
+    /// do everything.
+    fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
+        let registry = registry(threads);
+        let mut devices = registry.parse(&self.list)?;
         if devices
             .last()
-            .is_some_and(|device| device.kind() == samite::DeviceKind::Accelerator)
+            .is_some_and(|device| device.kind() == DeviceKind::Accelerator)
             && devices.iter().all(|device| device.name() != "cpu")
         {
             devices.push(Arc::clone(registry.device("cpu")?));
@@ -58,16 +76,39 @@ pub fn registry(threads: Option<usize>) -> Registry {
     Registry::built_in(options)
 }
 
-/// A comma-separated list of positive numbers.
-pub fn parse_list(text: &str, flag: &str) -> Outcome<Vec<usize>> {
-    text.split(',')
-        .map(|part| match part.trim().parse() {
-            Ok(0) | Err(_) => Err(Failure::usage(format_args!(
-                "{flag}: '{part}' is not a positive number"
-            ))),
-            Ok(number) => Ok(number),
-        })
-        .collect()
+/// A number of CPU threads.
+pub fn thread_count(text: &str) -> Result<usize, String> {
+    number(text, 1, 1024)
+}
+
+/// A number of tokens that something has room for.
+fn size(text: &str) -> Result<usize, String> {
+    number(text, 1, MOST_TOKENS)
+}
+
+/// A number of tokens, maybe none.
+pub fn token_count(text: &str) -> Result<usize, String> {
+    number(text, 0, MOST_TOKENS)
+}
+
+/// A number, or `all` or llama.cpp's -1 for as many as there are.
+pub fn number_or_all(text: &str) -> Result<usize, String> {
+    match text {
+        "all" | "-1" => Ok(usize::MAX),
+        text => text
+            .parse()
+            .map_err(|_| "must be a number, or 'all'".to_owned()),
+    }
+}
+
+/// Positions are 32-bit numbers.
+const MOST_TOKENS: usize = i32::MAX as usize;
+
+fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
+    match text.trim().parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("must be a number from {least} to {most}")),
+    }
 }
 
 /// Which model, where its parts go, and how it is set up.
@@ -78,20 +119,22 @@ pub struct ModelArgs {
     pub model: PathBuf,
 
     #[command(flatten)]
-    pub devices: DeviceArgs,
+    devices: DeviceArgs,
 
     /// Where parts of the model go, for example `layers=0-3:cpu`, `*_exps*:cpu`, `output:blas`; several separated by `;`
-    #[arg(long, value_name = "RULES", help_heading = "Placement")]
-    pub place: Vec<String>,
+    #[arg(long, value_name = "RULES", help_heading = "Placement", value_parser = NonEmptyStringValueParser::new())]
+    place: Vec<String>,
 
     /// Only the last N layers on devices other than the last one; the output counts as a layer [also: -ngl]
     #[arg(
         long = "ngl",
         visible_alias = "n-gpu-layers",
         value_name = "N|all",
-        help_heading = "Placement"
+        help_heading = "Placement",
+        value_parser = number_or_all,
+        allow_negative_numbers = true
     )]
-    pub ngl: Option<String>,
+    ngl: Option<usize>,
 
     /// Tensors whose name matches an expression go to a device: `expression=device,…` [also: -ot]
     #[arg(
@@ -99,39 +142,39 @@ pub struct ModelArgs {
         value_name = "LIST",
         help_heading = "Placement"
     )]
-    pub override_tensor: Vec<String>,
+    override_tensor: Vec<String>,
 
     /// Proportions in which layers are divided over the devices before the last one [also: -ts]
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
-    pub tensor_split: Option<String>,
+    tensor_split: Option<String>,
 
     /// What to do about operations that land on a slower device because a faster one refuses them
     #[arg(long, value_enum, default_value_t = FallbackArg::Warn, help_heading = "Placement")]
-    pub fallback: FallbackArg,
+    fallback: FallbackArg,
 
     /// How the file comes into memory
     #[arg(long, value_enum, default_value_t = LoadArg::Mmap)]
-    pub load_mode: LoadArg,
+    load_mode: LoadArg,
 
     /// Size of the context in tokens; the model's own, at most 4096, by default
-    #[arg(short = 'c', long, value_name = "N", value_parser = positive)]
+    #[arg(short = 'c', long, value_name = "N", value_parser = size)]
     pub ctx_size: Option<usize>,
 
     /// Type of the KV cache: f16, f32, bf16, q8_0, …; or two, for keys and values: `q8_0,f16`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub kv: String,
+    kv: String,
 
     /// Most tokens that are computed at once [also: -ub]
-    #[arg(long = "ubatch-size", value_name = "N", default_value = "512", value_parser = positive)]
+    #[arg(long = "ubatch-size", value_name = "N", default_value = "512", value_parser = size)]
     pub ubatch_size: usize,
 
     /// Attention in several steps instead of one operation
     #[arg(long)]
-    pub no_flash: bool,
+    no_flash: bool,
 
     /// Copies of inputs and of tensors between devices, so that work on several asynchronous devices overlaps
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
-    pub copies: usize,
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
+    copies: u8,
 }
 
 /// `--fallback`
@@ -156,27 +199,10 @@ pub enum LoadArg {
     Mlock,
 }
 
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("not a positive number".into()),
-        Ok(number) => Ok(number),
-    }
-}
-
 impl ModelArgs {
     fn rules(&self) -> Outcome<Vec<PlacementRule>> {
         let mut rules = Vec::new();
-        match self.ngl.as_deref() {
-            None | Some("all" | "auto") => {}
-            Some(number) => match number.parse() {
-                Ok(layers) => rules.push(PlacementRule::LastLayers(layers)),
-                Err(_) => {
-                    return Err(Failure::usage(format_args!(
-                        "--ngl: '{number}' is neither a number nor 'all'"
-                    )));
-                }
-            },
-        }
+        rules.extend(self.ngl.map(PlacementRule::LastLayers));
         if let Some(split) = &self.tensor_split {
             rules.push(PlacementRule::parse_split(split).map_err(Failure::usage)?);
         }
@@ -189,9 +215,9 @@ impl ModelArgs {
         Ok(rules)
     }
 
-    /// What the flags say about loading.
-    pub fn model_options(&self, cancel: &CancelToken) -> Outcome<ModelOptions> {
-        let mut options = ModelOptions::new(self.devices.devices()?);
+    /// Loads the model, with a progress bar.
+    pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
         options.rules = self.rules()?;
         options.load_mode = match self.load_mode {
             LoadArg::Mmap => LoadMode::Mmap,
@@ -199,13 +225,7 @@ impl ModelArgs {
             LoadArg::Mlock => LoadMode::Mlock,
         };
         options.cancel = cancel.clone();
-        Ok(options)
-    }
-
-    /// Loads the model, with a progress bar.
-    pub fn load(&self, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let bar = progress::bytes("loading");
-        let mut options = self.model_options(cancel)?;
         let shared = bar.clone();
         options.progress = Some(Arc::new(move |done, total| {
             shared.set_length(total);
@@ -229,12 +249,18 @@ impl ModelArgs {
             Some((keys, values)) => [dtype(keys)?, dtype(values)?],
             None => [dtype(&self.kv)?; 2],
         };
+        if self.no_flash && kv_types[1].is_quantized() {
+            return Err(Failure::usage(format_args!(
+                "--kv: values of type {} need flash attention: leave out --no-flash, or choose f16",
+                kv_types[1]
+            )));
+        }
         Ok(ContextOptions {
             n_ctx: self.ctx_size,
             n_ubatch: self.ubatch_size,
             kv_types,
             flash: !self.no_flash,
-            copies: self.copies,
+            copies: usize::from(self.copies),
             fallback: match self.fallback {
                 FallbackArg::Allow => Fallback::Allow,
                 FallbackArg::Warn => Fallback::Warn,
@@ -246,19 +272,12 @@ impl ModelArgs {
     }
 }
 
-/// llama.cpp's flags of several letters after a single dash, and what they are here.
-const SHORT_WORDS: &[(&str, &str)] = &[
-    ("-ngl", "--ngl"),
-    ("-ot", "--override-tensor"),
-    ("-ts", "--tensor-split"),
-    ("-dev", "--device"),
-    ("-ub", "--ubatch-size"),
-];
-
-/// The program's arguments with llama.cpp's spellings replaced.
-pub fn arguments() -> impl Iterator<Item = OsString> {
-    std::env::args_os().map(|argument| {
-        let known = SHORT_WORDS.iter().find(|(short, _)| argument == *short);
-        known.map_or(argument, |(_, long)| OsString::from(long))
+/// A context for `model`.
+pub fn context(model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
+    Context::new(model, options).map_err(|error| match error {
+        samite::llm::Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(
+            format_args!("{error}: choose a smaller --ctx-size (-c) or --ubatch-size (-ub)"),
+        ),
+        error => error.into(),
     })
 }

@@ -33,22 +33,13 @@ impl Failure {
 
     /// Prints the message and returns the exit code.
     pub fn report(self) -> ExitCode {
-        // A message is one line, whatever was put into it.
-        let line = |message: &str| {
-            message
-                .split('\n')
-                .map(str::trim)
-                .filter(|part| !part.is_empty())
-                .collect::<Vec<_>>()
-                .join("; ")
-        };
         match self {
             Failure::Usage(message) => {
-                eprintln!("error: {} (see --help)", line(&message));
+                eprintln!("error: {} (see --help)", one_line(&message));
                 ExitCode::from(2)
             }
             Failure::Error(message) => {
-                eprintln!("error: {}", line(&message));
+                eprintln!("error: {}", one_line(&message));
                 ExitCode::FAILURE
             }
             Failure::Interrupted => {
@@ -58,6 +49,43 @@ impl Failure {
             Failure::OutputClosed => ExitCode::SUCCESS,
         }
     }
+}
+
+/// A message as one line, whatever was put into it.
+fn one_line(message: &str) -> String {
+    let mut line = String::new();
+    for part in message
+        .lines()
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        match line.chars().last() {
+            None => {}
+            Some(':') => line.push(' '),
+            Some(_) => line.push_str("; "),
+        }
+        line.push_str(part);
+    }
+    line
+}
+
+/// What to do when the arguments are no command: help that was asked for is printed, and anything else is said in one
+/// line.
+pub fn wrong_arguments(error: clap::Error) -> Outcome {
+    if !error.use_stderr() {
+        return Ok(error.print()?);
+    }
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        error.exit();
+    }
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    // What follows is how to use the command, several lines long.
+    let end = ["\nUsage:", "\nFor more information"]
+        .iter()
+        .filter_map(|start| text.find(start))
+        .min();
+    Err(Failure::usage(&text[..end.unwrap_or(text.len())]))
 }
 
 impl From<std::io::Error> for Failure {
@@ -100,5 +128,16 @@ impl From<samite::llm::Error> for Failure {
 impl From<samite::registry::RegistryError> for Failure {
     fn from(error: samite::registry::RegistryError) -> Self {
         Failure::usage(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_one_line() {
+        assert_eq!(one_line("a file: it is bad"), "a file: it is bad");
+        assert_eq!(one_line("missing:\n  <A>\n  <B>\n\n"), "missing: <A>; <B>");
     }
 }

@@ -8,8 +8,11 @@
 mod args;
 mod commands;
 mod failure;
+mod files;
 mod interrupt;
 mod progress;
+mod spelling;
+mod warnings;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -28,8 +31,10 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(args::arguments());
-    match cli.command.run() {
+    warnings::print();
+    let result = Cli::try_parse_from(spelling::translate(std::env::args_os()))
+        .map_or_else(failure::wrong_arguments, |cli| cli.command.run());
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -1,11 +1,12 @@
 //! `samite bench`
 
-use crate::args::{ModelArgs, parse_list};
-use crate::failure::Outcome;
+use crate::args::{self, ModelArgs, ThreadArgs, thread_count, token_count};
+use crate::failure::{Failure, Outcome};
 use crate::{interrupt, progress};
 use clap::Args;
 use samite::CancelToken;
 use samite::llm::{Batch, Context, Model};
+use samite::registry::{Peaks, allowed_threads, measure_peaks};
 use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
@@ -16,18 +17,18 @@ use std::time::Instant;
 pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Prompt lengths to measure, separated by commas; 0 for none
-    #[arg(short = 'p', long, value_name = "LIST", default_value = "512")]
-    n_prompt: String,
-    /// Numbers of generated tokens to measure, separated by commas; 0 for none
-    #[arg(short = 'n', long, value_name = "LIST", default_value = "64")]
-    n_gen: String,
+    /// Numbers of CPU threads to measure; by default as many as this process may use
+    #[arg(short = 't', long, value_name = "LIST", value_delimiter = ',', value_parser = thread_count)]
+    threads: Vec<usize>,
+    /// Prompt lengths to measure; 0 for none
+    #[arg(short = 'p', long, value_name = "LIST", value_delimiter = ',', default_value = "512", value_parser = token_count)]
+    n_prompt: Vec<usize>,
+    /// Numbers of generated tokens to measure; 0 for none
+    #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = token_count)]
+    n_gen: Vec<usize>,
     /// Tokens in the context before each measurement
-    #[arg(short = 'd', long, value_name = "N", default_value = "0")]
+    #[arg(short = 'd', long, value_name = "N", default_value = "0", value_parser = token_count)]
     depth: usize,
-    /// Numbers of threads to measure, separated by commas, instead of --threads
-    #[arg(long, value_name = "LIST")]
-    threads_list: Option<String>,
     /// Repetitions
     #[arg(short = 'r', long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
@@ -39,132 +40,182 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// One measurement.
-struct Row {
-    test: String,
-    threads: usize,
-    /// Tokens per second of each repetition, ascending.
-    rates: Vec<f64>,
-    /// Share of the machine's limit: arithmetic for prompts, reading for generation.
-    share: Option<f64>,
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Test {
+    /// Whether the tokens come together, as a prompt, or one after the other.
+    is_prompt: bool,
+    tokens: usize,
+    depth: usize,
 }
 
-impl Row {
-    fn median(&self) -> f64 {
-        let n = self.rates.len();
-        if n % 2 == 1 {
-            self.rates[n / 2]
-        } else {
-            (self.rates[n / 2 - 1] + self.rates[n / 2]) / 2.0
+impl Test {
+    fn name(self) -> String {
+        let kind = if self.is_prompt { "pp" } else { "tg" };
+        match self.depth {
+            0 => format!("{kind}{}", self.tokens),
+            depth => format!("{kind}{}@{depth}", self.tokens),
+        }
+    }
+
+    /// The machine's limit for this: arithmetic for prompts, reading for generation; and the rate in tokens per second
+    /// at which it would be reached.
+    fn limit(self, model: &Model, peaks: &Peaks) -> (&'static str, f64) {
+        if !self.is_prompt {
+            return ("reading", peaks.read_bytes / model.file_bytes() as f64);
+        }
+        let operations = 2.0 * matrix_elements(model) as f64;
+        match peaks.i8_operations {
+            Some(peak) => ("8-bit products", peak / operations),
+            None => ("f32 arithmetic", peaks.f32_operations / operations),
         }
     }
 }
 
-/// A list of numbers in which 0 stands for nothing.
-fn list(text: &str, flag: &str) -> Outcome<Vec<usize>> {
-    if text.trim() == "0" {
-        Ok(Vec::new())
+/// One measurement.
+struct Row {
+    test: Test,
+    threads: usize,
+    /// Tokens per second of each repetition, ascending.
+    rates: Vec<f64>,
+    /// The machine's limit, and the share of it that was reached.
+    share: Option<(&'static str, f64)>,
+}
+
+impl Row {
+    fn median(&self) -> f64 {
+        median(&self.rates)
+    }
+}
+
+/// The median of sorted numbers.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
     } else {
-        parse_list(text, flag)
+        (sorted[middle - 1] + sorted[middle]) / 2.0
     }
 }
 
 pub fn run(args: BenchArgs) -> Outcome {
-    let cancel = interrupt::token()?;
-    let prompts = list(&args.n_prompt, "--n-prompt")?;
-    let generations = list(&args.n_gen, "--n-gen")?;
-    let threads = match (&args.threads_list, args.model.devices.threads) {
-        (Some(list), _) => parse_list(list, "--threads-list")?,
-        (None, Some(threads)) => vec![usize::from(threads)],
-        (None, None) => vec![samite::registry::allowed_threads()],
+    let tests = |counts: &[usize], is_prompt| {
+        let wanted = counts.iter().copied().filter(|&tokens| tokens > 0);
+        let depth = args.depth;
+        let test = |tokens| Test {
+            is_prompt,
+            tokens,
+            depth,
+        };
+        wanted.map(test).collect::<Vec<_>>()
     };
-    let mut rows = Vec::new();
+    let tests = [tests(&args.n_prompt, true), tests(&args.n_gen, false)].concat();
+    if tests.is_empty() {
+        return Err(Failure::usage(
+            "nothing to measure: give prompt lengths with -p or numbers of generated tokens with -n",
+        ));
+    }
+    let mut threads = args.threads.clone();
+    if threads.is_empty() {
+        threads.push(allowed_threads());
+    }
+
+    let cancel = interrupt::token()?;
     let bar = progress::count("measuring");
-    bar.set_length((threads.len() * (prompts.len() + generations.len())) as u64);
-    let mut name = String::new();
+    bar.set_length((threads.len() * tests.len()) as u64);
+    let (mut rows, mut limits, mut name) = (Vec::new(), Vec::new(), String::new());
     for &threads in &threads {
-        let mut model_args = args.model.clone();
-        model_args.devices.threads = u16::try_from(threads).ok();
-        let model = model_args.load(&cancel)?;
+        let model = args.model.load(ThreadArgs::new(threads), &cancel)?;
         name = format!(
             "{} ({:.1} M parameters, {:.1} MB)",
             model.name(),
             model.n_params() as f64 / 1e6,
             model.file_bytes() as f64 / 1e6
         );
-        let peaks = (!args.no_peaks).then(|| samite::registry::measure_peaks(threads));
-        for (tokens, is_prompt) in prompts
-            .iter()
-            .map(|&n| (n, true))
-            .chain(generations.iter().map(|&n| (n, false)))
-        {
-            let mut row = measure(&args, &model, &model_args, tokens, is_prompt, &cancel)?;
-            row.threads = threads;
-            row.share = peaks.map(|peaks| {
-                let weights = matrix_elements(&model) as f64;
-                if is_prompt {
-                    row.median() * weights * 2.0
-                        / peaks.i8_operations.unwrap_or(peaks.f32_operations)
-                } else {
-                    row.median() * model.file_bytes() as f64 / peaks.read_bytes
-                }
+        let peaks = (!args.no_peaks).then(|| measure_peaks(threads));
+        for &test in &tests {
+            let rates = measure(&args, &model, test, &cancel)?;
+            let share = peaks.as_ref().map(|peaks| {
+                let (limit, rate) = test.limit(&model, peaks);
+                (limit, median(&rates) / rate)
             });
-            rows.push((row, is_prompt, peaks));
+            rows.push(Row {
+                test,
+                threads,
+                rates,
+                share,
+            });
             bar.inc(1);
         }
+        limits.extend(peaks);
     }
     bar.finish_and_clear();
-    let mut out = std::io::stdout().lock();
     if args.json {
-        let results: Vec<_> = rows
-            .iter()
-            .map(|(row, _, peaks)| {
-                json!({
-                    "test": row.test, "threads": row.threads, "median": row.median(), "tokens_per_second": row.rates,
-                    "share_of_peak": row.share,
-                    "peaks": peaks.map(|p| json!({ "read_bytes": p.read_bytes, "f32_operations": p.f32_operations, "i8_operations": p.i8_operations })),
-                })
-            })
-            .collect();
-        writeln!(out, "{:#}", json!({ "model": name, "results": results }))?;
-        return Ok(());
+        print_json(&name, &rows, &limits)
+    } else {
+        print_table(&name, &rows, &limits)
     }
+}
+
+fn print_json(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
+    let results: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "test": row.test.name(),
+                "threads": row.threads,
+                "median": row.median(),
+                "tokens_per_second": row.rates,
+                "share_of_limit": row.share.map(|(_, share)| share),
+                "limit": row.share.map(|(limit, _)| limit),
+            })
+        })
+        .collect();
+    let limits: Vec<_> = limits
+        .iter()
+        .map(|peaks| {
+            json!({
+                "threads": peaks.threads,
+                "read_bytes": peaks.read_bytes,
+                "f32_operations": peaks.f32_operations,
+                "i8_operations": peaks.i8_operations,
+            })
+        })
+        .collect();
+    let value = json!({ "model": name, "results": results, "limits": limits });
+    writeln!(std::io::stdout().lock(), "{value:#}")?;
+    Ok(())
+}
+
+fn print_table(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
+    let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;
-    writeln!(
+    write!(
         out,
-        "{:<14} {:>7} {:>12} {:>12} {:>12}  share of the machine's limit",
+        "{:<14} {:>7} {:>12} {:>12} {:>12}",
         "test", "threads", "median t/s", "min", "max"
     )?;
-    for (row, is_prompt, peaks) in &rows {
-        let share = row.share.map_or_else(String::new, |share| {
-            let limit = match (is_prompt, peaks.and_then(|p| p.i8_operations)) {
-                (false, _) => "reading",
-                (true, Some(_)) => "8-bit products",
-                (true, None) => "f32 arithmetic",
-            };
-            format!("{:.1} % of {limit}", share * 100.0)
-        });
-        let (min, max) = (
-            row.rates.first().copied().unwrap_or(0.0),
-            row.rates.last().copied().unwrap_or(0.0),
-        );
-        writeln!(
+    let header = if limits.is_empty() {
+        ""
+    } else {
+        "  share of the machine's limit"
+    };
+    writeln!(out, "{header}")?;
+    for row in rows {
+        let (min, max) = (row.rates[0], row.rates[row.rates.len() - 1]);
+        write!(
             out,
-            "{:<14} {:>7} {:>12.1} {min:>12.1} {max:>12.1}  {share}",
-            row.test,
+            "{:<14} {:>7} {:>12.1} {min:>12.1} {max:>12.1}",
+            row.test.name(),
             row.threads,
             row.median()
         )?;
+        match row.share {
+            Some((limit, share)) => writeln!(out, "  {:.1} % of {limit}", share * 100.0)?,
+            None => writeln!(out)?,
+        }
     }
-    for peaks in rows.iter().filter_map(|(_, _, peaks)| *peaks).fold(
-        Vec::<samite::registry::Peaks>::new(),
-        |mut seen, p| {
-            if seen.iter().all(|s| s.threads != p.threads) {
-                seen.push(p);
-            }
-            seen
-        },
-    ) {
+    for peaks in limits {
         let i8 = peaks
             .i8_operations
             .map_or_else(String::new, |ops| format!(", {:.0} GOP/s 8-bit", ops / 1e9));
@@ -187,67 +238,49 @@ fn matrix_elements(model: &Model) -> u64 {
         .saturating_sub((h.n_vocab * h.n_embd) as u64)
 }
 
+/// Tokens per second of each repetition, ascending. A first round, which is not counted, warms up.
 fn measure(
     args: &BenchArgs,
     model: &Arc<Model>,
-    model_args: &ModelArgs,
-    tokens: usize,
-    is_prompt: bool,
+    test: Test,
     cancel: &CancelToken,
-) -> Outcome<Row> {
-    let mut options = model_args.context_options(cancel)?;
-    options.n_ctx = Some(
-        options
-            .n_ctx
-            .unwrap_or(args.depth + tokens)
-            .max(args.depth + tokens),
-    );
-    let mut context = Context::new(Arc::clone(model), options)?;
+) -> Outcome<Vec<f64>> {
+    let mut options = args.model.context_options(cancel)?;
+    let needed = test.depth + test.tokens;
+    options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
+    let mut context = args::context(Arc::clone(model), options)?;
     let n_vocab = model.hparams().n_vocab as u32;
     // Any tokens do: speed does not depend on which.
     let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % n_vocab;
-    let fill = |context: &mut Context, from: usize, count: usize| -> Outcome {
+    let prompt = |context: &mut Context, from: usize, count: usize| -> Outcome {
         let step = context.options().n_batch;
-        for start in (from..from + count).step_by(step) {
-            let ids: Vec<u32> = (start..(from + count).min(start + step))
-                .map(token)
-                .collect();
+        let end = from + count;
+        for start in (from..end).step_by(step) {
+            let ids: Vec<u32> = (start..end.min(start + step)).map(token).collect();
             context.decode(&Batch::sequence(&ids, start as i32, 0))?;
         }
         Ok(())
     };
     let mut rates = Vec::new();
-    // The first round warms up.
     for round in 0..=args.repetitions {
         context.clear()?;
-        fill(&mut context, 0, args.depth)?;
+        prompt(&mut context, 0, test.depth)?;
         let start = Instant::now();
-        if is_prompt {
-            fill(&mut context, args.depth, tokens)?;
+        if test.is_prompt {
+            prompt(&mut context, test.depth, test.tokens)?;
         } else {
             let mut batch = Batch::new();
-            for i in 0..tokens {
+            for i in 0..test.tokens {
                 batch.clear();
-                batch.add(token(i), (args.depth + i) as i32, &[0], true);
+                batch.add(token(i), (test.depth + i) as i32, &[0], true);
                 context.decode(&batch)?;
             }
         }
-        let rate = tokens as f64 / start.elapsed().as_secs_f64();
+        let rate = test.tokens as f64 / start.elapsed().as_secs_f64();
         if round > 0 {
             rates.push(rate);
         }
     }
     rates.sort_by(f64::total_cmp);
-    let depth = if args.depth > 0 {
-        format!("@{}", args.depth)
-    } else {
-        String::new()
-    };
-    let test = format!("{}{tokens}{depth}", if is_prompt { "pp" } else { "tg" });
-    Ok(Row {
-        test,
-        threads: 0,
-        rates,
-        share: None,
-    })
+    Ok(rates)
 }

@@ -1,51 +1,66 @@
 //! `samite perplexity`
 
-use crate::args::ModelArgs;
+use crate::args::{self, ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
-use crate::{interrupt, progress};
+use crate::{files, interrupt, progress};
 use clap::Args;
-use samite::llm::{Context, perplexity};
+use samite::llm::perplexity;
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
+
+/// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
+const DEFAULT_CHUNK: usize = 512;
+
+/// Half of a chunk is predicted from the other half.
+const SMALLEST_CHUNK: usize = 4;
 
 /// Flags of `samite perplexity`.
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
     /// Text to predict
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Only the first N chunks
-    #[arg(long, value_name = "N")]
-    chunks: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: PerplexityArgs) -> Outcome {
+    let text = files::read_text(&args.file)?;
     let cancel = interrupt::token()?;
-    let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| Failure::error(format_args!("{}: {error}", args.file.display())))?;
-    let model = args.model.load(&cancel)?;
+    let mut options = args.model.context_options(&cancel)?;
+    let model = args.model.load(args.threads, &cancel)?;
     let mut tokens = model
         .tokenizer()?
         .tokenize(&text, true, false)
         .map_err(Failure::error)?;
-    let mut options = args.model.context_options(&cancel)?;
-    options.n_ctx = Some(
-        args.model
-            .ctx_size
-            .unwrap_or(512)
-            .min(model.hparams().n_ctx_train.max(4)),
-    );
+    let n_ctx_train = model.hparams().n_ctx_train;
+    let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
+    if chunk < SMALLEST_CHUNK {
+        return Err(Failure::usage(format_args!(
+            "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
+        )));
+    }
+    if tokens.len() < chunk {
+        return Err(Failure::error(format_args!(
+            "{}: has {} tokens, one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
+            args.file.display(),
+            tokens.len()
+        )));
+    }
+    options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let mut context = Context::new(model, options)?;
-    let chunk = context.n_ctx();
+    let mut context = args::context(model, options)?;
     if let Some(chunks) = args.chunks {
-        tokens.truncate(chunks.saturating_mul(chunk));
+        tokens.truncate(chunk.saturating_mul(chunks as usize));
     }
     let bar = progress::count("chunks");
     bar.set_length((tokens.len() / chunk) as u64);

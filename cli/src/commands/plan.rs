@@ -1,10 +1,9 @@
 //! `samite plan`
 
-use crate::args::ModelArgs;
+use crate::args::{self, ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
+use crate::{files, interrupt};
 use clap::Args;
-use samite::llm::Context;
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
@@ -15,6 +14,8 @@ use std::path::PathBuf;
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
     /// Tokens in the batch that is planned; 1 for generation
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -35,12 +36,13 @@ pub fn run(args: PlanArgs) -> Outcome {
             args.model.ubatch_size
         )));
     }
-    let model = args.model.load(&cancel)?;
-    let context = Context::new(model, args.model.context_options(&cancel)?)?;
+    let options = args.model.context_options(&cancel)?;
+    let picture = files::create(&args.svg)?;
+    let model = args.model.load(args.threads, &cancel)?;
+    let context = args::context(model, options)?;
     let plan = context.plan(tokens)?;
-    if let Some(path) = &args.svg {
-        std::fs::write(path, plan.to_svg())
-            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?;
+    if let Some(file) = picture {
+        files::finish(file, &plan.to_svg())?;
     }
     let mut out = std::io::stdout().lock();
     let memory = context.memory();

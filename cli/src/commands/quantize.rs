@@ -1,5 +1,6 @@
 //! `samite quantize`
 
+use crate::args::ThreadArgs;
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, progress};
 use clap::Args;
@@ -19,9 +20,8 @@ pub struct QuantizeArgs {
     /// Types, as llama.cpp names them: Q4_0, Q4_K_M, Q8_0, F16, …
     #[arg(value_name = "TYPE")]
     mixture: Mixture,
-    /// Threads; as many as this process may use by default
-    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadArgs,
     /// Accept weights that are quantized already, at a loss of quality
     #[arg(long)]
     allow_requantize: bool,
@@ -42,13 +42,13 @@ pub fn run(args: QuantizeArgs) -> Outcome {
             .is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b))
     };
     if same(&args.input, &args.output) {
-        return Err(Failure::usage("input and output are the same file"));
+        return Err(Failure::usage(
+            "input and output are the same file: name another output",
+        ));
     }
     let bar = progress::count("quantizing");
-    let threads = args.threads.map_or_else(
-        || std::thread::available_parallelism().map_or(1, |n| n.get()),
-        usize::from,
-    );
+    let threads = args.threads.count();
+    let threads = threads.unwrap_or_else(samite::registry::allowed_threads);
     let options = QuantizeOptions {
         mixture: args.mixture,
         threads,

@@ -1,13 +1,13 @@
 //! `samite run`
 
-use super::tokenize::read_stdin;
-use crate::args::ModelArgs;
+use crate::args::{self, ModelArgs, ThreadArgs, number_or_all, token_count};
 use crate::failure::{Failure, Outcome};
-use crate::interrupt;
+use crate::{files, interrupt};
 use clap::Args;
-use samite::llm::{Context, Finish, GenerateOptions, Session};
+use clap::builder::NonEmptyStringValueParser;
+use samite::llm::{Finish, GenerateOptions, Session};
 use samite::text::{Sampler, SamplerParams};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -17,8 +17,11 @@ pub struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
 
+    #[command(flatten)]
+    threads: ThreadArgs,
+
     /// Text to continue; standard input if it is not given
-    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"])]
+    #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"], allow_hyphen_values = true)]
     prompt: Option<String>,
 
     /// Text to continue
@@ -30,11 +33,11 @@ pub struct RunArgs {
     file: Option<PathBuf>,
 
     /// Most tokens to write; as many as the context holds by default
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
     /// Stop when the model writes this
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
 
     /// Go on after tokens that end a text
@@ -42,7 +45,7 @@ pub struct RunArgs {
     ignore_eos: bool,
 
     /// When the context is full, forget half of what comes after the first N tokens and go on
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = token_count)]
     keep: Option<usize>,
 
     /// Do not repeat the prompt in the output
@@ -66,25 +69,25 @@ pub struct RunArgs {
 #[command(next_help_heading = "Sampling")]
 struct SamplingArgs {
     /// Randomness; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = SamplerParams::default().temperature)]
+    #[arg(long, value_name = "T", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
     temp: f32,
     /// Only the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = SamplerParams::default().top_k)]
     top_k: usize,
     /// Only the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p)]
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p, allow_negative_numbers = true)]
     top_p: f32,
     /// Only tokens at least P times as likely as the most likely one
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p)]
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p, allow_negative_numbers = true)]
     min_p: f32,
     /// Divides the logits of recent tokens; 1 for no effect
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repeat_penalty)]
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repeat_penalty, allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Subtracted from the logits of recent tokens for each time they came
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().frequency_penalty)]
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().frequency_penalty, allow_negative_numbers = true)]
     frequency_penalty: f32,
     /// Subtracted from the logits of recent tokens
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().presence_penalty)]
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().presence_penalty, allow_negative_numbers = true)]
     presence_penalty: f32,
     /// How many recent tokens the penalties look at
     #[arg(long, value_name = "N", default_value_t = SamplerParams::default().last_n)]
@@ -118,24 +121,20 @@ impl SamplingArgs {
 }
 
 pub fn run(args: RunArgs) -> Outcome {
-    let cancel = interrupt::token()?;
     // Everything that can be wrong with the flags is found before a large file is loaded.
     let mut sampler = Sampler::new(args.sampling.params()).map_err(Failure::usage)?;
-    let context_options = args.model.context_options(&cancel)?;
-    let prompt = match (args.prompt, args.text, &args.file) {
-        (Some(text), ..) | (None, Some(text), _) => text,
-        (None, None, Some(path)) => std::fs::read_to_string(path)
-            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?,
-        (None, None, None) => {
-            if std::io::stdin().is_terminal() {
-                eprintln!("reading the text to continue from the terminal; end it with Ctrl-D");
-            }
-            read_stdin()?
-        }
+    let trace_file = files::create(&args.trace)?;
+    let prompt = match (args.prompt.or(args.text), &args.file) {
+        (Some(text), _) => text,
+        (None, Some(path)) => files::read_text(path)?,
+        (None, None) => files::read_stdin()?,
     };
-    let model = args.model.load(&cancel)?;
+    // From here on, Ctrl-C is looked at between two steps; until here, it just ends the program.
+    let cancel = interrupt::token()?;
+    let context_options = args.model.context_options(&cancel)?;
+    let model = args.model.load(args.threads, &cancel)?;
     let load_time = model.load_time();
-    let mut session = Session::new(Context::new(model, context_options)?)?;
+    let mut session = Session::new(args::context(model, context_options)?)?;
     let tokens = session
         .tokenizer()
         .tokenize(&prompt, true, true)
@@ -145,7 +144,14 @@ pub fn run(args: RunArgs) -> Outcome {
             "the text to continue is empty: give one with -p",
         ));
     }
-    if args.trace.is_some() {
+    let n_ctx = session.context().n_ctx();
+    if tokens.len() > n_ctx {
+        return Err(Failure::error(format_args!(
+            "the text to continue has {} tokens, the context {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
+            tokens.len()
+        )));
+    }
+    if trace_file.is_some() {
         session.context_mut().scheduler_mut().start_trace();
     }
 
@@ -172,14 +178,11 @@ pub fn run(args: RunArgs) -> Outcome {
         return Err(error.into());
     }
     writeln!(out)?;
-    if let (Some(path), Some(trace)) = (
-        &args.trace,
-        session.context_mut().scheduler_mut().finish_trace(),
-    ) {
-        std::fs::write(path, trace.to_json().to_string())
-            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?;
-    }
     let generation = generation?;
+    let trace = session.context_mut().scheduler_mut().finish_trace();
+    if let (Some(file), Some(trace)) = (trace_file, trace) {
+        files::finish(file, &trace.to_json().to_string())?;
+    }
     if !args.quiet {
         let t = generation.timings;
         let why = match generation.finish {

@@ -1,6 +1,6 @@
 //! `samite test-ops`
 
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
 use crate::progress;
 use clap::Args;
@@ -12,6 +12,8 @@ use std::io::Write;
 pub struct TestOpsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
     /// Only cases whose name contains this, for example an operation
     #[arg(short, long, value_name = "TEXT")]
     filter: Option<String>,
@@ -24,10 +26,10 @@ pub struct TestOpsArgs {
 }
 
 pub fn run(args: TestOpsArgs) -> Outcome {
-    let registry = args.devices.registry();
+    let devices = args.devices.devices(args.threads.count())?;
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
-    for device in registry.parse(&args.devices.device)? {
+    for device in devices {
         let bar = progress::count("testing");
         let report = run_suite(&device, args.filter.as_deref(), &mut |progress| {
             bar.set_length(progress.cases as u64);

@@ -1,10 +1,11 @@
 //! `samite tokenize`
 
 use crate::failure::{Failure, Outcome};
+use crate::files::read_stdin;
 use clap::Args;
 use samite::gguf::{GgufFile, LoadMode};
 use serde_json::json;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Flags of `samite tokenize`.
@@ -14,7 +15,13 @@ pub struct TokenizeArgs {
     #[arg(short, long, value_name = "FILE")]
     model: PathBuf,
     /// Text; standard input if it is not given
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "text")]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "text",
+        allow_hyphen_values = true
+    )]
     prompt: Option<String>,
     /// Text
     text: Option<String>,
@@ -69,14 +76,4 @@ pub fn run(args: TokenizeArgs) -> Outcome {
         writeln!(out, "{} tokens", ids.len())?;
     }
     Ok(())
-}
-
-/// All of standard input, which must be UTF-8.
-pub fn read_stdin() -> Outcome<String> {
-    let mut text = String::new();
-    std::io::stdin()
-        .lock()
-        .read_to_string(&mut text)
-        .map_err(|error| Failure::error(format_args!("standard input: {error}")))?;
-    Ok(text)
 }

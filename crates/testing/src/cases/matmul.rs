@@ -89,6 +89,27 @@ fn plain(cases: &mut Cases) {
             b.graph.mul_mat(w, x)
         });
     }
+    // Large enough for libraries and tiled kernels: whole tiles, and one more or less than those.
+    for dtype in weight_types() {
+        let k = if dtype.block_len() == 256 { 512 } else { 320 };
+        for (m, n) in [(32, 32), (33, 47), (64, 40), (95, 33)] {
+            cases.add("large", limit(dtype, DType::F32), |b| {
+                let w = b.weights(dtype, [k, m, 1, 1], Recipe::UNIT)?;
+                let x = b.input(DType::F32, [k, n, 1, 1], Recipe::UNIT)?;
+                b.graph.mul_mat(w, x)
+            });
+        }
+        cases.add("large", limit(dtype, DType::F32), |b| {
+            let w = b.weights(dtype, [k, 34, 2, 1], Recipe::UNIT)?;
+            let x = b.input(DType::F32, [k, 33, 4, 1], Recipe::UNIT)?;
+            b.graph.mul_mat(w, x)
+        });
+        cases.add("large", limit(dtype, DType::F32), |b| {
+            let w = b.weights(dtype, [k, 40, 1, 1], Recipe::UNIT)?;
+            let x = b.operand(DType::F32, [k, 36, 2, 1], Recipe::UNIT, Form::Permuted)?;
+            b.graph.mul_mat(w, x)
+        });
+    }
     // Shapes of real layers, cut short.
     for dtype in [
         DType::Q4_0,
