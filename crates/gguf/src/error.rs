@@ -52,11 +52,7 @@ pub enum ErrorKind {
 
 impl Error {
     /// An error about `field` (empty if it is about the file as a whole).
-    pub fn new(
-        kind: ErrorKind,
-        field: impl fmt::Display,
-        message: impl Into<String>,
-    ) -> Self {
+    pub fn new(kind: ErrorKind, field: impl fmt::Display, message: impl Into<String>) -> Self {
         Error {
             kind,
             path: None,

@@ -122,9 +122,9 @@ fn can_multiply_bytes() -> bool {
 
 /// Does byte products in registers; returns how many operations.
 fn multiply_bytes() -> f64 {
-    const ROUNDS: usize = 2_000_000;
     #[cfg(target_arch = "x86_64")]
     if can_multiply_bytes() {
+        const ROUNDS: usize = 2_000_000;
         // SAFETY: AVX-512 VNNI was detected.
         std::hint::black_box(unsafe { x86::multiply_bytes_avx512(ROUNDS) });
         return (ROUNDS * REGISTERS * 64 * 2) as f64;

@@ -106,11 +106,13 @@ fn quantize_block(x: &[f32; 32], codes: &mut [i8; 32]) -> (f32, [f32; 2]) {
     (scale, [sum(low), sum(high)])
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::product;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::product;
 
 /// The product for weights of `dtype` with columns quantized to 8 bits, if there is one.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn product(
     _isa: crate::detect::Isa,
     _dtype: samite_core::DType,
@@ -118,6 +120,8 @@ pub(crate) fn product(
     None
 }
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(target_arch = "x86_64")]
