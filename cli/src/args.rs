@@ -37,7 +37,7 @@ impl ThreadArgs {
 /// Which devices.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
-    /// Devices in order of preference, for example `blas,cpu`; `auto` for the best ones (see `samite devices`)
+    /// Devices in order of preference, for example `blas,cpu`; `auto` for the best ones (see `samite devices`) [also: -dev]
     #[arg(
         long = "device",
         visible_alias = "dev",
@@ -276,7 +276,7 @@ impl ModelArgs {
 pub fn context(model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
     Context::new(model, options).map_err(|error| match error {
         samite::llm::Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(
-            format_args!("{error}: choose a smaller --ctx-size (-c) or --ubatch-size (-ub)"),
+            format_args!("{error}; see --ctx-size (-c) and --ubatch-size (-ub)"),
         ),
         error => error.into(),
     })

@@ -1,5 +1,6 @@
 //! How commands fail: one line on standard error, and an exit code.
 
+use crate::interrupt::INTERRUPTED;
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -44,7 +45,7 @@ impl Failure {
             }
             Failure::Interrupted => {
                 eprintln!("interrupted");
-                ExitCode::from(130)
+                ExitCode::from(INTERRUPTED)
             }
             Failure::OutputClosed => ExitCode::SUCCESS,
         }

@@ -8,8 +8,8 @@ use std::path::Path;
 /// The text in a file.
 pub fn read_text(path: &Path) -> Outcome<String> {
     let name = path.display();
-    let bytes =
-        std::fs::read(path).map_err(|error| Failure::error(format_args!("{name}: {error}")))?;
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::error(format_args!("{name}: cannot read the file: {error}")))?;
     text(bytes, &name.to_string())
 }
 
@@ -22,7 +22,7 @@ pub fn read_stdin() -> Outcome<String> {
     let mut bytes = Vec::new();
     input
         .read_to_end(&mut bytes)
-        .map_err(|error| Failure::error(format_args!("standard input: {error}")))?;
+        .map_err(|error| Failure::error(format_args!("cannot read standard input: {error}")))?;
     text(bytes, "standard input")
 }
 

@@ -28,8 +28,8 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    // Only the header is needed, so reading is kinder than mapping a file that may be on a slow disk.
-    let file = GgufFile::open(&args.model, LoadMode::Mmap)?;
+    // Only the header is needed: nothing has to be mapped.
+    let file = GgufFile::open(&args.model, LoadMode::Read)?;
     let keys = || {
         file.metadata()
             .iter()

@@ -43,7 +43,7 @@ pub struct TokenizeArgs {
 }
 
 pub fn run(args: TokenizeArgs) -> Outcome {
-    let file = GgufFile::open(&args.model, LoadMode::Mmap)?;
+    let file = GgufFile::open(&args.model, LoadMode::Read)?;
     let vocabulary = samite::llm::vocab_data(file.metadata())?.ok_or_else(|| {
         Failure::error(format_args!("{}: has no vocabulary", args.model.display()))
     })?;

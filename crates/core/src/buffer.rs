@@ -164,6 +164,9 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`write`](Buffer::write).
     fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
+        if !rows.check(tensor.layout.bytes(), data.len())? {
+            return Ok(());
+        }
         for row in 0..rows.count {
             let piece = rows.host_piece(row, data.len())?;
             self.write(tensor, rows.tensor_offset(row)?, &data[piece])?;
@@ -176,6 +179,9 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`read`](Buffer::read).
     fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
+        if !rows.check(tensor.layout.bytes(), out.len())? {
+            return Ok(());
+        }
         for row in 0..rows.count {
             let piece = rows.host_piece(row, out.len())?;
             self.read(tensor, rows.tensor_offset(row)?, &mut out[piece])?;
@@ -191,6 +197,22 @@ pub trait Buffer: Send + Sync + fmt::Debug {
 }
 
 impl Rows {
+    /// Whether there is anything to do, once every piece is known to be inside of both sides.
+    fn check(&self, tensor: usize, host: usize) -> Result<bool> {
+        if self.len == 0 || self.count == 0 {
+            return Ok(false);
+        }
+        let last = self.count - 1;
+        self.host_piece(last, host)?;
+        let end = self.tensor_offset(last)?.checked_add(self.len);
+        if end.is_none_or(|end| end > tensor) {
+            return Err(Error::invalid(format!(
+                "row {last} of {self:?} is outside of a tensor of {tensor} bytes"
+            )));
+        }
+        Ok(true)
+    }
+
     fn tensor_offset(&self, row: usize) -> Result<usize> {
         row.checked_mul(self.stride)
             .and_then(|distance| distance.checked_add(self.offset))
@@ -252,6 +274,30 @@ impl TensorRef {
         self.buffer.read(self.slot, offset, out)
     }
 
+    /// Writes pieces at even distances.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a piece is not inside of the tensor or of `data`; otherwise as
+    /// [`write`](TensorRef::write).
+    pub fn write_rows(&self, rows: Rows, data: &[u8]) -> Result<()> {
+        if rows.check(self.slot.layout.bytes(), data.len())? {
+            self.buffer.write_rows(self.slot, rows, data)?;
+        }
+        Ok(())
+    }
+
+    /// Reads pieces at even distances.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a piece is not inside of the tensor or of `out`; otherwise as
+    /// [`read`](TensorRef::read).
+    pub fn read_rows(&self, rows: Rows, out: &mut [u8]) -> Result<()> {
+        if rows.check(self.slot.layout.bytes(), out.len())? {
+            self.buffer.read_rows(self.slot, rows, out)?;
+        }
+        Ok(())
+    }
+
     /// Copies from a tensor of equal layout, through the host if there is no shorter way.
     ///
     /// # Errors
@@ -267,10 +313,17 @@ impl TensorRef {
             return Ok(());
         }
         let len = self.slot.layout.bytes();
-        if let Some(memory) = from.buffer.host() {
-            return memory.with_bytes(from.slot.offset, len, |bytes| {
-                self.buffer.write(self.slot, 0, bytes)
-            })?;
+        match (from.buffer.host(), self.buffer.host()) {
+            // Both gates at once: holding one and then waiting for the other could be a deadlock.
+            (Some(source), Some(target)) => {
+                return source.copy_to(from.slot.offset, target, self.slot.offset, len);
+            }
+            (Some(source), None) => {
+                return source.with_bytes(from.slot.offset, len, |bytes| {
+                    self.buffer.write(self.slot, 0, bytes)
+                })?;
+            }
+            (None, _) => {}
         }
         // Packed buffers take whole tensors only, so the detour is not cut into pieces.
         let mut bounce = Vec::new();
@@ -299,7 +352,8 @@ impl StoredTensor {
     /// Declares that `layout` lies at `offset` of `buffer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it does not fit or is not aligned; and what the buffer says to it.
+    /// [`Error::InvalidArgument`] if it does not fit; and what the buffer says to it. (Tensors in a mapped file have the
+    /// file's alignment, not the buffer type's; devices refuse what they cannot use.)
     pub fn new(
         name: impl Into<Arc<str>>,
         buffer: Arc<dyn Buffer>,
@@ -630,6 +684,92 @@ mod tests {
                 )
                 .is_err()
         );
+    }
+
+    #[test]
+    fn rows_stay_inside_of_their_tensor() {
+        let buffer = host_buffer_type().allocate(64, Usage::Any).unwrap();
+        let [a, _b] = [0, 32].map(|offset| TensorRef {
+            buffer: Arc::clone(&buffer),
+            slot: Slot {
+                offset,
+                layout: f32s(8),
+            },
+        });
+        let rows = Rows {
+            offset: 0,
+            len: 4,
+            count: 3,
+            stride: 16,
+            host_stride: 4,
+        };
+        let error = a.write_rows(rows, &[1; 12]).unwrap_err().to_string();
+        assert!(error.contains("outside of a tensor of 32 bytes"), "{error}");
+        assert!(a.read_rows(rows, &mut [0; 12]).is_err());
+        let two = Rows { count: 2, ..rows };
+        a.write_rows(two, &[1; 8]).unwrap();
+        let mut out = [0; 8];
+        a.read_rows(two, &mut out).unwrap();
+        assert_eq!(out, [1; 8]);
+        // Nothing to do is done at once.
+        let none = Rows {
+            len: 0,
+            count: usize::MAX,
+            ..rows
+        };
+        a.write_rows(none, &[]).unwrap();
+    }
+
+    /// Host memory that does not know how to copy by itself.
+    #[derive(Debug)]
+    struct Plain(Arc<dyn Buffer>);
+
+    impl Buffer for Plain {
+        fn buffer_type(&self) -> &Arc<dyn BufferType> {
+            self.0.buffer_type()
+        }
+        fn size(&self) -> usize {
+            self.0.size()
+        }
+        fn usage(&self) -> Usage {
+            self.0.usage()
+        }
+        fn host(&self) -> Option<&Arc<HostMemory>> {
+            self.0.host()
+        }
+        fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
+            self.0.write(tensor, offset, data)
+        }
+        fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
+            self.0.read(tensor, offset, out)
+        }
+        fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
+            self.0.fill(tensor, offset, len, value)
+        }
+        fn clear(&self, value: u8) -> Result<()> {
+            self.0.clear(value)
+        }
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn copies_within_one_memory_do_not_wait_for_themselves() {
+        let buffer: Arc<dyn Buffer> =
+            Arc::new(Plain(host_buffer_type().allocate(64, Usage::Any).unwrap()));
+        let [a, b] = [0, 32].map(|offset| TensorRef {
+            buffer: Arc::clone(&buffer),
+            slot: Slot {
+                offset,
+                layout: f32s(8),
+            },
+        });
+        a.write(0, &[5; 32]).unwrap();
+        b.copy_from(&a).unwrap();
+        let mut out = [0; 32];
+        b.read(0, &mut out).unwrap();
+        assert_eq!(out, [5; 32]);
     }
 
     #[test]

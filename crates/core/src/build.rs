@@ -167,15 +167,30 @@ impl Graph {
     /// Consecutive rows `first..first + count` of a tensor as a [view](Op::View).
     ///
     /// # Errors
-    /// [`Error::Shape`] if there are not so many rows.
+    /// [`Error::Shape`] if there are not so many rows, or elements of a row are apart.
     pub fn rows(&mut self, a: TensorId, first: usize, count: usize) -> Result<TensorId> {
-        let layout = self.tensor(a).layout;
+        let Some(layout) = self.tensors().get(a.index()).map(|tensor| tensor.layout) else {
+            return Err(Error::invalid(format!(
+                "there is no tensor {a} in this graph"
+            )));
+        };
         let ([n0, n1, n2, n3], [_, s1, s2, s3]) = (layout.shape(), layout.strides());
         if first.checked_add(count).is_none_or(|end| end > n1) {
             return Err(Error::shape(format!(
                 "rows {first}..+{count} of a tensor with {n1} rows"
             )));
         }
-        self.view(a, [n0, count, n2, n3], [s1, s2, s3], first * s1)
+        if !layout.has_contiguous_rows() {
+            return Err(Error::shape(format!(
+                "rows of {layout}, which have gaps, are no view"
+            )));
+        }
+        // Behind the last row, or without any, the offset may be anything.
+        let offset = if count == 0 || layout.is_empty() {
+            0
+        } else {
+            first * s1
+        };
+        self.view(a, [n0, count, n2, n3], [s1, s2, s3], offset)
     }
 }

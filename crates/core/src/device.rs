@@ -330,7 +330,7 @@ pub trait Stream: Send {
     /// As [`Buffer::write_rows`].
     fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
         self.synchronize()?;
-        to.buffer.write_rows(to.slot, rows, data)
+        to.write_rows(rows, data)
     }
 
     /// Reads pieces at even distances, after everything queued before.
@@ -339,7 +339,7 @@ pub trait Stream: Send {
     /// As [`Buffer::read_rows`].
     fn read_rows(&mut self, from: &TensorRef, rows: Rows, out: &mut [u8]) -> Result<()> {
         self.synchronize()?;
-        from.buffer.read_rows(from.slot, rows, out)
+        from.read_rows(rows, out)
     }
 
     /// Queues a copy between tensors of equal layout in memory for which [`Device::can_copy`] says yes.

@@ -31,7 +31,7 @@ pub enum Error {
     },
 
     /// A device has not enough memory.
-    #[error("{device}: out of memory: asked for {asked} bytes for {what}{}", free.map_or(String::new(), |f| format!(", {f} free")))]
+    #[error("{device}: out of memory: {asked} bytes are needed for {what}{}", free.map_or(String::new(), |f| format!(", {f} are free")))]
     OutOfMemory {
         /// The device's name.
         device: Box<str>,

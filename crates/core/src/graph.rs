@@ -20,9 +20,9 @@ impl TensorId {
         self.0 as usize
     }
 
-    /// The tensor at position `index`. A graph has fewer than 2^32 tensors.
+    /// The tensor at position `index`. A graph has fewer than 2^32 - 1 tensors; what is beyond names none.
     pub fn from_index(index: usize) -> Self {
-        TensorId(index as u32)
+        TensorId(u32::try_from(index).unwrap_or(u32::MAX))
     }
 }
 
@@ -128,19 +128,22 @@ impl Graph {
         &self.tensors[id.index()]
     }
 
-    /// The tensor `id` with access to its operands.
+    /// The tensor `id` with access to its operands. Its methods panic if `id` is of another, larger graph.
     pub fn node(&self, id: TensorId) -> Node<'_> {
         Node { graph: self, id }
     }
 
     /// The tensor whose memory `id` lies in: itself, or what it is a view of.
+    ///
+    /// # Panics
+    /// If `id` is of another, larger graph.
     pub fn memory_of(&self, id: TensorId) -> TensorId {
         self.tensor(id).view.map_or(id, |view| view.base)
     }
 
     fn append(&mut self, tensor: Tensor) -> Result<TensorId> {
         if self.tensors.len() >= u32::MAX as usize {
-            return Err(Error::invalid("a graph has fewer than 2^32 tensors"));
+            return Err(Error::invalid("a graph has fewer than 2^32 - 1 tensors"));
         }
         self.tensors.push(tensor);
         Ok(TensorId::from_index(self.tensors.len() - 1))
@@ -254,13 +257,9 @@ impl Graph {
                         base.layout
                     )));
                 };
-                if !shift.is_multiple_of(if layout.dtype().is_quantized() {
-                    1
-                } else {
-                    layout.dtype().block_bytes()
-                }) {
+                if !shift.is_multiple_of(layout.dtype().block_bytes()) {
                     return Err(Error::shape(format!(
-                        "{op}: byte {shift} is not the start of a {} element",
+                        "{op}: byte {shift} is not the start of a {} element or block",
                         layout.dtype()
                     )));
                 }
@@ -283,11 +282,17 @@ impl Graph {
     }
 
     /// Gives `id` a name.
+    ///
+    /// # Panics
+    /// If `id` is of another, larger graph.
     pub fn set_name(&mut self, id: TensorId, name: impl Into<Arc<str>>) {
         self.tensors[id.index()].name = name.into();
     }
 
     /// Declares that `id` is read from outside after each run.
+    ///
+    /// # Panics
+    /// If `id` is of another, larger graph.
     pub fn set_output(&mut self, id: TensorId) {
         self.tensors[id.index()].flags.output = true;
     }
@@ -296,6 +301,9 @@ impl Graph {
     ///
     /// # Errors
     /// If the graph is full.
+    ///
+    /// # Panics
+    /// If `of` is of another, larger graph.
     pub fn copy_of(&mut self, of: TensorId, name: &str) -> Result<TensorId> {
         let layout = self.tensor(of).layout;
         self.append_leaf(name, layout, Flags::default(), None)
@@ -305,27 +313,25 @@ impl Graph {
     /// order of tensors need not be topological any more.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the layouts differ or there is no such operand.
+    /// [`Error::Shape`] if the layouts differ or there is no such tensor or operand.
     pub fn redirect(&mut self, node: TensorId, index: usize, to: TensorId) -> Result<()> {
-        let wanted = self.tensor(to).layout;
+        let layout = |id: TensorId| self.tensors.get(id.index()).map(|tensor| tensor.layout);
         let current = self
-            .tensor(node)
-            .sources
-            .get(index)
-            .copied()
-            .flatten()
-            .map(|id| self.tensor(id).layout);
-        if current != Some(wanted) {
+            .tensors
+            .get(node.index())
+            .and_then(|tensor| tensor.sources.get(index).copied().flatten())
+            .and_then(layout);
+        if current.is_none() || current != layout(to) {
             return Err(Error::shape(format!(
-                "operand {index} of {node} cannot become {to}: the layouts differ"
+                "operand {index} of {node} cannot become {to}: there is none, or the layouts differ"
             )));
         }
         self.tensors[node.index()].sources[index] = Some(to);
         Ok(())
     }
 
-    /// Which tensors have to be computed for the outputs and for the writes to stored tensors and inputs, by
-    /// position. Without any output, everything is.
+    /// Which tensors have to be computed for the outputs and for the writes to stored tensors, inputs and the memory
+    /// of outputs, by position. Without any output, everything is.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.tensors.len()];
         if !self.tensors.iter().any(|t| t.flags.output) {
@@ -335,6 +341,10 @@ impl Graph {
         // Writes to memory that outlives the run are effects. Writes to memory inside of the graph count if
         // something live reads that memory; going backwards, all readers are known before their writers.
         let mut memory_read = vec![false; self.tensors.len()];
+        // Outputs are read after everything.
+        for id in self.ids().filter(|&id| self.tensor(id).flags.output) {
+            memory_read[self.memory_of(id).index()] = true;
+        }
         for id in self.ids().rev() {
             let tensor = self.tensor(id);
             let base = self.memory_of(id);
@@ -492,6 +502,45 @@ mod tests {
                 .to_string()
                 .contains("%9")
         );
+    }
+
+    #[test]
+    fn writes_to_the_memory_of_outputs_are_live() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[4]);
+        let scratch = g.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();
+        g.set_output(scratch);
+        let written = g.cpy(x, scratch).unwrap();
+        assert!(g.live()[written.index()]);
+    }
+
+    #[test]
+    fn tensors_of_other_graphs_are_refused() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[4]);
+        let y = g.sqr(x).unwrap();
+        let far = TensorId::from_index(1 << 33);
+        assert_eq!(
+            far,
+            TensorId::from_index(usize::MAX),
+            "and not a small number"
+        );
+        assert!(g.sqr(far).is_err());
+        assert!(g.rows(far, 0, 1).is_err());
+        assert!(g.redirect(far, 0, x).is_err());
+        assert!(g.redirect(y, 0, far).is_err());
+        assert!(g.redirect(y, 1, x).is_err());
+        g.redirect(y, 0, x).unwrap();
+    }
+
+    #[test]
+    fn blocks_and_elements_are_not_cut() {
+        let mut g = Graph::new();
+        let q = g.leaf("q", DType::Q8_0, [64, 4, 1, 1]).unwrap();
+        assert!(g.view(q, [32, 4, 1, 1], [68, 0, 0], 34).is_ok());
+        assert!(g.view(q, [32, 3, 1, 1], [68, 0, 0], 2).is_err());
+        let x = f32s(&mut g, &[8, 4]);
+        assert!(g.view(x, [4, 3, 1, 1], [34, 0, 0], 0).is_err());
     }
 
     #[test]

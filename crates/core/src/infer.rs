@@ -124,11 +124,16 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             )?;
             c.like(c.source(0)?)
         }
+        Op::DiagMaskInf { past } => {
+            c.count(1, 0)?;
+            c.is(0, "source 0", FLOATS)?;
+            c.ensure(past <= i32::MAX as usize, "past is beyond 2^31 - 1")?;
+            c.like(c.source(0)?)
+        }
         Op::Scale { .. }
         | Op::Sqr
         | Op::Sqrt
         | Op::Clamp { .. }
-        | Op::DiagMaskInf { .. }
         | Op::Unary(_)
         | Op::Fill { .. } => {
             c.count(1, 0)?;
@@ -273,6 +278,10 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
                 a.elements() == b.elements(),
                 "the numbers of elements differ",
             )?;
+            c.ensure(
+                b.has_distinct_elements(),
+                "elements of the destination share memory",
+            )?;
             Ok(*b)
         }
         Op::Cast { dtype } => {
@@ -349,6 +358,10 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             c.ensure(
                 rows.has_contiguous_rows() && into.has_contiguous_rows(),
                 "rows have gaps",
+            )?;
+            c.ensure(
+                into.has_distinct_elements(),
+                "elements of the destination share memory",
             )?;
             Ok(*into)
         }
@@ -642,6 +655,123 @@ mod tests {
         assert_eq!(ok(op, &[&f(&[8, 3])]), f(&[4, 3]));
         assert_eq!(ok(op, &[&f(&[8, 3]), &f(&[8, 3])]), f(&[8, 3]));
         assert!(err(op, &[&f(&[7, 3])]).contains("halves"));
+    }
+
+    /// Operands as the graphs of real models have them, which must not be refused.
+    #[test]
+    fn what_models_need_is_accepted() {
+        use DType::*;
+        let rope = Op::Rope(Rope::new(64, RopeMode::Neox, 10000.0));
+        // Queries inside of rows that hold keys and values, too: gaps between tokens.
+        let fused = Layout::strided(F32, [64, 16, 5, 1], [4, 256, 24 * 256, 5 * 24 * 256]).unwrap();
+        ok(rope, &[&fused, &t(I32, &[5])]);
+        ok(rope, &[&fused, &t(I32, &[5]), &f(&[32])]);
+        for (a, b) in [(F32, F16), (F16, F32), (F16, F16), (BF16, F32), (F32, BF16)] {
+            assert_eq!(ok(Op::Add, &[&t(a, &[8, 3]), &t(b, &[8])]).dtype(), a);
+        }
+        ok(
+            Op::Concat { dim: 1 },
+            &[&t(Q8_0, &[64, 2]), &t(Q8_0, &[64, 3])],
+        );
+        ok(
+            Op::Concat { dim: 0 },
+            &[&t(Q8_0, &[64, 2]), &t(Q8_0, &[32, 2])],
+        );
+        let table = t(Q4_0, &[64, 10, 3, 2]);
+        assert_eq!(
+            ok(Op::GetRows, &[&table, &t(I32, &[5, 3, 2])]),
+            f(&[64, 5, 3, 2])
+        );
+        assert_eq!(
+            ok(Op::GetRows, &[&t(I32, &[1, 8]), &t(I32, &[2])]).dtype(),
+            I32
+        );
+        for (rows, index) in [(F32, I64), (F32, I32), (F16, I64)] {
+            let cache = t(Q8_0, &[64, 512, 4]);
+            ok(
+                Op::SetRows,
+                &[&t(rows, &[64, 3, 4]), &t(index, &[3, 2]), &cache],
+            );
+        }
+        // A value cache that is written transposed, element by element.
+        ok(
+            Op::SetRows,
+            &[&f(&[1, 96]), &t(I64, &[96]), &t(F16, &[1, 4096])],
+        );
+        let cache = Layout::strided(F16, [64, 32, 8, 1], [2, 1024, 128, 32768]).unwrap();
+        ok(MUL_MAT, &[&cache, &f(&[64, 5, 32])]);
+        ok(MUL_MAT, &[&t(F16, &[64, 7]), &t(F16, &[64, 5])]);
+        let attention = Op::FlashAttn {
+            scale: 0.125,
+            max_bias: 0.0,
+            softcap: 30.0,
+            precision: Precision::F32,
+        };
+        let q = f(&[64, 16, 5]).permuted([0, 2, 1, 3]).unwrap();
+        let mask = t(F16, &[32, 8]);
+        let quantized = Layout::strided(Q8_0, [64, 32, 8, 1], [34, 544, 68, 17408]).unwrap();
+        for kv in [&cache, &quantized] {
+            let sinks = f(&[16]);
+            assert_eq!(ok(attention, &[&q, kv, kv, &mask, &sinks]), f(&[64, 16, 5]));
+        }
+        let op = Op::SoftMax {
+            scale: 1.0,
+            max_bias: 8.0,
+        };
+        ok(op, &[&f(&[32, 5, 16]), &mask, &f(&[16])]);
+        let turned = f(&[5, 8]).permuted([1, 0, 2, 3]).unwrap();
+        let pad = Op::Pad {
+            before: [0; 4],
+            after: [0, 3, 0, 0],
+        };
+        ok(pad, &[&turned]);
+        ok(Op::Unary(Unary::Tanh), &[&turned]);
+        ok(
+            Op::Repeat {
+                shape: [4, 6, 1, 1],
+            },
+            &[&t(I32, &[4, 3])],
+        );
+        let halves = Layout::strided(F32, [32, 5, 1, 1], [4, 256, 1280, 1280]).unwrap();
+        let swiglu = Op::Glu {
+            kind: Glu::Swiglu,
+            swapped: false,
+        };
+        ok(swiglu, &[&halves, &halves]);
+        ok(Op::Cpy, &[&turned, &t(F16, &[40])]);
+        ok(Op::Cast { dtype: F16 }, &[&turned]);
+        // Chosen experts: a window into a sorted row.
+        let chosen = Layout::strided(I32, [2, 5, 1, 1], [4, 32, 160, 160]).unwrap();
+        let expert = Op::MulMatId {
+            precision: Precision::Default,
+        };
+        for rows in [1, 2] {
+            ok(
+                expert,
+                &[&t(Q4_0, &[64, 16, 8]), &f(&[64, rows, 5]), &chosen],
+            );
+        }
+        ok(Op::AddId, &[&f(&[16, 2, 5]), &f(&[16, 8]), &chosen]);
+        // Empty batches are tensors, too.
+        ok(Op::RmsNorm { eps: 1e-6 }, &[&f(&[64, 0])]);
+        ok(MUL_MAT, &[&t(Q4_0, &[64, 7]), &f(&[64, 0])]);
+        ok(
+            Op::Reshape {
+                shape: [8, 8, 0, 1],
+            },
+            &[&f(&[64, 0])],
+        );
+    }
+
+    #[test]
+    fn destinations_do_not_overlap_themselves() {
+        let same = Layout::strided(DType::F32, [4, 3, 1, 1], [4, 0, 0, 0]).unwrap();
+        assert!(err(Op::Cpy, &[&f(&[4, 3]), &same]).contains("share memory"));
+        assert!(
+            err(Op::SetRows, &[&f(&[4, 1]), &t(DType::I32, &[1]), &same]).contains("share memory")
+        );
+        let mask = Op::DiagMaskInf { past: usize::MAX };
+        assert!(err(mask, &[&f(&[4, 3])]).contains("past"));
     }
 
     #[test]

@@ -13,14 +13,32 @@ pub type Shape = [usize; DIMS];
 
 /// Element type, extents and byte strides of a tensor: everything about it but its place in memory.
 ///
-/// Invariant, kept by every constructor: `shape[0]` is a whole number of blocks, and the last byte of the
-/// last element lies at most `isize::MAX` bytes after the first. So [`bytes`](Layout::bytes) and all offsets
-/// within a tensor can be computed without overflow.
+/// Invariant, kept by every constructor and by deserialisation: `shape[0]` is a whole number of blocks; the last
+/// byte of the last element lies at most `isize::MAX` bytes after the first; and elements (blocks, for a quantized
+/// type) lie whole elements apart. So [`bytes`](Layout::bytes), counts and all offsets within a tensor can be
+/// computed without overflow, and every element is aligned if the first one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct Layout {
     dtype: DType,
     shape: Shape,
     strides: [usize; DIMS],
+}
+
+/// A layout as it is read from outside.
+#[derive(Deserialize)]
+struct Unchecked {
+    dtype: DType,
+    shape: Shape,
+    strides: [usize; DIMS],
+}
+
+impl TryFrom<Unchecked> for Layout {
+    type Error = Error;
+
+    fn try_from(layout: Unchecked) -> Result<Self> {
+        Layout::strided(layout.dtype, layout.shape, layout.strides)
+    }
 }
 
 /// Extends up to four extents with ones.
@@ -63,7 +81,9 @@ impl Layout {
     /// quantized type).
     ///
     /// # Errors
-    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks or if the spanned memory overflows.
+    /// [`Error::Shape`] if `shape[0]` is not a whole number of blocks, if the spanned memory or the number of elements
+    /// overflows, or if a stride is not a whole number of elements (blocks). Strides of dimensions with extent 1 may be
+    /// anything.
     pub fn strided(dtype: DType, shape: Shape, strides: [usize; DIMS]) -> Result<Self> {
         dtype.row_bytes(shape[0])?;
         let layout = Layout {
@@ -71,9 +91,23 @@ impl Layout {
             shape,
             strides,
         };
+        if (0..DIMS).any(|dim| {
+            let extent = if dim == 0 {
+                shape[0] / dtype.block_len()
+            } else {
+                shape[dim]
+            };
+            extent > 1 && !strides[dim].is_multiple_of(dtype.block_bytes())
+        }) {
+            return Err(Error::shape(format!(
+                "strides {strides:?} of a {dtype} tensor of shape {shape:?} are not multiples of {} bytes",
+                dtype.block_bytes()
+            )));
+        }
+        // Empty dimensions count as one, so that products of some of the extents cannot overflow either.
         let elements = shape
             .iter()
-            .try_fold(1usize, |n, &extent| n.checked_mul(extent));
+            .try_fold(1usize, |n, &extent| n.checked_mul(extent.max(1)));
         match (elements, layout.checked_bytes()) {
             (Some(_), Some(bytes)) if bytes <= isize::MAX as usize => Ok(layout),
             _ => Err(Error::shape(format!(
@@ -193,6 +227,25 @@ impl Layout {
         self.strides.windows(2).any(|pair| pair[0] > pair[1])
     }
 
+    /// Whether no two elements share memory, so that the tensor can be written to. Says no also for some layouts whose
+    /// dimensions interleave without meeting.
+    pub fn has_distinct_elements(&self) -> bool {
+        let mut dims = [0, 1, 2, 3].map(|dim| (self.strides[dim], self.shape[dim]));
+        dims[0].1 /= self.dtype.block_len();
+        dims.sort_unstable();
+        // How far the dimensions so far reach.
+        let mut reach = self.dtype.block_bytes();
+        self.is_empty()
+            || dims
+                .into_iter()
+                .filter(|(_, extent)| *extent > 1)
+                .all(|(stride, extent)| {
+                    let apart = stride >= reach;
+                    reach += stride * (extent - 1); // within `bytes`
+                    apart
+                })
+    }
+
     /// Whether a tensor of this shape, repeated a whole number of times along each dimension, fills `shape`.
     pub fn repeats_to(&self, shape: Shape) -> bool {
         if self.is_empty() {
@@ -260,6 +313,7 @@ impl fmt::Display for Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::strategy::Strategy;
 
     fn f32s(extents: &[usize]) -> Layout {
         Layout::contiguous(DType::F32, shape(extents).unwrap()).unwrap()
@@ -279,6 +333,10 @@ mod tests {
         let half = 1usize << 32;
         assert!(Layout::contiguous(DType::F32, [half, half, 1, 1]).is_err());
         assert!(Layout::contiguous(DType::F32, [half, half, 0, 1]).is_err());
+        assert!(
+            Layout::contiguous(DType::F32, [0, half, half, 1]).is_err(),
+            "the number of rows overflows"
+        );
         assert!(Layout::contiguous(DType::I8, [half, half / 2, 1, 1]).is_err());
         assert!(Layout::strided(DType::F32, [2, 2, 1, 1], [4, usize::MAX - 3, 0, 0]).is_err());
         assert!(Layout::contiguous(DType::Q4_0, [31, 1, 1, 1]).is_err());
@@ -332,7 +390,80 @@ mod tests {
         assert_eq!(t.to_string(), "f32 [3, 2] strides [8, 4, 24, 24]");
     }
 
+    #[test]
+    fn elements_lie_whole_elements_apart() {
+        let strided = |dtype, shape, strides| Layout::strided(dtype, shape, strides);
+        assert!(strided(DType::F32, [4, 2, 1, 1], [4, 18, 0, 0]).is_err());
+        assert!(strided(DType::F16, [4, 2, 1, 1], [4, 18, 0, 0]).is_ok());
+        assert!(strided(DType::Q8_0, [32, 2, 1, 1], [34, 36, 0, 0]).is_err());
+        assert!(strided(DType::Q8_0, [32, 2, 1, 1], [34, 68, 0, 0]).is_ok());
+    }
+
+    #[test]
+    fn layouts_from_outside_are_checked() {
+        let json =
+            |strides: &str| format!(r#"{{"dtype":"F32","shape":[4,2,1,1],"strides":{strides}}}"#);
+        let good: Layout = serde_json::from_str(&json("[4,16,32,32]")).unwrap();
+        assert_eq!(good, f32s(&[4, 2]));
+        for bad in ["[4,18,32,32]", "[4,18446744073709551612,0,0]"] {
+            assert!(serde_json::from_str::<Layout>(&json(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn overlapping_elements_are_found() {
+        assert!(
+            f32s(&[2, 3, 5])
+                .permuted([2, 0, 1, 3])
+                .unwrap()
+                .has_distinct_elements()
+        );
+        assert!(f32s(&[0, 3]).has_distinct_elements());
+        let padded = Layout::strided(DType::Q8_0, [32, 3, 1, 1], [34, 68, 999, 3]).unwrap();
+        assert!(padded.has_distinct_elements());
+        for strides in [[4, 0, 0, 0], [4, 8, 0, 0], [8, 12, 0, 0]] {
+            let l = Layout::strided(DType::F32, [4, 2, 1, 1], strides).unwrap();
+            assert!(!l.has_distinct_elements(), "{strides:?}");
+        }
+    }
+
     proptest::proptest! {
+        #[test]
+        fn permutations_are_undone_by_their_inverse(
+            n in [0usize..4, 0..4, 0..4, 0..4],
+            axes in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 4).prop_shuffle(),
+        ) {
+            let (l, axes) = (f32s(&n), [axes[0], axes[1], axes[2], axes[3]]);
+            let mut inverse = [0; DIMS];
+            for (from, to) in axes.into_iter().enumerate() {
+                inverse[to] = from;
+            }
+            let turned = l.permuted(axes).unwrap();
+            proptest::prop_assert_eq!(turned.permuted(inverse).unwrap(), l);
+            proptest::prop_assert_eq!((turned.bytes(), turned.elements()), (l.bytes(), l.elements()));
+            proptest::prop_assert!(turned.has_distinct_elements());
+            proptest::prop_assert_eq!(turned.compact().unwrap().bytes(), l.bytes());
+        }
+
+        #[test]
+        fn any_strides_are_refused_or_safe_to_compute_with(
+            n in [0usize..1 << 40, 0..1 << 33, 0usize..9, 0..1 << 62],
+            strides in proptest::array::uniform4(proptest::num::usize::ANY),
+            dtype in proptest::sample::select(DType::all().collect::<Vec<_>>()),
+        ) {
+            for strides in [strides, strides.map(|s| s % 64 * dtype.block_bytes())] {
+                if let Ok(l) = Layout::strided(dtype, n, strides) {
+                    proptest::prop_assert!(l.bytes() <= isize::MAX as usize);
+                    let _ = (l.elements(), l.rows(), l.row_bytes(), l.is_contiguous(), l.contiguous_from(2));
+                    let _ = (l.has_distinct_elements(), l.compact(), l.permuted([0, 3, 1, 2]));
+                    if !l.is_empty() {
+                        let [a, b, c] = l.row_index(l.rows() - 1);
+                        proptest::prop_assert!(l.row_offset(a, b, c) < l.bytes());
+                    }
+                }
+            }
+        }
+
         #[test]
         fn rows_enumerate_every_offset_once(n in [1usize..5, 1..5, 1..5, 1..5]) {
             let l = f32s(&n);

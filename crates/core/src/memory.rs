@@ -73,8 +73,9 @@ impl HostMemory {
     /// Memory that somebody else allocated, such as a mapped file. `owner` is dropped with the last reference.
     ///
     /// # Safety
-    /// `base` must point to `len` bytes that stay valid for reads (and for writes, if `writable`) as long as
-    /// `owner` lives, and that nobody writes to except through this value.
+    /// `base` must point to `len` initialised bytes that stay valid for reads (and for writes, if `writable`) as long as
+    /// `owner` lives. Nobody may write to them except through this value and, if `writable`, read them
+    /// otherwise either.
     pub unsafe fn borrow(
         base: NonNull<u8>,
         len: usize,
@@ -111,9 +112,15 @@ impl HostMemory {
     }
 
     /// The first byte. Reading or writing through the pointer is allowed only inside of [`MemorySet::with`], with this
-    /// memory in the set and the right access.
+    /// memory in the set and the right access; a set does not take read-only memory for writing.
     pub fn base(&self) -> NonNull<u8> {
         self.base
+    }
+
+    /// Where gates of several pieces are entered in one order, so that nobody waits in a circle. Two pieces may start
+    /// at one address (read-only ones, or empty ones), but are different values.
+    fn rank(&self) -> (NonNull<u8>, *const Self) {
+        (self.base, self)
     }
 
     fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
@@ -127,12 +134,18 @@ impl HostMemory {
         Ok(unsafe { self.base.add(offset) })
     }
 
-    fn writable_range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
-        if !self.is_writable() {
-            return Err(Error::invalid(
+    fn check_writable(&self) -> Result<()> {
+        if self.is_writable() {
+            Ok(())
+        } else {
+            Err(Error::invalid(
                 "the memory is read-only, such as a mapped model file",
-            ));
+            ))
         }
+    }
+
+    fn writable_range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        self.check_writable()?;
         self.range(offset, len)
     }
 
@@ -209,7 +222,7 @@ impl HostMemory {
         let copy = || unsafe { from.copy_to(into, len) };
         if std::ptr::eq(self, to) {
             self.gate.with(Access::Write, copy);
-        } else if self.base < to.base {
+        } else if self.rank() < to.rank() {
             self.gate
                 .with(Access::Read, || to.gate.with(Access::Write, copy));
         } else {
@@ -246,19 +259,26 @@ pub struct MemorySet {
 
 impl MemorySet {
     /// Adds a piece; [`Access::Write`] wins over [`Access::Read`] for a piece that is there already.
-    pub fn add(&mut self, memory: &Arc<HostMemory>, access: Access) {
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for writing to read-only memory.
+    pub fn add(&mut self, memory: &Arc<HostMemory>, access: Access) -> Result<()> {
+        if access == Access::Write {
+            memory.check_writable()?;
+        }
         match self
             .pieces
-            .binary_search_by_key(&memory.base, |(m, _)| m.base)
+            .binary_search_by_key(&memory.rank(), |(m, _)| m.rank())
         {
-            // Two mappings could start at one address only if one is empty; entering one of them is enough.
             Ok(at) if access == Access::Write => self.pieces[at].1 = Access::Write,
             Ok(_) => {}
             Err(at) => self.pieces.insert(at, (Arc::clone(memory), access)),
         }
+        Ok(())
     }
 
-    /// Calls `f` while all pieces are entered. Allocates nothing.
+    /// Calls `f` while all pieces are entered. Allocates nothing. `f` uses the pieces through their
+    /// [`base`](HostMemory::base) only: the safe methods would wait for `f` to end.
     pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Leave<'a>(&'a [(Arc<HostMemory>, Access)]);
         impl Drop for Leave<'_> {
@@ -362,9 +382,31 @@ mod tests {
                 .to_string()
                 .contains("read-only")
         );
+        let mut set = MemorySet::default();
+        assert!(set.add(&memory, Access::Write).is_err());
+        set.add(&memory, Access::Read).unwrap();
+        drop(set);
         assert_eq!(Arc::strong_count(&owner), 2);
         drop(memory);
         assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn pieces_at_one_address_are_all_entered() {
+        let owner = Arc::new(vec![7u8; 16]);
+        let base = NonNull::from(owner.as_slice()).cast();
+        let [part, whole] = [0, 16].map(|len| {
+            // SAFETY: as above.
+            unsafe { HostMemory::borrow(base, len, false, Box::new(Arc::clone(&owner))) }
+        });
+        let mut set = MemorySet::default();
+        set.add(&part, Access::Read).unwrap();
+        set.add(&whole, Access::Read).unwrap();
+        set.with(|| {
+            for piece in [&part, &whole] {
+                assert_eq!(*piece.gate.state.lock().unwrap(), 1);
+            }
+        });
     }
 
     #[test]
@@ -384,9 +426,9 @@ mod tests {
         let a = HostMemory::allocate(1, "test", "a").unwrap();
         let b = HostMemory::allocate(1, "test", "b").unwrap();
         let mut set = MemorySet::default();
-        set.add(&b, Access::Read);
-        set.add(&a, Access::Read);
-        set.add(&a, Access::Write);
+        set.add(&b, Access::Read).unwrap();
+        set.add(&a, Access::Read).unwrap();
+        set.add(&a, Access::Write).unwrap();
         let inside = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -149,6 +149,62 @@ mod tests {
     }
 
     #[test]
+    fn json_is_stable() {
+        let text = sample().to_json()[4].to_string();
+        assert_eq!(
+            text,
+            r#"{"dtype":"f32","id":4,"name":"","op":"Transpose","roles":["output"],"shape":[5,8,1,1],"sources":[3],"strides":[32,4,160,160],"view":{"base":3,"offset":0}}"#
+        );
+    }
+
+    /// Checks one statement of DOT as `to_dot` writes it: `node [attributes];` or `node -> node;`.
+    fn is_statement(line: &str) -> bool {
+        let Some(body) = line.strip_prefix("  ").and_then(|l| l.strip_suffix(';')) else {
+            return false;
+        };
+        let node = |s: &str| {
+            s.strip_prefix('n')
+                .is_some_and(|n| n.parse::<usize>().is_ok())
+        };
+        if let Some((_, b)) = body.split_once(" -> ").filter(|(a, _)| node(a)) {
+            return node(b);
+        }
+        let Some((id, label)) = body
+            .split_once(" [")
+            .and_then(|(id, rest)| Some((id, rest.split_once("label=\"")?.1)))
+        else {
+            return false;
+        };
+        // The first quote that is not escaped ends the label and the statement.
+        let mut escaped = false;
+        let end = label.find(|c| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        });
+        node(id) && end.is_some_and(|end| &label[end..] == "\"]")
+    }
+
+    #[test]
+    fn dot_is_well_formed_whatever_names_are() {
+        let mut graph = sample();
+        for (i, name) in [r"\", "\"", "a\\\"b", "two\nlines", "];\n}"]
+            .iter()
+            .enumerate()
+        {
+            graph.set_name(TensorId::from_index(i), *name);
+        }
+        let dot = graph.to_dot();
+        let lines: Vec<_> = dot.lines().collect();
+        assert_eq!(lines[0], "digraph samite {");
+        assert_eq!(lines.last(), Some(&"}"));
+        for line in &lines[3..lines.len() - 1] {
+            assert!(is_statement(line), "{line}");
+        }
+        assert_eq!(lines.len(), 3 + 5 + 4 + 1, "five tensors, four edges");
+    }
+
+    #[test]
     fn dot_escapes_names() {
         let dot = sample().to_dot();
         assert!(dot.contains(r#"a \"name\""#) && dot.contains("n2 -> n3;"));

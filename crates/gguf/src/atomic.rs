@@ -44,7 +44,11 @@ impl AtomicFile {
             .create_new(true)
             .open(&temporary)
             .map_err(|error| {
-                Error::io("cannot create a temporary file beside it", &error).in_file(target)
+                let doing = match error.kind() {
+                    std::io::ErrorKind::NotFound => "its folder does not exist",
+                    _ => "cannot create a temporary file beside it",
+                };
+                Error::io(doing, &error).in_file(target)
             })?;
         Ok(AtomicFile {
             target: target.to_owned(),

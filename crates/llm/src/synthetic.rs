@@ -4,7 +4,9 @@ use crate::arch::{self, TensorList, TensorSpec, WeightUse};
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use samite_core::DType;
-use samite_gguf::{KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec as FileTensor, Writer};
+use samite_gguf::{
+    KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec as FileTensor, Value, Writer,
+};
 use samite_quant::{can_encode, encode_row};
 use samite_text::Rng;
 use std::path::Path;
@@ -40,25 +42,33 @@ pub struct SyntheticModel {
     pub dtype: DType,
     /// Whether the embedding is the output matrix too.
     pub tied: bool,
+    /// Optional tensors that the file has, by how their names end: `attn_q.bias` stands for that of every layer.
+    pub optional: Vec<&'static str>,
+    /// Metadata under the architecture's prefix, such as `rope.freq_base`: further keys, or other values.
+    pub extra: Vec<(&'static str, Value)>,
     /// Start of the random numbers.
     pub seed: u64,
 }
 
 impl SyntheticModel {
-    /// A tiny model with all features of its architecture.
+    /// A tiny model with what its architecture demands, and heads wider than the model's width shared by them where it
+    /// allows that.
     pub fn tiny(architecture: &'static str) -> Self {
+        let head_dim = if architecture == "qwen2" { 16 } else { 32 };
         SyntheticModel {
             architecture,
             n_layer: 3,
             n_embd: 64,
             n_head: 4,
             n_head_kv: 2,
-            head_dim: 32,
+            head_dim,
             n_ff: 96,
             n_vocab: 320,
             n_ctx_train: 256,
             dtype: DType::F32,
             tied: false,
+            optional: Vec::new(),
+            extra: Vec::new(),
             seed: 1,
         }
     }
@@ -94,6 +104,9 @@ impl SyntheticModel {
         }
         let eps = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
         metadata.set(&eps, 1e-5f32)?;
+        for (key, value) in &self.extra {
+            metadata.set(&format!("{}.{key}", self.architecture), value.clone())?;
+        }
         self.set_vocabulary(&mut metadata)?;
         Ok(metadata)
     }
@@ -121,7 +134,7 @@ impl SyntheticModel {
         Ok(())
     }
 
-    /// The tensors that the file will have. Biases are there where the architecture demands them.
+    /// The tensors that the file will have: those that the architecture demands, and the optional ones chosen.
     fn tensors(&self, metadata: &Metadata) -> Result<Vec<TensorSpec>> {
         let arch = arch::find(self.architecture)?;
         let hparams = Hyperparameters::from_metadata(
@@ -132,8 +145,11 @@ impl SyntheticModel {
         )?;
         let mut list = TensorList::new(&hparams);
         arch.tensors(&mut list);
-        let wanted =
-            |spec: &TensorSpec| spec.required || spec.name == "output.weight" && !self.tied;
+        let wanted = |spec: &TensorSpec| {
+            spec.required
+                || spec.name == "output.weight" && !self.tied
+                || self.optional.iter().any(|end| spec.name.ends_with(end))
+        };
         Ok(list.into_specs().into_iter().filter(wanted).collect())
     }
 
@@ -170,7 +186,8 @@ impl SyntheticModel {
             let [width, rows, ..] = spec.shape;
             let (mean, deviation) = match spec.usage {
                 WeightUse::Rows | WeightUse::Product => (0.0, 0.8 / (width as f32).sqrt()),
-                WeightUse::Scale | WeightUse::RopeDivisors => (1.0, 0.05),
+                WeightUse::Scale => (1.0, 0.05),
+                WeightUse::RopeDivisors => (4.0, 1.0),
                 WeightUse::Bias => (0.0, 0.1),
             };
             let mut values = vec![0.0; width];

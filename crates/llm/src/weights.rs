@@ -360,6 +360,13 @@ impl WeightPlan {
                 .iter()
                 .map(|&i| (self.tensors[i].name.as_str(), self.tensors[i].layout))
                 .collect();
+            let bytes = layouts.iter().fold(0usize, |sum, (_, layout)| {
+                sum.saturating_add(layout.bytes())
+            });
+            if let Some(&first) = members.first() {
+                let device = devices.get(self.tensors[first].device);
+                device.check_free(bytes, "weights")?;
+            }
             let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
             for (i, tensor) in members.into_iter().zip(group.tensors) {
                 stored[i] = Some(tensor);

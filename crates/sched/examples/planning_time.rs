@@ -113,7 +113,10 @@ fn main() -> Result<()> {
                     scheduler.run(&CancelToken::new())?;
                 }
                 scheduler.synchronize()?;
-                println!("    one run with reference kernels {:?}", start.elapsed() / 10);
+                println!(
+                    "    one run with reference kernels {:?}",
+                    start.elapsed() / 10
+                );
             }
         }
     }

@@ -9,7 +9,7 @@ pub struct Block {
     pub chunk: usize,
     /// Byte offset in the chunk.
     pub offset: usize,
-    /// Bytes, padded to the alignment.
+    /// Bytes, padded to the alignment, except at the end of a largest chunk.
     pub size: usize,
 }
 
@@ -49,10 +49,13 @@ impl Arena {
     /// Takes `size` bytes: the smallest free range that fits, or else the end of the chunk that grows least.
     /// `None` if that is more than the largest chunk holds.
     pub fn allocate(&mut self, size: usize) -> Option<Block> {
-        let size = align_up(size.max(1), self.alignment)?;
-        if size > align_up(self.max_chunk, self.alignment).unwrap_or(self.max_chunk) {
+        let (asked, max) = (size.max(1), self.max_chunk);
+        let padded = align_up(asked, self.alignment)?;
+        if asked > max {
             return None;
         }
+        // At the end of a largest chunk there may be room for the bytes but not for all of the padding.
+        let size_at = |offset: usize| Some(padded.min(max - offset)).filter(|&size| size >= asked);
         let best = self
             .chunks
             .iter()
@@ -62,11 +65,14 @@ impl Arena {
                     .free
                     .iter()
                     .enumerate()
-                    .map(move |(i, &(_, free))| (free, c, i))
+                    .map(move |(i, &(offset, free))| (free, c, i, offset))
             })
-            .filter(|&(free, ..)| free >= size)
+            .filter_map(|(free, c, i, offset)| {
+                let size = size_at(offset).filter(|&size| size <= free)?;
+                Some((free, c, i, size))
+            })
             .min();
-        if let Some((free, c, i)) = best {
+        if let Some((free, c, i, size)) = best {
             let range = &mut self.chunks[c].free[i];
             let offset = range.0;
             *range = (offset + size, free - size);
@@ -79,18 +85,20 @@ impl Arena {
                 size,
             });
         }
-        let max = self.max_chunk;
         let grow = self
             .chunks
             .iter()
             .enumerate()
-            .filter(|(_, chunk)| chunk.end.checked_add(size).is_some_and(|end| end <= max))
-            .min_by_key(|(_, chunk)| (chunk.end + size).saturating_sub(chunk.high));
-        let c = match grow {
-            Some((c, _)) => c,
+            .filter_map(|(c, chunk)| {
+                let size = size_at(chunk.end)?;
+                Some(((chunk.end + size).saturating_sub(chunk.high), c, size))
+            })
+            .min();
+        let (c, size) = match grow {
+            Some((_, c, size)) => (c, size),
             None => {
                 self.chunks.push(Chunk::default());
-                self.chunks.len() - 1
+                (self.chunks.len() - 1, padded.min(max))
             }
         };
         let chunk = &mut self.chunks[c];
@@ -181,17 +189,36 @@ mod tests {
         assert_eq!(sizes(&arena), [64, 32]);
     }
 
+    #[test]
+    fn no_chunk_is_larger_than_the_largest_buffer() {
+        let mut arena = Arena::new(64, 100);
+        let whole = arena.allocate(100).unwrap();
+        assert_eq!((whole.size, sizes(&arena)), (100, vec![100]));
+        arena.free(whole);
+        arena.allocate(40).unwrap();
+        assert_eq!(
+            arena.allocate(37).unwrap().chunk,
+            1,
+            "only 36 bytes are left"
+        );
+        assert_eq!(arena.allocate(36).unwrap().offset, 64);
+        assert_eq!(sizes(&arena), [100, 64]);
+    }
+
     proptest! {
         #[test]
-        fn live_blocks_never_overlap(steps in prop::collection::vec((0usize..200, any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
-            let mut arena = Arena::new(8, 512);
+        fn live_blocks_never_overlap(
+            steps in prop::collection::vec((0usize..200, any::<prop::sample::Index>(), any::<bool>()), 1..200),
+            max in 200usize..600,
+        ) {
+            let mut arena = Arena::new(8, max);
             let mut live: Vec<Block> = Vec::new();
             for (size, which, free) in steps {
                 if free && !live.is_empty() {
                     arena.free(live.swap_remove(which.index(live.len())));
                 } else {
                     let block = arena.allocate(size).unwrap();
-                    prop_assert!(block.size >= size && block.offset % 8 == 0);
+                    prop_assert!(block.size >= size && block.offset.is_multiple_of(8));
                     for other in &live {
                         let apart = other.chunk != block.chunk
                             || other.offset + other.size <= block.offset
@@ -201,7 +228,7 @@ mod tests {
                     live.push(block);
                 }
                 for (chunk, size) in arena.chunk_sizes().enumerate() {
-                    prop_assert!(size <= 512);
+                    prop_assert!(size <= max);
                     prop_assert!(live.iter().filter(|b| b.chunk == chunk).all(|b| b.offset + b.size <= size));
                 }
             }

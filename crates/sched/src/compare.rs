@@ -96,7 +96,10 @@ pub fn compare_devices(
         )?;
         Ok(values)
     };
-    let (a, b) = (record(first)?, record(second)?);
+    // Each device may run nodes in an order of its own.
+    let (mut a, mut b) = (record(first)?, record(second)?);
+    a.sort_unstable_by_key(|(id, _)| *id);
+    b.sort_unstable_by_key(|(id, _)| *id);
     for ((id, x), (_, y)) in a.iter().zip(&b) {
         if see(*id, x, y)? == Watch::Stop {
             break;

@@ -1,6 +1,7 @@
 //! A plan in words: which device runs what and why, what is copied, how much memory it takes.
 
 use crate::order::{Lane, Work};
+use crate::placement::Reason;
 use crate::plan::Plan;
 use samite_core::TensorId;
 use serde_json::{Value, json};
@@ -22,6 +23,9 @@ pub fn human_bytes(bytes: usize) -> String {
     }
 }
 
+/// How many groups of nodes a split is explained by before reasons are only counted.
+const MOST_GROUPS: usize = 4;
+
 impl Plan {
     /// What `id` is called in explanations.
     fn label(&self, id: TensorId) -> String {
@@ -32,24 +36,30 @@ impl Plan {
         }
     }
 
-    /// Runs of consecutive nodes of one split that are there for the same kind of reason.
-    fn groups(&self, nodes: &[TensorId]) -> Vec<(Vec<TensorId>, String)> {
-        let mut groups: Vec<(Vec<TensorId>, String, String)> = Vec::new();
-        for &id in nodes {
-            let reason = self.placement.reasons[id.index()].as_ref();
-            let text = reason.map_or_else(String::new, ToString::to_string);
-            let kind = reason.map_or_else(String::new, |reason| {
-                format!("{:?}", std::mem::discriminant(reason))
-            });
-            match groups.last_mut() {
-                Some((ids, _, last)) if *last == kind => ids.push(id),
-                _ => groups.push((vec![id], text, kind)),
+    /// Runs of consecutive nodes of one split that are there for the same kind of reason; if that alternates a lot, one
+    /// run of all nodes with the reasons counted.
+    fn groups<'p>(&'p self, nodes: &'p [TensorId]) -> Vec<(&'p [TensorId], String)> {
+        let reason = |id: &TensorId| self.placement.reasons[id.index()].as_ref();
+        let kind = |id: &TensorId| reason(id).map_or("", Reason::summary);
+        let runs: Vec<_> = nodes.chunk_by(|a, b| kind(a) == kind(b)).collect();
+        if runs.len() <= MOST_GROUPS {
+            let text =
+                |run: &[TensorId]| reason(&run[0]).map_or_else(String::new, Reason::to_string);
+            return runs.into_iter().map(|run| (run, text(run))).collect();
+        }
+        let mut counts: Vec<(usize, &str)> = Vec::new();
+        for id in nodes {
+            match counts.iter_mut().find(|(_, known)| *known == kind(id)) {
+                Some((count, _)) => *count += 1,
+                None => counts.push((1, kind(id))),
             }
         }
-        groups
+        counts.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
+        let text: Vec<_> = counts
             .into_iter()
-            .map(|(ids, text, _)| (ids, text))
-            .collect()
+            .map(|(count, kind)| format!("{count} {kind}"))
+            .collect();
+        vec![(nodes, text.join(", "))]
     }
 
     /// The plan as JSON: `devices`, `splits` (with node reasons and copies), `memory`, `fallbacks`, `actions`,
@@ -108,7 +118,8 @@ impl Plan {
 }
 
 impl fmt::Display for Plan {
-    /// A table: one row for each group of nodes with its device and reason, then copies, memory and fallbacks.
+    /// A table: for each split its copies, then one row for each group of nodes with its reason (or one for all, with the
+    /// reasons counted, if they alternate); then memory, waits and fallbacks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |device: usize| self.devices.get(device).name();
         let nodes: usize = self

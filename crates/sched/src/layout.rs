@@ -101,13 +101,21 @@ pub fn plan(
                 .for_each(|(_, source)| planner.uses[graph.memory_of(source).index()] += 1);
         }
         for &copy in &split.copies {
-            planner.uses[graph.memory_of(lowered.copies[copy].from).index()] += 1;
+            let copy = &lowered.copies[copy];
+            planner.uses[graph.memory_of(copy.from).index()] += 1;
+            if let Some(ids) = copy.experts {
+                planner.uses[graph.memory_of(ids).index()] += 1;
+            }
         }
     }
     for (number, split) in lowered.splits.iter().enumerate() {
         for &copy in &split.copies {
-            planner.allocate(lowered.copies[copy].to, copies)?;
-            planner.release(lowered.copies[copy].from);
+            let copy = &lowered.copies[copy];
+            planner.allocate(copy.to, copies)?;
+            planner.release(copy.from);
+            if let Some(ids) = copy.experts {
+                planner.release(ids);
+            }
         }
         let workspace = planner.workspace(number)?;
         for &id in &split.nodes {

@@ -40,6 +40,8 @@ impl Default for Options {
 }
 
 /// Devices that the application chose for some tensors, by number in the [`DeviceSet`](crate::DeviceSet).
+///
+/// Views lie where their memory is and stored tensors where they are stored, whatever is said about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignments(Vec<(TensorId, usize)>);
 
@@ -54,13 +56,13 @@ impl Assignments {
 
     /// Puts `tensor` on device number `device`. The last word about a tensor counts.
     pub fn set(&mut self, tensor: TensorId, device: usize) {
-        match self.0.iter_mut().find(|(id, _)| *id == tensor) {
-            Some(known) => known.1 = device,
-            None => self.0.push((tensor, device)),
+        match self.0.binary_search_by_key(&tensor, |(id, _)| *id) {
+            Ok(at) => self.0[at].1 = device,
+            Err(at) => self.0.insert(at, (tensor, device)),
         }
     }
 
-    /// All assignments.
+    /// All assignments, in the order of tensors.
     pub fn iter(&self) -> std::slice::Iter<'_, (TensorId, usize)> {
         self.0.iter()
     }

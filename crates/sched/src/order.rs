@@ -287,6 +287,16 @@ fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet
         .find(|&d| devices.get(d).supports_buffer_type(from) && devices.get(d).can_copy(from, to))
 }
 
+/// Whether two actions conflict. Both lists are in the order of spaces.
+fn conflict(mine: &[Touch], theirs: &[Touch]) -> bool {
+    mine.chunk_by(|a, b| a.space == b.space).any(|mine| {
+        let space = mine[0].space;
+        let first = theirs.partition_point(|touch| touch.space < space);
+        let mut theirs = theirs[first..].iter().take_while(|t| t.space == space);
+        theirs.any(|b| mine.iter().any(|a| a.conflicts(b)))
+    })
+}
+
 fn find_waits(
     actions: &mut [Action],
     lowered: &Lowered,
@@ -295,9 +305,10 @@ fn find_waits(
     copies: usize,
 ) {
     struct Past {
+        /// Position in the order of issue.
+        number: usize,
         action: usize,
         run: usize,
-        lane: usize,
         clock: Clock,
     }
     let map = Map {
@@ -314,7 +325,9 @@ fn find_waits(
         .collect();
     let lanes = devices.len() + 1;
     let mut clocks = vec![Clock::new(lanes); lanes];
-    let mut past: Vec<Past> = Vec::new();
+    // By lane. What was issued as the lane's number `n` made its clock `n + 1`.
+    let mut past: Vec<Vec<Past>> = (0..lanes).map(|_| Vec::new()).collect();
+    let mut issued = 0;
     // After `copies` runs, every pipeline copy is in use for the second time; one more run shows the steady state.
     for run in 0..copies + 2 {
         for number in 0..actions.len() {
@@ -323,11 +336,19 @@ fn find_waits(
             let mut clock = clocks[lane].clone();
             clock.join(&clocks[0]);
             let mine = &touches[number][run % copies];
-            for earlier in past.iter().rev() {
+            // From the newest to the oldest of what this action does not come after anyway.
+            let mut rest: Vec<usize> = past.iter().map(Vec::len).collect();
+            while let Some(earlier) = (0..lanes)
+                .filter(|&lane| rest[lane] > clock.0[lane])
+                .map(|lane| (&past[lane][rest[lane] - 1], lane))
+                .max_by_key(|(earlier, _)| earlier.number)
+                .map(|(earlier, lane)| {
+                    rest[lane] -= 1;
+                    earlier
+                })
+            {
                 let theirs = &touches[earlier.action][earlier.run % copies];
-                if !clock.has_seen(&earlier.clock, earlier.lane)
-                    && mine.iter().any(|a| theirs.iter().any(|b| a.conflicts(b)))
-                {
+                if conflict(mine, theirs) {
                     clock.join(&earlier.clock);
                     let wait = Wait {
                         action: earlier.action,
@@ -340,12 +361,13 @@ fn find_waits(
             }
             clock.tick(lane);
             clocks[lane] = clock.clone();
-            past.push(Past {
+            past[lane].push(Past {
+                number: issued,
                 action: number,
                 run,
-                lane,
                 clock,
             });
+            issued += 1;
         }
     }
     for number in 0..actions.len() {

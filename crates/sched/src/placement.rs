@@ -16,8 +16,9 @@
 
 use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
-use samite_core::{Error, Graph, Op, Result, Support, TensorId, Usage};
+use samite_core::{DeviceKind, Error, Graph, Op, Result, Support, TensorId, Usage};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fmt;
 
 /// Why a tensor is on its device.
@@ -77,6 +78,26 @@ pub enum Reason {
     FirstSupporting,
 }
 
+impl Reason {
+    /// The kind of reason in words that follow a number of nodes: `12 next to others`.
+    pub(crate) fn summary(&self) -> &'static str {
+        match self {
+            Reason::Assigned => "assigned",
+            Reason::Stored { .. } => "where they write to",
+            Reason::Input => "inputs",
+            Reason::Weights { .. } => "where their weights are",
+            Reason::Offloaded { .. } => "taken over from the host",
+            Reason::Neighbour { .. } => "next to others",
+            Reason::Operands { .. } => "where their operands are",
+            Reason::Upgraded { .. } => "preferred on the same memory",
+            Reason::Nearer { .. } => "where less is copied",
+            Reason::SameMemory { .. } => "where their memory is",
+            Reason::User { .. } => "where they are used",
+            Reason::FirstSupporting => "on the first device that can",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -128,6 +149,8 @@ struct Placer<'a> {
     placement: Placement,
     /// Answers of `supports` by tensor and device.
     supports: Vec<Option<Support>>,
+    /// What is in `placement.refusals`.
+    refused: HashSet<(TensorId, usize)>,
 }
 
 /// Places the live tensors of `graph`.
@@ -154,6 +177,7 @@ pub fn place(
             refusals: Vec::new(),
         },
         supports: vec![None; n * devices.len()],
+        refused: HashSet::new(),
     };
     placer.assign(assignments)?;
     placer.by_stored()?;
@@ -190,16 +214,32 @@ impl<'a> Placer<'a> {
         let mut answer = self.devices.get(device).supports(node);
         if let (Support::Yes, Some(_), Some(stored)) =
             (&answer, node.op().written_source(), node.stored())
-            && !self.devices.can_use(device, stored)
         {
-            answer = Support::no(format!(
-                "it cannot write to '{}' in {}",
-                stored.name(),
-                stored.tensor().buffer.buffer_type().name()
-            ));
+            let buffer = &stored.tensor().buffer;
+            if !buffer.is_writable() {
+                answer = Support::no(format!("'{}' is in read-only memory", stored.name()));
+            } else if !self.devices.can_use(device, stored) {
+                answer = Support::no(format!(
+                    "it cannot write to '{}' in {}",
+                    stored.name(),
+                    buffer.buffer_type().name()
+                ));
+            }
         }
         self.supports[at] = Some(answer.clone());
         answer
+    }
+
+    /// Remembers that `device`, where `id` would belong, does not do it. Accelerators are expected to do only some operations.
+    fn refuse(&mut self, id: TensorId, device: usize, reason: String) {
+        let is_expected = self.devices.get(device).kind() == DeviceKind::Accelerator;
+        if !is_expected && self.refused.insert((id, device)) {
+            self.placement.refusals.push(Refusal {
+                node: id,
+                device,
+                reason,
+            });
+        }
     }
 
     /// What each device says about `id`, for messages.
@@ -311,6 +351,14 @@ impl<'a> Placer<'a> {
         let Some(owner) = (0..self.devices.len())
             .find(|&d| self.devices.can_use(d, stored) && self.supports(id, d).is_yes())
         else {
+            for device in 0..self.devices.len() {
+                if let (true, Support::No(reason)) = (
+                    self.devices.can_use(device, stored),
+                    self.supports(id, device),
+                ) {
+                    self.refuse(id, device, reason.into_owned());
+                }
+            }
             return;
         };
         let tensor = stored.name().to_owned();
@@ -350,14 +398,7 @@ impl<'a> Placer<'a> {
                         (None, Some((device, of))) => match self.supports(id, device) {
                             Support::Yes => self.set(id, device, Reason::Neighbour { of }),
                             Support::No(reason) => {
-                                let refusal = Refusal {
-                                    node: id,
-                                    device,
-                                    reason: reason.into_owned(),
-                                };
-                                if !self.placement.refusals.contains(&refusal) {
-                                    self.placement.refusals.push(refusal);
-                                }
+                                self.refuse(id, device, reason.into_owned());
                             }
                         },
                         (None, None) => {}
@@ -464,6 +505,17 @@ impl<'a> Placer<'a> {
                 if self.graph.tensor(base).stored.is_none()
                     && !self.devices.shares_memory(device, owner)
                 {
+                    if self.placement.reasons[id.index()] == Some(Reason::Assigned) {
+                        return Err(Error::Placement(
+                            format!(
+                                "{} is assigned to {}, but writes to memory of {}",
+                                self.describe(id),
+                                self.devices.get(device).name(),
+                                self.devices.get(owner).name()
+                            )
+                            .into(),
+                        ));
+                    }
                     if let Support::No(reason) = self.supports(id, owner) {
                         return Err(Error::Placement(
                             format!(
@@ -564,10 +616,6 @@ impl<'a> Placer<'a> {
         self.placement.refusals.retain(|refusal| {
             devices[refusal.node.index()].is_some_and(|device| refusal.device < device)
         });
-        let mut seen = std::collections::HashSet::new();
-        self.placement
-            .refusals
-            .retain(|refusal| seen.insert((refusal.node, refusal.device)));
         let Some(first) = self.placement.refusals.first() else {
             return Ok(());
         };

@@ -7,6 +7,7 @@ use crate::order::{self, Action, Lane};
 use crate::placement::{self, Placement, Refusal};
 use crate::split::{self, Copy, Lowered, Split};
 use samite_core::{Graph, Result, Tensor, TensorId};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Placement, splits, copies, memory and order for one graph on a set of devices.
@@ -24,6 +25,8 @@ pub struct Plan {
     pub(crate) actions: Vec<Action>,
     pub(crate) copies: usize,
     pub(crate) devices: DeviceSet,
+    /// Which asynchronous devices write to memory that several nodes may write to.
+    writers: HashMap<TensorId, Vec<usize>>,
 }
 
 impl Plan {
@@ -44,7 +47,20 @@ impl Plan {
         let lowered = split::cut(graph, &live, devices, &placement)?;
         let memory = layout::plan(&lowered, &live, devices, copies)?;
         let actions = order::order(&lowered, &memory, devices, copies)?;
+        let mut writers: HashMap<TensorId, Vec<usize>> = HashMap::new();
+        for split in &lowered.splits {
+            for id in &split.nodes {
+                let writes = lowered.graph.tensor(*id).op.written_source().is_some();
+                if writes && devices.is_asynchronous(split.device) {
+                    let known = writers.entry(lowered.memory[id.index()]).or_default();
+                    if !known.contains(&split.device) {
+                        known.push(split.device);
+                    }
+                }
+            }
+        }
         Ok(Plan {
+            writers,
             graph: graph.clone(),
             assignments: assignments.clone(),
             live,
@@ -152,5 +168,12 @@ impl Plan {
             Some(device) if self.devices.is_asynchronous(device) => Lane::Device(device),
             _ => Lane::Host,
         }
+    }
+
+    /// The asynchronous devices that write to the memory of `id` after it was made.
+    pub(crate) fn writers(&self, id: TensorId) -> &[usize] {
+        self.writers
+            .get(&self.lowered.memory[id.index()])
+            .map_or(&[], Vec::as_slice)
     }
 }

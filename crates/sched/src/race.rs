@@ -130,8 +130,10 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
     for split in &plan.lowered.splits {
         for &c in &split.copies {
             step += 1;
-            touch_step(plan.lowered.copies[c].from, step, &mut steps);
-            touch_step(plan.lowered.copies[c].to, step, &mut steps);
+            let copy = &plan.lowered.copies[c];
+            for id in [copy.from, copy.to].into_iter().chain(copy.experts) {
+                touch_step(id, step, &mut steps);
+            }
         }
         for &id in &split.nodes {
             step += 1;

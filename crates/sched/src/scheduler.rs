@@ -52,9 +52,16 @@ pub struct Scheduler {
     current: Option<usize>,
     clock: usize,
     counters: Counters,
-    /// Detour of copies that no device makes.
-    bounce: Vec<u8>,
+    bounce: Bounce,
     trace: Option<Trace>,
+}
+
+/// The detour of copies that no device makes, as large as any of the loaded plans needs.
+#[derive(Default)]
+struct Bounce {
+    bytes: Vec<u8>,
+    /// Which experts are in use.
+    used: Vec<bool>,
 }
 
 /// A plan with everything that is needed to run it.
@@ -102,7 +109,7 @@ impl Scheduler {
             current: None,
             clock: 0,
             counters: Counters::default(),
-            bounce: Vec::new(),
+            bounce: Bounce::default(),
             trace: None,
         })
     }
@@ -130,7 +137,8 @@ impl Scheduler {
         Plan::new(graph, &self.devices, assignments, &self.options)
     }
 
-    /// Allocates the memory that `graph` needs, so that loading it, or anything smaller, does not have to.
+    /// Allocates the memory that `graph` needs, so that loading it, or anything smaller, does not have to. If something
+    /// had to grow, no graph is loaded afterwards.
     ///
     /// # Errors
     /// As [`load`](Scheduler::load).
@@ -234,6 +242,7 @@ impl Scheduler {
                 // Everything that uses the old buffer is finished and let go first, so that both need not fit.
                 self.synchronize()?;
                 self.generation += 1;
+                self.current = None;
                 for loaded in &mut self.loaded {
                     loaded.places.clear();
                     loaded.prepared.clear();
@@ -279,24 +288,11 @@ impl Scheduler {
                     .collect::<Result<Vec<_>>>()
             })
             .collect::<Result<_>>()?;
-        let bounce = plan
-            .lowered
-            .copies
-            .iter()
-            .map(|copy| copy.bytes)
-            .max()
-            .unwrap_or(0);
-        if bounce > self.bounce.len() {
-            let more = bounce - self.bounce.len();
-            self.bounce
-                .try_reserve_exact(more)
-                .map_err(|_| Error::OutOfMemory {
-                    device: "host".into(),
-                    what: "copies between devices".into(),
-                    asked: bounce,
-                    free: None,
-                })?;
-            self.bounce.resize(bounce, 0);
+        for action in &plan.actions {
+            if let (Work::Copy(number), None) = (action.work, action.copier) {
+                let copy = &plan.lowered.copies[number];
+                self.bounce.reserve(copy, graph, &loaded.places[0])?;
+            }
         }
         loaded.prepared = Vec::with_capacity(plan.copies);
         for places in &loaded.places {
@@ -407,10 +403,11 @@ impl Scheduler {
     }
 
     /// Writes bytes of an input of the loaded graph, for the next run. Inputs keep their values from run to run only
-    /// without pipeline copies.
+    /// without pipeline copies. Stored tensors are written to [directly](samite_core::TensorRef::write), after
+    /// [`synchronize`](Scheduler::synchronize).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `id` is not an input or stored tensor of the graph, or the range does not exist.
+    /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not exist.
     pub fn write(&mut self, id: TensorId, offset: usize, data: &[u8]) -> Result<()> {
         let index = self
             .current
@@ -465,7 +462,13 @@ impl Scheduler {
         let place = place.ok_or_else(|| {
             Error::invalid(format!("tensor {id} was not computed: nothing needs it"))
         })?;
-        match loaded.plan.lane(id) {
+        let lane = loaded.plan.lane(id);
+        for &device in loaded.plan.writers(id) {
+            if lane != Lane::Device(device) {
+                self.streams[device].synchronize()?;
+            }
+        }
+        match lane {
             Lane::Host => place.read(offset, out),
             Lane::Device(device) => self.streams[device].read(place, offset, out),
         }
@@ -529,8 +532,8 @@ impl Scheduler {
                     match copier {
                         Some(device) => self.streams[device].copy(from, to)?,
                         None => match c.experts.and_then(|ids| places[ids.index()].as_ref()) {
-                            Some(ids) => copy_experts(from, to, ids, &mut self.bounce)?,
-                            None => copy_through_host(from, to, &mut self.bounce)?,
+                            Some(ids) => self.bounce.copy_experts(from, to, ids)?,
+                            None => self.bounce.copy(from, to)?,
                         },
                     }
                     if let (Some(trace), Some(start)) = (&self.trace, start) {
@@ -689,6 +692,13 @@ impl Scheduler {
     }
 }
 
+impl Drop for Scheduler {
+    /// Nothing may be running in memory that is given back.
+    fn drop(&mut self) {
+        self.drain();
+    }
+}
+
 impl Loaded {
     fn live(&self, id: TensorId) -> bool {
         self.plan.live[id.index()]
@@ -710,48 +720,87 @@ fn wait_on_host(loaded: &Loaded, streams: &mut [Box<dyn Stream>], wait: Wait) ->
     }
 }
 
-/// Copies between memories that no device copies between, without allocating.
-fn copy_through_host(from: &TensorRef, to: &TensorRef, bounce: &mut [u8]) -> Result<()> {
-    let bytes = from.layout().bytes();
-    if to.buffer.copy_from(to.slot, from)? {
-        return Ok(());
+impl Bounce {
+    /// Makes room for `copy`, so that making it allocates nothing.
+    fn reserve(&mut self, copy: &Copy, graph: &Graph, places: &[Option<TensorRef>]) -> Result<()> {
+        let layout = graph.tensor(copy.from).layout;
+        let (mut bytes, mut flags) = (layout.bytes(), 0);
+        // Host memory is read where it is.
+        let from = places[copy.from.index()].as_ref();
+        if from.is_some_and(|from| from.buffer.host().is_some()) {
+            bytes = 0;
+        }
+        if let Some(ids) = copy.experts {
+            bytes = bytes.max(graph.tensor(ids).layout.row_bytes());
+            flags = layout.shape()[2];
+        }
+        let more = bytes.saturating_sub(self.bytes.len());
+        let more_flags = flags.saturating_sub(self.used.len());
+        let bytes_reserved = self.bytes.try_reserve_exact(more);
+        bytes_reserved
+            .and(self.used.try_reserve_exact(more_flags))
+            .map_err(|_| Error::OutOfMemory {
+                device: "host".into(),
+                what: "copies between devices".into(),
+                asked: bytes.saturating_add(flags),
+                free: None,
+            })?;
+        self.bytes.resize(bytes.max(self.bytes.len()), 0);
+        self.used.resize(flags.max(self.used.len()), false);
+        Ok(())
     }
-    if let Some(memory) = from.buffer.host() {
-        return memory.with_bytes(from.slot.offset, bytes, |data| to.write(0, data))?;
-    }
-    let bounce = &mut bounce[..bytes];
-    from.read(0, bounce)?;
-    to.write(0, bounce)
-}
 
-/// Copies only those experts (slices of dimension 2) that `ids` names.
-fn copy_experts(
-    from: &TensorRef,
-    to: &TensorRef,
-    ids: &TensorRef,
-    bounce: &mut [u8],
-) -> Result<()> {
-    let experts = from.layout().shape()[2];
-    let slice = from.layout().strides()[2];
-    let mut used = vec![false; experts];
-    let (layout, mut row) = (*ids.layout(), vec![0u8; ids.layout().row_bytes()]);
-    for r in 0..layout.rows() {
-        let [i1, i2, i3] = layout.row_index(r);
-        ids.read(layout.row_offset(i1, i2, i3), &mut row)?;
-        for id in row.as_chunks::<4>().0 {
-            let id = i32::from_le_bytes(*id);
-            // Numbers out of range are reported by the kernel, which names the node.
-            if let Some(flag) = usize::try_from(id).ok().and_then(|id| used.get_mut(id)) {
-                *flag = true;
+    /// Copies between memories that no device copies between.
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        if from.buffer.host().is_some() {
+            return to.copy_from(from);
+        }
+        if to.buffer.copy_from(to.slot, from)? {
+            return Ok(());
+        }
+        let bytes = &mut self.bytes[..from.layout().bytes()];
+        from.read(0, bytes)?;
+        to.write(0, bytes)
+    }
+
+    /// Copies only those experts (slices of dimension 2) of a tensor in host memory that `ids` names, neighbours
+    /// together.
+    fn copy_experts(&mut self, from: &TensorRef, to: &TensorRef, ids: &TensorRef) -> Result<()> {
+        let experts = from.layout().shape()[2];
+        let slice = from.layout().bytes() / experts.max(1);
+        let used = &mut self.used[..experts];
+        used.fill(false);
+        let layout = *ids.layout();
+        let row = &mut self.bytes[..layout.row_bytes()];
+        for r in 0..layout.rows() {
+            let [i1, i2, i3] = layout.row_index(r);
+            ids.read(layout.row_offset(i1, i2, i3), row)?;
+            for id in row.as_chunks::<4>().0 {
+                let id = i32::from_le_bytes(*id);
+                // Numbers out of range are reported by the kernel, which names the node.
+                if let Some(flag) = usize::try_from(id).ok().and_then(|id| used.get_mut(id)) {
+                    *flag = true;
+                }
             }
         }
+        let memory = from
+            .buffer
+            .host()
+            .ok_or_else(|| Error::invalid("expert weights outside of host memory"))?;
+        let mut expert = 0;
+        for run in used.chunk_by(|a, b| a == b) {
+            if run[0] {
+                let (start, len) = (expert * slice, run.len() * slice);
+                let at = from.slot.offset + start;
+                match to.buffer.host() {
+                    Some(target) => memory.copy_to(at, target, to.slot.offset + start, len)?,
+                    None => memory.with_bytes(at, len, |data| to.write(start, data))??,
+                }
+            }
+            expert += run.len();
+        }
+        Ok(())
     }
-    for (expert, _) in used.iter().enumerate().filter(|(_, used)| **used) {
-        let bounce = &mut bounce[..slice];
-        from.read(expert * slice, bounce)?;
-        to.write(expert * slice, bounce)?;
-    }
-    Ok(())
 }
 
 /// Pieces of [`Copy`] that traces need.

@@ -1,9 +1,12 @@
 //! Devices that share host memory, and devices that take work from it.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
 
 use common::{bytes, device, f32s, layers, read, weights};
-use samite_core::{CancelToken, DType, Device, DeviceKind, Graph, Result};
+use samite_core::{
+    CancelToken, DType, Device, DeviceKind, Graph, HostMemory, Result, StoredTensor, Usage,
+};
 use samite_sched::{Assignments, Options, Plan, Reason, Scheduler};
 use std::sync::Arc;
 
@@ -30,6 +33,7 @@ fn a_preferred_device_on_the_same_memory_takes_over() {
         [(1, 1, 0), (0, 1, 0), (1, 2, 0)],
         "the product moves, and nothing is copied:\n{plan}"
     );
+    assert_eq!(plan.fallbacks(), [], "nobody expects more of such a device");
     assert!(matches!(
         plan.placement().reasons[3],
         Some(Reason::Weights { .. })
@@ -159,4 +163,85 @@ fn only_experts_in_use_are_copied() {
         results.push(read(&mut scheduler, y, 24).unwrap());
     }
     assert!(samite_sched::nmse(&results[0], &results[1]) < 1e-10);
+}
+
+#[test]
+fn numbers_of_experts_live_until_the_last_experts_were_copied() {
+    // One copy of the numbers serves three products, but which experts to copy is read from the original each time, so the
+    // host must not use its memory for something else in between.
+    let cpu = cpu();
+    let eager = device("eager", |o| o.wants_offload = true);
+    let sets: Vec<_> = ["up", "gate", "down"]
+        .map(|name| weights(&cpu, name, f32s(&[8, 8, 6])))
+        .into();
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 1, 3, 1]).unwrap();
+    let scores = graph.input("scores", DType::F32, [6, 3, 1, 1]).unwrap();
+    let mut assignments = Assignments::new();
+    let order = graph
+        .argsort(scores, samite_core::SortOrder::Descending)
+        .unwrap();
+    assignments.set(order, 1);
+    let ids = graph.view(order, [2, 3, 1, 1], [24, 72, 72], 0).unwrap();
+    let mut value = x;
+    for (number, set) in sets.iter().enumerate() {
+        let w = graph.stored(set).unwrap();
+        let product = graph.mul_mat_id(w, value, ids).unwrap();
+        // Work on the host between the products, with results as large as the numbers.
+        let mut side = graph.scale(scores, number as f32 + 7.0).unwrap();
+        assignments.set(side, 1);
+        for _ in 0..3 {
+            side = graph.cumsum(side).unwrap();
+            assignments.set(side, 1);
+        }
+        let one = graph.sum(side).unwrap();
+        assignments.set(one, 1);
+        value = graph.add(product, one).unwrap();
+    }
+    graph.set_output(value);
+    let mut results = Vec::new();
+    for devices in [vec![eager, Arc::clone(&cpu)], vec![cpu]] {
+        let assignments = if devices.len() == 2 {
+            assignments.clone()
+        } else {
+            Assignments::new()
+        };
+        let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+        scheduler.load_with(&graph, &assignments).unwrap();
+        let plan = scheduler.current_plan().unwrap();
+        assert_eq!(samite_sched::race::check_memory(plan), Vec::<String>::new());
+        if plan.devices().len() == 2 {
+            let partial = plan
+                .copies()
+                .iter()
+                .filter(|copy| copy.experts == Some(ids));
+            assert_eq!(partial.count(), 3, "{plan}");
+        }
+        let chosen: Vec<f32> = (0..18).map(|i| ((i * 7) % 11) as f32 / 50.0).collect();
+        scheduler.write(x, 0, &bytes(&[0.25; 24])).unwrap();
+        scheduler.write(scores, 0, &bytes(&chosen)).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        results.push(read(&mut scheduler, value, 48).unwrap());
+    }
+    assert!(samite_sched::nmse(&results[0], &results[1]) < 1e-10);
+}
+
+#[test]
+fn writes_to_read_only_memory_are_refused_with_its_name() {
+    let owner = Arc::new([0u64; 8]);
+    let base = std::ptr::NonNull::from(&*owner).cast();
+    // SAFETY: the numbers are never written to, and the second reference keeps them alive.
+    let memory = unsafe { HostMemory::borrow(base, 64, false, Box::new(Arc::clone(&owner))) };
+    let buffer = samite_core::host_buffer(memory, Usage::Any);
+    let mapped = StoredTensor::new("mapped", buffer, 0, f32s(&[8, 2])).unwrap();
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let mapped = graph.stored(&mapped).unwrap();
+    graph.cpy(x, mapped).unwrap();
+    let error = Scheduler::new(vec![cpu()], Options::default())
+        .unwrap()
+        .plan(&graph, Assignments::NONE)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("'mapped' is in read-only memory"), "{error}");
 }

@@ -1,9 +1,12 @@
 //! What the scheduler decides and does, on small graphs over reference devices.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 mod common;
 
 use common::{bytes, device, f32s, fast, host, layers, read, weights};
-use samite_core::{CancelToken, DType, Device, Error, Graph, TensorGroup, TensorId, Usage};
+use samite_core::{
+    CancelToken, DType, Device, Error, Graph, StoredTensor, TensorGroup, TensorId, Usage,
+};
 use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
 use std::sync::Arc;
 
@@ -88,6 +91,22 @@ split 1 on host: 4 operations, 1 tensors (64 B) copied in
 }
 
 #[test]
+fn alternating_reasons_are_counted() {
+    let (fast, host) = (fast(), host());
+    let (graph, ..) = layers(&[&fast, &fast, &fast, &host]);
+    let scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
+    let expected = "\
+16 operations in 2 splits on fast, host; 128 B copied per run
+split 0 on fast: 12 operations, 1 tensors (64 B) copied in
+    copy %0 none 'x' (64 B)
+    %2 rms_norm … %15 add 'layer-2': 9 next to others, 3 where their weights are
+split 1 on host: 4 operations, 1 tensors (64 B) copied in
+";
+    assert!(plan.to_string().starts_with(expected), "{plan}");
+}
+
+#[test]
 fn known_topologies_cost_no_plan_and_no_memory() {
     let host = host();
     let build = || layers(&[&host, &host]);
@@ -161,6 +180,32 @@ fn operations_that_a_device_lacks_fall_back_with_a_reason() {
     assert!(
         denied.contains("silu") && denied.contains("denied"),
         "{denied}"
+    );
+}
+
+#[test]
+fn weights_on_a_device_that_refuses_their_product_are_a_fallback() {
+    // No neighbour is on that device, only the weights.
+    let weak = device("weak", |o| o.without_ops = vec!["mul_mat".into()]);
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let w = graph.stored(&weights(&weak, "w", f32s(&[8, 8]))).unwrap();
+    let y = graph.mul_mat(w, x).unwrap();
+    graph.set_output(y);
+    let set = samite_sched::DeviceSet::new(vec![weak, host()]).unwrap();
+    let plan = |fallback| {
+        let options = Options {
+            fallback,
+            ..Default::default()
+        };
+        Plan::new(&graph, &set, Assignments::NONE, &options)
+    };
+    assert_eq!(plan(Fallback::Allow).unwrap().fallbacks().len(), 1);
+    assert!(
+        plan(Fallback::Deny)
+            .unwrap_err()
+            .to_string()
+            .contains("mul_mat")
     );
 }
 
@@ -440,20 +485,29 @@ fn two_devices_can_be_compared_node_by_node() {
 
 #[test]
 fn caches_written_on_one_device_are_read_anew_on_another() {
-    // The reader's copy of the cache must be made after each write, not once.
+    cache_is_read_anew(|graph, cache| vec![graph.stored(cache).unwrap(); 3]);
+}
+
+#[test]
+fn caches_may_appear_as_several_leaves() {
+    cache_is_read_anew(|graph, cache| (0..3).map(|_| graph.stored(cache).unwrap()).collect());
+}
+
+/// The reader's copy of the cache must be made after each write, not once.
+fn cache_is_read_anew(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<TensorId>) {
     let (fast, host) = (fast(), host());
     let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))])
         .unwrap();
     let mut graph = Graph::new();
-    let cache_leaf = graph.stored(&cache.tensors[0]).unwrap();
+    let leaves = leaves(&mut graph, &cache.tensors[0]);
     let row = graph.input("row", DType::F32, [4, 1, 1, 1]).unwrap();
     let at = graph.input("at", DType::I32, [1, 1, 1, 1]).unwrap();
     let at2 = graph.input("at2", DType::I32, [1, 1, 1, 1]).unwrap();
     let mut assignments = Assignments::new();
     let mut sums = Vec::new();
-    for index in [at, at2] {
-        graph.set_rows(row, index, cache_leaf).unwrap();
-        let sum = graph.sum_rows(cache_leaf).unwrap();
+    for (index, destination) in [(at, leaves[0]), (at2, leaves[1])] {
+        graph.set_rows(row, index, destination).unwrap();
+        let sum = graph.sum_rows(leaves[2]).unwrap();
         assignments.set(sum, 0);
         graph.set_output(sum);
         sums.push(sum);
@@ -468,4 +522,145 @@ fn caches_written_on_one_device_are_read_anew_on_another() {
     scheduler.run(&CancelToken::new()).unwrap();
     assert_eq!(read(&mut scheduler, sums[0], 3).unwrap(), [0.0, 0.0, 10.0]);
     assert_eq!(read(&mut scheduler, sums[1], 3).unwrap(), [10.0, 0.0, 10.0]);
+}
+
+#[test]
+fn reserving_more_unloads_instead_of_leaving_a_broken_graph() {
+    let host = host();
+    let mut scheduler = Scheduler::new(vec![Arc::clone(&host)], Options::default()).unwrap();
+    let graph_of = |n: usize| {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
+        let y = g.sqr(x).unwrap();
+        g.set_output(y);
+        (g, x, y)
+    };
+    let (graph, x, y) = graph_of(4);
+    scheduler.load(&graph).unwrap();
+    scheduler
+        .reserve(&graph_of(4096).0, Assignments::NONE)
+        .unwrap();
+    for error in [
+        scheduler.run(&CancelToken::new()).unwrap_err(),
+        scheduler.write(x, 0, &[0; 16]).unwrap_err(),
+        scheduler.read(y, 0, &mut [0; 16]).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("no graph is loaded"), "{error}");
+    }
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[3.0; 4])).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, y, 4).unwrap(), [9.0; 4]);
+    // What is smaller changes nothing.
+    scheduler
+        .reserve(&graph_of(64).0, Assignments::NONE)
+        .unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+}
+
+#[test]
+fn outputs_that_another_device_writes_to_are_waited_for() {
+    // Two devices on one memory: the leaf belongs to the first, the last write comes from the second.
+    let shared = |name: &str| {
+        device(name, |o| {
+            (o.asynchronous, o.events, o.host_memory) = (true, true, true)
+        })
+    };
+    let devices = vec![shared("a"), shared("b"), host()];
+    let mut graph = Graph::new();
+    let n = 1 << 16;
+    let x = graph.input("x", DType::F32, [n, 1, 1, 1]).unwrap();
+    let scratch = graph.leaf("scratch", DType::F32, [n, 1, 1, 1]).unwrap();
+    graph.set_output(scratch);
+    let first = graph.cpy(x, scratch).unwrap();
+    let mut assignments = Assignments::new();
+    assignments.set(scratch, 0);
+    assignments.set(first, 0);
+    let mut value = x;
+    for _ in 0..20 {
+        value = graph.sqr(value).unwrap();
+        assignments.set(value, 1);
+    }
+    let last = graph.cpy(value, scratch).unwrap();
+    assignments.set(last, 1);
+    let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+    scheduler.load_with(&graph, &assignments).unwrap();
+    assert_eq!(race::check(scheduler.current_plan().unwrap(), 4), []);
+    scheduler.write(x, 0, &bytes(&vec![-1.0; n])).unwrap();
+    for _ in 0..3 {
+        scheduler.run(&CancelToken::new()).unwrap();
+        let value = read(&mut scheduler, scratch, n).unwrap();
+        assert!(value.iter().all(|&v| v == 1.0));
+    }
+}
+
+#[test]
+fn assigned_writes_are_obeyed_or_refused() {
+    let (fast, host) = (fast(), host());
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let scratch = graph.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();
+    let written = graph.cpy(x, scratch).unwrap();
+    graph.set_name(written, "written");
+    graph.set_output(written);
+    let mut assignments = Assignments::new();
+    assignments.set(written, 0);
+    let scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, &assignments).unwrap();
+    assert_eq!(plan.placement().devices[written.index()], Some(0));
+    assignments.set(scratch, 1);
+    let error = scheduler
+        .plan(&graph, &assignments)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("'written'") && error.contains("assigned to fast") && error.contains("host"),
+        "{error}"
+    );
+}
+
+#[test]
+fn graphs_with_views_caches_and_outputs_are_copied() {
+    let (a, b) = (fast(), device("b", |o| o.alignment = 256));
+    let cache = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("cache", f32s(&[8, 4]))]);
+    let cache = cache.unwrap();
+    let start: Vec<f32> = (0..32).map(|i| i as f32).collect();
+    cache.tensors[0].tensor().write(0, &bytes(&start)).unwrap();
+    let w = weights(&a, "w", f32s(&[8, 8]));
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 1, 1, 1]).unwrap();
+    let at = graph.input("at", DType::I32, [1, 1, 1, 1]).unwrap();
+    let w = graph.stored(&w).unwrap();
+    let cache_leaf = graph.stored(&cache.tensors[0]).unwrap();
+    let scratch = graph.leaf("scratch", DType::F32, [8, 1, 1, 1]).unwrap();
+    let product = graph.mul_mat(w, x).unwrap();
+    let kept = graph.cpy(product, scratch).unwrap();
+    let written = graph.set_rows(kept, at, cache_leaf).unwrap();
+    let last_rows = graph.rows(written, 2, 2).unwrap();
+    let turned = graph.transpose(last_rows).unwrap();
+    let columns = graph.cont(turned).unwrap();
+    graph.set_output(columns);
+    graph.set_output(last_rows);
+
+    let copy = samite_sched::compare::copy_graph(&graph, &*b).unwrap();
+    assert_eq!(copy.graph.to_string(), graph.to_string());
+    assert!(copy.stored.tensors.iter().all(|stored| {
+        samite_core::same_buffer_type(stored.tensor().buffer.buffer_type(), &b.buffer_type())
+    }));
+    let run = |device: Arc<dyn Device>, graph: &Graph| {
+        let mut scheduler = Scheduler::new(vec![device], Options::default()).unwrap();
+        scheduler.load(graph).unwrap();
+        scheduler.write(x, 0, &bytes(&[0.5; 8])).unwrap();
+        scheduler.write(at, 0, &3i32.to_le_bytes()).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        [last_rows, columns].map(|id| read(&mut scheduler, id, 16).unwrap())
+    };
+    let expected = run(a, &graph);
+    assert_eq!(expected[0][..8], start[16..24]);
+    assert_ne!(expected[0][8..], start[24..]);
+    assert_eq!(run(b, &copy.graph), expected);
+    // The copy has caches of its own, taken before either graph ran.
+    let mut original = vec![0; 128];
+    cache.tensors[0].tensor().read(0, &mut original).unwrap();
+    assert_eq!(original[96..], bytes(&expected[0][8..])[..]);
 }

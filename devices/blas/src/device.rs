@@ -342,11 +342,11 @@ impl Stream for BlasStream {
                 c: Operand::new(work.place(node.id())?)?,
                 scratch,
             };
-            memory.add(&step.a.memory, Access::Read);
-            memory.add(&step.b.memory, Access::Read);
-            memory.add(&step.c.memory, Access::Write);
+            memory.add(&step.a.memory, Access::Read)?;
+            memory.add(&step.b.memory, Access::Read)?;
+            memory.add(&step.c.memory, Access::Write)?;
             if let Some(scratch) = &step.scratch {
-                memory.add(&scratch.memory, Access::Write);
+                memory.add(&scratch.memory, Access::Write)?;
             }
             steps.push(step);
         }

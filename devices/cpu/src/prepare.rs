@@ -180,12 +180,7 @@ impl Program {
         let Some(memory) = place.buffer.host() else {
             return Ok(()); // `Operand::resolve` says it
         };
-        if access == Access::Write && !memory.is_writable() {
-            return Err(Error::invalid(
-                "a result lies in read-only memory, such as a mapped model file",
-            ));
-        }
-        self.memory.add(memory, access);
+        self.memory.add(memory, access)?;
         if !self
             .buffers
             .iter()

@@ -44,24 +44,29 @@ impl KvCache {
         let hparams = model.hparams();
         check_type("K", types[0], hparams.head_dim_k)?;
         check_type("V", types[1], hparams.head_dim_v)?;
-        let mut wanted: Vec<(Arc<dyn BufferType>, Vec<Named>)> = Vec::new();
+        let mut wanted: Vec<(Arc<dyn BufferType>, usize, Vec<Named>)> = Vec::new();
         for (il, choice) in model.kv().iter().enumerate() {
             let memory = model.devices().get(choice.device).buffer_type();
             let at = wanted
                 .iter()
-                .position(|(known, _)| same_buffer_type(known, &memory));
+                .position(|(known, ..)| same_buffer_type(known, &memory));
             let at = at.unwrap_or_else(|| {
-                wanted.push((memory, Vec::new()));
+                wanted.push((memory, choice.device, Vec::new()));
                 wanted.len() - 1
             });
             let widths = [hparams.n_embd_k(il), hparams.n_embd_v(il)];
             for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
                 let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
-                wanted[at].1.push((format!("cache_{name}_l{il}"), layout));
+                wanted[at].2.push((format!("cache_{name}_l{il}"), layout));
             }
         }
         let mut groups = Vec::new();
-        for (memory, tensors) in wanted {
+        for (memory, device, tensors) in wanted {
+            let bytes = tensors.iter().fold(0usize, |sum, (_, layout)| {
+                sum.saturating_add(layout.bytes())
+            });
+            let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
+            model.devices().get(device).check_free(bytes, &what)?;
             let tensors: Vec<_> = tensors
                 .iter()
                 .map(|(name, layout)| (name.as_str(), *layout))

@@ -1,0 +1,122 @@
+//! The built program, as somebody who is in a hurry, or means harm, would use it.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+mod files;
+#[cfg(target_os = "linux")]
+mod interrupt;
+mod output;
+mod text;
+mod usage;
+
+use samite::llm::SyntheticModel;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// What a run of the program gave.
+struct Run {
+    /// Exit code; `None` if a signal ended it.
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Run {
+    fn new(output: Output) -> Self {
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Standard output of a run that must have succeeded.
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// A run that must have failed with this code and, maybe after warnings, with one line that has all of these in it,
+    /// before it wrote anything.
+    #[track_caller]
+    fn fails(self, code: i32, parts: &[&str]) {
+        let Run { stderr, stdout, .. } = &self;
+        assert_eq!(self.code, Some(code), "{stderr}");
+        assert_eq!(stdout, "", "{stderr}");
+        let mut lines = stderr
+            .lines()
+            .skip_while(|line| line.starts_with("warning: "));
+        let error = lines.next().unwrap_or_default();
+        assert!(
+            error.starts_with("error: ") && lines.next().is_none(),
+            "{stderr}"
+        );
+        for part in parts {
+            assert!(error.contains(part), "no {part:?} in: {error}");
+        }
+    }
+
+    /// Standard output as JSON, in which every number is one.
+    #[track_caller]
+    fn json(self) -> serde_json::Value {
+        let text = self.ok();
+        assert!(!text.contains("NaN") && !text.contains("inf,"), "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// The program with these arguments and nothing on standard input.
+fn command(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_samite"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Runs the program with these arguments.
+fn samite(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Run {
+    Run::new(command(arguments).output().unwrap())
+}
+
+/// Runs the program with a line of arguments, in which `M` stands for the model.
+fn with_model(model: &Path, line: &str) -> Run {
+    samite(line.split_whitespace().map(|word| match word {
+        "M" => model.as_os_str(),
+        "''" => OsStr::new(""),
+        word => OsStr::new(word),
+    }))
+}
+
+/// A folder with a tiny model in it.
+fn tiny() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    SyntheticModel::tiny("llama").write(&path).unwrap();
+    (dir, path)
+}
+
+/// A small trained model, where there is one.
+fn trained() -> Option<PathBuf> {
+    let folder = std::env::var_os("SAMITE_TEST_MODELS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/models"),
+        PathBuf::from,
+    );
+    let path = folder.join("stories260K.gguf");
+    if !path.exists() {
+        println!("skipped: there is no {}", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// The names of what is in a folder.
+fn listing(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}

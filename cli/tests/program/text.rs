@@ -1,0 +1,99 @@
+//! The same text, whatever computes it.
+
+use crate::{samite, tiny, trained, with_model};
+use std::path::Path;
+
+/// How the trained model goes on after "Once upon a time", taking the most likely token each time, as the original
+/// implementation computes it.
+const STORY: &str = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. \
+    One day, she saw a big, red ball. She wanted to play with it, but it was too high.\n\
+    Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. \
+    She said, \"I want to play with your ball, but I can'";
+
+/// The most likely text of `tokens` tokens, with more flags.
+fn text(model: &Path, prompt: &str, tokens: &str, flags: &str) -> String {
+    let fixed = ["run", "-p", prompt, "--temp", "0", "-q", "-n", tokens, "-m"];
+    let words = fixed.iter().map(|word| word.as_ref());
+    let run = samite(
+        words
+            .chain([model.as_os_str()])
+            .chain(flags.split_whitespace().map(|word| word.as_ref())),
+    );
+    run.ok()
+}
+
+/// Checks that a text stays the same, however the work is divided.
+fn stays_the_same(model: &Path, layers: usize, prompt: &str, tokens: &str) -> String {
+    let expected = text(model, prompt, tokens, "--device cpu");
+    let mut flags: Vec<String> = [
+        "-t 1",
+        "-t 2",
+        "-t 4",
+        "--device reference",
+        "--device blas",
+        "--device cpu,reference,blas --copies 1",
+        "--device reference,cpu --copies 4",
+        "--load-mode read",
+        "-ub 2",
+        "-ngl 2 --device reference,cpu",
+        "-ts 1,2 --device reference,cpu,blas",
+        "-ot blk.*ffn=reference --device cpu,reference",
+    ]
+    .map(String::from)
+    .to_vec();
+    for layer in 1..layers {
+        // One boundary, and two: the first layers, one more, and the rest each have a device.
+        let last = layer - 1;
+        flags.push(format!(
+            "--device reference,cpu --place layers=0-{last}:reference"
+        ));
+        flags.push(format!(
+            "--device cpu,reference,blas --copies 4 --place layers=0-{last}:cpu;layers={layer}:reference"
+        ));
+    }
+    let has_blas = samite(["devices"]).ok().contains("\n  blas ");
+    for flags in flags
+        .iter()
+        .filter(|flags| has_blas || !flags.contains("blas"))
+    {
+        assert_eq!(text(model, prompt, tokens, flags), expected, "{flags}");
+    }
+    expected
+}
+
+#[test]
+fn of_a_tiny_model() {
+    let (_dir, model) = tiny();
+    stays_the_same(&model, 3, "ab cd", "16");
+}
+
+#[test]
+fn of_a_trained_model() {
+    let Some(model) = trained() else { return };
+    let story = stays_the_same(&model, 5, "Once upon a time", "150");
+    assert!(story.starts_with(STORY), "{story}");
+}
+
+#[test]
+fn a_quantized_model_still_makes_sense() {
+    let Some(model) = trained() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let quantized = dir.path().join("q8_0.gguf").display().to_string();
+    with_model(&model, &format!("quantize M {quantized} Q8_0")).ok();
+    let story = text(quantized.as_ref(), "Once upon a time", "60", "");
+    assert!(story.starts_with(&STORY[..150]), "{story}");
+}
+
+#[test]
+fn seeds_decide() {
+    let (_dir, model) = tiny();
+    let with_seed = |seed| {
+        with_model(
+            &model,
+            &format!("run -m M -p ab -n 20 -q --temp 1 --seed {seed}"),
+        )
+        .ok()
+    };
+    assert_eq!(with_seed(7), with_seed(7));
+    assert_ne!(with_seed(7), with_seed(8));
+}

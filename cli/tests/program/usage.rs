@@ -1,0 +1,148 @@
+//! Wrong flags and values: one line that names them, and exit code 2.
+
+use crate::{samite, tiny, with_model};
+
+#[test]
+fn arguments_that_are_no_command() {
+    samite(["nonsense"]).fails(2, &["nonsense"]);
+    samite(["run"]).fails(2, &["--model", "--help"]);
+    samite(["run", "-m"]).fails(2, &["--model"]);
+    samite(["quantize"]).fails(2, &["<INPUT>; <OUTPUT>; <TYPE>"]);
+    samite(["devices", "--nonsense"]).fails(2, &["--nonsense"]);
+    samite(["devices", "--device", "cpu"]).fails(2, &["--device"]);
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    let help = samite(["--help"]).ok();
+    for name in [
+        "run",
+        "devices",
+        "plan",
+        "inspect",
+        "tokenize",
+        "quantize",
+        "test-ops",
+        "bench",
+        "perplexity",
+    ] {
+        assert!(help.contains(&format!("\n  {name} ")), "{help}");
+        assert!(samite([name, "--help"]).ok().contains("Usage:"));
+    }
+    assert!(samite(["--version"]).ok().starts_with("samite "));
+}
+
+#[test]
+fn values_out_of_range() {
+    let (_dir, model) = tiny();
+    for (flags, part) in [
+        ("-n x", "--n-predict"),
+        ("-n -2", "-2"),
+        ("-n 1.5", "1.5"),
+        ("-c 0", "--ctx-size"),
+        ("-c -5", "-5"),
+        ("-c 1000000000000", "2147483647"),
+        ("-c 99999999999999999999999", "2147483647"),
+        ("-ub 0", "--ubatch-size"),
+        ("-t 0", "--threads"),
+        ("-t 100000", "1024"),
+        ("--copies 0", "--copies"),
+        ("--copies 100000000000", "--copies"),
+        ("--keep -1", "-1"),
+        ("--keep 99999999999", "--keep"),
+        ("--temp -1", "temperature is -1"),
+        ("--temp nan", "temperature is NaN"),
+        ("--temp inf", "temperature is inf"),
+        ("--top-p 2", "top_p is 2"),
+        ("--top-p -0.5", "top_p is -0.5"),
+        ("--min-p 1.5", "min_p is 1.5"),
+        ("--top-k -5", "-5"),
+        ("--repeat-penalty 0", "repeat_penalty is 0"),
+        ("--repeat-penalty nan", "repeat_penalty is NaN"),
+        ("--kv nonsense", "--kv: 'nonsense'"),
+        ("--kv ''", "--kv: ''"),
+        ("--kv f16,q8_0,f16", "--kv"),
+        ("--kv q8_0 --no-flash", "--no-flash"),
+        ("--load-mode tape", "tape"),
+        ("--fallback maybe", "maybe"),
+        ("--stop ''", "--stop"),
+        ("-f text -q again", "cannot be used with"),
+    ] {
+        with_model(&model, &format!("run -m M {flags}")).fails(2, &[part]);
+    }
+}
+
+#[test]
+fn devices_and_rules_that_do_not_exist() {
+    let (_dir, model) = tiny();
+    for (flags, part) in [
+        ("--device abacus", "abacus"),
+        ("--device cpu,cpu", "named twice"),
+        ("--device ''", "no device is named"),
+        ("--place nope*:cpu", "'nope*:cpu' matches nothing"),
+        ("--place layers=0-1:gpu7", "gpu7"),
+        ("--place layers=2-1:cpu", "2-1"),
+        ("--place ::", "'::'"),
+        ("--place ''", "--place"),
+        ("-ot [=cpu", "[=cpu"),
+        ("-ot blk", "expression=device"),
+        ("-ot=nope=cpu", "nope"),
+        ("-ngl some", "some"),
+        ("-ts a", "'a'"),
+        ("-ts 0,0", "all parts are 0"),
+        ("-ts nan", "nan"),
+        ("-ts 1,2,3", "3 parts"),
+    ] {
+        with_model(&model, &format!("run -m M -p x -n 1 {flags}")).fails(2, &[part]);
+    }
+    samite(["test-ops", "--device", "abacus"]).fails(2, &["abacus", "cpu"]);
+}
+
+#[test]
+fn flags_of_the_other_commands() {
+    let (dir, model) = tiny();
+    let text = dir.path().join("text");
+    std::fs::write(&text, "a few words, not many").unwrap();
+    let text = text.display();
+    for (line, part) in [
+        ("plan -m M --tokens 0", "--tokens"),
+        ("plan -m M --tokens 1000", "--ubatch-size 512"),
+        ("bench -m M -p 0 -n 0", "nothing to measure"),
+        ("bench -m M -p x", "--n-prompt"),
+        ("bench -m M -p 1,,2", "--n-prompt"),
+        ("bench -m M -t 1,0", "--threads"),
+        ("bench -m M -t 70000", "--threads"),
+        ("bench -m M -d 100000000000000", "--depth"),
+        ("bench -m M -r 0", "--repetitions"),
+        ("quantize M other Q9", "Q4_K_M"),
+        (&format!("perplexity -m M -f {text} --chunks 0"), "--chunks"),
+        (
+            &format!("perplexity -m M -f {text} -c 2"),
+            "at least 4 tokens",
+        ),
+    ] {
+        with_model(&model, line).fails(2, &[part]);
+    }
+    with_model(&model, &format!("perplexity -m M -f {text} -c 200"))
+        .fails(1, &["text: has", "--ctx-size"]);
+}
+
+#[test]
+fn what_does_not_fit_is_said_before_anything_is_written() {
+    let (_dir, model) = tiny();
+    let long = "word ".repeat(400);
+    samite([
+        "run".as_ref(),
+        "-m".as_ref(),
+        model.as_os_str(),
+        "-p".as_ref(),
+        long.as_ref(),
+    ])
+    .fails(1, &["the context 256", "--ctx-size"]);
+    with_model(&model, "run -m M -p xyz -c 1").fails(1, &["the context 1:"]);
+    // More than any machine has: refused, not tried.
+    let start = std::time::Instant::now();
+    with_model(&model, "run -m M -p x -c 2147483647").fails(1, &["out of memory", "--ctx-size"]);
+    with_model(&model, "run -m M -p x --kv q4_K").fails(1, &["K cache of type q4_K"]);
+    assert!(start.elapsed().as_secs() < 10);
+}

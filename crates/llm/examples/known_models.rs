@@ -1,0 +1,28 @@
+//! Writes the models of `tests/llama_cpp.rs` to a folder, for `tests/fixtures/llama_cpp/make.py`.
+
+#[path = "../tests/common/known.rs"]
+mod known;
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::env::args_os()
+        .nth(1)
+        .ok_or("usage: known_models FOLDER")?;
+    let folder = PathBuf::from(folder);
+    std::fs::create_dir_all(&folder)?;
+    let mut cases = String::new();
+    for known in known::known() {
+        known
+            .model
+            .write(folder.join(format!("{}.gguf", known.name)))?;
+        writeln!(cases, "{} {}", known.name, known.cut)?;
+    }
+    let tokens: Vec<String> = (known::known_tokens().iter())
+        .map(ToString::to_string)
+        .collect();
+    std::fs::write(folder.join("cases.txt"), cases)?;
+    std::fs::write(folder.join("tokens.txt"), tokens.join(" "))?;
+    Ok(())
+}

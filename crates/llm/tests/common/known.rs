@@ -1,0 +1,166 @@
+//! The models whose logits llama.cpp was asked for. `tests/fixtures/llama_cpp` has the answers.
+
+use samite_core::DType;
+use samite_gguf::Value;
+use samite_llm::SyntheticModel;
+
+/// How many tokens are decoded: enough for slow rotations to matter.
+pub const N_TOKENS: usize = 96;
+
+/// A model, and what was done with it.
+pub struct Known {
+    /// Name of the fixture.
+    pub name: &'static str,
+    pub model: SyntheticModel,
+    /// So many positions from 8 on are removed before a second batch; 0 for a single batch.
+    pub cut: usize,
+}
+
+/// Heads as wide as the model's width shared by them, which all architectures allow.
+fn narrow(architecture: &'static str) -> SyntheticModel {
+    SyntheticModel {
+        head_dim: 16,
+        n_vocab: 259,
+        n_layer: 2,
+        ..SyntheticModel::tiny(architecture)
+    }
+}
+
+fn wide(architecture: &'static str) -> SyntheticModel {
+    SyntheticModel {
+        head_dim: 32,
+        ..narrow(architecture)
+    }
+}
+
+/// Wide enough for blocks of 256 weights.
+fn quantized(architecture: &'static str, dtype: DType) -> SyntheticModel {
+    SyntheticModel {
+        n_embd: 256,
+        head_dim: 64,
+        n_ff: 512,
+        dtype,
+        ..narrow(architecture)
+    }
+}
+
+fn yarn(model: SyntheticModel) -> SyntheticModel {
+    SyntheticModel {
+        extra: vec![
+            ("rope.scaling.type", "yarn".into()),
+            ("rope.scaling.factor", 4.0f32.into()),
+            ("rope.scaling.original_context_length", 64u32.into()),
+        ],
+        ..model
+    }
+}
+
+/// All of them.
+pub fn known() -> Vec<Known> {
+    let tied = |model| SyntheticModel {
+        tied: true,
+        ..model
+    };
+    let with = |model, extra: Vec<(&'static str, Value)>| SyntheticModel { extra, ..model };
+    let having = |model, optional: &[&'static str]| SyntheticModel {
+        optional: optional.to_vec(),
+        ..model
+    };
+    let qkv_biases = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+    let other_biases = [
+        "attn_output.bias",
+        "ffn_gate.bias",
+        "ffn_up.bias",
+        "ffn_down.bias",
+    ];
+    let linear = vec![
+        ("rope.scaling.type", "linear".into()),
+        ("rope.scaling.factor", 4.0f32.into()),
+    ];
+    let mut magnified = yarn(wide("qwen3"));
+    magnified
+        .extra
+        .push(("rope.scaling.attn_factor", 1.25f32.into()));
+
+    let mut all: Vec<(&'static str, SyntheticModel, usize)> = vec![
+        ("llama", narrow("llama"), 0),
+        ("llama-tied", tied(narrow("llama")), 0),
+        ("llama-wide-heads", wide("llama"), 0),
+        (
+            "llama-rope-freqs",
+            having(wide("llama"), &["rope_freqs.weight"]),
+            0,
+        ),
+        ("llama-linear", with(wide("llama"), linear.clone()), 0),
+        (
+            "llama-old-linear",
+            with(
+                wide("llama"),
+                vec![("rope.scale_linear", Value::from(2.0f32))],
+            ),
+            0,
+        ),
+        ("llama-yarn", yarn(wide("llama")), 0),
+        (
+            "llama-base",
+            with(
+                wide("llama"),
+                vec![
+                    ("rope.freq_base", Value::from(500_000.0f32)),
+                    ("attention.layer_norm_rms_epsilon", Value::from(1e-2f32)),
+                ],
+            ),
+            0,
+        ),
+        (
+            "llama-biases",
+            having(wide("llama"), &[&qkv_biases[..], &other_biases].concat()),
+            0,
+        ),
+        ("llama-shift", narrow("llama"), 5),
+        (
+            "llama-rope-freqs-shift",
+            having(wide("llama"), &["rope_freqs.weight"]),
+            5,
+        ),
+        ("llama-linear-shift", with(wide("llama"), linear.clone()), 5),
+        ("qwen2", narrow("qwen2"), 0),
+        ("qwen2-tied", tied(narrow("qwen2")), 0),
+        (
+            "qwen2-output-bias",
+            having(narrow("qwen2"), &["output.bias"]),
+            0,
+        ),
+        ("qwen2-yarn", yarn(narrow("qwen2")), 0),
+        ("qwen2-linear", with(narrow("qwen2"), linear), 0),
+        ("qwen2-shift", narrow("qwen2"), 7),
+        ("qwen3", narrow("qwen3"), 0),
+        ("qwen3-wide-heads", wide("qwen3"), 0),
+        ("qwen3-tied", tied(wide("qwen3")), 0),
+        ("qwen3-yarn", magnified, 0),
+        ("qwen3-biases", having(wide("qwen3"), &qkv_biases), 0),
+        ("qwen3-shift", wide("qwen3"), 11),
+    ];
+    for (name, architecture, dtype) in [
+        ("llama-f16", "llama", DType::F16),
+        ("llama-bf16", "llama", DType::BF16),
+        ("llama-q8_0", "llama", DType::Q8_0),
+        ("llama-q4_K", "llama", DType::Q4_K),
+        ("qwen2-q4_0", "qwen2", DType::Q4_0),
+        ("qwen2-q5_K", "qwen2", DType::Q5_K),
+        ("qwen3-q6_K", "qwen3", DType::Q6_K),
+        ("qwen3-q4_K", "qwen3", DType::Q4_K),
+    ] {
+        all.push((name, quantized(architecture, dtype), 0));
+    }
+    let to_known =
+        |(name, model, cut): (&'static str, SyntheticModel, usize)| Known { name, model, cut };
+    all.into_iter().map(to_known).collect()
+}
+
+/// The tokens that are decoded.
+pub fn known_tokens() -> Vec<u32> {
+    (0..N_TOKENS as u32)
+        .map(|i| 3 + (i * 37 + i * i * 11) % 250)
+        .collect()
+}
