@@ -1,10 +1,10 @@
 //! Measures matrix products of 4096 x 4096 weights with 1 and with 64 columns: `cargo run --release -p samite-cpu
 //! --example matmul [threads] [type ...]`. Prints the median of several runs as bytes of weights per second and as
-//! floating point operations per second.
+//! floating point operations per second; once more for weights in packed memory, where there is such.
 
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot, TensorRef,
-    Usage, host_buffer_type,
+    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
+    TensorGroup, TensorRef, Usage, host_buffer_type,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use std::sync::Arc;
@@ -22,7 +22,13 @@ fn place(layout: Layout, usage: Usage) -> Result<TensorRef> {
     Ok(TensorRef { buffer, slot })
 }
 
-fn measure(device: &Arc<CpuDevice>, dtype: DType, columns: usize) -> Result<Duration> {
+/// The median time of a product with weights in `memory`; `None` if that does not take them.
+fn measure(
+    device: &Arc<CpuDevice>,
+    memory: &Arc<dyn BufferType>,
+    dtype: DType,
+    columns: usize,
+) -> Result<Option<Duration>> {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [K, columns, 1, 1])?;
     let noise = |i: usize| ((i * 7919) % 1013) as f32 / 506.5 - 1.0;
@@ -35,14 +41,27 @@ fn measure(device: &Arc<CpuDevice>, dtype: DType, columns: usize) -> Result<Dura
         let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
         place.write(0, &bytes)?;
     }
+    let rows = row_bytes.repeat(ROWS);
     for _ in 0..COPIES {
-        let weights = graph.leaf("weights", dtype, [K, ROWS, 1, 1])?;
-        let product = graph.mul_mat(weights, x)?;
-        let to = place(graph.tensor(weights).layout, Usage::Weights)?;
-        for i in 0..ROWS {
-            to.write(i * row_bytes.len(), &row_bytes)?;
+        let layout = Layout::contiguous(dtype, [K, ROWS, 1, 1])?;
+        let sample = {
+            let mut graph = Graph::new();
+            let weights = graph.leaf("weights", dtype, layout.shape())?;
+            let x = graph.input("x", DType::F32, [K, columns, 1, 1])?;
+            let product = graph.mul_mat(weights, x)?;
+            memory.accepts(graph.node(product))
+        };
+        if !sample.is_yes() {
+            return Ok(None);
         }
-        places.push(Some(to));
+        let stored = TensorGroup::allocate(memory, Usage::Weights, &[("weights", layout)])?;
+        let [stored] = stored.tensors.as_slice() else {
+            return Ok(None);
+        };
+        stored.tensor().write(0, &rows)?;
+        let weights = graph.stored(stored)?;
+        let product = graph.mul_mat(weights, x)?;
+        places.push(Some(stored.tensor().clone()));
         places.push(Some(place(graph.tensor(product).layout, Usage::Compute)?));
     }
     let nodes: Vec<_> = graph.ids().collect();
@@ -70,7 +89,7 @@ fn measure(device: &Arc<CpuDevice>, dtype: DType, columns: usize) -> Result<Dura
         times.push(start.elapsed() / COPIES as u32);
     }
     times.sort();
-    Ok(times[times.len() / 2])
+    Ok(Some(times[times.len() / 2]))
 }
 
 fn main() -> Result<()> {
@@ -89,20 +108,32 @@ fn main() -> Result<()> {
         .collect();
     let device = CpuDevice::new(options);
     println!("{} {device:?}", device.description());
+    let mut memories = vec![host_buffer_type()];
+    memories.extend(device.extra_buffer_types());
     for dtype in types {
-        print!("{dtype:8}");
-        for columns in [1, 64] {
-            let seconds = measure(&device, dtype, columns)?.as_secs_f64();
-            let bytes = dtype.row_bytes(K)? * ROWS;
-            let operations = 2 * K * ROWS * columns;
-            print!(
-                "  n={columns:<3} {:9.3} ms {:7.2} GB/s {:8.1} GFLOP/s",
-                seconds * 1e3,
-                bytes as f64 / seconds / 1e9,
-                operations as f64 / seconds / 1e9
-            );
+        for memory in &memories {
+            report(&device, memory, dtype)?;
         }
-        println!();
     }
+    Ok(())
+}
+
+fn report(device: &Arc<CpuDevice>, memory: &Arc<dyn BufferType>, dtype: DType) -> Result<()> {
+    let mut line = format!("{dtype:8} {:10}", memory.name());
+    for columns in [1, 4, 8, 64, 256] {
+        let Some(time) = measure(device, memory, dtype, columns)? else {
+            return Ok(());
+        };
+        let seconds = time.as_secs_f64();
+        let bytes = dtype.row_bytes(K)? * ROWS;
+        let operations = 2 * K * ROWS * columns;
+        line += &format!(
+            "  n={columns:<3} {:8.3} ms {:5.1} GB/s {:6.1} GFLOP/s",
+            seconds * 1e3,
+            bytes as f64 / seconds / 1e9,
+            operations as f64 / seconds / 1e9
+        );
+    }
+    println!("{line}");
     Ok(())
 }

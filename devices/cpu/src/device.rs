@@ -2,13 +2,14 @@
 
 use crate::detect::{Isa, IsaLevel};
 use crate::machine;
+use crate::packed::buffer::packed_buffer_type;
 use crate::pool::Pool;
 use crate::prepare::Program;
 use crate::table::kernel_for;
 use samite_core::{
     Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
     MemoryInfo, Node, Placed, Prepared, Result, RunControl, Stream, Support, TensorId, TensorRef,
-    Usage, host_buffer, host_buffer_type,
+    Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
 use std::any::Any;
 use std::fmt;
@@ -121,6 +122,13 @@ impl Device for CpuDevice {
         host_buffer_type()
     }
 
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        match self.isa {
+            Isa::Avx512(_) => vec![packed_buffer_type()],
+            _ => Vec::new(),
+        }
+    }
+
     fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         Ok(host_buffer(memory, usage))
     }
@@ -136,7 +144,8 @@ impl Device for CpuDevice {
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        buffer_type.is_host()
+        let is_extra = |extra| same_buffer_type(extra, buffer_type);
+        buffer_type.is_host() || self.extra_buffer_types().iter().any(is_extra)
     }
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {

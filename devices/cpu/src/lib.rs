@@ -25,6 +25,7 @@ mod harness;
 mod kernels;
 mod machine;
 mod operand;
+mod packed;
 mod pool;
 mod prepare;
 mod simd;

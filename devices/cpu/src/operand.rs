@@ -1,5 +1,6 @@
 //! Tensors as kernels see them: an address, a type, extents and strides.
 
+use crate::packed::memory_of;
 use half::f16;
 use samite_core::{DType, Error, Layout, Result, Shape, TensorRef};
 use std::ops::Range;
@@ -34,16 +35,18 @@ pub(crate) struct Piece {
 impl Operand {
     /// Resolves a tensor in host memory and checks that it lies inside and is aligned.
     pub fn resolve(place: &TensorRef, what: &str) -> Result<Self> {
-        let Some(memory) = place.buffer.host() else {
+        let Some(memory) = memory_of(place) else {
             return Err(Error::invalid(format!(
                 "'{what}' lies in {} memory, which the cpu cannot reach",
                 place.buffer.buffer_type().name()
             )));
         };
         let slot = place.slot;
+        // A packed tensor takes more than its bytes.
+        let bytes = place.buffer.buffer_type().alloc_size(&slot.layout)?;
         if slot
             .offset
-            .checked_add(slot.layout.bytes())
+            .checked_add(bytes)
             .is_none_or(|end| end > memory.len())
         {
             return Err(Error::invalid(format!(

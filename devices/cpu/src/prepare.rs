@@ -2,6 +2,7 @@
 
 use crate::detect::Isa;
 use crate::operand::Operand;
+use crate::packed::memory_of;
 use crate::pool::{Panicked, Pool, Team};
 use crate::table::kernel_for;
 use samite_core::{
@@ -177,7 +178,7 @@ impl Program {
     }
 
     fn touch(&mut self, place: &TensorRef, access: Access) -> Result<()> {
-        let Some(memory) = place.buffer.host() else {
+        let Some(memory) = memory_of(place) else {
             return Ok(()); // `Operand::resolve` says it
         };
         self.memory.add(memory, access)?;

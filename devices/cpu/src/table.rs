@@ -5,6 +5,7 @@ use crate::kernels::{
     attention, copy, elementwise, experts, glu, matmul, reduce, rope, rows, shape, softmax, sort,
 };
 use crate::operand::alignment;
+use crate::packed;
 use crate::prepare::{Phase, Site};
 use samite_core::{DType, Layout, Node, Op, Result};
 use std::borrow::Cow;
@@ -38,6 +39,9 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
     for layout in sources {
         aligned(layout)?;
     }
+    for source in 0..node.tensor().sources.len() {
+        only_where_known(node, source)?;
+    }
     Ok(match node.op() {
         Op::Add | Op::Sub | Op::Mul | Op::Div => Kernel::plain(elementwise::binary),
         Op::AddId => Kernel::plain(rows::add_id),
@@ -70,6 +74,25 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::FlashAttn { .. } => attention::kernel(node)?,
         op => return Err(format!("there is no kernel for {}", op.name()).into()),
     })
+}
+
+/// Packed weights are there for products and rows by number only, and as a whole.
+fn only_where_known(node: Node<'_>, source: usize) -> Result<(), Reason> {
+    if !packed::is_packed(node, source) {
+        return Ok(());
+    }
+    let known = matches!(
+        node.op(),
+        Op::MulMat { .. } | Op::MulMatId { .. } | Op::GetRows
+    );
+    let view = node
+        .source(source)
+        .is_some_and(|source| source.tensor().view.is_some());
+    if source == 0 && known && !view {
+        Ok(())
+    } else {
+        Err(format!("source {source} lies in packed memory").into())
+    }
 }
 
 /// Elements and blocks must lie at multiples of their alignment, and blocks without gaps.

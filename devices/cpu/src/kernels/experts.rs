@@ -21,8 +21,8 @@ struct Plan {
 fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
     let choices = node.source_layout(2)?.elements();
-    let [k, rows, experts, _] = weights.shape();
-    let product = Product::new(isa, weights.dtype(), k, rows)?;
+    let [k, _, experts, _] = weights.shape();
+    let product = Product::of(node, isa)?;
     let lists = Columns::bytes(product.form, x)?;
     let list_bytes = experts
         .checked_add(choices)?

@@ -5,6 +5,9 @@
 
 use crate::detect::Isa;
 use crate::operand::Operand;
+use crate::packed::activations::Activations;
+use crate::packed::layout::PackedLayout;
+use crate::packed::{self, PackedProduct};
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
@@ -29,6 +32,7 @@ const TASK_BYTES: usize = 128 << 10;
 pub(crate) enum Form {
     F32,
     Eight(Eight),
+    Packed(Activations),
 }
 
 impl Form {
@@ -37,6 +41,7 @@ impl Form {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
             Form::Eight(eight) => Some(eight.bytes),
+            Form::Packed(activations) => Some(activations.bytes),
         }
     }
 }
@@ -48,16 +53,35 @@ pub(crate) struct Product {
     pub form: Form,
     /// Rows are decoded to F32 first.
     decode: bool,
+    /// Where rows lie, if they are packed.
+    packed: Option<PackedLayout>,
 }
 
 impl Product {
+    /// The best product for source 0 of a node.
+    pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
+        let weights = node.source_layout(0)?;
+        let [k, rows, ..] = weights.shape();
+        if packed::is_packed(node, 0) {
+            let PackedProduct { function, columns } = packed::product(isa, weights.dtype(), k)?;
+            return Some(Product {
+                function,
+                form: Form::Packed(columns),
+                decode: false,
+                packed: Some(PackedLayout::new(weights)?),
+            });
+        }
+        Self::new(isa, weights.dtype(), k, rows)
+    }
+
     /// The best product for `rows` rows of `k` elements of `dtype`.
-    pub fn new(isa: Isa, dtype: DType, k: usize, rows: usize) -> Option<Self> {
+    fn new(isa: Isa, dtype: DType, k: usize, rows: usize) -> Option<Self> {
         if let Some(function) = float::product(isa, dtype) {
             return Some(Product {
                 function,
                 form: Form::F32,
                 decode: false,
+                packed: None,
             });
         }
         if rows >= WORTH_QUANTIZING
@@ -67,12 +91,14 @@ impl Product {
                 function,
                 form: Form::Eight(Eight::new(k)?),
                 decode: false,
+                packed: None,
             });
         }
         Some(Product {
             function: float::product(isa, DType::F32)?,
             form: Form::F32,
             decode: true,
+            packed: None,
         })
     }
 
@@ -85,7 +111,7 @@ impl Product {
             .checked_next_multiple_of(64)
     }
 
-    /// Multiplies rows of a matrix of `weights` with columns.
+    /// Multiplies rows of a matrix of `weights` with columns. Packed rows begin at a panel.
     ///
     /// # Safety
     /// See [`Operand`] and [`PanelFn`]; `scratch` has [`worker_bytes`](Product::worker_bytes) for the caller alone.
@@ -99,9 +125,16 @@ impl Product {
     ) {
         let k = weights.shape()[0];
         let [i2, i3] = matrix;
+        let (first, stride) = match &self.packed {
+            Some(layout) => {
+                let at = layout.panel_of(i2 + weights.shape()[2] * i3, rows.start);
+                (weights.base().wrapping_add(at), layout.panel_bytes)
+            }
+            None => (weights.at([rows.start, i2, i3]), weights.strides()[1]),
+        };
         let panel = Panel {
-            weights: weights.at([rows.start, i2, i3]),
-            stride: weights.strides()[1],
+            weights: first,
+            stride,
             rows: rows.len(),
             k,
             first: rows.start,
@@ -212,13 +245,22 @@ unsafe fn pack_row(
                 let x = source.row::<f32>(row);
                 isa.run(|| eight.quantize(x, out));
             }
-            Form::Eight(eight) => {
+            Form::Packed(activations) if is_usable(source.layout()) => {
+                activations.quantize(source.row::<f32>(row), 0, out);
+            }
+            Form::Eight(_) | Form::Packed(_) => {
                 // Through a buffer of whole blocks; parts of the column follow each other in each of its arrays.
                 let mut buffer = [0.0; 256];
                 for start in (0..k).step_by(256) {
                     let buffer = &mut buffer[..(k - start).min(256)];
                     source.load(row, start, buffer);
-                    isa.run(|| eight.quantize_part(buffer, start, out));
+                    match form {
+                        Form::Eight(eight) => {
+                            isa.run(|| eight.quantize_part(buffer, start, out));
+                        }
+                        Form::Packed(activations) => activations.quantize(buffer, start, out),
+                        Form::F32 => {}
+                    }
                 }
             }
         }
@@ -234,9 +276,9 @@ struct Plan {
 }
 
 fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
-    let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
-    let [k, rows, ..] = weights.shape();
-    let product = Product::new(isa, weights.dtype(), k, rows)?;
+    let x = node.source_layout(1)?;
+    let k = x.shape()[0];
+    let product = Product::of(node, isa)?;
     let columns = Columns::bytes(product.form, x)?;
     let worker = product.worker_bytes(k)?;
     Some(Plan {

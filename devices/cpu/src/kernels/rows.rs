@@ -1,6 +1,8 @@
 //! Rows chosen by number.
 
 use crate::operand::Operand;
+use crate::packed;
+use crate::packed::rows::PackedTable;
 use crate::prepare::{Fault, Phase, Site};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{DType, Node, Result};
@@ -49,6 +51,9 @@ pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 fn get_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (result, table, numbers) = (site.result(), site.source(0)?, site.source(1)?);
     let limit = table.shape()[1];
+    let packed = packed::is_packed(site.node, 0)
+        .then(|| PackedTable::new(table))
+        .flatten();
     Ok(vec![Phase::new(
         result.rows(),
         result.elements() as f64 * 0.5,
@@ -59,7 +64,9 @@ fn get_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
                 unsafe {
                     let number = row_number(&numbers, 1, [i2, i3, 0], i1, limit)?;
                     let from = [number, i2, i3];
-                    if table.dtype() == DType::I32 {
+                    if let Some(packed) = packed {
+                        packed.load(from, result.row_mut::<f32>([i1, i2, i3]));
+                    } else if table.dtype() == DType::I32 {
                         let (row, out) = (table.row::<i32>(from), result.row_mut([i1, i2, i3]));
                         out.copy_from_slice(row);
                     } else {

@@ -1,0 +1,437 @@
+//! Panels of each type, unpacked to bytes: what is different between types of weights.
+
+// Loops over registers are written with indices, and addresses with what they consist of.
+#![allow(clippy::needless_range_loop)]
+
+use super::PANEL;
+use super::activations::Sums;
+use samite_quant::IQ4_NL_VALUES;
+use std::arch::x86_64::*;
+
+/// Elements of rows that are unpacked at a time: a block of the largest types.
+pub(super) const SLAB: usize = 256;
+
+/// Bytes of memory that are asked for before they are needed.
+const AHEAD: usize = 2048;
+
+/// A part of the rows of two panels, unpacked: codes as unsigned bytes, four of each row in a register, and scales and
+/// minimums of each group of elements.
+#[repr(C, align(64))]
+pub(super) struct Slab {
+    pub codes: [[[u8; 64]; 2]; SLAB / 4],
+    pub scales: [[[f32; PANEL]; 2]; SLAB / 16],
+    pub minimums: [[[f32; PANEL]; 2]; SLAB / 16],
+}
+
+/// Where one panel's part of a slab is.
+#[derive(Clone, Copy)]
+pub(super) struct Half {
+    slab: *mut Slab,
+    panel: usize,
+}
+
+impl Half {
+    /// # Safety
+    /// `slab` must be writable as long as this is used; `panel` is 0 or 1.
+    #[inline(always)]
+    pub unsafe fn new(slab: *mut Slab, panel: usize) -> Self {
+        Half { slab, panel }
+    }
+
+    /// Stores the codes of elements `4 * i..4 * i + 4`.
+    #[inline(always)]
+    unsafe fn codes(self, i: usize, codes: __m512i) {
+        // SAFETY: a slab has a place for each, by the contract of `unpack`.
+        unsafe { _mm512_store_si512((&raw mut (*self.slab).codes[i][self.panel]).cast(), codes) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(self, group: usize, scales: __m512) {
+        // SAFETY: as in `codes`.
+        unsafe {
+            _mm512_store_ps(
+                (&raw mut (*self.slab).scales[group][self.panel]).cast(),
+                scales,
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(self, group: usize, minimums: __m512) {
+        // SAFETY: as in `codes`.
+        unsafe {
+            let to = (&raw mut (*self.slab).minimums[group][self.panel]).cast();
+            _mm512_store_ps(to, minimums);
+        }
+    }
+}
+
+/// A type of packed weights.
+pub(super) trait Format {
+    /// Elements of a block.
+    const BLOCK: usize;
+    /// Elements that share a scale.
+    const GROUP: usize = 32;
+    /// Elements of columns that share a scale: the larger, the faster, and the further from the unrounded product.
+    const SCALED: usize = 32;
+    /// What has to be done about sums of columns.
+    const SUMS: Sums;
+
+    /// Unpacks blocks `first..first + count`, at most a slab, of a panel of `blocks` blocks.
+    ///
+    /// # Safety
+    /// The blocks must be there, and AVX-512 with BW.
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half);
+}
+
+#[inline(always)]
+unsafe fn load(at: *const u8) -> __m512i {
+    // SAFETY: the caller's contract; asking for memory is allowed at any address.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+        _mm512_loadu_si512(at.cast())
+    }
+}
+
+/// Half-precision numbers number `i` of all rows.
+#[inline(always)]
+unsafe fn halves(at: *const u8, i: usize) -> __m512 {
+    // SAFETY: the caller's contract; asking for memory is allowed at any address.
+    unsafe {
+        let at = at.add(i * 2 * PANEL);
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD / 4).cast());
+        _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))
+    }
+}
+
+#[inline(always)]
+unsafe fn low(x: __m512i) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
+}
+
+#[inline(always)]
+unsafe fn high(x: __m512i) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe { low(_mm512_srli_epi16::<4>(x)) }
+}
+
+/// `a | b & mask`
+#[inline(always)]
+unsafe fn or_masked(a: __m512i, b: __m512i, mask: i8) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_ternarylogic_epi32::<0b1111_1000>(a, b, _mm512_set1_epi8(mask)) }
+}
+
+/// Each 32-bit number shifted right.
+#[inline(always)]
+unsafe fn shifted(x: __m512i, bits: usize) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+}
+
+/// Nibbles of a block of 32: low ones are the first half, high ones the second.
+#[inline(always)]
+unsafe fn nibbles(panel: *const u8, block: usize, mut to: impl FnMut(usize, __m512i)) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for j in 0..4 {
+            let both = load(panel.add((block * 4 + j) * 64));
+            to(j, low(both));
+            to(j + 4, high(both));
+        }
+    }
+}
+
+/// Bits of a block of 32, one for each element, as 16 where they are set.
+#[inline(always)]
+unsafe fn fifth_bits(bits: __m512i, j: usize) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let byte = 0x0101_0101 * (j as i32 / 2);
+        let lanes = _mm_setr_epi32(
+            byte,
+            byte + 0x0404_0404,
+            byte + 0x0808_0808,
+            byte + 0x0c0c_0c0c,
+        );
+        let bytes = _mm512_shuffle_epi8(bits, _mm512_broadcast_i32x4(lanes));
+        let one = if j.is_multiple_of(2) {
+            0x0804_0201
+        } else {
+            0x8040_2010_u32 as i32
+        };
+        let set = _mm512_test_epi8_mask(bytes, _mm512_set1_epi32(one));
+        _mm512_maskz_set1_epi8(set, 16)
+    }
+}
+
+pub(super) struct Q8_0;
+
+impl Format for Q8_0 {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Offset(128);
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let scales = panel.add(blocks * 32 * PANEL);
+            for i in 0..count {
+                for j in 0..8 {
+                    let codes = load(panel.add(((first + i) * 8 + j) * 64));
+                    to.codes(i * 8 + j, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)));
+                }
+                to.scale(i, halves(scales, first + i));
+            }
+        }
+    }
+}
+
+pub(super) struct Q4_0;
+
+impl Format for Q4_0 {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Offset(8);
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let scales = panel.add(blocks * 16 * PANEL);
+            for i in 0..count {
+                nibbles(panel, first + i, |j, codes| to.codes(i * 8 + j, codes));
+                to.scale(i, halves(scales, first + i));
+            }
+        }
+    }
+}
+
+pub(super) struct Iq4Nl;
+
+impl Format for Iq4Nl {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Offset(128);
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let values = _mm_loadu_si128(IQ4_NL_VALUES.as_ptr().cast());
+            let values = _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)));
+            let scales = panel.add(blocks * 16 * PANEL);
+            for i in 0..count {
+                nibbles(panel, first + i, |j, codes| {
+                    to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
+                });
+                to.scale(i, halves(scales, first + i));
+            }
+        }
+    }
+}
+
+pub(super) struct Q4_1;
+
+impl Format for Q4_1 {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Minus;
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let scales = panel.add(blocks * 16 * PANEL);
+            let minimums = scales.add(blocks * 2 * PANEL);
+            for i in 0..count {
+                nibbles(panel, first + i, |j, codes| to.codes(i * 8 + j, codes));
+                to.scale(i, halves(scales, first + i));
+                let minimums = halves(minimums, first + i);
+                to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
+            }
+        }
+    }
+}
+
+pub(super) struct Q5_0;
+
+impl Format for Q5_0 {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Offset(16);
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let bits = panel.add(blocks * 16 * PANEL);
+            let scales = bits.add(blocks * 4 * PANEL);
+            for i in 0..count {
+                let bits = load(bits.add((first + i) * 64));
+                nibbles(panel, first + i, |j, codes| {
+                    to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
+                });
+                to.scale(i, halves(scales, first + i));
+            }
+        }
+    }
+}
+
+pub(super) struct Q5_1;
+
+impl Format for Q5_1 {
+    const BLOCK: usize = 32;
+    const SUMS: Sums = Sums::Minus;
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let bits = panel.add(blocks * 16 * PANEL);
+            let scales = bits.add(blocks * 4 * PANEL);
+            let minimums = scales.add(blocks * 2 * PANEL);
+            for i in 0..count {
+                let bits = load(bits.add((first + i) * 64));
+                nibbles(panel, first + i, |j, codes| {
+                    to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
+                });
+                to.scale(i, halves(scales, first + i));
+                let minimums = halves(minimums, first + i);
+                to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
+            }
+        }
+    }
+}
+
+/// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
+/// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
+#[inline(always)]
+unsafe fn six_bits(fields: *const u8, d: __m512, d_min: __m512, to: Half) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let [a, b, c] = [0, 1, 2].map(|i| load(fields.add(i * 64)));
+        let six = _mm512_set1_epi8(0x3f);
+        let scales = [
+            _mm512_and_si512(a, six),
+            or_masked(low(c), _mm512_srli_epi32::<2>(a), 0x30),
+        ];
+        let minimums = [
+            _mm512_and_si512(b, six),
+            or_masked(high(c), _mm512_srli_epi32::<2>(b), 0x30),
+        ];
+        for group in 0..8 {
+            let number = |from: [__m512i; 2], d| {
+                let bytes = shifted(from[group / 4], group % 4 * 8);
+                let number = _mm512_and_si512(bytes, _mm512_set1_epi32(0xff));
+                _mm512_mul_ps(_mm512_cvtepi32_ps(number), d)
+            };
+            to.scale(group, number(scales, d));
+            to.minimum(group, number(minimums, d_min));
+        }
+    }
+}
+
+pub(super) struct Q4K;
+
+impl Format for Q4K {
+    const BLOCK: usize = 256;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Minus;
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(count, 1);
+            let fields = panel.add(blocks * 128 * PANEL);
+            let d = fields.add(blocks * 12 * PANEL);
+            let d_min = d.add(blocks * 2 * PANEL);
+            for i in 0..4 {
+                for j in 0..8 {
+                    let both = load(panel.add((first * 32 + i * 8 + j) * 64));
+                    to.codes(i * 16 + j, low(both));
+                    to.codes(i * 16 + 8 + j, high(both));
+                }
+            }
+            let fields = fields.add(first * 12 * PANEL);
+            six_bits(fields, halves(d, first), halves(d_min, first), to);
+        }
+    }
+}
+
+pub(super) struct Q5K;
+
+impl Format for Q5K {
+    const BLOCK: usize = 256;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Minus;
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(count, 1);
+            let bits = panel.add(blocks * 128 * PANEL);
+            let fields = bits.add(blocks * 32 * PANEL);
+            let d = fields.add(blocks * 12 * PANEL);
+            let d_min = d.add(blocks * 2 * PANEL);
+            for j in 0..8 {
+                // Bit `i` is that of element `32 * i` and following ones.
+                let bits = load(bits.add((first * 8 + j) * 64));
+                for i in 0..4 {
+                    let both = load(panel.add((first * 32 + i * 8 + j) * 64));
+                    let fifth = |i: usize| match i {
+                        0..4 => _mm512_sll_epi32(bits, _mm_cvtsi32_si128(4 - i as i32)),
+                        _ => shifted(bits, i - 4),
+                    };
+                    to.codes(i * 16 + j, or_masked(low(both), fifth(2 * i), 16));
+                    to.codes(i * 16 + 8 + j, or_masked(high(both), fifth(2 * i + 1), 16));
+                }
+            }
+            let fields = fields.add(first * 12 * PANEL);
+            six_bits(fields, halves(d, first), halves(d_min, first), to);
+        }
+    }
+}
+
+pub(super) struct Q6K;
+
+impl Format for Q6K {
+    const BLOCK: usize = 256;
+    const GROUP: usize = 16;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Offset(32);
+
+    #[inline(always)]
+    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(count, 1);
+            let bits = panel.add(blocks * 128 * PANEL);
+            let scales = bits.add(blocks * 64 * PANEL);
+            let d = scales.add(blocks * 16 * PANEL);
+            for half in 0..2 {
+                for j in 0..8 {
+                    let codes = panel.add((first * 32 + half * 16 + j) * 64);
+                    let (a, b) = (load(codes), load(codes.add(8 * 64)));
+                    let bits = load(bits.add((first * 16 + half * 8 + j) * 64));
+                    let at = half * 32 + j;
+                    to.codes(at, or_masked(low(a), _mm512_slli_epi32::<4>(bits), 0x30));
+                    to.codes(
+                        at + 8,
+                        or_masked(low(b), _mm512_slli_epi32::<2>(bits), 0x30),
+                    );
+                    to.codes(at + 16, or_masked(high(a), bits, 0x30));
+                    to.codes(
+                        at + 24,
+                        or_masked(high(b), _mm512_srli_epi32::<2>(bits), 0x30),
+                    );
+                }
+            }
+            let d = halves(d, first);
+            for group in 0..16 {
+                let scales = _mm_loadu_si128(scales.add((first * 16 + group) * PANEL).cast());
+                let scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales));
+                to.scale(group, _mm512_mul_ps(scales, d));
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Which byte of a block goes where in a panel.
+
+use super::PANEL;
+use samite_core::{DType, Layout};
+
+/// Bytes of a block that stay together for each row.
+#[derive(Clone, Copy, Debug)]
+struct Field {
+    /// First byte in the block.
+    offset: usize,
+    /// Bytes in the block.
+    len: usize,
+    /// Bytes of one row that lie next to those of the next row.
+    unit: usize,
+}
+
+const fn field(offset: usize, len: usize, unit: usize) -> Field {
+    Field { offset, len, unit }
+}
+
+/// The fields of a block in the order in which a panel has them; every byte of a block is in one of them.
+fn fields(dtype: DType) -> Option<&'static [Field]> {
+    Some(match dtype {
+        DType::Q8_0 => const { &[field(2, 32, 4), field(0, 2, 2)] },
+        DType::Q4_0 | DType::IQ4_NL => const { &[field(2, 16, 4), field(0, 2, 2)] },
+        DType::Q4_1 => const { &[field(4, 16, 4), field(0, 2, 2), field(2, 2, 2)] },
+        DType::Q5_0 => const { &[field(6, 16, 4), field(2, 4, 4), field(0, 2, 2)] },
+        DType::Q5_1 => {
+            const {
+                &[
+                    field(8, 16, 4),
+                    field(4, 4, 4),
+                    field(0, 2, 2),
+                    field(2, 2, 2),
+                ]
+            }
+        }
+        DType::Q4_K => {
+            const {
+                &[
+                    field(16, 128, 4),
+                    field(4, 12, 4),
+                    field(0, 2, 2),
+                    field(2, 2, 2),
+                ]
+            }
+        }
+        DType::Q5_K => {
+            const {
+                &[
+                    field(48, 128, 4),
+                    field(16, 32, 4),
+                    field(4, 12, 4),
+                    field(0, 2, 2),
+                    field(2, 2, 2),
+                ]
+            }
+        }
+        DType::Q6_K => {
+            const {
+                &[
+                    field(0, 128, 4),
+                    field(128, 64, 4),
+                    field(192, 16, 1),
+                    field(208, 2, 2),
+                ]
+            }
+        }
+        _ => return None,
+    })
+}
+
+/// How a matrix of one type and width lies in packed memory.
+///
+/// A panel has one stream for each field: for block after block and unit after unit, the unit of each of the panel's
+/// rows. A panel whose rows are not all there is padded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedLayout {
+    fields: &'static [Field],
+    block_bytes: usize,
+    /// Blocks of a row.
+    blocks: usize,
+    /// Bytes of a row as in a file.
+    pub row_bytes: usize,
+    /// Rows of a matrix.
+    pub rows: usize,
+    /// Bytes of a panel: a multiple of a cache line.
+    pub panel_bytes: usize,
+    /// Panels of a matrix.
+    pub panels: usize,
+    /// Number of matrices.
+    pub matrices: usize,
+}
+
+impl PackedLayout {
+    /// For tensors without gaps of a type that can be packed; `None` for others, or if a size overflows.
+    pub fn new(layout: &Layout) -> Option<Self> {
+        let dtype = layout.dtype();
+        let [k, rows, n2, n3] = layout.shape();
+        let fields = fields(dtype)?;
+        if !layout.is_contiguous() {
+            return None;
+        }
+        let row_bytes = layout.row_bytes();
+        let packed = PackedLayout {
+            fields,
+            block_bytes: dtype.block_bytes(),
+            blocks: k / dtype.block_len(),
+            row_bytes,
+            rows,
+            panel_bytes: row_bytes.checked_mul(PANEL)?.checked_next_multiple_of(64)?,
+            panels: rows.div_ceil(PANEL),
+            matrices: n2.checked_mul(n3)?,
+        };
+        packed
+            .panels
+            .checked_mul(packed.matrices)?
+            .checked_mul(packed.panel_bytes)?;
+        Some(packed)
+    }
+
+    /// Bytes of all matrices.
+    pub fn bytes(&self) -> usize {
+        self.panels * self.matrices * self.panel_bytes
+    }
+
+    /// Where the panel of a row of a matrix begins.
+    pub fn panel_of(&self, matrix: usize, row: usize) -> usize {
+        (matrix * self.panels + row / PANEL) * self.panel_bytes
+    }
+
+    /// Calls `f` for each unit of block `block` of row `row` of a panel: with its bytes in the block and its start in
+    /// the panel.
+    #[inline]
+    fn units(&self, row: usize, block: usize, mut f: impl FnMut(std::ops::Range<usize>, usize)) {
+        let mut stream = 0;
+        for &Field { offset, len, unit } in self.fields {
+            let start = stream + block * len * PANEL + row * unit;
+            for i in 0..len / unit {
+                let from = offset + i * unit;
+                f(from..from + unit, start + i * unit * PANEL);
+            }
+            stream += self.blocks * len * PANEL;
+        }
+    }
+
+    /// Packs rows: `rows` has up to [`PANEL`] of them, one after the other.
+    pub fn pack(&self, rows: &[u8], panel: &mut [u8]) {
+        for (row, bytes) in rows.chunks_exact(self.row_bytes.max(1)).enumerate() {
+            for (block, bytes) in bytes.chunks_exact(self.block_bytes).enumerate() {
+                self.units(row, block, |from, to| match bytes[from] {
+                    [a] => panel[to] = a,
+                    [a, b] => panel[to..to + 2].copy_from_slice(&[a, b]),
+                    ref bytes => panel[to..to + 4].copy_from_slice(bytes),
+                });
+            }
+        }
+    }
+
+    /// The inverse of [`pack`](PackedLayout::pack).
+    pub fn unpack(&self, panel: &[u8], rows: &mut [u8]) {
+        for (row, bytes) in rows.chunks_exact_mut(self.row_bytes.max(1)).enumerate() {
+            for (block, bytes) in bytes.chunks_exact_mut(self.block_bytes).enumerate() {
+                self.unpack_block(panel, row, block, bytes);
+            }
+        }
+    }
+
+    /// Unpacks one block of one row of a panel.
+    pub fn unpack_block(&self, panel: &[u8], row: usize, block: usize, out: &mut [u8]) {
+        self.units(row, block, |to, from| {
+            let len = to.len();
+            out[to].copy_from_slice(&panel[from..from + len]);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_a_block_is_in_one_field() {
+        let mut packable = 0;
+        for dtype in DType::all() {
+            let Some(fields) = fields(dtype) else {
+                continue;
+            };
+            packable += 1;
+            let mut seen = vec![0; dtype.block_bytes()];
+            for field in fields {
+                assert_eq!(field.len % field.unit, 0);
+                seen[field.offset..field.offset + field.len]
+                    .iter_mut()
+                    .for_each(|n| *n += 1);
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{dtype}");
+        }
+        assert!(packable >= 4);
+    }
+
+    #[test]
+    fn unpacking_is_the_inverse_of_packing() {
+        for dtype in DType::all().filter(|&dtype| fields(dtype).is_some()) {
+            for (blocks, rows) in [(1, 1), (2, 16), (3, 5)] {
+                let shape = [blocks * dtype.block_len(), rows, 1, 1];
+                let layout = Layout::contiguous(dtype, shape).unwrap();
+                let packed = PackedLayout::new(&layout).unwrap();
+                let bytes: Vec<u8> = (0..layout.bytes())
+                    .map(|i| (i * 7 + i / 251) as u8)
+                    .collect();
+                let mut panel = vec![0; packed.panel_bytes];
+                packed.pack(&bytes, &mut panel);
+                let mut back = vec![0; bytes.len()];
+                packed.unpack(&panel, &mut back);
+                assert!(back == bytes, "{dtype} {blocks} {rows}");
+                if rows == PANEL {
+                    let sum = |bytes: &[u8]| bytes.iter().map(|&b| u64::from(b)).sum::<u64>();
+                    assert_eq!(sum(&panel), sum(&bytes));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_are_padded_to_whole_panels() {
+        let layout = Layout::contiguous(DType::Q8_0, [32, 17, 3, 2]).unwrap();
+        let packed = PackedLayout::new(&layout).unwrap();
+        assert_eq!((packed.panels, packed.matrices), (2, 6));
+        assert_eq!(packed.panel_bytes, 576);
+        assert_eq!(packed.bytes(), 12 * 576);
+        assert_eq!(packed.panel_of(1, 16), 3 * 576);
+        let gaps = Layout::strided(DType::Q8_0, [32, 2, 1, 1], [34, 68, 136, 136]).unwrap();
+        assert!(PackedLayout::new(&gaps).is_none());
+        let floats = Layout::contiguous(DType::F32, [32, 2, 1, 1]).unwrap();
+        assert!(PackedLayout::new(&floats).is_none());
+    }
+}

@@ -1,0 +1,44 @@
+//! Rows of packed tables by number.
+
+use super::PANEL;
+use super::layout::PackedLayout;
+use crate::operand::Operand;
+use samite_core::DType;
+
+/// Largest block that can be packed, in bytes.
+const BLOCK: usize = 256;
+
+/// A packed tensor from which rows are decoded.
+#[derive(Clone, Copy)]
+pub(crate) struct PackedTable {
+    table: Operand,
+    layout: PackedLayout,
+}
+
+impl PackedTable {
+    /// `None` if such a tensor cannot be packed.
+    pub fn new(table: Operand) -> Option<Self> {
+        let layout = PackedLayout::new(table.layout())?;
+        Some(PackedTable { table, layout })
+    }
+
+    /// Decodes a row.
+    ///
+    /// # Safety
+    /// See [`Operand`]; the row must exist, and `out` have its length.
+    pub unsafe fn load(&self, [i1, i2, i3]: [usize; 3], out: &mut [f32]) {
+        let PackedTable { table, layout } = self;
+        let dtype: DType = table.dtype();
+        let matrix = i2 + table.shape()[2] * i3;
+        let at = table.base().wrapping_add(layout.panel_of(matrix, i1));
+        // SAFETY: the row's panel is inside of the tensor.
+        let panel = unsafe { std::slice::from_raw_parts(at, layout.panel_bytes) };
+        let mut buffer = [0; BLOCK];
+        let bytes = &mut buffer[..dtype.block_bytes()];
+        for (block, out) in out.chunks_exact_mut(dtype.block_len()).enumerate() {
+            layout.unpack_block(panel, i1 % PANEL, block, bytes);
+            let decoded = samite_quant::decode_row(dtype, bytes, out);
+            debug_assert!(decoded.is_ok(), "{decoded:?}");
+        }
+    }
+}
