@@ -7,6 +7,7 @@ mod perplexity;
 mod plan;
 mod quantize;
 mod run;
+mod synth;
 mod test_ops;
 mod tokenize;
 
@@ -28,6 +29,8 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Convert a model's weights to other types
     Quantize(quantize::QuantizeArgs),
+    /// Write a model of a known shape with random weights
+    Synth(synth::SynthArgs),
     /// Compare a device's operations with the reference
     TestOps(test_ops::TestOpsArgs),
     /// Measure speed
@@ -46,6 +49,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args),
             Command::Tokenize(args) => tokenize::run(args),
             Command::Quantize(args) => quantize::run(args),
+            Command::Synth(args) => synth::run(args),
             Command::TestOps(args) => test_ops::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),

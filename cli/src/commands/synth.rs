@@ -1,0 +1,100 @@
+//! `samite synth`
+
+use crate::failure::{Failure, Outcome};
+use clap::{Args, ValueEnum};
+use samite::DType;
+use samite::llm::SyntheticModel;
+use std::path::PathBuf;
+
+/// Flags of `samite synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// File to write
+    output: PathBuf,
+    /// Shape of a known model
+    #[arg(long, value_enum, default_value_t = Shape::Tiny)]
+    shape: Shape,
+    /// Type of all matrices: f32, f16, q4_0, q8_0, q4_K, …
+    #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = dtype)]
+    dtype: DType,
+    /// Start of the random numbers
+    #[arg(short, long, value_name = "N", default_value = "1")]
+    seed: u64,
+}
+
+/// `--shape`
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shape {
+    /// 3 layers of width 64
+    Tiny,
+    /// 12 layers of width 768: 100 million parameters
+    #[value(name = "100m")]
+    Small,
+    /// TinyLlama 1.1B
+    #[value(name = "tinyllama-1.1b")]
+    TinyLlama,
+    /// Qwen3 0.6B, with its output tied to the embedding
+    #[value(name = "qwen3-0.6b")]
+    Qwen3Small,
+    /// Qwen3 4B, with its output tied to the embedding
+    #[value(name = "qwen3-4b")]
+    Qwen3,
+}
+
+fn dtype(name: &str) -> Result<DType, String> {
+    match DType::from_name(name) {
+        Some(dtype) if samite::quant::can_encode(dtype) => Ok(dtype),
+        _ => {
+            Err("not a type that weights can be written in; try f16, q4_0, q8_0 or q4_K".to_owned())
+        }
+    }
+}
+
+/// A model from its name, layers, width, heads, key heads, head size, feed-forward width, vocabulary and context.
+fn model(architecture: &'static str, n: [usize; 8], tied: bool) -> SyntheticModel {
+    let [
+        n_layer,
+        n_embd,
+        n_head,
+        n_head_kv,
+        head_dim,
+        n_ff,
+        n_vocab,
+        n_ctx_train,
+    ] = n;
+    SyntheticModel {
+        n_layer,
+        n_embd,
+        n_head,
+        n_head_kv,
+        head_dim,
+        n_ff,
+        n_vocab,
+        n_ctx_train,
+        tied,
+        ..SyntheticModel::tiny(architecture)
+    }
+}
+
+pub fn run(args: SynthArgs) -> Outcome {
+    let mut synthetic = match args.shape {
+        Shape::Tiny => SyntheticModel {
+            n_embd: 256,
+            n_ff: 512,
+            n_head: 8,
+            ..SyntheticModel::tiny("llama")
+        },
+        Shape::Small => model("llama", [12, 768, 12, 12, 64, 2048, 32_000, 2048], true),
+        Shape::TinyLlama => model("llama", [22, 2048, 32, 4, 64, 5632, 32_000, 2048], false),
+        Shape::Qwen3Small => model("qwen3", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960], true),
+        Shape::Qwen3 => model("qwen3", [36, 2560, 32, 8, 128, 9728, 151_936, 40_960], true),
+    };
+    synthetic.dtype = args.dtype;
+    synthetic.seed = args.seed;
+    synthetic.write(&args.output).map_err(Failure::from)?;
+    eprintln!(
+        "written to {}: random weights, for measuring and testing only",
+        args.output.display()
+    );
+    Ok(())
+}
