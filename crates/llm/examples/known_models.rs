@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         known
             .model
             .write(folder.join(format!("{}.gguf", known.name)))?;
-        writeln!(cases, "{} {}", known.name, known.cut)?;
+        writeln!(cases, "{} {} {}", known.name, known.cut, known.model.dtype)?;
     }
     let tokens: Vec<String> = (known::known_tokens().iter())
         .map(ToString::to_string)

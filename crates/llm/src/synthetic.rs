@@ -42,7 +42,7 @@ pub struct SyntheticModel {
     pub dtype: DType,
     /// Whether the embedding is the output matrix too.
     pub tied: bool,
-    /// Optional tensors that the file has, by how their names end: `attn_q.bias` stands for that of every layer.
+    /// Optional tensors that the file has: `output.bias`; `attn_q.bias` for that of every layer.
     pub optional: Vec<&'static str>,
     /// Metadata under the architecture's prefix, such as `rope.freq_base`: further keys, or other values.
     pub extra: Vec<(&'static str, Value)>,
@@ -51,8 +51,8 @@ pub struct SyntheticModel {
 }
 
 impl SyntheticModel {
-    /// A tiny model with what its architecture demands, and heads wider than the model's width shared by them where it
-    /// allows that.
+    /// A tiny model with what its architecture demands. All heads together are wider than the model, but for qwen2, which
+    /// does not allow that.
     pub fn tiny(architecture: &'static str) -> Self {
         let head_dim = if architecture == "qwen2" { 16 } else { 32 };
         SyntheticModel {
@@ -148,7 +148,7 @@ impl SyntheticModel {
         let wanted = |spec: &TensorSpec| {
             spec.required
                 || spec.name == "output.weight" && !self.tied
-                || self.optional.iter().any(|end| spec.name.ends_with(end))
+                || self.optional.contains(&within_layer(&spec.name))
         };
         Ok(list.into_specs().into_iter().filter(wanted).collect())
     }
@@ -207,6 +207,12 @@ impl SyntheticModel {
     }
 }
 
+/// The name of a tensor without `blk.N.`.
+fn within_layer(name: &str) -> &str {
+    let rest = name.strip_prefix("blk.").and_then(|s| s.split_once('.'));
+    rest.map_or(name, |(_, rest)| rest)
+}
+
 /// The made-up word number `i`: letters first, then longer ones that begin a word.
 fn word(mut i: usize) -> String {
     const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
@@ -253,6 +259,12 @@ mod tests {
             mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05,
             "{mean} {variance}"
         );
+    }
+
+    #[test]
+    fn names_lose_their_layer() {
+        assert_eq!(within_layer("blk.12.attn_output.bias"), "attn_output.bias");
+        assert_eq!(within_layer("output.bias"), "output.bias");
     }
 
     #[test]

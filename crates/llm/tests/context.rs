@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use samite_core::{DType, Device};
-use samite_llm::{Batch, Context, ContextOptions, Error, Model};
+use samite_llm::{Batch, Context, ContextOptions, Error, Model, SyntheticModel};
 use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use std::sync::Arc;
 
@@ -139,11 +139,28 @@ fn removed_tokens_are_forgotten() {
 #[test]
 fn moved_keys_equal_keys_computed_there() {
     let devices: [fn() -> Arc<dyn Device>; 2] = [|| reference("ref"), cpu];
-    for (device, architecture) in devices.iter().flat_map(|d| ARCHITECTURES.map(|a| (d, a))) {
+    let yarn = SyntheticModel {
+        extra: vec![
+            ("rope.scaling.type", "yarn".into()),
+            ("rope.scaling.factor", 4.0f32.into()),
+            ("rope.scaling.attn_factor", 1.25f32.into()),
+        ],
+        ..SyntheticModel::tiny("llama")
+    };
+    let divisors = SyntheticModel {
+        optional: vec!["rope_freqs.weight"],
+        ..SyntheticModel::tiny("llama")
+    };
+    let mut models = vec![("yarn", yarn), ("divisors", divisors)];
+    models.extend(ARCHITECTURES.map(|name| (name, SyntheticModel::tiny(name))));
+    for (device, (name, model)) in devices
+        .iter()
+        .flat_map(|d| models.iter().map(move |m| (d, m)))
+    {
         for (kv_type, limit) in [(DType::F32, 1e-8), (DType::F16, 1e-4)] {
-            let file = TestModel::write(&samite_llm::SyntheticModel {
+            let file = TestModel::write(&SyntheticModel {
                 n_layer: 1,
-                ..samite_llm::SyntheticModel::tiny(architecture)
+                ..model.clone()
             });
             let model = file.load(vec![device()], "");
             let options = ContextOptions {
@@ -159,7 +176,7 @@ fn moved_keys_equal_keys_computed_there() {
             let rest = [&tokens(24)[..2], &tokens(24)[7..], &[9]].concat();
             let expected = decode(&mut context(&model, options), &rest, 0, 0);
             let error = nmse(&logits, &expected[19..]);
-            assert!(error < limit, "{architecture} {kv_type}: {error}");
+            assert!(error < limit, "{name} {kv_type}: {error}");
         }
     }
 }

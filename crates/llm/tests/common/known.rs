@@ -44,12 +44,14 @@ fn quantized(architecture: &'static str, dtype: DType) -> SyntheticModel {
     }
 }
 
+/// Of the rotations, some are so fast that they extrapolate, some so slow that they interpolate, and some in between.
 fn yarn(model: SyntheticModel) -> SyntheticModel {
     SyntheticModel {
+        n_ctx_train: 8192,
         extra: vec![
             ("rope.scaling.type", "yarn".into()),
             ("rope.scaling.factor", 4.0f32.into()),
-            ("rope.scaling.original_context_length", 64u32.into()),
+            ("rope.scaling.original_context_length", 2048u32.into()),
         ],
         ..model
     }
@@ -77,6 +79,8 @@ pub fn known() -> Vec<Known> {
         ("rope.scaling.type", "linear".into()),
         ("rope.scaling.factor", 4.0f32.into()),
     ];
+    let mut implicit = yarn(wide("llama"));
+    implicit.extra.pop();
     let mut magnified = yarn(wide("qwen3"));
     magnified
         .extra
@@ -101,6 +105,7 @@ pub fn known() -> Vec<Known> {
             0,
         ),
         ("llama-yarn", yarn(wide("llama")), 0),
+        ("llama-yarn-implicit", implicit, 0),
         (
             "llama-base",
             with(
@@ -140,6 +145,17 @@ pub fn known() -> Vec<Known> {
         ("qwen3-yarn", magnified, 0),
         ("qwen3-biases", having(wide("qwen3"), &qkv_biases), 0),
         ("qwen3-shift", wide("qwen3"), 11),
+        (
+            "qwen3-no-scaling",
+            with(
+                wide("qwen3"),
+                vec![
+                    ("rope.scaling.type", Value::from("none")),
+                    ("rope.scaling.factor", Value::from(4.0f32)),
+                ],
+            ),
+            0,
+        ),
     ];
     for (name, architecture, dtype) in [
         ("llama-f16", "llama", DType::F16),
