@@ -44,6 +44,15 @@ pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpe
     })
 }
 
+/// Columns that are multiplied with one slab: their sums stay in the first-level cache too.
+const COLUMNS: usize = 60;
+
+/// Sums of one column for the rows of two panels.
+type Sum = [[f32; PANEL]; 2];
+
+#[repr(C, align(64))]
+struct Results([Sum; COLUMNS]);
+
 /// Multiplies whole panels.
 ///
 /// # Safety
@@ -51,44 +60,41 @@ pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpe
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
     let mut slab = MaybeUninit::<Slab>::uninit();
-    let slab = slab.as_mut_ptr();
-    let places = Places::new(panel.k, F::SCALED);
-    // SAFETY: the caller's contract: there are so many panels and columns; a tile reads what was unpacked before.
-    unsafe {
+    let mut results = MaybeUninit::<Results>::uninit();
+    let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
+    let blocks = panel.k / F::BLOCK;
+    for columns in columns.chunks(COLUMNS) {
         for row in (0..panel.rows).step_by(2 * PANEL) {
             let rows = panel.rows - row;
             let first = panel.weights.wrapping_add(row / PANEL * panel.stride);
-            // Where there is no second panel, the first one is used twice; nothing is stored for the second.
+            // Where there is no second panel, the first one is used twice; its results are not stored.
             let second = first.wrapping_add(if rows > PANEL { panel.stride } else { 0 });
             let mut tile = Tile {
                 slab,
-                masks: [mask(rows), mask(rows.saturating_sub(PANEL))],
-                row: panel.first + row,
                 start: 0,
                 len: 0,
-                places,
+                places: Places::new(panel.k, F::SCALED),
             };
-            while tile.start == 0 || tile.start < panel.k {
-                tile.len = SLAB.min(panel.k - tile.start);
-                let blocks = panel.k / F::BLOCK;
-                let (block, count) = (tile.start / F::BLOCK, tile.len / F::BLOCK);
-                if count > 0 {
-                    F::unpack(first, blocks, block, count, Half::new(slab, 0));
-                    F::unpack(second, blocks, block, count, Half::new(slab, 1));
+            // SAFETY: the caller's contract: there are so many panels and columns; sums are written before they are
+            // read, by the first slab, and there is room for those of all columns.
+            unsafe {
+                while tile.start == 0 || tile.start < panel.k {
+                    tile.len = SLAB.min(panel.k - tile.start);
+                    let (block, count) = (tile.start / F::BLOCK, tile.len / F::BLOCK);
+                    if count > 0 {
+                        F::unpack(first, blocks, block, count, Half::new(slab, 0));
+                        F::unpack(second, blocks, block, count, Half::new(slab, 1));
+                    }
+                    tile.all::<F>(columns, results);
+                    tile.start += SLAB;
                 }
-                let (sixes, rest) = columns.as_chunks::<6>();
-                for columns in sixes {
-                    tile.run::<F, 6>(columns);
+                for (c, column) in columns.iter().enumerate() {
+                    let out = column.out.add(panel.first + row);
+                    for r in 0..rows.div_ceil(PANEL).min(2) {
+                        let sums = _mm512_load_ps((&raw const (*results.add(c))[r]).cast());
+                        _mm512_mask_storeu_ps(out.add(r * PANEL), mask(rows - r * PANEL), sums);
+                    }
                 }
-                match rest {
-                    [] => {}
-                    [a] => tile.run::<F, 1>(&[*a]),
-                    [a, b] => tile.run::<F, 2>(&[*a, *b]),
-                    [a, b, c] => tile.run::<F, 3>(&[*a, *b, *c]),
-                    [a, b, c, d] => tile.run::<F, 4>(&[*a, *b, *c, *d]),
-                    [a, b, c, d, e, ..] => tile.run::<F, 5>(&[*a, *b, *c, *d, *e]),
-                }
-                tile.start += SLAB;
             }
         }
     }
@@ -102,10 +108,6 @@ fn mask(count: usize) -> __mmask16 {
 /// A slab and its place in the product.
 struct Tile {
     slab: *const Slab,
-    /// Which rows of each panel there are.
-    masks: [__mmask16; 2],
-    /// Where the first row's product goes.
-    row: usize,
     /// The first element of the rows.
     start: usize,
     /// Number of elements.
@@ -114,23 +116,46 @@ struct Tile {
 }
 
 impl Tile {
-    /// Multiplies the slab with columns.
+    /// Multiplies the slab with all columns.
     ///
     /// # Safety
-    /// The slab must be unpacked, the columns be there, and the instructions.
+    /// As [`run`](Tile::run).
     #[inline(always)]
-    unsafe fn run<F: Format, const C: usize>(&self, columns: &[Column; C]) {
+    unsafe fn all<F: Format>(&self, columns: &[Column], results: *mut Sum) {
+        let (sixes, rest) = columns.as_chunks::<6>();
+        // SAFETY: the caller's contract.
+        unsafe {
+            for (i, columns) in sixes.iter().enumerate() {
+                self.run::<F, 6>(columns, results.add(6 * i));
+            }
+            let results = results.add(6 * sixes.len());
+            match *rest {
+                [] => {}
+                [a] => self.run::<F, 1>(&[a], results),
+                [a, b] => self.run::<F, 2>(&[a, b], results),
+                [a, b, c] => self.run::<F, 3>(&[a, b, c], results),
+                [a, b, c, d] => self.run::<F, 4>(&[a, b, c, d], results),
+                [a, b, c, d, e, ..] => self.run::<F, 5>(&[a, b, c, d, e], results),
+            }
+        }
+    }
+
+    /// Multiplies the slab with columns and adds the products to `results`; the first slab begins them.
+    ///
+    /// # Safety
+    /// The slab must be unpacked, the columns and room for their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn run<F: Format, const C: usize>(&self, columns: &[Column; C], results: *mut Sum) {
         // One scale of the column for the whole slab, or one for each group.
         let wide = F::SCALED == SLAB;
         // SAFETY: the caller's contract.
         unsafe {
-            let (x, out) = (columns.map(|c| c.x), columns.map(|c| c.out.add(self.row)));
-            let results = |c: usize, r: usize| {
-                let out: *mut f32 = out[c].wrapping_add(r * PANEL);
+            let x = columns.map(|c| c.x);
+            let before = |c: usize, r: usize| {
                 if self.start == 0 {
                     _mm512_setzero_ps()
                 } else {
-                    _mm512_maskz_loadu_ps(self.masks[r], out)
+                    _mm512_load_ps((&raw const (*results.add(c))[r]).cast())
                 }
             };
             let zero = _mm512_setzero_ps();
@@ -138,7 +163,7 @@ impl Tile {
             if !wide {
                 for c in 0..C {
                     for r in 0..2 {
-                        sums[c][r] = results(c, r);
+                        sums[c][r] = before(c, r);
                     }
                 }
             }
@@ -146,7 +171,9 @@ impl Tile {
             let mut scales_at = self.places.scales + self.start / F::SCALED * 4;
             let mut sums_at = self.places.sums + self.start / F::GROUP * 4;
             for group in 0..self.len / F::GROUP {
-                let codes = (&raw const (*self.slab).codes[group * (F::GROUP / 4)]).cast::<u8>();
+                let codes = (&raw const (*self.slab).codes)
+                    .cast::<u8>()
+                    .add(group * F::GROUP * 32);
                 let mut whole = [[_mm512_setzero_si512(); 2]; C];
                 if let Sums::Offset(_) = F::SUMS {
                     for c in 0..C {
@@ -195,12 +222,10 @@ impl Tile {
             for c in 0..C {
                 for r in 0..2 {
                     if wide {
-                        let scale = x[c].add(scales_at).cast::<f32>().read();
-                        sums[c][r] =
-                            _mm512_fmadd_ps(sums[c][r], _mm512_set1_ps(scale), results(c, r));
+                        let scale = _mm512_set1_ps(x[c].add(scales_at).cast::<f32>().read());
+                        sums[c][r] = _mm512_fmadd_ps(sums[c][r], scale, before(c, r));
                     }
-                    let out = out[c].wrapping_add(r * PANEL);
-                    _mm512_mask_storeu_ps(out, self.masks[r], sums[c][r]);
+                    _mm512_store_ps((&raw mut (*results.add(c))[r]).cast(), sums[c][r]);
                 }
             }
         }
