@@ -25,50 +25,38 @@ pub(crate) enum Sums {
     Minus,
 }
 
-/// How a column lies in memory: codes, then scales (f32), then sums of groups.
+/// Elements of a slab: what is multiplied at a time.
+pub(crate) const SLAB: usize = 256;
+
+impl ColumnSpec {
+    /// Offset of the sums in a slab: behind its codes and scales.
+    #[inline(always)]
+    pub const fn sums_at(&self) -> usize {
+        SLAB + SLAB / self.scaled * 4
+    }
+
+    /// Bytes of a slab: whole cache lines.
+    #[inline(always)]
+    pub const fn slab_bytes(&self) -> usize {
+        (self.sums_at() + SLAB / self.group * 4).next_multiple_of(64)
+    }
+}
+
+/// How a column lies in memory: slab after slab, each with its codes, scales (f32) and sums of groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activations {
     token: Avx512,
     spec: ColumnSpec,
-    places: Places,
     /// Size in bytes.
     pub bytes: usize,
-}
-
-/// Offsets in a column.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
-    /// Of the scales.
-    pub scales: usize,
-    /// Of the sums.
-    pub sums: usize,
-}
-
-impl Places {
-    /// In a column of `k` elements.
-    #[inline(always)]
-    pub fn new(k: usize, scaled: usize) -> Self {
-        let scales = k.next_multiple_of(64);
-        Places {
-            scales,
-            sums: scales + (k.div_ceil(scaled) * 4).next_multiple_of(64),
-        }
-    }
 }
 
 impl Activations {
     /// For columns of `k` elements; `None` if the size overflows.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn new(token: Avx512, spec: ColumnSpec, k: usize) -> Option<Self> {
-        // No part is larger than four times the codes.
-        k.checked_mul(16)?.checked_add(1024)?;
-        let places = Places::new(k, spec.scaled);
-        Some(Activations {
-            token,
-            spec,
-            places,
-            bytes: places.sums + (k / spec.group * 4).next_multiple_of(64),
-        })
+        let bytes = k.div_ceil(SLAB).checked_mul(spec.slab_bytes())?;
+        Some(Activations { token, spec, bytes })
     }
 
     /// Quantizes elements of a column from element `start` on, a multiple of 256.
@@ -77,28 +65,27 @@ impl Activations {
     /// `self.bytes` must be writable at `out`, which is aligned to 4; `self` is for a column with these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let _ = self.token;
-        let ColumnSpec {
-            scaled,
-            group,
-            sums,
-        } = self.spec;
-        for (i, x) in x.chunks(scaled).enumerate() {
-            let at = start + i * scaled;
-            // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
-            unsafe {
-                let codes = out.add(at).cast::<i8>();
-                let scale = round(x, codes);
-                *out.add(self.places.scales).cast::<f32>().add(at / scaled) = scale;
-                for g in 0..x.len() / group {
-                    let to = out.add(self.places.sums).cast::<i32>().add(at / group + g);
-                    let sum = sum(codes.add(g * group), group);
-                    *to = match sums {
-                        Sums::Offset(offset) => -offset * sum,
-                        Sums::Minus => {
-                            let scale = if scaled == 32 { scale } else { 1.0 };
-                            (-(sum as f32) * scale).to_bits() as i32
-                        }
-                    };
+        let spec = &self.spec;
+        for (i, x) in x.chunks(SLAB).enumerate() {
+            let slab = out.wrapping_add((start / SLAB + i) * spec.slab_bytes());
+            let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(spec.sums_at()));
+            for (part, x) in x.chunks(spec.scaled).enumerate() {
+                let at = part * spec.scaled;
+                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+                unsafe {
+                    let codes = slab.add(at).cast::<i8>();
+                    let scale = round(x, codes);
+                    *scales.cast::<f32>().add(part) = scale;
+                    for g in 0..x.len() / spec.group {
+                        let sum = sum(codes.add(g * spec.group), spec.group);
+                        *sums.cast::<i32>().add(at / spec.group + g) = match spec.sums {
+                            Sums::Offset(offset) => -offset * sum,
+                            Sums::Minus => {
+                                let scale = if spec.scaled == 32 { scale } else { 1.0 };
+                                (-(sum as f32) * scale).to_bits() as i32
+                            }
+                        };
+                    }
                 }
             }
         }

@@ -4,12 +4,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::PANEL;
-use super::activations::Sums;
+use super::activations::{ColumnSpec, SLAB, Sums};
 use samite_quant::IQ4_NL_VALUES;
 use std::arch::x86_64::*;
-
-/// Elements of rows that are unpacked at a time: a block of the largest types.
-pub(super) const SLAB: usize = 256;
 
 /// Bytes of memory that are asked for before they are needed.
 const AHEAD: usize = 2048;
@@ -76,6 +73,13 @@ pub(super) trait Format {
     const SCALED: usize = 32;
     /// What has to be done about sums of columns.
     const SUMS: Sums;
+
+    /// What columns must be.
+    const COLUMNS: ColumnSpec = ColumnSpec {
+        scaled: Self::SCALED,
+        group: Self::GROUP,
+        sums: Self::SUMS,
+    };
 
     /// Unpacks blocks `first..first + count`, at most a slab, of a panel of `blocks` blocks.
     ///

@@ -10,10 +10,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::PANEL;
-use super::activations::{ColumnSpec, Places, Sums};
-use super::formats::{
-    Format, Half, Iq4Nl, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, SLAB, Slab,
-};
+use super::activations::{ColumnSpec, SLAB, Sums};
+use super::formats::{Format, Half, Iq4Nl, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab};
 use crate::detect::Avx512;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -23,12 +21,7 @@ use std::mem::MaybeUninit;
 /// The product for a type and what it needs columns to be. The token proves that the function may be called.
 pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
     fn of<F: Format>(_: Avx512) -> (PanelFn, ColumnSpec) {
-        let spec = ColumnSpec {
-            scaled: F::SCALED,
-            group: F::GROUP,
-            sums: F::SUMS,
-        };
-        (multiply::<F>, spec)
+        (multiply::<F>, F::COLUMNS)
     }
     Some(match dtype {
         DType::Q8_0 => of::<Q8_0>(token),
@@ -73,7 +66,6 @@ unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
                 slab,
                 start: 0,
                 len: 0,
-                places: Places::new(panel.k, F::SCALED),
             };
             // SAFETY: the caller's contract: there are so many panels and columns; sums are written before they are
             // read, by the first slab, and there is room for those of all columns.
@@ -112,7 +104,6 @@ struct Tile {
     start: usize,
     /// Number of elements.
     len: usize,
-    places: Places,
 }
 
 impl Tile {
@@ -125,32 +116,63 @@ impl Tile {
         let (sixes, rest) = columns.as_chunks::<6>();
         // SAFETY: the caller's contract.
         unsafe {
-            for (i, columns) in sixes.iter().enumerate() {
-                self.run::<F, 6>(columns, results.add(6 * i));
+            for (i, six) in sixes.iter().enumerate() {
+                // What comes next is not in the first-level cache; the last ones ask for their own next slabs.
+                let next: [*const u8; 6] = match sixes.get(i + 1) {
+                    Some(next) => next.map(|c| self.slab_of::<F>(c.x)),
+                    None => {
+                        six.map(|c| self.slab_of::<F>(c.x).wrapping_add(F::COLUMNS.slab_bytes()))
+                    }
+                };
+                self.run::<F, 6>(six, next, results.add(6 * i));
             }
             let results = results.add(6 * sixes.len());
             match *rest {
                 [] => {}
-                [a] => self.run::<F, 1>(&[a], results),
-                [a, b] => self.run::<F, 2>(&[a, b], results),
-                [a, b, c] => self.run::<F, 3>(&[a, b, c], results),
-                [a, b, c, d] => self.run::<F, 4>(&[a, b, c, d], results),
-                [a, b, c, d, e, ..] => self.run::<F, 5>(&[a, b, c, d, e], results),
+                [a] => self.few::<F, 1>(&[a], results),
+                [a, b] => self.few::<F, 2>(&[a, b], results),
+                [a, b, c] => self.few::<F, 3>(&[a, b, c], results),
+                [a, b, c, d] => self.few::<F, 4>(&[a, b, c, d], results),
+                [a, b, c, d, e, ..] => self.few::<F, 5>(&[a, b, c, d, e], results),
             }
         }
     }
 
-    /// Multiplies the slab with columns and adds the products to `results`; the first slab begins them.
+    /// Where a column's part of this slab begins.
+    #[inline(always)]
+    fn slab_of<F: Format>(&self, column: *const u8) -> *const u8 {
+        column.wrapping_add(self.start / SLAB * F::COLUMNS.slab_bytes())
+    }
+
+    /// Like [`run`](Tile::run), asking for the columns' own next slabs.
+    ///
+    /// # Safety
+    /// As [`run`](Tile::run).
+    #[inline(always)]
+    unsafe fn few<F: Format, const C: usize>(&self, columns: &[Column; C], results: *mut Sum) {
+        let slab_bytes = F::COLUMNS.slab_bytes();
+        let next = columns.map(|c| self.slab_of::<F>(c.x).wrapping_add(slab_bytes));
+        // SAFETY: the caller's contract.
+        unsafe { self.run::<F, C>(columns, next, results) }
+    }
+
+    /// Multiplies the slab with columns and adds the products to `results`; the first slab begins them. Meanwhile asks
+    /// for as many slabs of columns that come next.
     ///
     /// # Safety
     /// The slab must be unpacked, the columns and room for their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<F: Format, const C: usize>(&self, columns: &[Column; C], results: *mut Sum) {
+    unsafe fn run<F: Format, const C: usize>(
+        &self,
+        columns: &[Column; C],
+        next: [*const u8; C],
+        results: *mut Sum,
+    ) {
         // One scale of the column for the whole slab, or one for each group.
         let wide = F::SCALED == SLAB;
         // SAFETY: the caller's contract.
         unsafe {
-            let x = columns.map(|c| c.x);
+            let x = columns.map(|c| self.slab_of::<F>(c.x));
             let before = |c: usize, r: usize| {
                 if self.start == 0 {
                     _mm512_setzero_ps()
@@ -167,24 +189,29 @@ impl Tile {
                     }
                 }
             }
-            let mut codes_at = self.start;
-            let mut scales_at = self.places.scales + self.start / F::SCALED * 4;
-            let mut sums_at = self.places.sums + self.start / F::GROUP * 4;
+            let sums_at = F::COLUMNS.sums_at();
             for group in 0..self.len / F::GROUP {
+                let step = F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
+                for next in next {
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(group * step).cast());
+                }
                 let codes = (&raw const (*self.slab).codes)
                     .cast::<u8>()
                     .add(group * F::GROUP * 32);
                 let mut whole = [[_mm512_setzero_si512(); 2]; C];
                 if let Sums::Offset(_) = F::SUMS {
                     for c in 0..C {
-                        let start = x[c].add(sums_at).cast::<i32>().read();
+                        let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
                         whole[c] = [_mm512_set1_epi32(start); 2];
                     }
                 }
                 for i in 0..F::GROUP / 4 {
                     let w = [0, 1].map(|r| _mm512_load_si512(codes.add((2 * i + r) * 64).cast()));
                     for c in 0..C {
-                        let x = x[c].add(codes_at + 4 * i).cast::<i32>().read_unaligned();
+                        let x = x[c]
+                            .add(group * F::GROUP + 4 * i)
+                            .cast::<i32>()
+                            .read_unaligned();
                         let x = _mm512_set1_epi32(x);
                         for r in 0..2 {
                             whole[c][r] = _mm512_dpbusd_epi32(whole[c][r], w[r], x);
@@ -198,7 +225,7 @@ impl Tile {
                         let scale = if wide {
                             scales[r]
                         } else {
-                            let scale = x[c].add(scales_at).cast::<f32>().read();
+                            let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
                             _mm512_mul_ps(scales[r], _mm512_set1_ps(scale))
                         };
                         let product = _mm512_cvtepi32_ps(whole[c][r]);
@@ -210,19 +237,17 @@ impl Tile {
                         let minimums = (&raw const (*self.slab).minimums[group][r]).cast();
                         let minimums = _mm512_load_ps(minimums);
                         for c in 0..C {
-                            let sum = _mm512_set1_ps(x[c].add(sums_at).cast::<f32>().read());
+                            let sum =
+                                _mm512_set1_ps(x[c].add(sums_at + 4 * group).cast::<f32>().read());
                             sums[c][r] = _mm512_fmadd_ps(minimums, sum, sums[c][r]);
                         }
                     }
                 }
-                codes_at += F::GROUP;
-                scales_at += 4 * F::GROUP / F::SCALED;
-                sums_at += 4;
             }
             for c in 0..C {
                 for r in 0..2 {
                     if wide {
-                        let scale = _mm512_set1_ps(x[c].add(scales_at).cast::<f32>().read());
+                        let scale = _mm512_set1_ps(x[c].add(SLAB).cast::<f32>().read());
                         sums[c][r] = _mm512_fmadd_ps(sums[c][r], scale, before(c, r));
                     }
                     _mm512_store_ps((&raw mut (*results.add(c))[r]).cast(), sums[c][r]);

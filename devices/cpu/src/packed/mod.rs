@@ -71,3 +71,120 @@ pub(crate) fn is_packed(node: Node<'_>, source: usize) -> bool {
     let stored = node.source(source).and_then(Node::stored);
     stored.is_some_and(|stored| stored.tensor().buffer.as_any().is::<PackedBuffer>())
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::layout::PackedLayout;
+    use super::*;
+    use crate::harness::numbers;
+    use crate::simd::float::{Column, Panel};
+    use samite_core::Layout;
+
+    fn best() -> Option<Isa> {
+        let isa = Isa::detect(None);
+        matches!(isa, Isa::Avx512(_)).then_some(isa)
+    }
+
+    #[test]
+    fn every_type_that_can_be_packed_has_a_product() {
+        let Some(isa) = best() else { return };
+        for dtype in DType::all() {
+            let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
+                continue;
+            };
+            let packed = PackedLayout::new(&layout).is_some();
+            assert_eq!(packed, product(isa, dtype, 256).is_some(), "{dtype}");
+        }
+        assert!(product(isa, DType::F32, 256).is_none());
+    }
+
+    /// Products of packed rows with `columns`, `batch` of them at a time.
+    fn multiply(
+        isa: Isa,
+        layout: &Layout,
+        weights: &[u8],
+        x: &[f32],
+        batch: usize,
+    ) -> Option<Vec<f32>> {
+        let [k, rows, ..] = layout.shape();
+        let packed = PackedLayout::new(layout)?;
+        let mut memory = vec![[0u64; 8]; packed.bytes() / 64];
+        let panels = bytemuck::cast_slice_mut(&mut memory).chunks_mut(packed.panel_bytes);
+        for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
+            packed.pack(rows, panel);
+        }
+        let product = product(isa, layout.dtype(), k)?;
+        let bytes = product.columns.bytes;
+        let mut columns = vec![[0u64; 8]; x.len() / k * bytes / 64];
+        let base = columns.as_mut_ptr().cast::<u8>();
+        let mut out = vec![f32::NAN; x.len() / k * rows];
+        let places: Vec<_> = x
+            .chunks(k)
+            .zip(out.chunks_mut(rows))
+            .enumerate()
+            .map(|(c, (x, out))| {
+                let to = base.wrapping_add(c * bytes);
+                // SAFETY: there is memory for each column.
+                unsafe { product.columns.quantize(x, 0, to) };
+                Column {
+                    x: to,
+                    out: out.as_mut_ptr(),
+                }
+            })
+            .collect();
+        let panel = Panel {
+            weights: memory.as_ptr().cast(),
+            stride: packed.panel_bytes,
+            rows,
+            k,
+            first: 0,
+        };
+        for columns in places.chunks(batch) {
+            // SAFETY: everything is as large as said, and the instructions were detected.
+            unsafe { (product.function)(&panel, columns) };
+        }
+        Some(out)
+    }
+
+    #[test]
+    fn products_are_close_to_exact_ones_and_the_same_in_any_batch() {
+        let Some(isa) = best() else { return };
+        for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256).is_some()) {
+            let lengths = if dtype.block_len() == 256 {
+                [256, 768]
+            } else {
+                [32, 608]
+            };
+            for (k, rows) in lengths
+                .into_iter()
+                .flat_map(|k| [1, 16, 31, 50].map(|m| (k, m)))
+            {
+                let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+                let mut weights = vec![0; layout.bytes()];
+                samite_quant::encode_row(dtype, &numbers(7, k * rows), &mut weights).unwrap();
+                let mut decoded = vec![0.0; k * rows];
+                samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
+                let x = numbers(11, k * 67);
+                let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
+                for batch in [1, 5, 64] {
+                    let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
+                    assert!(got == other, "{dtype} {k} {rows} {batch}");
+                }
+                let (mut error, mut power) = (0.0, 0.0);
+                for (c, x) in x.chunks(k).enumerate() {
+                    for (r, w) in decoded.chunks(k).enumerate() {
+                        let pairs = x.iter().zip(w);
+                        let exact: f64 = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                        error += (exact - f64::from(got[c * rows + r])).powi(2);
+                        power += exact * exact;
+                    }
+                }
+                assert!(
+                    error / power < 1e-4,
+                    "{dtype} {k} {rows}: {}",
+                    error / power
+                );
+            }
+        }
+    }
+}
