@@ -72,6 +72,8 @@ struct Loaded {
     generation: Option<usize>,
     /// By pipeline copy, then tensor of the lowered graph.
     places: Vec<Vec<Option<TensorRef>>>,
+    /// Scratch memory by split.
+    workspaces: Vec<Option<TensorRef>>,
     /// By pipeline copy, then split.
     prepared: Vec<Vec<Option<Box<dyn Prepared>>>>,
     /// By action, then pipeline copy; only where somebody waits and the device has events.
@@ -193,6 +195,7 @@ impl Scheduler {
                     last_use: 0,
                     generation: None,
                     places: Vec::new(),
+                    workspaces: Vec::new(),
                     prepared: Vec::new(),
                     events: Vec::new(),
                     runs: 0,
@@ -245,6 +248,7 @@ impl Scheduler {
                 self.current = None;
                 for loaded in &mut self.loaded {
                     loaded.places.clear();
+                    loaded.workspaces.clear();
                     loaded.prepared.clear();
                     loaded.generation = None;
                 }
@@ -294,16 +298,18 @@ impl Scheduler {
                 self.bounce.reserve(copy, graph, &loaded.places[0])?;
             }
         }
+        loaded.workspaces = (0..plan.lowered.splits.len())
+            .map(|split| self.workspace(plan, split))
+            .collect::<Result<_>>()?;
         loaded.prepared = Vec::with_capacity(plan.copies);
         for places in &loaded.places {
             let mut prepared = Vec::with_capacity(plan.lowered.splits.len());
             for (number, split) in plan.lowered.splits.iter().enumerate() {
-                let workspace = self.workspace(plan, number)?;
                 let work = Placed {
                     graph,
                     nodes: &split.nodes,
                     places,
-                    workspace: workspace.as_ref(),
+                    workspace: loaded.workspaces[number].as_ref(),
                 };
                 prepared.push(Some(self.streams[split.device].prepare(work)?));
                 self.counters.prepared += 1;
@@ -595,23 +601,7 @@ impl Scheduler {
                     to.copy_from(from)?;
                 }
             }
-            let blocks = plan.memory.workspaces[number].as_ref();
-            let workspace = blocks
-                .map(|blocks| -> Result<TensorRef> {
-                    let block = blocks.get(0);
-                    let buffer = self.buffers[blocks.memory][block.chunk].clone();
-                    let buffer =
-                        buffer.ok_or_else(|| Error::invalid("a planned buffer is missing"))?;
-                    let layout = Layout::contiguous(samite_core::DType::I8, [block.size, 1, 1, 1])?;
-                    Ok(TensorRef {
-                        buffer,
-                        slot: Slot {
-                            offset: block.offset,
-                            layout,
-                        },
-                    })
-                })
-                .transpose()?;
+            let workspace = loaded.workspaces[number].as_ref();
             // Nodes up to the next one that is wanted run together.
             let mut rest = &split.nodes[..];
             while !rest.is_empty() {
@@ -622,7 +612,7 @@ impl Scheduler {
                     graph,
                     nodes: now,
                     places,
-                    workspace: workspace.as_ref(),
+                    workspace,
                 };
                 let stream = &mut self.streams[split.device];
                 let mut prepared = stream.prepare(work)?;
