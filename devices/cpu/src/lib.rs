@@ -11,6 +11,11 @@
 //! walks the list: phases that are too small to be shared run in the calling thread, the others are shared out among the
 //! workers, with a barrier behind. Nothing is allocated.
 //!
+//! # Packed weights
+//! Where the processor has AVX-512 with VNNI, the device offers memory of its own for quantized weights, `cpu-packed`, an
+//! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for
+//! products that are several times as fast; what is written is packed, what is read unpacked.
+//!
 //! # What kernels promise
 //! - Results do not depend on the number of threads: every element is computed by one task, in a fixed order.
 //! - Values in memory (row numbers) are checked before they become addresses; a bad one is an error that names it.

@@ -18,6 +18,7 @@ pub(crate) struct ColumnSpec {
 
 /// What is stored for the sum of the codes of a group.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Sums {
     /// The sum times minus the offset of the weights' codes, as i32.
     Offset(i32),

@@ -1,8 +1,5 @@
 //! Panels of each type, unpacked to bytes: what is different between types of weights.
 
-// Loops over registers are written with indices, and addresses with what they consist of.
-#![allow(clippy::needless_range_loop)]
-
 use super::PANEL;
 use super::activations::{ColumnSpec, SLAB, Sums};
 use samite_quant::IQ4_NL_VALUES;

@@ -7,7 +7,8 @@
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`activations`]: the other side of products, rounded to 8 bits.
-//! - [`kernels`]: products, for AVX-512 with VNNI.
+//! - `formats`, `kernels`: how panels of each type become bytes, and products of those, for AVX-512 with VNNI.
+//! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
