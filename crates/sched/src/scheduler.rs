@@ -393,11 +393,10 @@ impl Scheduler {
         self.block(blocks, 0, bytes).map(Some)
     }
 
-    fn current(&self) -> Result<&Loaded> {
-        let index = self
-            .current
-            .ok_or_else(|| Error::invalid("no graph is loaded"))?;
-        Ok(&self.loaded[index])
+    /// The position of the loaded graph.
+    fn current_index(&self) -> Result<usize> {
+        self.current
+            .ok_or_else(|| Error::invalid("no graph is loaded"))
     }
 
     /// The plan of the loaded graph.
@@ -405,7 +404,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::InvalidArgument`] if no graph is loaded.
     pub fn current_plan(&self) -> Result<&Plan> {
-        Ok(&self.current()?.plan)
+        Ok(&self.loaded[self.current_index()?].plan)
     }
 
     /// Writes bytes of an input of the loaded graph, for the next run. Inputs keep their values from run to run only
@@ -415,9 +414,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not exist.
     pub fn write(&mut self, id: TensorId, offset: usize, data: &[u8]) -> Result<()> {
-        let index = self
-            .current
-            .ok_or_else(|| Error::invalid("no graph is loaded"))?;
+        let index = self.current_index()?;
         let loaded = &mut self.loaded[index];
         let tensor = loaded.plan.graph.tensors().get(id.index());
         if !tensor.is_some_and(|tensor| tensor.flags.input) {
@@ -446,9 +443,7 @@ impl Scheduler {
     /// # Errors
     /// [`Error::InvalidArgument`] if `id` keeps no value, or the range does not exist; or what failed in the run.
     pub fn read(&mut self, id: TensorId, offset: usize, out: &mut [u8]) -> Result<()> {
-        let index = self
-            .current
-            .ok_or_else(|| Error::invalid("no graph is loaded"))?;
+        let index = self.current_index()?;
         let loaded = &self.loaded[index];
         let graph = &loaded.plan.graph;
         let keeps = |id: TensorId| {
@@ -496,9 +491,7 @@ impl Scheduler {
     }
 
     fn issue(&mut self, cancel: &CancelToken) -> Result<()> {
-        let index = self
-            .current
-            .ok_or_else(|| Error::invalid("no graph is loaded"))?;
+        let index = self.current_index()?;
         let loaded = &mut self.loaded[index];
         self.counters.runs += 1;
         let copy = loaded.copy();
@@ -585,9 +578,7 @@ impl Scheduler {
         mut see: impl FnMut(TensorId, &TensorRef) -> Result<Watch>,
     ) -> Result<()> {
         self.synchronize()?;
-        let index = self
-            .current
-            .ok_or_else(|| Error::invalid("no graph is loaded"))?;
+        let index = self.current_index()?;
         let loaded = &mut self.loaded[index];
         self.counters.runs += 1;
         let copy = loaded.copy();
