@@ -1,6 +1,6 @@
-//! Measures matrix products of 4096 x 4096 weights with 1 and with 64 columns: `cargo run --release -p samite-cpu
-//! --example matmul [threads] [type ...]`. Prints the median of several runs as bytes of weights per second and as
-//! floating point operations per second; once more for weights in packed memory, where there is such.
+//! Measures matrix products of 4096 x 4096 weights: `cargo run --release -p samite-cpu --example matmul
+//! [threads [columns,... [type ...]]]`. Prints the median of several runs as bytes of weights per second and as
+//! operations per second; once more for weights in packed memory, where there is such.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 const K: usize = 4096;
 const ROWS: usize = 4096;
 
-/// Copies of the weights that are used in turn, so that they come from memory, not from a cache.
-const COPIES: usize = 4;
+/// Bytes of weights, in copies that are used in turn, so that they come from memory, not from a cache.
+const BYTES: usize = 512 << 20;
 
 fn place(layout: Layout, usage: Usage) -> Result<TensorRef> {
     let buffer = host_buffer_type().allocate(layout.bytes().max(64), usage)?;
@@ -42,7 +42,8 @@ fn measure(
         place.write(0, &bytes)?;
     }
     let rows = row_bytes.repeat(ROWS);
-    for _ in 0..COPIES {
+    let copies = BYTES.div_ceil(rows.len()).div_ceil(columns);
+    for _ in 0..copies {
         let layout = Layout::contiguous(dtype, [K, ROWS, 1, 1])?;
         let sample = {
             let mut graph = Graph::new();
@@ -83,10 +84,10 @@ fn measure(
         observer: None,
     };
     let mut times = Vec::new();
-    for _ in 0..9 {
+    for _ in 0..7 {
         let start = Instant::now();
         stream.run(prepared.as_mut(), control)?;
-        times.push(start.elapsed() / COPIES as u32);
+        times.push(start.elapsed() / copies as u32);
     }
     times.sort();
     Ok(Some(times[times.len() / 2]))
@@ -101,10 +102,21 @@ fn main() -> Result<()> {
             .map_err(|_| Error::invalid("the first argument is the number of threads"))?;
         options = options.with_threads(threads);
     }
+    let columns = arguments.next().unwrap_or("1,4,8,64,256".into());
+    let columns = columns
+        .split(',')
+        .map(|number| number.parse().ok().filter(|&n| n > 0))
+        .collect::<Option<Vec<usize>>>()
+        .ok_or_else(|| Error::invalid("the second argument has numbers of columns, as in 1,64"))?;
     let named: Vec<_> = arguments.collect();
     let types: Vec<_> = DType::all()
         .filter(|dtype| samite_quant::can_encode(*dtype))
-        .filter(|dtype| named.is_empty() || named.iter().any(|name| name == dtype.name()))
+        .filter(|dtype| {
+            named.is_empty()
+                || named
+                    .iter()
+                    .any(|name| name.eq_ignore_ascii_case(dtype.name()))
+        })
         .collect();
     let device = CpuDevice::new(options);
     println!("{} {device:?}", device.description());
@@ -112,15 +124,20 @@ fn main() -> Result<()> {
     memories.extend(device.extra_buffer_types());
     for dtype in types {
         for memory in &memories {
-            report(&device, memory, dtype)?;
+            report(&device, memory, dtype, &columns)?;
         }
     }
     Ok(())
 }
 
-fn report(device: &Arc<CpuDevice>, memory: &Arc<dyn BufferType>, dtype: DType) -> Result<()> {
+fn report(
+    device: &Arc<CpuDevice>,
+    memory: &Arc<dyn BufferType>,
+    dtype: DType,
+    columns: &[usize],
+) -> Result<()> {
     let mut line = format!("{dtype:8} {:10}", memory.name());
-    for columns in [1, 4, 8, 64, 256] {
+    for &columns in columns {
         let Some(time) = measure(device, memory, dtype, columns)? else {
             return Ok(());
         };
@@ -128,7 +145,7 @@ fn report(device: &Arc<CpuDevice>, memory: &Arc<dyn BufferType>, dtype: DType) -
         let bytes = dtype.row_bytes(K)? * ROWS;
         let operations = 2 * K * ROWS * columns;
         line += &format!(
-            "  n={columns:<3} {:8.3} ms {:5.1} GB/s {:6.1} GFLOP/s",
+            "  n={columns:<3} {:8.3} ms {:5.1} GB/s {:6.1} Gop/s",
             seconds * 1e3,
             bytes as f64 / seconds / 1e9,
             operations as f64 / seconds / 1e9

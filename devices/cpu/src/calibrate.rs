@@ -3,6 +3,7 @@
 //! Speeds of kernels are worth little without the machine's limits beside them. Each limit is measured by a loop that does
 //! nothing but the limiting operation, by all threads at once for some milliseconds; the best of several tries counts.
 
+use samite_core::HostMemory;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -25,23 +26,34 @@ pub fn allowed_threads() -> usize {
     crate::machine::processors()
 }
 
-const TRIES: usize = 4;
-const BUFFER_BYTES: usize = 96 << 20;
+const TRIES: usize = 6;
+/// Bytes that are read, by all threads together: more than the part of a shared cache that a few cores get to use.
+const BUFFER_BYTES: usize = 768 << 20;
+/// Bytes that each thread reads at least.
+const THREAD_BYTES: usize = 64 << 20;
 const REGISTERS: usize = 12;
 
-/// Measures the limits of `threads` threads. Takes about half a second and 96 MiB for each thread.
+/// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many threads; a limit that
+/// could not be measured for want of memory is 0.
 pub fn measure_peaks(threads: usize) -> Peaks {
     let threads = threads.max(1);
-    let best = |work: &(dyn Fn(&mut Vec<u8>) -> f64 + Sync), bytes: usize| {
+    let best = |work: &(dyn Fn(&[u8], usize) -> f64 + Sync), bytes: usize| {
         let barrier = Barrier::new(threads);
         std::thread::scope(|scope| {
             let run = || {
-                let mut buffer = vec![1u8; bytes];
+                // As weights lie, in large pages where there are such.
+                let memory = HostMemory::allocate(bytes, "cpu", "measuring");
+                let buffer = memory.as_ref().map_or(&[][..], |memory| {
+                    // Pages that were never written are all the same one.
+                    let _ = memory.fill(0, bytes, 1);
+                    // SAFETY: the memory has so many bytes, lives longer than the slice, and nobody writes to it.
+                    unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), bytes) }
+                });
                 let mut rates = [0.0; TRIES];
-                for rate in &mut rates {
+                for (number, rate) in rates.iter_mut().enumerate() {
                     barrier.wait();
                     let start = Instant::now();
-                    let amount = work(&mut buffer);
+                    let amount = work(buffer, number);
                     *rate = amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64();
                 }
                 rates
@@ -59,20 +71,26 @@ pub fn measure_peaks(threads: usize) -> Peaks {
     };
     Peaks {
         threads,
-        read_bytes: best(&|buffer| read(buffer), BUFFER_BYTES),
-        f32_operations: best(&|_| multiply_add(), 1),
-        i8_operations: can_multiply_bytes().then(|| best(&|_| multiply_bytes(), 1)),
+        read_bytes: best(&read, (BUFFER_BYTES / threads).max(THREAD_BYTES)),
+        f32_operations: best(&|_, _| multiply_add(), 1),
+        i8_operations: can_multiply_bytes().then(|| best(&|_, _| multiply_bytes(), 1)),
     }
 }
 
-/// Reads the buffer once; returns its size.
-fn read(buffer: &[u8]) -> f64 {
+/// Reads the buffer once, in one stream or in several; returns its size.
+fn read(buffer: &[u8], number: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: AVX2 was detected.
-        std::hint::black_box(unsafe { x86::read_avx2(buffer) });
+        std::hint::black_box(unsafe {
+            match number % 2 {
+                0 => x86::read_avx2::<1>(buffer),
+                _ => x86::read_avx2::<4>(buffer),
+            }
+        });
         return buffer.len() as f64;
     }
+    let _ = number;
     // Four streams keep more lines in flight than one.
     let (words, _) = buffer.as_chunks::<8>();
     let quarter = words.len() / 4;
@@ -138,8 +156,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx2")]
-    pub fn read_avx2(buffer: &[u8]) -> i64 {
-        const STREAMS: usize = 4;
+    pub fn read_avx2<const STREAMS: usize>(buffer: &[u8]) -> i64 {
         const AHEAD: usize = 1024;
         let part = buffer.len() / STREAMS / 128 * 128;
         let mut sums = [_mm256_setzero_si256(); STREAMS];
@@ -156,11 +173,10 @@ mod x86 {
                 }
             }
         }
-        let [a, b, c, d] = sums;
-        _mm256_extract_epi64::<0>(_mm256_add_epi64(
-            _mm256_add_epi64(a, b),
-            _mm256_add_epi64(c, d),
-        ))
+        let sum = sums
+            .into_iter()
+            .fold(_mm256_setzero_si256(), |a, b| _mm256_add_epi64(a, b));
+        _mm256_extract_epi64::<0>(sum)
     }
 
     #[target_feature(enable = "avx512f")]

@@ -3,8 +3,12 @@
 //! A value of [`Avx2`] or [`Avx512`] proves that this processor has these instructions, so code that needs them asks
 //! for the token instead of trusting a comment.
 
-/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx512` or `neon`.
+/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx512` or
+/// `amx`.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use std::sync::OnceLock;
 
 /// A level of instruction sets that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +19,8 @@ pub enum IsaLevel {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI, and all of [`IsaLevel::Avx2`].
     Avx512,
+    /// AMX for 8-bit integers, and all of [`IsaLevel::Avx512`].
+    Amx,
 }
 
 impl IsaLevel {
@@ -24,6 +30,7 @@ impl IsaLevel {
             "generic" => IsaLevel::Generic,
             "avx2" => IsaLevel::Avx2,
             "avx512" => IsaLevel::Avx512,
+            "amx" => IsaLevel::Amx,
             _ => return None,
         })
     }
@@ -35,7 +42,54 @@ pub(crate) struct Avx2(());
 
 /// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    tiles: Option<Tiles>,
+}
+
+impl Avx512 {
+    /// Whether AMX is there too.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn tiles(self) -> Option<Tiles> {
+        self.tiles
+    }
+}
+
+/// Proof that AMX for 8-bit integers is there, and that the system lets this process use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiles(());
+
+impl Tiles {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn detect() -> Option<Self> {
+        use std::arch::x86_64::__cpuid_count;
+        const AMX_TILE: u32 = 1 << 24;
+        const AMX_INT8: u32 = 1 << 25;
+        // See https://docs.kernel.org/arch/x86/xstate.html
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_long = 18;
+        static DETECTED: OnceLock<bool> = OnceLock::new();
+        let detected = *DETECTED.get_or_init(|| {
+            let features = __cpuid_count(7, 0).edx;
+            // SAFETY: asks the kernel for permission to use tiles; it touches no memory of ours.
+            features & AMX_TILE != 0
+                && features & AMX_INT8 != 0
+                && unsafe {
+                    libc::syscall(
+                        libc::SYS_arch_prctl,
+                        ARCH_REQ_XCOMP_PERM,
+                        XFEATURE_XTILEDATA,
+                    ) == 0
+                }
+        });
+        detected.then_some(Tiles(()))
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fn detect() -> Option<Self> {
+        None
+    }
+}
 
 /// The instruction set that kernels of one device use.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +110,7 @@ impl Isa {
             .into_iter()
             .flatten()
             .min()
-            .unwrap_or(IsaLevel::Avx512);
+            .unwrap_or(IsaLevel::Amx);
         Self::at_most(limit)
     }
 
@@ -72,7 +126,8 @@ impl Isa {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
         if avx512 && limit >= IsaLevel::Avx512 {
-            Isa::Avx512(Avx512(()))
+            let tiles = (limit >= IsaLevel::Amx).then(Tiles::detect).flatten();
+            Isa::Avx512(Avx512 { tiles })
         } else if avx2 && limit >= IsaLevel::Avx2 {
             Isa::Avx2(Avx2(()))
         } else {
@@ -88,6 +143,7 @@ impl Isa {
     /// Name for people.
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Avx512(token) if token.tiles.is_some() => "amx",
             Isa::Avx512(_) => "avx512-vnni",
             Isa::Avx2(_) => "avx2",
             Isa::Generic if cfg!(target_arch = "aarch64") => "neon",
@@ -115,7 +171,12 @@ impl Isa {
     #[cfg(test)]
     pub fn all() -> Vec<Isa> {
         let mut all: Vec<Isa> = Vec::new();
-        for level in [IsaLevel::Generic, IsaLevel::Avx2, IsaLevel::Avx512] {
+        for level in [
+            IsaLevel::Generic,
+            IsaLevel::Avx2,
+            IsaLevel::Avx512,
+            IsaLevel::Amx,
+        ] {
             let isa = Self::at_most(level);
             if all.last().is_none_or(|last| last.name() != isa.name()) {
                 all.push(isa);

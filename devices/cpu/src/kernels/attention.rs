@@ -314,6 +314,7 @@ impl Attention {
                     rows: len,
                     k: plan.d,
                     first: 0,
+                    slabs: 0,
                 };
                 (self.product)(&panel, &queries[..count]);
                 for ((row, scores), sums) in rows
@@ -406,7 +407,9 @@ impl Attention {
                     .for_each(|x| *x = softcap * math::tanh(*x));
             }
         });
-        if let Some(mask) = mask {
+        // Most blocks of keys are seen by all rows: only those at the edge need a look at each key.
+        let masked = |mask: &&[u16]| self.isa.run(|| mask.iter().fold(0, |any, &m| any | m) != 0);
+        if let Some(mask) = mask.filter(masked) {
             for (x, &m) in scores.iter_mut().zip(mask) {
                 match m {
                     0 => {}

@@ -16,7 +16,7 @@ use samite_core::{DType, Error, Layout, Node, Result};
 use std::ops::Range;
 
 /// Most columns that a task multiplies with a block of rows.
-pub(crate) const COLUMNS: usize = 60;
+pub(crate) const COLUMNS: usize = 128;
 
 /// Rows that are decoded at a time where a type has no product of its own.
 const DECODED_ROWS: usize = 4;
@@ -36,12 +36,20 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Bytes of a column of `k` elements.
-    fn bytes(self, k: usize) -> Option<usize> {
+    /// Distance in bytes of columns of `k` elements.
+    fn stride(self, k: usize) -> Option<usize> {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
             Form::Eight(eight) => Some(eight.bytes),
+            Form::Packed(activations) => Some(activations.stride()),
+        }
+    }
+
+    /// Bytes of all `columns` columns of `k` elements.
+    fn bytes(self, k: usize, columns: usize) -> Option<usize> {
+        match self {
             Form::Packed(activations) => Some(activations.bytes),
+            Form::F32 | Form::Eight(_) => self.stride(k)?.checked_mul(columns),
         }
     }
 }
@@ -62,8 +70,10 @@ impl Product {
     pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
+        let columns = node.source_layout(1)?.rows();
         if packed::is_packed(node, 0) {
-            let PackedProduct { function, columns } = packed::product(isa, weights.dtype(), k)?;
+            let PackedProduct { function, columns } =
+                packed::product(isa, weights.dtype(), k, columns)?;
             return Some(Product {
                 function,
                 form: Form::Packed(columns),
@@ -138,6 +148,10 @@ impl Product {
             rows: rows.len(),
             k,
             first: rows.start,
+            slabs: match self.form {
+                Form::Packed(activations) => activations.slabs,
+                Form::F32 | Form::Eight(_) => 0,
+            },
         };
         // SAFETY: the caller's contract.
         unsafe {
@@ -168,7 +182,7 @@ impl Product {
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     source: Operand,
-    /// Where they are packed, and bytes of each; `None` if the source is used as it is.
+    /// Where they are packed, and their distance; `None` if the source is used as it is.
     packed: Option<(Scratch, usize)>,
 }
 
@@ -178,16 +192,16 @@ impl Columns {
         if matches!(form, Form::F32) && is_usable(layout) {
             return Some(0);
         }
-        form.bytes(layout.shape()[0])?.checked_mul(layout.rows())
+        form.bytes(layout.shape()[0], layout.rows())
     }
 
     /// Plans packing to the start of `scratch`.
     pub fn new(source: Operand, form: Form, scratch: Scratch) -> Self {
         let usable = matches!(form, Form::F32) && is_usable(source.layout());
-        let bytes = form.bytes(source.shape()[0]).unwrap_or(0);
+        let stride = form.stride(source.shape()[0]).unwrap_or(0);
         Columns {
             source,
-            packed: (!usable).then_some((scratch, bytes)),
+            packed: (!usable).then_some((scratch, stride)),
         }
     }
 
@@ -196,16 +210,16 @@ impl Columns {
     pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *const u8 {
         match self.packed {
             None => self.source.at([i1, i2, i3]),
-            Some((scratch, bytes)) => {
+            Some((scratch, stride)) => {
                 let [_, n1, n2, _] = self.source.shape();
-                scratch.at((i1 + n1 * (i2 + n2 * i3)) * bytes)
+                scratch.at((i1 + n1 * (i2 + n2 * i3)) * stride)
             }
         }
     }
 
     /// The phase that packs them, if needed.
     pub fn pack(self, form: Form, isa: Isa) -> Option<Phase> {
-        let (source, (scratch, bytes)) = (self.source, self.packed?);
+        let (source, (scratch, stride)) = (self.source, self.packed?);
         let k = source.shape()[0];
         Some(Phase::new(
             source.rows(),
@@ -214,7 +228,7 @@ impl Columns {
                 for task in tasks {
                     let row = source.layout().row_index(task);
                     // SAFETY: each task has its own part of the scratch memory, and there is a row for each.
-                    unsafe { pack_row(&source, row, k, form, scratch.at(task * bytes), isa) };
+                    unsafe { pack_row(&source, row, k, form, scratch.at(task * stride), isa) };
                 }
                 Ok(())
             },

@@ -43,32 +43,47 @@ impl ColumnSpec {
     }
 }
 
-/// How a column lies in memory: slab after slab, each with its codes, scales (f32) and sums of groups.
+/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has its codes, then
+/// scales (f32) and sums of groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activations {
     token: Avx512,
     spec: ColumnSpec,
-    /// Size in bytes.
+    /// Bytes of all columns.
     pub bytes: usize,
+    /// Distance in bytes of the slabs of a column.
+    pub slabs: usize,
 }
 
 impl Activations {
-    /// For columns of `k` elements; `None` if the size overflows.
+    /// For `columns` columns of `k` elements; `None` if the size overflows.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub fn new(token: Avx512, spec: ColumnSpec, k: usize) -> Option<Self> {
-        let bytes = k.div_ceil(SLAB).checked_mul(spec.slab_bytes())?;
-        Some(Activations { token, spec, bytes })
+    pub fn new(token: Avx512, spec: ColumnSpec, k: usize, columns: usize) -> Option<Self> {
+        let slabs = columns.checked_mul(spec.slab_bytes())?;
+        let bytes = k.div_ceil(SLAB).checked_mul(slabs)?;
+        Some(Activations {
+            token,
+            spec,
+            bytes,
+            slabs,
+        })
+    }
+
+    /// Distance in bytes of columns.
+    pub fn stride(&self) -> usize {
+        self.spec.slab_bytes()
     }
 
     /// Quantizes elements of a column from element `start` on, a multiple of 256.
     ///
     /// # Safety
-    /// `self.bytes` must be writable at `out`, which is aligned to 4; `self` is for a column with these elements.
+    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
+    /// these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let _ = self.token;
         let spec = &self.spec;
         for (i, x) in x.chunks(SLAB).enumerate() {
-            let slab = out.wrapping_add((start / SLAB + i) * spec.slab_bytes());
+            let slab = out.wrapping_add((start / SLAB + i) * self.slabs);
             let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(spec.sums_at()));
             for (part, x) in x.chunks(spec.scaled).enumerate() {
                 let at = part * spec.scaled;

@@ -1,69 +1,91 @@
 //! Panels of each type, unpacked to bytes: what is different between types of weights.
 
-use super::PANEL;
 use super::activations::{ColumnSpec, SLAB, Sums};
+use super::{LANES, PANEL};
+use crate::simd::float::Panel;
+use samite_core::DType;
 use samite_quant::IQ4_NL_VALUES;
 use std::arch::x86_64::*;
 
 /// Bytes of memory that are asked for before they are needed.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 
-/// A part of the rows of two panels, unpacked: codes as unsigned bytes, four of each row in a register, and scales and
+/// A part of the rows of a panel, unpacked: codes as unsigned bytes, four of each row in a register, and scales and
 /// minimums of each group of elements.
 #[repr(C, align(64))]
 pub(super) struct Slab {
     pub codes: [[[u8; 64]; 2]; SLAB / 4],
-    pub scales: [[[f32; PANEL]; 2]; SLAB / 16],
-    pub minimums: [[[f32; PANEL]; 2]; SLAB / 16],
+    pub scales: [[[f32; LANES]; 2]; SLAB / 16],
+    pub minimums: [[[f32; LANES]; 2]; SLAB / 16],
 }
 
-/// Where one panel's part of a slab is.
+/// Where one half of a panel is in a slab.
 #[derive(Clone, Copy)]
 pub(super) struct Half {
     slab: *mut Slab,
-    panel: usize,
+    half: usize,
 }
 
 impl Half {
     /// # Safety
-    /// `slab` must be writable as long as this is used; `panel` is 0 or 1.
+    /// `slab` must be writable as long as this is used; `half` is 0 or 1.
     #[inline(always)]
-    pub unsafe fn new(slab: *mut Slab, panel: usize) -> Self {
-        Half { slab, panel }
+    pub unsafe fn new(slab: *mut Slab, half: usize) -> Self {
+        Half { slab, half }
+    }
+}
+
+/// Where unpacked weights go. Codes of a group come before its scale, which comes before its minimum; groups of
+/// different blocks come one after the other.
+pub(super) trait Sink<F: Format> {
+    /// Takes the codes of elements `4 * i..4 * i + 4` of the slab.
+    ///
+    /// # Safety
+    /// The slab must have these elements, and the processor AVX-512.
+    unsafe fn codes(&mut self, i: usize, codes: __m512i);
+
+    /// Takes the scales of a group of the slab.
+    ///
+    /// # Safety
+    /// As [`codes`](Sink::codes).
+    unsafe fn scale(&mut self, group: usize, scales: __m512);
+
+    /// Takes what is subtracted from the products of scales and codes of a group of the slab.
+    ///
+    /// # Safety
+    /// As [`codes`](Sink::codes).
+    unsafe fn minimum(&mut self, group: usize, minimums: __m512);
+}
+
+impl<F: Format> Sink<F> for Half {
+    #[inline(always)]
+    unsafe fn codes(&mut self, i: usize, codes: __m512i) {
+        // SAFETY: a slab has a place for each.
+        unsafe { _mm512_store_si512((&raw mut (*self.slab).codes[i][self.half]).cast(), codes) }
     }
 
-    /// Stores the codes of elements `4 * i..4 * i + 4`.
     #[inline(always)]
-    unsafe fn codes(self, i: usize, codes: __m512i) {
-        // SAFETY: a slab has a place for each, by the contract of `unpack`.
-        unsafe { _mm512_store_si512((&raw mut (*self.slab).codes[i][self.panel]).cast(), codes) }
-    }
-
-    #[inline(always)]
-    unsafe fn scale(self, group: usize, scales: __m512) {
+    unsafe fn scale(&mut self, group: usize, scales: __m512) {
         // SAFETY: as in `codes`.
         unsafe {
-            _mm512_store_ps(
-                (&raw mut (*self.slab).scales[group][self.panel]).cast(),
-                scales,
-            )
+            let to = (&raw mut (*self.slab).scales[group][self.half]).cast();
+            _mm512_store_ps(to, scales);
         }
     }
 
     #[inline(always)]
-    unsafe fn minimum(self, group: usize, minimums: __m512) {
+    unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
         // SAFETY: as in `codes`.
         unsafe {
-            let to = (&raw mut (*self.slab).minimums[group][self.panel]).cast();
+            let to = (&raw mut (*self.slab).minimums[group][self.half]).cast();
             _mm512_store_ps(to, minimums);
         }
     }
 }
 
 /// A type of packed weights.
-pub(super) trait Format {
-    /// Elements of a block.
-    const BLOCK: usize;
+pub(super) trait Format: Sized {
+    const DTYPE: DType;
     /// Elements that share a scale.
     const GROUP: usize = 32;
     /// Elements of columns that share a scale: the larger, the faster, and the further from the unrounded product.
@@ -78,11 +100,47 @@ pub(super) trait Format {
         sums: Self::SUMS,
     };
 
-    /// Unpacks blocks `first..first + count`, at most a slab, of a panel of `blocks` blocks.
+    /// Unpacks the part of half a panel that lies in a slab, which has so many blocks.
     ///
     /// # Safety
-    /// The blocks must be there, and AVX-512 with BW.
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half);
+    /// The blocks must be there, and AVX-512 with BW; the contract of `to`.
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>);
+}
+
+/// The part of a panel that lies in a slab.
+pub(super) struct PanelSlab {
+    at: *const u8,
+    /// Number of the slab.
+    pub number: usize,
+    /// Number of elements of each row.
+    pub len: usize,
+}
+
+impl PanelSlab {
+    /// All parts of the panel that begins at row `row`.
+    #[inline(always)]
+    pub fn all<F: Format>(panel: &Panel, row: usize) -> impl Iterator<Item = Self> {
+        let (weights, k) = (panel.weights, panel.k);
+        let at = weights.wrapping_add(row / PANEL * panel.stride);
+        let bytes = SLAB / F::DTYPE.block_len() * F::DTYPE.block_bytes() * PANEL;
+        (0..k.div_ceil(SLAB)).map(move |number| PanelSlab {
+            at: at.wrapping_add(number * bytes),
+            number,
+            len: SLAB.min(k - number * SLAB),
+        })
+    }
+
+    /// Unpacks half of it.
+    ///
+    /// # Safety
+    /// The panel must be there, and AVX-512 with BW; the contract of `to`.
+    #[inline(always)]
+    pub unsafe fn unpack<F: Format>(&self, half: usize, to: &mut impl Sink<F>) {
+        let blocks = self.len / F::DTYPE.block_len();
+        let at = half * blocks * F::DTYPE.block_bytes() * LANES;
+        // SAFETY: the caller's contract.
+        unsafe { F::unpack(self.at.add(at), blocks, to) }
+    }
 }
 
 #[inline(always)]
@@ -99,8 +157,7 @@ unsafe fn load(at: *const u8) -> __m512i {
 unsafe fn halves(at: *const u8, i: usize) -> __m512 {
     // SAFETY: the caller's contract; asking for memory is allowed at any address.
     unsafe {
-        let at = at.add(i * 2 * PANEL);
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD / 4).cast());
+        let at = at.add(i * 2 * LANES);
         _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))
     }
 }
@@ -133,11 +190,11 @@ unsafe fn shifted(x: __m512i, bits: usize) -> __m512i {
 
 /// Nibbles of a block of 32: low ones are the first half, high ones the second.
 #[inline(always)]
-unsafe fn nibbles(panel: *const u8, block: usize, mut to: impl FnMut(usize, __m512i)) {
+unsafe fn nibbles(half: *const u8, block: usize, mut to: impl FnMut(usize, __m512i)) {
     // SAFETY: the caller's contract.
     unsafe {
         for j in 0..4 {
-            let both = load(panel.add((block * 4 + j) * 64));
+            let both = load(half.add((block * 4 + j) * 64));
             to(j, low(both));
             to(j + 4, high(both));
         }
@@ -170,20 +227,20 @@ unsafe fn fifth_bits(bits: __m512i, j: usize) -> __m512i {
 pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::Q8_0;
     const SUMS: Sums = Sums::Offset(128);
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = panel.add(blocks * 32 * PANEL);
-            for i in 0..count {
+            let scales = half.add(blocks * 32 * LANES);
+            for i in 0..blocks {
                 for j in 0..8 {
-                    let codes = load(panel.add(((first + i) * 8 + j) * 64));
+                    let codes = load(half.add((i * 8 + j) * 64));
                     to.codes(i * 8 + j, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)));
                 }
-                to.scale(i, halves(scales, first + i));
+                to.scale(i, halves(scales, i));
             }
         }
     }
@@ -192,17 +249,17 @@ impl Format for Q8_0 {
 pub(super) struct Q4_0;
 
 impl Format for Q4_0 {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::Q4_0;
     const SUMS: Sums = Sums::Offset(8);
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = panel.add(blocks * 16 * PANEL);
-            for i in 0..count {
-                nibbles(panel, first + i, |j, codes| to.codes(i * 8 + j, codes));
-                to.scale(i, halves(scales, first + i));
+            let scales = half.add(blocks * 16 * LANES);
+            for i in 0..blocks {
+                nibbles(half, i, |j, codes| to.codes(i * 8 + j, codes));
+                to.scale(i, halves(scales, i));
             }
         }
     }
@@ -211,21 +268,21 @@ impl Format for Q4_0 {
 pub(super) struct Iq4Nl;
 
 impl Format for Iq4Nl {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::IQ4_NL;
     const SUMS: Sums = Sums::Offset(128);
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
             let values = _mm_loadu_si128(IQ4_NL_VALUES.as_ptr().cast());
             let values = _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)));
-            let scales = panel.add(blocks * 16 * PANEL);
-            for i in 0..count {
-                nibbles(panel, first + i, |j, codes| {
+            let scales = half.add(blocks * 16 * LANES);
+            for i in 0..blocks {
+                nibbles(half, i, |j, codes| {
                     to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
                 });
-                to.scale(i, halves(scales, first + i));
+                to.scale(i, halves(scales, i));
             }
         }
     }
@@ -234,19 +291,19 @@ impl Format for Iq4Nl {
 pub(super) struct Q4_1;
 
 impl Format for Q4_1 {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::Q4_1;
     const SUMS: Sums = Sums::Minus;
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = panel.add(blocks * 16 * PANEL);
-            let minimums = scales.add(blocks * 2 * PANEL);
-            for i in 0..count {
-                nibbles(panel, first + i, |j, codes| to.codes(i * 8 + j, codes));
-                to.scale(i, halves(scales, first + i));
-                let minimums = halves(minimums, first + i);
+            let scales = half.add(blocks * 16 * LANES);
+            let minimums = scales.add(blocks * 2 * LANES);
+            for i in 0..blocks {
+                nibbles(half, i, |j, codes| to.codes(i * 8 + j, codes));
+                to.scale(i, halves(scales, i));
+                let minimums = halves(minimums, i);
                 to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
             }
         }
@@ -256,21 +313,21 @@ impl Format for Q4_1 {
 pub(super) struct Q5_0;
 
 impl Format for Q5_0 {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::Q5_0;
     const SUMS: Sums = Sums::Offset(16);
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = panel.add(blocks * 16 * PANEL);
-            let scales = bits.add(blocks * 4 * PANEL);
-            for i in 0..count {
-                let bits = load(bits.add((first + i) * 64));
-                nibbles(panel, first + i, |j, codes| {
+            let bits = half.add(blocks * 16 * LANES);
+            let scales = bits.add(blocks * 4 * LANES);
+            for i in 0..blocks {
+                let bits = load(bits.add((i) * 64));
+                nibbles(half, i, |j, codes| {
                     to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
                 });
-                to.scale(i, halves(scales, first + i));
+                to.scale(i, halves(scales, i));
             }
         }
     }
@@ -279,23 +336,23 @@ impl Format for Q5_0 {
 pub(super) struct Q5_1;
 
 impl Format for Q5_1 {
-    const BLOCK: usize = 32;
+    const DTYPE: DType = DType::Q5_1;
     const SUMS: Sums = Sums::Minus;
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = panel.add(blocks * 16 * PANEL);
-            let scales = bits.add(blocks * 4 * PANEL);
-            let minimums = scales.add(blocks * 2 * PANEL);
-            for i in 0..count {
-                let bits = load(bits.add((first + i) * 64));
-                nibbles(panel, first + i, |j, codes| {
+            let bits = half.add(blocks * 16 * LANES);
+            let scales = bits.add(blocks * 4 * LANES);
+            let minimums = scales.add(blocks * 2 * LANES);
+            for i in 0..blocks {
+                let bits = load(bits.add((i) * 64));
+                nibbles(half, i, |j, codes| {
                     to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
                 });
-                to.scale(i, halves(scales, first + i));
-                let minimums = halves(minimums, first + i);
+                to.scale(i, halves(scales, i));
+                let minimums = halves(minimums, i);
                 to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
             }
         }
@@ -305,7 +362,7 @@ impl Format for Q5_1 {
 /// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
 /// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
 #[inline(always)]
-unsafe fn six_bits(fields: *const u8, d: __m512, d_min: __m512, to: Half) {
+unsafe fn six_bits<F: Format>(fields: *const u8, d: __m512, d_min: __m512, to: &mut impl Sink<F>) {
     // SAFETY: the caller's contract.
     unsafe {
         let [a, b, c] = [0, 1, 2].map(|i| load(fields.add(i * 64)));
@@ -333,27 +390,26 @@ unsafe fn six_bits(fields: *const u8, d: __m512, d_min: __m512, to: Half) {
 pub(super) struct Q4K;
 
 impl Format for Q4K {
-    const BLOCK: usize = 256;
+    const DTYPE: DType = DType::Q4_K;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Minus;
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
-            debug_assert_eq!(count, 1);
-            let fields = panel.add(blocks * 128 * PANEL);
-            let d = fields.add(blocks * 12 * PANEL);
-            let d_min = d.add(blocks * 2 * PANEL);
+            debug_assert_eq!(blocks, 1);
+            let fields = half.add(blocks * 128 * LANES);
+            let d = fields.add(blocks * 12 * LANES);
+            let d_min = d.add(blocks * 2 * LANES);
             for i in 0..4 {
                 for j in 0..8 {
-                    let both = load(panel.add((first * 32 + i * 8 + j) * 64));
+                    let both = load(half.add((i * 8 + j) * 64));
                     to.codes(i * 16 + j, low(both));
                     to.codes(i * 16 + 8 + j, high(both));
                 }
             }
-            let fields = fields.add(first * 12 * PANEL);
-            six_bits(fields, halves(d, first), halves(d_min, first), to);
+            six_bits(fields, halves(d, 0), halves(d_min, 0), to);
         }
     }
 }
@@ -361,24 +417,24 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
-    const BLOCK: usize = 256;
+    const DTYPE: DType = DType::Q5_K;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Minus;
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
-            debug_assert_eq!(count, 1);
-            let bits = panel.add(blocks * 128 * PANEL);
-            let fields = bits.add(blocks * 32 * PANEL);
-            let d = fields.add(blocks * 12 * PANEL);
-            let d_min = d.add(blocks * 2 * PANEL);
+            debug_assert_eq!(blocks, 1);
+            let bits = half.add(blocks * 128 * LANES);
+            let fields = bits.add(blocks * 32 * LANES);
+            let d = fields.add(blocks * 12 * LANES);
+            let d_min = d.add(blocks * 2 * LANES);
             for j in 0..8 {
                 // Bit `i` is that of element `32 * i` and following ones.
-                let bits = load(bits.add((first * 8 + j) * 64));
+                let bits = load(bits.add(j * 64));
                 for i in 0..4 {
-                    let both = load(panel.add((first * 32 + i * 8 + j) * 64));
+                    let both = load(half.add((i * 8 + j) * 64));
                     let fifth = |i: usize| match i {
                         0..4 => _mm512_sll_epi32(bits, _mm_cvtsi32_si128(4 - i as i32)),
                         _ => shifted(bits, i - 4),
@@ -387,8 +443,7 @@ impl Format for Q5K {
                     to.codes(i * 16 + 8 + j, or_masked(high(both), fifth(2 * i + 1), 16));
                 }
             }
-            let fields = fields.add(first * 12 * PANEL);
-            six_bits(fields, halves(d, first), halves(d_min, first), to);
+            six_bits(fields, halves(d, 0), halves(d_min, 0), to);
         }
     }
 }
@@ -396,25 +451,25 @@ impl Format for Q5K {
 pub(super) struct Q6K;
 
 impl Format for Q6K {
-    const BLOCK: usize = 256;
+    const DTYPE: DType = DType::Q6_K;
     const GROUP: usize = 16;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Offset(32);
 
     #[inline(always)]
-    unsafe fn unpack(panel: *const u8, blocks: usize, first: usize, count: usize, to: Half) {
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
-            debug_assert_eq!(count, 1);
-            let bits = panel.add(blocks * 128 * PANEL);
-            let scales = bits.add(blocks * 64 * PANEL);
-            let d = scales.add(blocks * 16 * PANEL);
-            for half in 0..2 {
+            debug_assert_eq!(blocks, 1);
+            let bits = half.add(blocks * 128 * LANES);
+            let scales = bits.add(blocks * 64 * LANES);
+            let d = scales.add(blocks * 16 * LANES);
+            for part in 0..2 {
                 for j in 0..8 {
-                    let codes = panel.add((first * 32 + half * 16 + j) * 64);
+                    let codes = half.add((part * 16 + j) * 64);
                     let (a, b) = (load(codes), load(codes.add(8 * 64)));
-                    let bits = load(bits.add((first * 16 + half * 8 + j) * 64));
-                    let at = half * 32 + j;
+                    let bits = load(bits.add((part * 8 + j) * 64));
+                    let at = part * 32 + j;
                     to.codes(at, or_masked(low(a), _mm512_slli_epi32::<4>(bits), 0x30));
                     to.codes(
                         at + 8,
@@ -427,9 +482,9 @@ impl Format for Q6K {
                     );
                 }
             }
-            let d = halves(d, first);
+            let d = halves(d, 0);
             for group in 0..16 {
-                let scales = _mm_loadu_si128(scales.add((first * 16 + group) * PANEL).cast());
+                let scales = _mm_loadu_si128(scales.add(group * LANES).cast());
                 let scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales));
                 to.scale(group, _mm512_mul_ps(scales, d));
             }

@@ -1,6 +1,7 @@
 //! Which byte of a block goes where in a panel.
 
-use super::PANEL;
+use super::activations::SLAB;
+use super::{LANES, PANEL};
 use samite_core::{DType, Layout};
 
 /// Bytes of a block that stay together for each row.
@@ -72,14 +73,18 @@ fn fields(dtype: DType) -> Option<&'static [Field]> {
 
 /// How a matrix of one type and width lies in packed memory.
 ///
-/// A panel has one stream for each field: for block after block and unit after unit, the unit of each of the panel's
-/// rows. A panel whose rows are not all there is padded.
+/// A panel is a sequence of slabs of up to [`SLAB`] elements. A slab has the fields of the first [`LANES`] rows one after
+/// the other, then those of the others; a field has, for block after block and unit after unit, the unit of each row. So
+/// a matrix is read from front to back, which is what memory is fastest at. A panel whose rows are not all there is
+/// padded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
     fields: &'static [Field],
     block_bytes: usize,
     /// Blocks of a row.
     blocks: usize,
+    /// Blocks of a row in a slab.
+    slab_blocks: usize,
     /// Bytes of a row as in a file.
     pub row_bytes: usize,
     /// Rows of a matrix.
@@ -106,6 +111,7 @@ impl PackedLayout {
             fields,
             block_bytes: dtype.block_bytes(),
             blocks: k / dtype.block_len(),
+            slab_blocks: SLAB / dtype.block_len(),
             row_bytes,
             rows,
             panel_bytes: row_bytes.checked_mul(PANEL)?.checked_next_multiple_of(64)?,
@@ -133,14 +139,17 @@ impl PackedLayout {
     /// the panel.
     #[inline]
     fn units(&self, row: usize, block: usize, mut f: impl FnMut(std::ops::Range<usize>, usize)) {
-        let mut stream = 0;
+        let first = block / self.slab_blocks * self.slab_blocks;
+        let count = self.slab_blocks.min(self.blocks - first);
+        let (half, lane) = (row / LANES, row % LANES);
+        let mut stream = (first * PANEL + half * count * LANES) * self.block_bytes;
         for &Field { offset, len, unit } in self.fields {
-            let start = stream + block * len * PANEL + row * unit;
+            let start = stream + (block - first) * len * LANES + lane * unit;
             for i in 0..len / unit {
                 let from = offset + i * unit;
-                f(from..from + unit, start + i * unit * PANEL);
+                f(from..from + unit, start + i * unit * LANES);
             }
-            stream += self.blocks * len * PANEL;
+            stream += count * len * LANES;
         }
     }
 
@@ -202,7 +211,7 @@ mod tests {
     #[test]
     fn unpacking_is_the_inverse_of_packing() {
         for dtype in DType::all().filter(|&dtype| fields(dtype).is_some()) {
-            for (blocks, rows) in [(1, 1), (2, 16), (3, 5)] {
+            for (blocks, rows) in [(1, 1), (2, 32), (9, 21)] {
                 let shape = [blocks * dtype.block_len(), rows, 1, 1];
                 let layout = Layout::contiguous(dtype, shape).unwrap();
                 let packed = PackedLayout::new(&layout).unwrap();
@@ -224,12 +233,12 @@ mod tests {
 
     #[test]
     fn matrices_are_padded_to_whole_panels() {
-        let layout = Layout::contiguous(DType::Q8_0, [32, 17, 3, 2]).unwrap();
+        let layout = Layout::contiguous(DType::Q8_0, [32, 33, 3, 2]).unwrap();
         let packed = PackedLayout::new(&layout).unwrap();
         assert_eq!((packed.panels, packed.matrices), (2, 6));
-        assert_eq!(packed.panel_bytes, 576);
-        assert_eq!(packed.bytes(), 12 * 576);
-        assert_eq!(packed.panel_of(1, 16), 3 * 576);
+        assert_eq!(packed.panel_bytes, 1088);
+        assert_eq!(packed.bytes(), 12 * 1088);
+        assert_eq!(packed.panel_of(1, 32), 3 * 1088);
         let gaps = Layout::strided(DType::Q8_0, [32, 2, 1, 1], [34, 68, 136, 136]).unwrap();
         assert!(PackedLayout::new(&gaps).is_none());
         let floats = Layout::contiguous(DType::F32, [32, 2, 1, 1]).unwrap();

@@ -1,6 +1,6 @@
 //! Quantized weights in a layout for fast products: the extra buffer type `cpu-packed`.
 //!
-//! Rows are grouped in panels of [`PANEL`] rows. In a panel, what sixteen rows have in one place of their blocks lies
+//! Rows are grouped in panels of [`PANEL`] rows. In a panel, what [`LANES`] rows have in one place of their blocks lies
 //! together: four bytes of codes of each row make one vector register, the sixteen scales another. So one instruction
 //! multiplies sixteen rows, no sum has to be taken across a register, and an activation is used by all lanes.
 //!
@@ -8,6 +8,7 @@
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`activations`]: the other side of products, rounded to 8 bits.
 //! - `formats`, `kernels`: how panels of each type become bytes, and products of those, for AVX-512 with VNNI.
+//! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
@@ -18,6 +19,8 @@ mod formats;
 mod kernels;
 pub(crate) mod layout;
 pub(crate) mod rows;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use crate::detect::Isa;
 use crate::simd::float::PanelFn;
@@ -26,8 +29,11 @@ use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
 
-/// Rows of a panel: the lanes of a register.
-pub(crate) const PANEL: usize = 16;
+/// Rows of a register.
+pub(crate) const LANES: usize = 16;
+
+/// Rows of a panel: two registers, which is what products take at a time.
+pub(crate) const PANEL: usize = 2 * LANES;
 
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
@@ -39,22 +45,27 @@ pub(crate) struct PackedProduct {
     pub columns: Activations,
 }
 
-/// The product for packed rows of `k` elements of `dtype`.
+/// The product for packed rows of `k` elements of `dtype` with `columns` columns.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn product(isa: Isa, dtype: DType, k: usize) -> Option<PackedProduct> {
+pub(crate) fn product(isa: Isa, dtype: DType, k: usize, columns: usize) -> Option<PackedProduct> {
     let Isa::Avx512(token) = isa else {
         return None;
     };
     let (function, spec) = kernels::product(token, dtype)?;
     Some(PackedProduct {
         function,
-        columns: Activations::new(token, spec, k)?,
+        columns: Activations::new(token, spec, k, columns)?,
     })
 }
 
-/// The product for packed rows of `k` elements of `dtype`.
+/// The product for packed rows of `k` elements of `dtype` with `columns` columns.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn product(_isa: Isa, _dtype: DType, _k: usize) -> Option<PackedProduct> {
+pub(crate) fn product(
+    _isa: Isa,
+    _dtype: DType,
+    _k: usize,
+    _columns: usize,
+) -> Option<PackedProduct> {
     None
 }
 
@@ -81,22 +92,25 @@ mod tests {
     use crate::simd::float::{Column, Panel};
     use samite_core::Layout;
 
-    fn best() -> Option<Isa> {
-        let isa = Isa::detect(None);
-        matches!(isa, Isa::Avx512(_)).then_some(isa)
+    /// What there is for packed weights.
+    fn levels() -> Vec<Isa> {
+        let all = Isa::all().into_iter();
+        all.filter(|isa| product(*isa, DType::Q8_0, 256, 1).is_some())
+            .collect()
     }
 
     #[test]
     fn every_type_that_can_be_packed_has_a_product() {
-        let Some(isa) = best() else { return };
-        for dtype in DType::all() {
-            let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
-                continue;
-            };
-            let packed = PackedLayout::new(&layout).is_some();
-            assert_eq!(packed, product(isa, dtype, 256).is_some(), "{dtype}");
+        for isa in levels() {
+            for dtype in DType::all() {
+                let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
+                    continue;
+                };
+                let packed = PackedLayout::new(&layout).is_some();
+                assert_eq!(packed, product(isa, dtype, 256, 1).is_some(), "{dtype}");
+            }
+            assert!(product(isa, DType::F32, 256, 1).is_none());
         }
-        assert!(product(isa, DType::F32, 256).is_none());
     }
 
     /// Products of packed rows with `columns`, `batch` of them at a time.
@@ -114,9 +128,8 @@ mod tests {
         for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
             packed.pack(rows, panel);
         }
-        let product = product(isa, layout.dtype(), k)?;
-        let bytes = product.columns.bytes;
-        let mut columns = vec![[0u64; 8]; x.len() / k * bytes / 64];
+        let product = product(isa, layout.dtype(), k, x.len() / k)?;
+        let mut columns = vec![[0u64; 8]; product.columns.bytes / 64];
         let base = columns.as_mut_ptr().cast::<u8>();
         let mut out = vec![f32::NAN; x.len() / k * rows];
         let places: Vec<_> = x
@@ -124,7 +137,7 @@ mod tests {
             .zip(out.chunks_mut(rows))
             .enumerate()
             .map(|(c, (x, out))| {
-                let to = base.wrapping_add(c * bytes);
+                let to = base.wrapping_add(c * product.columns.stride());
                 // SAFETY: there is memory for each column.
                 unsafe { product.columns.quantize(x, 0, to) };
                 Column {
@@ -139,6 +152,7 @@ mod tests {
             rows,
             k,
             first: 0,
+            slabs: product.columns.slabs,
         };
         for columns in places.chunks(batch) {
             // SAFETY: everything is as large as said, and the instructions were detected.
@@ -148,9 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn products_are_close_to_exact_ones_and_the_same_in_any_batch() {
-        let Some(isa) = best() else { return };
-        for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256).is_some()) {
+    fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
+        let levels = levels();
+        let Some(&isa) = levels.first() else { return };
+        for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256, 1).is_some()) {
             let lengths = if dtype.block_len() == 256 {
                 [256, 768]
             } else {
@@ -167,9 +182,12 @@ mod tests {
                 samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                 let x = numbers(11, k * 67);
                 let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
-                for batch in [1, 5, 64] {
+                for (isa, batch) in levels
+                    .iter()
+                    .flat_map(|&isa| [1, 2, 5, 9, 16, 64, 67].map(|batch| (isa, batch)))
+                {
                     let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
-                    assert!(got == other, "{dtype} {k} {rows} {batch}");
+                    assert!(got == other, "{isa:?} {dtype} {k} {rows} {batch}");
                 }
                 let (mut error, mut power) = (0.0, 0.0);
                 for (c, x) in x.chunks(k).enumerate() {

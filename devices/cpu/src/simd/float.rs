@@ -22,6 +22,8 @@ pub(crate) struct Panel {
     pub k: usize,
     /// Where the first row's product goes in each column's results.
     pub first: usize,
+    /// Distance in bytes of the slabs of a column, if columns are in slabs.
+    pub slabs: usize,
 }
 
 /// A column that all rows of a panel are multiplied with.
@@ -339,6 +341,7 @@ mod tests {
                         rows,
                         k,
                         first: 0,
+                        slabs: 0,
                     };
                     let places: Vec<_> = (0..columns)
                         .map(|c| Column {

@@ -222,6 +222,7 @@ mod tests {
                         rows,
                         k,
                         first: 0,
+                        slabs: 0,
                     };
                     // SAFETY: everything is as large as said, and `isa` was detected.
                     unsafe { function(&panel, &places) };

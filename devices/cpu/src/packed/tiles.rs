@@ -1,0 +1,418 @@
+//! Products of packed rows with many columns by AMX, whose instructions multiply tiles: 16 columns with 16 rows, 32
+//! elements of each, at once.
+//!
+//! The multipliers are so fast that the rest has to keep up: products are scaled and summed up by AVX-512 while the next
+//! tiles are being multiplied. Codes are signed here, so sums of columns are needed for minimums only.
+//!
+//! The instructions are written out, as the compiler does not have them as functions yet. See chapter 18 of Intel's
+//! [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::activations::{SLAB, Sums};
+use super::formats::{Format, Half, PanelSlab, Sink, Slab};
+use super::kernels::{self, PART, Sum, is_wide, store};
+use super::{LANES, PANEL};
+use crate::simd::float::{Column, Panel};
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+/// Columns of a tile.
+const TILE: usize = 16;
+
+/// Columns from which on tiles are faster, though not all of their places are used.
+const WORTH_TILES: usize = 12;
+
+/// Columns that are multiplied with one slab.
+const COLUMNS: usize = 128;
+
+/// Products of the codes of a tile of columns with a part of a panel.
+#[repr(C, align(64))]
+struct Products([[[[i32; LANES]; 2]; PART]; TILE]);
+
+/// What is needed besides weights and columns.
+#[repr(C, align(64))]
+struct Memory {
+    slab: Slab,
+    /// Those of a tile are made while those of the one before are summed up.
+    products: [Products; 2],
+    /// Codes of columns that do not lie next to each other.
+    gathered: [[u8; PART * 32]; TILE],
+    results: [Sum; COLUMNS],
+}
+
+/// Multiplies whole panels.
+///
+/// # Safety
+/// As [`PanelFn`](crate::simd::float::PanelFn), with panels as [`PackedProduct`](super::PackedProduct) says; AMX must be
+/// there and permitted.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if columns.len() < WORTH_TILES {
+            return kernels::multiply::<F>(panel, columns);
+        }
+        let mut memory = MaybeUninit::<Memory>::uninit();
+        let memory = memory.as_mut_ptr();
+        // Rows of a tile behind the last column must hold something.
+        (&raw mut (*memory).gathered).write_bytes(0, 1);
+        configure(F::GROUP);
+        for columns in columns.chunks(COLUMNS) {
+            for row in (0..panel.rows).step_by(PANEL) {
+                panels::<F>(panel, row, columns, memory);
+            }
+        }
+        release();
+    }
+}
+
+/// Multiplies the panel that begins at row `row` with at most [`COLUMNS`] columns.
+///
+/// # Safety
+/// As [`multiply`], with tiles configured.
+#[inline(always)]
+unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memory: *mut Memory) {
+    // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+    unsafe {
+        let results = (&raw mut (*memory).results).cast::<Sum>();
+        for c in 0..columns.len() {
+            results.add(c).write([[0.0; LANES]; 2]);
+        }
+        for slab in PanelSlab::all::<F>(panel, row) {
+            for half in 0..2 {
+                slab.unpack::<F>(half, &mut Signed(Half::new(&raw mut (*memory).slab, half)));
+            }
+            let groups = slab.len / F::GROUP;
+            for first in (0..groups).step_by(PART) {
+                let part = Part::<F> {
+                    memory,
+                    at: slab.number * panel.slabs,
+                    first,
+                    format: PhantomData,
+                };
+                match groups - first {
+                    1 => part.all::<1>(columns),
+                    2 => part.all::<2>(columns),
+                    3 => part.all::<3>(columns),
+                    _ => part.all::<PART>(columns),
+                }
+            }
+        }
+        for (c, column) in columns.iter().enumerate() {
+            let sums = results.add(c);
+            let sums = [0, 1].map(|half| _mm512_load_ps((&raw const (*sums)[half]).cast()));
+            store(panel, row, column, sums);
+        }
+    }
+}
+
+/// Makes codes signed.
+struct Signed(Half);
+
+impl<F: Format> Sink<F> for Signed {
+    #[inline(always)]
+    unsafe fn codes(&mut self, i: usize, codes: __m512i) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let codes = match F::SUMS {
+                Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
+                Sums::Minus => codes,
+            };
+            Sink::<F>::codes(&mut self.0, i, codes);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&mut self, group: usize, scales: __m512) {
+        // SAFETY: the caller's contract.
+        unsafe { Sink::<F>::scale(&mut self.0, group, scales) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
+        // SAFETY: the caller's contract.
+        unsafe { Sink::<F>::minimum(&mut self.0, group, minimums) }
+    }
+}
+
+/// Up to [`PART`] groups of a slab.
+struct Part<F> {
+    memory: *mut Memory,
+    /// Where the slab begins in a column, in bytes.
+    at: usize,
+    /// The first group in the slab.
+    first: usize,
+    format: PhantomData<F>,
+}
+
+impl<F: Format> Part<F> {
+    /// Multiplies `N` groups with all columns.
+    ///
+    /// # Safety
+    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn all<const N: usize>(&self, columns: &[Column]) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let weights = Weights::<N>::load::<F>(&raw const (*self.memory).slab, self.first);
+            // Three things go on at a time: a tile of columns is multiplied with one group in each step; the products of
+            // the step before are stored; and some columns of the tile before that are summed up.
+            let steps = columns.len().div_ceil(TILE) * N;
+            let (mut codes, mut stride) = (std::ptr::null(), 0);
+            for step in 0..steps + N + 1 {
+                if step > 0 && step <= steps {
+                    self.store(step - 1, (step - 1) % N, (step - 1) / N);
+                }
+                if step < steps {
+                    let (number, group) = (step / N, step % N);
+                    let tile = &columns[number * TILE..];
+                    let (tile, next) = tile.split_at(TILE.min(tile.len()));
+                    if group == 0 {
+                        (codes, stride) = self.codes_of(tile);
+                    }
+                    self.multiply(codes, stride, step, group);
+                    for column in next.iter().skip(group * (TILE / N)).take(TILE / N) {
+                        self.ask_for(column);
+                    }
+                }
+                if let Some(done) = step.checked_sub(N + 1) {
+                    let (number, part) = (done / N, done % N);
+                    let last = if part == N - 1 {
+                        TILE
+                    } else {
+                        TILE / N * (part + 1)
+                    };
+                    for c in TILE / N * part..last {
+                        let c = number * TILE + c;
+                        if let Some(column) = columns.get(c) {
+                            self.sum_up(&weights, column, c);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for what is needed of a column.
+    #[inline(always)]
+    unsafe fn ask_for(&self, column: &Column) {
+        let codes = column.x.wrapping_add(self.at + self.first * F::GROUP);
+        // SAFETY: asking for memory is allowed at any address.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(codes.cast());
+            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(64).cast());
+        }
+    }
+
+    /// Where the codes of a tile of columns begin, and the distance of columns.
+    #[inline(always)]
+    unsafe fn codes_of(&self, tile: &[Column]) -> (*const u8, usize) {
+        let stride = F::COLUMNS.slab_bytes();
+        let at = self.at + self.first * F::GROUP;
+        let is_regular = tile.len() == TILE
+            && tile
+                .windows(2)
+                .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride));
+        if is_regular {
+            return (tile[0].x.wrapping_add(at), stride);
+        }
+        // SAFETY: columns have that many elements, and there is room for a tile.
+        unsafe {
+            let gathered = &raw mut (*self.memory).gathered;
+            for (to, column) in (*gathered).iter_mut().zip(tile) {
+                // A slab's scales follow its codes, so a whole part can be read.
+                to.as_mut_ptr()
+                    .copy_from_nonoverlapping(column.x.wrapping_add(at), PART * F::GROUP);
+            }
+            (gathered.cast(), PART * 32)
+        }
+    }
+
+    /// Multiplies the codes of a tile of columns with those of a group.
+    #[inline(always)]
+    unsafe fn multiply(&self, x: *const u8, stride: usize, step: usize, group: usize) {
+        // SAFETY: the caller's contract: tiles are configured for these sizes.
+        unsafe {
+            let weights = (&raw const (*self.memory).slab.codes)
+                .cast::<u8>()
+                .add((self.first + group) * F::GROUP * PANEL);
+            let x = x.add(group * F::GROUP);
+            // Two sets of tiles in turn: one is stored while the other is being made.
+            if step.is_multiple_of(2) {
+                multiply_tile!("tmm0", "tmm1", "tmm4", x, stride, weights);
+            } else {
+                multiply_tile!("tmm2", "tmm3", "tmm5", x, stride, weights);
+            }
+        }
+    }
+
+    /// Stores the products of a tile of columns with a group.
+    #[inline(always)]
+    unsafe fn store(&self, step: usize, group: usize, number: usize) {
+        // SAFETY: there is room for the products of a tile.
+        unsafe {
+            let products = (&raw mut (*self.memory).products[number % 2])
+                .cast::<u8>()
+                .add(group * PANEL * 4);
+            if step.is_multiple_of(2) {
+                store_tile!("tmm0", "tmm1", products);
+            } else {
+                store_tile!("tmm2", "tmm3", products);
+            }
+        }
+    }
+
+    /// Adds the products of column number `c` to its sums.
+    #[inline(always)]
+    unsafe fn sum_up<const N: usize>(&self, weights: &Weights<N>, column: &Column, c: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = column.x.add(self.at);
+            let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
+            let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
+            let mut sums = if is_wide::<F>() {
+                [_mm512_setzero_ps(); 2]
+            } else {
+                [0, 1].map(|half| _mm512_load_ps(result(half)))
+            };
+            for group in 0..N {
+                let at = 4 * (self.first + group);
+                let scale = if is_wide::<F>() {
+                    _mm512_setzero_ps()
+                } else {
+                    _mm512_set1_ps(x.add(SLAB + at).cast::<f32>().read())
+                };
+                for half in 0..2 {
+                    let product = (&raw const (*products)[group][half]).cast();
+                    let product = _mm512_cvtepi32_ps(_mm512_load_si512(product));
+                    let scales = if is_wide::<F>() {
+                        weights.scales[group][half]
+                    } else {
+                        _mm512_mul_ps(weights.scales[group][half], scale)
+                    };
+                    sums[half] = _mm512_fmadd_ps(product, scales, sums[half]);
+                }
+                if let Sums::Minus = F::SUMS {
+                    let sum = x.add(F::COLUMNS.sums_at() + at).cast::<f32>().read();
+                    for half in 0..2 {
+                        let minimums = weights.minimums[group][half];
+                        sums[half] = _mm512_fmadd_ps(minimums, _mm512_set1_ps(sum), sums[half]);
+                    }
+                }
+            }
+            for half in 0..2 {
+                if is_wide::<F>() {
+                    let scale = _mm512_set1_ps(x.add(SLAB).cast::<f32>().read());
+                    let sum = _mm512_load_ps(result(half));
+                    sums[half] = _mm512_fmadd_ps(sums[half], scale, sum);
+                }
+                _mm512_store_ps(result(half), sums[half]);
+            }
+        }
+    }
+}
+
+/// Scales and minimums of `N` groups.
+struct Weights<const N: usize> {
+    scales: [[__m512; 2]; N],
+    minimums: [[__m512; 2]; N],
+}
+
+impl<const N: usize> Weights<N> {
+    #[inline(always)]
+    unsafe fn load<F: Format>(slab: *const Slab, first: usize) -> Self {
+        // SAFETY: the caller's contract: the slab has these groups.
+        unsafe {
+            let all = |from: *const [[f32; LANES]; 2]| {
+                std::array::from_fn(|group| {
+                    [0, 1].map(|half| {
+                        _mm512_load_ps((&raw const (*from.add(first + group))[half]).cast())
+                    })
+                })
+            };
+            let zero = _mm512_setzero_ps();
+            Weights {
+                scales: all((&raw const (*slab).scales).cast()),
+                minimums: match F::SUMS {
+                    Sums::Minus => all((&raw const (*slab).minimums).cast()),
+                    Sums::Offset(_) => [[zero; 2]; N],
+                },
+            }
+        }
+    }
+}
+
+/// Multiplies a tile of columns with the codes of a group for both halves of a panel.
+macro_rules! multiply_tile {
+    ($first:tt, $second:tt, $columns:tt, $x:expr, $stride:expr, $weights:expr) => {
+        asm!(
+            concat!("tileloadd ", $columns, ", [{x} + {stride}]"),
+            "tileloadd tmm6, [{weights} + {weights_stride}]",
+            "tileloadd tmm7, [{weights} + {weights_stride} + 64]",
+            concat!("tilezero ", $first),
+            concat!("tilezero ", $second),
+            concat!("tdpbssd ", $first, ", ", $columns, ", tmm6"),
+            concat!("tdpbssd ", $second, ", ", $columns, ", tmm7"),
+            x = in(reg) $x,
+            stride = in(reg) $stride,
+            weights = in(reg) $weights,
+            weights_stride = in(reg) 2 * 64usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use multiply_tile;
+
+/// Stores the products of a tile of columns with a group for both halves of a panel.
+macro_rules! store_tile {
+    ($first:tt, $second:tt, $products:expr) => {
+        asm!(
+            concat!("tilestored [{products} + {stride}], ", $first),
+            concat!("tilestored [{products} + {stride} + 64], ", $second),
+            products = in(reg) $products,
+            stride = in(reg) PART * PANEL * 4,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use store_tile;
+
+/// Sets the sizes of tiles: 0 to 3 for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
+#[inline(always)]
+unsafe fn configure(group: usize) {
+    #[repr(C, align(64))]
+    struct Configuration {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+    let (columns, weights) = (group as u16, group as u8 / 4);
+    let configuration = Configuration {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [
+            64, 64, 64, 64, columns, columns, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0,
+        ],
+        rows: [
+            16, 16, 16, 16, 16, 16, weights, weights, 0, 0, 0, 0, 0, 0, 0, 0,
+        ],
+    };
+    // SAFETY: the caller's contract: AMX is there; the configuration is valid.
+    unsafe {
+        asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, preserves_flags, readonly))
+    }
+}
+
+/// Gives tiles back: the system need not save them when it switches threads.
+#[inline(always)]
+unsafe fn release() {
+    // SAFETY: the caller's contract: AMX is there.
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) }
+}
