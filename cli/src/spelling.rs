@@ -9,6 +9,8 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
 ];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.

@@ -1,6 +1,7 @@
 //! Models: from a file to weights on devices.
 
 use crate::arch::{self, Architecture};
+use crate::cost::TokenCost;
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{Choice, PlacementRule};
@@ -126,6 +127,7 @@ pub struct Model {
     weights: Weights,
     kv: Vec<Choice>,
     elements: u64,
+    token_cost: TokenCost,
     file_bytes: u64,
     load_time: Duration,
 }
@@ -170,6 +172,7 @@ impl Model {
             path: file.path().to_owned(),
             metadata: file.metadata().clone(),
             architecture: plan.architecture,
+            token_cost: TokenCost::new(file.tensors()),
             hparams: plan.hparams,
             tokenizer: plan.tokenizer,
             devices: plan.devices,
@@ -238,6 +241,11 @@ impl Model {
     /// Number of parameters.
     pub fn n_params(&self) -> u64 {
         self.elements
+    }
+
+    /// The least that one token costs.
+    pub fn token_cost(&self) -> TokenCost {
+        self.token_cost
     }
 
     /// Size of the file, or of all parts.
