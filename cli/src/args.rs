@@ -161,6 +161,10 @@ pub struct ModelArgs {
     #[arg(long, value_enum, default_value_t = LoadArg::Mmap)]
     load_mode: LoadArg,
 
+    /// Keep weights in the file's layout instead of the device's own, which is faster to compute with [also: -nr]
+    #[arg(long)]
+    no_repack: bool,
+
     /// Size of the context in tokens; the model's own, at most 4096, by default
     #[arg(short = 'c', long, value_name = "N", value_parser = size)]
     pub ctx_size: Option<usize>,
@@ -237,6 +241,7 @@ impl ModelArgs {
             LoadArg::Read => LoadMode::Read,
             LoadArg::Mlock => LoadMode::Mlock,
         };
+        options.repack = !self.no_repack;
         options.cancel = cancel.clone();
         let bar = progress::bytes("loading");
         let shared = bar.clone();

@@ -9,6 +9,7 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
+    ("-nr", "--no-repack"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
 ];

@@ -63,5 +63,17 @@ fn what_is_wrong_with_the_peer_is_said() {
     compare(&silent).fails(1, &["its output has no speed in it"]);
     let failing = script(dir.path(), "failing", "echo 'bad model' >&2; exit 3");
     compare(&failing).fails(1, &["failing", "bad model", "3"]);
+    let half = script(
+        dir.path(),
+        "half",
+        &format!("case \"$*\" in *\"--repack 1\"*) kill -ILL $$;; esac\n{BENCH}"),
+    );
+    let run = compare(&half);
+    assert!(
+        run.stderr.contains("only one of --repack 0 and 1 works"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.ok().contains("| 0 |"));
     with_model(&model, "bench -m M --pairs 3").fails(2, &["--compare"]);
 }

@@ -64,7 +64,7 @@ pub use batch::{Batch, BatchToken};
 pub use context::{Context, ContextOptions, MemoryUse};
 pub use cost::TokenCost;
 pub use error::{Error, Result};
-pub use hparams::{Hyperparameters, LayerShape, RopeScaling};
+pub use hparams::{ExpertUse, Experts, Hyperparameters, LayerShape, RopeScaling};
 pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};

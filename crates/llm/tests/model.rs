@@ -192,7 +192,11 @@ fn mapped_weights_are_used_in_place() {
     let file = TestModel::tiny("llama");
     for (load_mode, in_place) in [(LoadMode::Mmap, true), (LoadMode::Read, false)] {
         let gguf = GgufFile::open(&file.path, load_mode).unwrap();
-        let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![cpu()])).unwrap();
+        let options = ModelOptions {
+            repack: false,
+            ..ModelOptions::new(vec![cpu()])
+        };
+        let plan = ModelPlan::new(&gguf, &options).unwrap();
         assert!(
             plan.tensors()
                 .iter()
@@ -200,6 +204,39 @@ fn mapped_weights_are_used_in_place() {
         );
         let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![reference("a")])).unwrap();
         assert!(plan.tensors().iter().all(|tensor| !tensor.in_place));
+    }
+}
+
+#[test]
+fn tables_that_are_only_looked_up_are_not_repacked() {
+    for tied in [false, true] {
+        let file = TestModel::write(&SyntheticModel {
+            dtype: DType::Q8_0,
+            tied,
+            ..SyntheticModel::tiny("llama")
+        });
+        let gguf = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+        let memories = |repack| {
+            let options = ModelOptions {
+                repack,
+                ..ModelOptions::new(vec![cpu()])
+            };
+            let plan = ModelPlan::new(&gguf, &options).unwrap();
+            ["token_embd.weight", "output.weight"].map(|name| {
+                let tensor = plan.tensors().iter().find(|tensor| tensor.name == name);
+                let tensor = tensor.unwrap();
+                (tensor.memory.name().to_owned(), tensor.in_place)
+            })
+        };
+        let [host, packed] = [("host", true), ("cpu-packed", false)]
+            .map(|(name, in_place)| (name.to_owned(), in_place));
+        assert_eq!(memories(false), [host.clone(), host.clone()]);
+        let packs = !cpu().extra_buffer_types().is_empty();
+        let [embedding, output] = memories(true);
+        let expected = if packs { packed } else { host.clone() };
+        assert_eq!(output, expected);
+        // One that is the output as well is kept once.
+        assert_eq!(embedding, if tied { expected } else { host });
     }
 }
 
@@ -231,11 +268,12 @@ fn rules_that_do_not_apply_are_refused() {
 #[test]
 fn every_way_of_loading_gives_the_same() {
     let file = TestModel::tiny("qwen2");
-    let run = |load_mode| {
+    let run = |load_mode, repack| {
         let done = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&done);
         let options = ModelOptions {
             load_mode,
+            repack,
             threads: Some(2),
             progress: Some(Arc::new(move |now, total| {
                 assert!(now <= total && seen.swap(now, Ordering::SeqCst) <= now);
@@ -250,7 +288,9 @@ fn every_way_of_loading_gives_the_same() {
         assert_eq!(done.load(Ordering::SeqCst), total);
         decode(&mut context(&model, precise()), &tokens(6), 0, 0)
     };
-    assert_eq!(run(LoadMode::Mmap), run(LoadMode::Read));
+    let mapped = run(LoadMode::Mmap, false);
+    assert_eq!(mapped, run(LoadMode::Read, false));
+    assert_eq!(run(LoadMode::Mmap, true), run(LoadMode::Read, true));
 }
 
 #[test]

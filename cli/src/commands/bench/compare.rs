@@ -9,7 +9,7 @@ use super::statistics::{Random, Ratio, median_of, ratio};
 use super::work::{Bench, Work};
 use super::{BenchArgs, describe};
 use crate::args::ThreadArgs;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::{interrupt, progress};
 use samite::CancelToken;
 use samite::llm::Model;
@@ -41,7 +41,7 @@ impl Pair {
 struct Row {
     work: Work,
     threads: usize,
-    /// Tokens per second of llama.cpp without and with its packed weights: which of them is the rival.
+    /// Tokens per second of llama.cpp without and with its packed weights, 0 if it failed: the faster is the rival.
     trial: [f64; 2],
     pairs: Vec<Pair>,
     /// The machine's limit, and the rate at which it is reached.
@@ -180,12 +180,34 @@ impl Comparison<'_> {
             let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| samite.sample()).collect();
             Ok(median_of(rates?))
         };
-        // The better of two runs each, in the order 0 1 1 0.
+        // The better of two runs each, in the order 0 1 1 0. One of them may fail: there are builds that do not run with
+        // packed weights on every machine.
+        let mut failures = [None, None];
         for repack in [false, true, true, false] {
-            let sample = sample_peer(repack)?;
-            let best = &mut row.trial[usize::from(repack)];
-            *best = best.max(sample.rate);
-            *version = sample.version.or(version.take());
+            let (best, failure) = (
+                &mut row.trial[usize::from(repack)],
+                &mut failures[usize::from(repack)],
+            );
+            if failure.is_some() {
+                continue;
+            }
+            match sample_peer(repack) {
+                Ok(sample) => {
+                    *best = best.max(sample.rate);
+                    *version = sample.version.or(version.take());
+                }
+                Err(Failure::Error(message)) => *failure = Some(message),
+                Err(failure) => return Err(failure),
+            }
+        }
+        match failures {
+            [Some(message), Some(_)] => return Err(Failure::Error(message)),
+            [Some(message), None] | [None, Some(message)] => {
+                progress::pause(|| {
+                    eprintln!("warning: only one of --repack 0 and 1 works: {message}")
+                });
+            }
+            [None, None] => {}
         }
         let repack = row.repack();
         let canary = Canary::new();
