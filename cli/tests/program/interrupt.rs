@@ -50,6 +50,17 @@ fn interrupted(arguments: &[&str]) {
 }
 
 #[test]
+fn while_a_peer_works() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, model) = tiny();
+    let peer = dir.path().join("llama-bench");
+    std::fs::write(&peer, "#!/bin/sh\nsleep 30\n").unwrap();
+    std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (model, peer) = (model.to_str().unwrap(), peer.to_str().unwrap());
+    interrupted(&["bench", "-m", model, "--compare", peer, "--no-peaks"]);
+}
+
+#[test]
 fn while_generating_and_measuring() {
     let (dir, model) = tiny();
     let model = model.to_str().unwrap();

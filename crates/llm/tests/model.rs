@@ -241,6 +241,50 @@ fn tables_that_are_only_looked_up_are_not_repacked() {
 }
 
 #[test]
+fn a_token_costs_what_it_is_multiplied_with() {
+    let cost = |model: SyntheticModel| {
+        let file = TestModel::write(&model);
+        let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
+        let model = Model::from_gguf(&gguf, &ModelOptions::new(vec![cpu()])).unwrap();
+        let bytes = |name: &str| gguf.tensor(name).map_or(0, |tensor| tensor.size) as f64;
+        let layers: usize = gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with("blk") && t.n_dims > 1)
+            .map(|t| t.elements())
+            .sum();
+        (
+            model.token_cost(),
+            gguf.tensors().total_bytes() as f64,
+            bytes("token_embd.weight"),
+            bytes("blk.0.ffn_up_exps.weight"),
+            layers as f64,
+        )
+    };
+    let (untied, all, embedding, _, layers) = cost(SyntheticModel::tiny("llama"));
+    assert_eq!(untied.read_bytes, all - embedding);
+    assert_eq!(
+        (untied.float_products, untied.quantized_products),
+        (layers, 0.0)
+    );
+    let (tied, all, ..) = cost(SyntheticModel {
+        tied: true,
+        dtype: DType::Q8_0,
+        ..SyntheticModel::tiny("llama")
+    });
+    assert_eq!(tied.read_bytes, all);
+    assert_eq!(
+        (tied.float_products, tied.quantized_products),
+        (0.0, layers)
+    );
+    // 2 of 6 experts, of three matrices in each of three layers.
+    let (mixture, all, embedding, experts, layers) = cost(SyntheticModel::tiny("qwen3moe"));
+    let unused = 9.0 * experts * 4.0 / 6.0;
+    assert!((mixture.read_bytes - (all - embedding - unused)).abs() < 1.0);
+    assert!((mixture.float_products - (layers - unused / 4.0)).abs() < 1.0);
+}
+
+#[test]
 fn rules_that_do_not_apply_are_refused() {
     let file = TestModel::tiny("llama");
     let load = |rules: &str| {

@@ -7,6 +7,7 @@ use samite::CancelToken;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 /// The program that decodes several sequences together. It lies beside llama-bench.
@@ -151,34 +152,20 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| failed(&format_args!("cannot be started: {error}")))?;
-    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let read = |pipe: Option<&mut dyn Read>| {
-        let mut bytes = Vec::new();
-        // What cannot be read is missed where it is parsed.
-        let _ = pipe.map(|pipe| pipe.read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    let (status, output, errors) = std::thread::scope(|scope| {
-        let output = scope.spawn(|| read(stdout.as_mut().map(|pipe| pipe as &mut dyn Read)));
-        let errors = scope.spawn(|| read(stderr.as_mut().map(|pipe| pipe as &mut dyn Read)));
-        let status = loop {
-            match child.try_wait() {
-                Ok(None) if cancel.is_cancelled() => {
-                    // It may have ended by itself, or by the same Ctrl-C.
-                    let _ = child.kill();
-                    break child.wait();
-                }
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(Some(status)) => break Ok(status),
-                Err(error) => break Err(error),
+    let (output, errors) = (collect(child.stdout.take()), collect(child.stderr.take()));
+    let status = loop {
+        match child.try_wait() {
+            Ok(None) if cancel.is_cancelled() => {
+                // It may have ended by itself, or by the same Ctrl-C. Its pipes are left to whoever it started.
+                let _ = child.kill().and_then(|()| child.wait());
+                return Err(Failure::Interrupted);
             }
-        };
-        (
-            status,
-            output.join().unwrap_or_default(),
-            errors.join().unwrap_or_default(),
-        )
-    });
+            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            Ok(Some(status)) => break Ok(status),
+            Err(error) => break Err(error),
+        }
+    };
+    let [output, errors] = [output, errors].map(|text| text.recv().unwrap_or_default());
     cancel.check()?;
     match status {
         Ok(status) if status.success() => Ok(output),
@@ -191,6 +178,18 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<String> {
         }
         Err(error) => Err(failed(&error)),
     }
+}
+
+/// Reads a pipe to its end in a thread of its own, so that it never runs full.
+fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What cannot be read is missed where it is parsed; that nobody waits for it any more is no error either.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
 }
 
 #[cfg(test)]
