@@ -58,7 +58,7 @@ model small-moe-q4_0 small-moe q4_0
 mixture tinyllama-q4_k_m tinyllama-f16 Q4_K_M
 mixture qwen3-0.6b-q4_k_m qwen3-0.6b-f16 Q4_K_M
 
-echo "| row | work | samite t/s | llama.cpp t/s (repack) | ratio | 95 % interval | pairs (dropped) | share of limit |"
+echo "| row | work | samite t/s | llama.cpp t/s (repack) | ratio | 95 % interval | pairs (restless) | share of limit |"
 echo "|---|---|---|---|---|---|---|---|"
 for shape in tinyllama qwen3-0.6b; do
     for type in q4_0 q8_0 q4_k_m; do

@@ -20,9 +20,9 @@ def main():
             f"{row['test']}, {row['threads']} threads",
             number(row["samite"], 1),
             f"{number(row['llama_cpp'], 1)} ({int(row['repack'])})",
-            number(row["ratio"], 2) or "too restless",
+            number(row["ratio"], 2),
             f"{number(row['ratio_low'], 2)} to {number(row['ratio_high'], 2)}",
-            f"{row['kept']} ({row['dropped']})",
+            f"{row['kept']} ({row['restless']}{'' if row['restless_dropped'] else ' restless, not dropped'})",
             "" if share is None else f"{100 * share:.0f} % of {row['limit']}",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)

@@ -50,14 +50,41 @@ fn interrupted(arguments: &[&str]) {
 }
 
 #[test]
-fn while_a_peer_works() {
+fn a_comparison_tells_what_it_has() {
     use std::os::unix::fs::PermissionsExt;
     let (dir, model) = tiny();
     let peer = dir.path().join("llama-bench");
-    std::fs::write(&peer, "#!/bin/sh\nsleep 30\n").unwrap();
+    let hanging = dir.path().join("hanging");
+    // Prompts are quick; generation hangs.
+    let lines = format!(
+        r#"case "$*" in *"-n 0"*) echo '{{ "samples_ts": [ 5 ] }}';; *) touch {}; exec sleep 30;; esac"#,
+        hanging.display()
+    );
+    std::fs::write(&peer, format!("#!/bin/sh\n{lines}\n")).unwrap();
     std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let (model, peer) = (model.to_str().unwrap(), peer.to_str().unwrap());
-    interrupted(&["bench", "-m", model, "--compare", peer, "--no-peaks"]);
+    let flags = ["--pairs", "1", "--no-peaks", "-p", "8", "-n", "8"];
+    let child = command(["bench", "-m"])
+        .arg(&model)
+        .arg("--compare")
+        .arg(&peer)
+        .args(flags)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !hanging.exists() && start.elapsed() < Duration::from_secs(20) {
+        sleep(Duration::from_millis(5));
+    }
+    let pid = child.id().to_string();
+    let sent = Instant::now();
+    let kill = Command::new("kill").args(["-INT", &pid]).status().unwrap();
+    assert!(kill.success());
+    let run = Run::new(child.wait_with_output().unwrap());
+    assert!(sent.elapsed() < Duration::from_secs(5));
+    assert_eq!((run.code, &*run.stderr), (Some(130), "interrupted\n"));
+    assert!(run.stdout.contains("| pp8 |"), "{}", run.stdout);
+    assert!(!run.stdout.contains("tg8"), "{}", run.stdout);
 }
 
 #[test]

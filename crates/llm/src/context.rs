@@ -644,3 +644,16 @@ fn padded(end: usize, n_cells: usize, n_sequences: usize) -> usize {
     };
     end.next_multiple_of(step).min(n_cells)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::padded;
+
+    #[test]
+    fn attention_looks_at_more_cells_in_steps() {
+        assert_eq!((padded(1, 256, 1), padded(33, 256, 1)), (32, 64));
+        assert_eq!((padded(8, 512, 8), padded(257, 512, 8)), (256, 512));
+        assert_eq!((padded(8, 512, 2), padded(65, 512, 2)), (64, 128));
+        assert_eq!((padded(300, 310, 1), padded(1, 4096, 1)), (310, 256));
+    }
+}

@@ -1,7 +1,8 @@
 //! samite against llama.cpp: pairs of samples, one right after the other, so that a machine whose speed changes changes both.
 //!
 //! The order within pairs is drawn, and turned round in every second pair. The result is the median of the pairs' ratios.
-//! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for.
+//! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for. If there is hardly
+//! anything else, all count, and the result says so.
 
 use super::canary::{Canary, Noise, Times};
 use super::peer::Peer;
@@ -41,6 +42,8 @@ impl Pair {
 struct Row {
     work: Work,
     threads: usize,
+    /// How many pairs there are to be.
+    wanted: usize,
     /// Tokens per second of llama.cpp without and with its packed weights, 0 if it failed: the faster is the rival.
     trial: [f64; 2],
     pairs: Vec<Pair>,
@@ -53,10 +56,22 @@ impl Row {
         self.trial[1] >= self.trial[0]
     }
 
+    /// Pairs during which nothing changed.
+    fn quiet(&self) -> usize {
+        let quiet = |pair: &&Pair| pair.noise.reason().is_none();
+        self.pairs.iter().filter(quiet).count()
+    }
+
+    /// Whether so few pairs were quiet that all of them count.
+    fn is_restless(&self) -> bool {
+        2 * self.quiet() < self.wanted.min(self.pairs.len())
+    }
+
+    /// The pairs that count.
     fn kept(&self) -> impl Iterator<Item = &Pair> {
-        self.pairs
-            .iter()
-            .filter(|pair| pair.noise.reason().is_none())
+        let all = self.is_restless();
+        let counts = move |pair: &&Pair| all || pair.noise.reason().is_none();
+        self.pairs.iter().filter(counts)
     }
 
     fn ratio(&self) -> Option<Ratio> {
@@ -75,10 +90,6 @@ impl Row {
     fn share(&self) -> Option<(&'static str, f64)> {
         let (name, rate) = self.limit?;
         Some((name, self.samite() / rate))
-    }
-
-    fn dropped(&self) -> usize {
-        self.pairs.len() - self.kept().count()
     }
 }
 
@@ -129,6 +140,7 @@ fn measure_all(
             report.rows.push(Row {
                 work,
                 threads,
+                wanted: args.pairs as usize,
                 trial: [0.0; 2],
                 pairs: Vec::new(),
                 limit: peaks.as_ref().map(|peaks| work.limit(&model, peaks)),
@@ -211,10 +223,9 @@ impl Comparison<'_> {
         }
         let repack = row.repack();
         let canary = Canary::new();
-        let wanted = self.args.pairs as usize;
         let mut samite_first = false;
         let mut reading = canary.read();
-        while row.kept().count() < wanted && row.pairs.len() < wanted * MOST_TRIES {
+        while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MOST_TRIES {
             samite_first = match row.pairs.len() % 2 {
                 0 => random.next() >> 63 == 0,
                 _ => !samite_first,
@@ -253,31 +264,31 @@ fn as_table(report: &Report) -> String {
         .as_deref()
         .unwrap_or("of unknown version");
     let _ = writeln!(text, "{}; llama.cpp {version}\n", report.model);
-    text += "| work | threads | samite t/s | llama.cpp t/s | repack | ratio | 95 % interval | pairs (dropped) | share of limit |\n";
+    text += "| work | threads | samite t/s | llama.cpp t/s | repack | ratio | 95 % interval | pairs (restless) | share of limit |\n";
     text += "|---|---|---|---|---|---|---|---|---|\n";
     for row in &report.rows {
-        if row.pairs.is_empty() {
-            continue;
-        }
-        let [median, interval] = match row.ratio() {
-            Some(Ratio { median, low, high }) => {
-                [format!("{median:.2}"), format!("{low:.2} to {high:.2}")]
-            }
-            None => ["too restless".to_owned(), String::new()],
-        };
+        let Some(ratio) = row.ratio() else { continue };
         let share = row.share().map_or("".to_owned(), |(limit, share)| {
             format!("{:.0} % of {limit}", share * 100.0)
         });
         let _ = writeln!(
             text,
-            "| {} | {} | {:.1} | {:.1} | {} | {median} | {interval} | {} ({}) | {share} |",
+            "| {} | {} | {:.1} | {:.1} | {} | {:.2} | {:.2} to {:.2} | {} ({}{}) | {share} |",
             row.work.name(),
             row.threads,
             row.samite(),
             row.peer(),
             u8::from(row.repack()),
+            ratio.median,
+            ratio.low,
+            ratio.high,
             row.kept().count(),
-            row.dropped(),
+            row.pairs.len() - row.quiet(),
+            if row.is_restless() {
+                " restless, not dropped"
+            } else {
+                ""
+            },
         );
     }
     text
@@ -293,7 +304,7 @@ fn as_json(report: &Report) -> Value {
             "read_drift": pair.noise.read_drift,
             "stolen": pair.noise.stolen,
             "foreign": pair.noise.foreign,
-            "dropped": pair.noise.reason(),
+            "restless": pair.noise.reason(),
         })
     };
     let row = |row: &Row| {
@@ -310,7 +321,8 @@ fn as_json(report: &Report) -> Value {
             "repack": row.repack(),
             "llama_cpp_trial": { "repack_0": row.trial[0], "repack_1": row.trial[1] },
             "kept": row.kept().count(),
-            "dropped": row.dropped(),
+            "restless": row.pairs.len() - row.quiet(),
+            "restless_dropped": !row.is_restless(),
             "limit": row.share().map(|(limit, _)| limit),
             "share_of_limit": row.share().and_then(|(_, share)| finite(share)),
             "pairs": row.pairs.iter().map(pair).collect::<Vec<_>>(),
