@@ -91,6 +91,11 @@ pub fn token_count(text: &str) -> Result<usize, String> {
     number(text, 0, MOST_TOKENS)
 }
 
+/// A number of sequences.
+pub fn sequence_count(text: &str) -> Result<usize, String> {
+    number(text, 1, 4096)
+}
+
 /// A number, or `all` or llama.cpp's -1 for as many as there are.
 pub fn number_or_all(text: &str) -> Result<usize, String> {
     match text {
@@ -156,6 +161,10 @@ pub struct ModelArgs {
     #[arg(long, value_enum, default_value_t = LoadArg::Mmap)]
     load_mode: LoadArg,
 
+    /// Keep weights in the file's layout instead of the device's own, which is faster to compute with [also: -nr]
+    #[arg(long)]
+    no_repack: bool,
+
     /// Size of the context in tokens; the model's own, at most 4096, by default
     #[arg(short = 'c', long, value_name = "N", value_parser = size)]
     pub ctx_size: Option<usize>,
@@ -163,6 +172,14 @@ pub struct ModelArgs {
     /// Type of the KV cache: f16, f32, bf16, q8_0, …; or two, for keys and values: `q8_0,f16`
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     kv: String,
+
+    /// Type of cached keys, instead of what --kv says [also: -ctk]
+    #[arg(long, value_name = "TYPE")]
+    cache_type_k: Option<String>,
+
+    /// Type of cached values, instead of what --kv says [also: -ctv]
+    #[arg(long, value_name = "TYPE")]
+    cache_type_v: Option<String>,
 
     /// Most tokens that are computed at once [also: -ub]
     #[arg(long = "ubatch-size", value_name = "N", default_value = "512", value_parser = size)]
@@ -224,6 +241,7 @@ impl ModelArgs {
             LoadArg::Read => LoadMode::Read,
             LoadArg::Mlock => LoadMode::Mlock,
         };
+        options.repack = !self.no_repack;
         options.cancel = cancel.clone();
         let bar = progress::bytes("loading");
         let shared = bar.clone();
@@ -236,22 +254,37 @@ impl ModelArgs {
         Ok(model?)
     }
 
-    /// What the flags say about contexts.
-    pub fn context_options(&self, cancel: &CancelToken) -> Outcome<ContextOptions> {
-        let dtype = |name: &str| {
+    /// Types of cached keys and values.
+    pub fn kv_types(&self) -> Outcome<[DType; 2]> {
+        let dtype = |flag: &str, name: &str| {
             DType::from_name(name.trim()).ok_or_else(|| {
                 Failure::usage(format_args!(
-                    "--kv: '{name}' is not a type; try f16, f32 or q8_0"
+                    "{flag}: '{name}' is not a type; try f16, f32 or q8_0"
                 ))
             })
         };
-        let kv_types = match self.kv.split_once(',') {
-            Some((keys, values)) => [dtype(keys)?, dtype(values)?],
-            None => [dtype(&self.kv)?; 2],
+        let (keys, values) = self.kv.split_once(',').unwrap_or((&self.kv, &self.kv));
+        let choose = |flag, special: &Option<String>, both| match special {
+            Some(name) => dtype(flag, name),
+            None => dtype("--kv", both),
         };
+        Ok([
+            choose("--cache-type-k", &self.cache_type_k, keys)?,
+            choose("--cache-type-v", &self.cache_type_v, values)?,
+        ])
+    }
+
+    /// Whether attention is to be done in several steps.
+    pub fn no_flash(&self) -> bool {
+        self.no_flash
+    }
+
+    /// What the flags say about contexts.
+    pub fn context_options(&self, cancel: &CancelToken) -> Outcome<ContextOptions> {
+        let kv_types = self.kv_types()?;
         if self.no_flash && kv_types[1].is_quantized() {
             return Err(Failure::usage(format_args!(
-                "--kv: values of type {} need flash attention: leave out --no-flash, or choose f16",
+                "--kv, --cache-type-v: values of type {} need flash attention: leave out --no-flash, or choose f16",
                 kv_types[1]
             )));
         }

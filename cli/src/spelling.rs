@@ -9,6 +9,9 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
+    ("-nr", "--no-repack"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
 ];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.

@@ -39,6 +39,9 @@ enum Shape {
     /// Qwen3 4B, with its output tied to the embedding
     #[value(name = "qwen3-4b")]
     Qwen3,
+    /// 6 layers with 64 experts of width 768, of which 8 are used: like Qwen3 30B-A3B, but smaller
+    #[value(name = "small-moe")]
+    SmallMixture,
 }
 
 fn dtype(name: &str) -> Result<DType, String> {
@@ -87,6 +90,10 @@ pub fn run(args: SynthArgs) -> Outcome {
         Shape::Small => model("llama", [12, 768, 12, 12, 64, 2048, 32_000, 2048], true),
         Shape::TinyLlama => model("llama", [22, 2048, 32, 4, 64, 5632, 32_000, 2048], false),
         Shape::Qwen3Small => model("qwen3", [28, 1024, 16, 8, 128, 3072, 151_936, 40_960], true),
+        Shape::SmallMixture => SyntheticModel {
+            experts: Some([64, 8]),
+            ..model("qwen3moe", [6, 2048, 32, 4, 128, 768, 32_000, 4096], false)
+        },
         Shape::Qwen3 => model("qwen3", [36, 2560, 32, 8, 128, 9728, 151_936, 40_960], true),
     };
     synthetic.dtype = args.dtype;

@@ -50,6 +50,44 @@ fn interrupted(arguments: &[&str]) {
 }
 
 #[test]
+fn a_comparison_tells_what_it_has() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, model) = tiny();
+    let peer = dir.path().join("llama-bench");
+    let hanging = dir.path().join("hanging");
+    // Prompts are quick; generation hangs.
+    let lines = format!(
+        r#"case "$*" in *"-n 0"*) echo '{{ "samples_ts": [ 5 ] }}';; *) touch {}; exec sleep 30;; esac"#,
+        hanging.display()
+    );
+    std::fs::write(&peer, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&peer, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let flags = ["--pairs", "1", "--no-peaks", "-p", "8", "-n", "8"];
+    let child = command(["bench", "-m"])
+        .arg(&model)
+        .arg("--compare")
+        .arg(&peer)
+        .args(flags)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !hanging.exists() && start.elapsed() < Duration::from_secs(20) {
+        sleep(Duration::from_millis(5));
+    }
+    let pid = child.id().to_string();
+    let sent = Instant::now();
+    let kill = Command::new("kill").args(["-INT", &pid]).status().unwrap();
+    assert!(kill.success());
+    let run = Run::new(child.wait_with_output().unwrap());
+    assert!(sent.elapsed() < Duration::from_secs(5));
+    assert_eq!((run.code, &*run.stderr), (Some(130), "interrupted\n"));
+    assert!(run.stdout.contains("| pp8 |"), "{}", run.stdout);
+    assert!(!run.stdout.contains("tg8"), "{}", run.stdout);
+}
+
+#[test]
 fn while_generating_and_measuring() {
     let (dir, model) = tiny();
     let model = model.to_str().unwrap();

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
+#[cfg(unix)]
+mod compare;
 mod files;
 #[cfg(target_os = "linux")]
 mod interrupt;

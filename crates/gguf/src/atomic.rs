@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,6 +62,35 @@ impl AtomicFile {
         &self.target
     }
 
+    /// Where the next byte goes, with everything before it handed to the system.
+    pub(crate) fn position(&mut self) -> Result<u64> {
+        let position = self.flush().and_then(|()| match &mut self.file {
+            Some(file) => file.get_mut().stream_position(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        });
+        position.map_err(|error| Error::io("cannot write", &error))
+    }
+
+    /// Lets the next byte go to `position`.
+    pub(crate) fn set_position(&mut self, position: u64) -> Result<()> {
+        let moved = match &mut self.file {
+            Some(file) => file.seek(SeekFrom::Start(position)),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        moved
+            .map(|_| ())
+            .map_err(|error| Error::io("cannot write", &error))
+    }
+
+    /// Writes `bytes` at `position`, from any thread.
+    pub(crate) fn write_at(&self, bytes: &[u8], position: u64) -> Result<()> {
+        let written = match &self.file {
+            Some(file) => write_all_at(file.get_ref(), bytes, position),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        written.map_err(|error| Error::io("cannot write", &error).in_file(&self.target))
+    }
+
     /// Makes the content durable and gives the file its name.
     ///
     /// # Errors
@@ -80,6 +109,27 @@ impl AtomicFile {
         self.file = None;
         Ok(())
     }
+}
+
+#[cfg(unix)]
+fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
+}
+
+#[cfg(windows)]
+fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                bytes = &bytes[count..];
+                position += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl Write for AtomicFile {

@@ -91,4 +91,4 @@ pub use split::{KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS_COUNT, split_fi
 pub use strings::StringArray;
 pub use tensor::{MAX_DIMS, TensorInfo, Tensors};
 pub use value::{Array, Value, ValueType};
-pub use write::{MAX_WRITTEN_NAME_BYTES, TensorSpec, Writer, rewrite};
+pub use write::{MAX_WRITTEN_NAME_BYTES, TensorSlot, TensorSpec, Writer, rewrite};

@@ -16,6 +16,9 @@ const STEP: usize = 1 << 20;
 pub struct LoadOptions<'a> {
     /// How many threads read; at least one. One is the calling thread itself.
     pub threads: usize,
+    /// Hands data of a mapped file over where it is mapped. Without, it is read into the threads' buffers as if it were not
+    /// mapped: faster for data that is copied elsewhere anyway, because no page of the mapping is touched.
+    pub in_place: bool,
     /// Told the bytes that are read and the bytes in all: never fewer than before, and in the end all of them. Called from
     /// any of the threads, by one at a time.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
@@ -28,6 +31,7 @@ impl Default for LoadOptions<'_> {
         LoadOptions {
             // More rarely make a disk faster, and reading leaves the processors free anyway.
             threads: std::thread::available_parallelism().map_or(1, |count| count.get().min(8)),
+            in_place: true,
             progress: &|_, _| {},
             cancel: &|| false,
         }
@@ -44,7 +48,7 @@ struct Job<'a> {
 impl GgufFile {
     /// Hands the whole data of each of `tensors` to `sink`, from several threads at once, in no particular order.
     ///
-    /// A mapped file is paged in and handed over in place. Otherwise every thread reads into a buffer that grows to the
+    /// A mapped file is paged in and handed over in place, unless [`LoadOptions::in_place`] is off. Otherwise every thread reads into a buffer that grows to the
     /// largest tensor that it meets; [`load_chunks`](Self::load_chunks) does with less.
     ///
     /// # Errors
@@ -125,7 +129,7 @@ impl GgufFile {
                     }
                     Ok(())
                 };
-                let bytes = self.fetch(job, &mut buffer, &progress, &stop);
+                let bytes = self.fetch(job, options.in_place, &mut buffer, &progress, &stop);
                 let result = bytes.map_err(E::from).and_then(|bytes| sink(job, bytes));
                 if let Err(error) = result {
                     // Those that stop because another failed come later, and are not kept.
@@ -150,10 +154,11 @@ impl GgufFile {
             .map_or(Ok(()), Err)
     }
 
-    /// The bytes of a job: in place if the file is mapped, in `buffer` otherwise.
+    /// The bytes of a job: where they are mapped if that is wanted and the case, in `buffer` otherwise.
     fn fetch<'a>(
         &'a self,
         job: &Job<'_>,
+        in_place: bool,
         buffer: &'a mut Vec<u8>,
         progress: &Progress<'_>,
         stop: &impl Fn() -> Result<()>,
@@ -163,7 +168,7 @@ impl GgufFile {
         let steps = (0..job.len)
             .step_by(STEP)
             .map(|start| start..job.len.min(start + STEP));
-        if let Some(mapping) = part.mapping() {
+        if let Some(mapping) = part.mapping().filter(|_| in_place) {
             let start = offset as usize;
             let bytes = &mapping[start..start + job.len];
             for step in steps {

@@ -12,6 +12,7 @@ use crate::value::{Array, Value, with_array};
 use samite_core::DType;
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The longest tensor name that is written, in bytes: what ggml reads.
 pub const MAX_WRITTEN_NAME_BYTES: usize = 63;
@@ -226,12 +227,79 @@ impl Writer<AtomicFile> {
         )
     }
 
+    /// Has `fill` write the data of the tensor that comes next, in pieces in any order, from as many threads as it likes.
+    ///
+    /// # Errors
+    /// Those of `fill`; [`crate::ErrorKind::InvalidArgument`] if all tensors are written already, if some data of this one is,
+    /// or if the pieces do not add up to its size; [`crate::ErrorKind::Io`].
+    pub fn fill_tensor<E: From<Error>>(
+        &mut self,
+        fill: impl FnOnce(&TensorSlot<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(spec) = self
+            .tensors
+            .get(self.current)
+            .filter(|_| self.in_current == 0)
+        else {
+            let message = "is written already, or some of it is".to_owned();
+            return Err(self.invalid("data", message).into());
+        };
+        let size = spec.size;
+        let start = self.out.position().map_err(|error| self.named(error))?;
+        let slot = TensorSlot {
+            file: &self.out,
+            spec,
+            start,
+            written: AtomicUsize::new(0),
+        };
+        fill(&slot)?;
+        let written = slot.written.into_inner();
+        if written != size {
+            let field = format!("tensor {}", quoted(spec.name()));
+            let message = format!("takes {size} bytes, but {written} were written");
+            return Err(self.invalid(field, message).into());
+        }
+        let end = self.out.set_position(start + size as u64);
+        end.map_err(|error| self.named(error))?;
+        Ok(self.advance(size)?)
+    }
+
     /// Completes the file and gives it its name.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if data is missing; [`crate::ErrorKind::Io`].
     pub fn commit(self) -> Result<()> {
         self.finish()?.commit()
+    }
+}
+
+/// The place of one tensor's data in a file that is being written.
+pub struct TensorSlot<'a> {
+    file: &'a AtomicFile,
+    spec: &'a TensorSpec,
+    start: u64,
+    written: AtomicUsize,
+}
+
+impl TensorSlot<'_> {
+    /// Writes a piece of the tensor's data, `offset` bytes from its start.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidArgument`] if it does not lie within the tensor; [`crate::ErrorKind::Io`].
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let end = offset.checked_add(bytes.len());
+        if end.is_none_or(|end| end > self.spec.size) {
+            let field = format!("tensor {}", quoted(self.spec.name()));
+            let message = format!(
+                "takes {} bytes: {} bytes at {offset} are not within it",
+                self.spec.size,
+                bytes.len()
+            );
+            return Err(Error::invalid(field, message).in_file(self.file.target()));
+        }
+        self.file.write_at(bytes, self.start + offset as u64)?;
+        self.written.fetch_add(bytes.len(), Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -285,14 +353,20 @@ impl<W: Write> Writer<W> {
         let Some(spec) = self.tensors.get(self.current) else {
             return Err(self.invalid("data", "all tensors are written already".into()));
         };
-        let (size, lacking) = (spec.size, spec.size - self.in_current);
+        let lacking = spec.size - self.in_current;
         if bytes.len() > lacking {
             let message = format!("{} bytes are too many: {lacking} are lacking", bytes.len());
             return Err(self.invalid(format!("tensor {}", quoted(spec.name())), message));
         }
         self.put(bytes)?;
-        self.in_current += bytes.len();
-        self.done += bytes.len() as u64;
+        self.advance(bytes.len())
+    }
+
+    /// Counts bytes of the current tensor as written.
+    fn advance(&mut self, bytes: usize) -> Result<()> {
+        let size = self.tensors.get(self.current).map_or(0, |spec| spec.size);
+        self.in_current += bytes;
+        self.done += bytes as u64;
         if self.in_current == size {
             self.pad(size.next_multiple_of(self.alignment) - size)?;
             self.current += 1;

@@ -37,11 +37,12 @@ fn every_mode_and_every_number_of_threads_loads_the_same() {
     for mode in MODES {
         let file = GgufFile::open(&path, mode).unwrap();
         assert_eq!(file.parts()[0].mapping().is_some(), mode != LoadMode::Read);
-        for threads in [0, 1, 2, 5] {
+        for (threads, in_place) in [(0, true), (1, true), (2, false), (5, true), (5, false)] {
             let reports = Mutex::new(Vec::new());
             let progress = |done, total| reports.lock().unwrap().push((done, total));
             let options = LoadOptions {
                 threads,
+                in_place,
                 progress: &progress,
                 ..LoadOptions::default()
             };
@@ -116,6 +117,7 @@ fn cancellation_stops_soon() {
         let since = Mutex::new(None);
         let options = LoadOptions {
             threads: 2,
+            in_place: true,
             progress: &|done, _| *read.lock().unwrap() = done,
             cancel: &|| {
                 let cancelled = asked.fetch_add(1, Ordering::Relaxed) >= 5;

@@ -96,6 +96,63 @@ fn to_bytes(metadata: &Metadata, tensors: &[(TensorSpec, Vec<u8>)]) -> Vec<u8> {
 }
 
 #[test]
+fn tensors_are_filled_by_several_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let spec = |name: &str, len| TensorSpec::new(name, DType::I8, &[len]).unwrap();
+    let create = || {
+        let specs = vec![spec("a", 33), spec("b", 100_000), spec("c", 5)];
+        Writer::create(&path, &Metadata::new(), specs).unwrap()
+    };
+    let content: Vec<u8> = (0..100_000u32).map(|i| (i % 253) as u8).collect();
+    let mut writer = create();
+    writer.write_tensor("a", &[1; 33]).unwrap();
+    writer
+        .fill_tensor(|slot| {
+            std::thread::scope(|scope| {
+                for (i, piece) in content.chunks(999).enumerate().rev() {
+                    scope.spawn(move || slot.write_at(i * 999, piece).unwrap());
+                }
+            });
+            Ok::<_, samite_gguf::Error>(())
+        })
+        .unwrap();
+    writer.append(&[7; 5]).unwrap();
+    writer.commit().unwrap();
+    let file = GgufFile::open(&path, LoadMode::Mmap).unwrap();
+    let bytes = |name| file.tensor_bytes(file.tensor(name).unwrap()).unwrap();
+    assert!(bytes("b") == content);
+    assert_eq!((bytes("a"), bytes("c")), (&[1; 33][..], &[7; 5][..]));
+
+    let fill = |writer: &mut Writer<AtomicFile>, offset, len: usize| {
+        let result = writer.fill_tensor(|slot| slot.write_at(offset, &vec![0; len]));
+        result.map_err(|error| error.to_string())
+    };
+    assert!(
+        fill(&mut create(), 0, 32)
+            .unwrap_err()
+            .contains("takes 33 bytes, but 32")
+    );
+    assert!(
+        fill(&mut create(), 30, 4)
+            .unwrap_err()
+            .contains("not within it")
+    );
+    assert!(
+        fill(&mut create(), usize::MAX, 1)
+            .unwrap_err()
+            .contains("not within it")
+    );
+    let mut writer = create();
+    writer.append(&[0; 3]).unwrap();
+    assert!(
+        fill(&mut writer, 0, 33)
+            .unwrap_err()
+            .contains("written already")
+    );
+}
+
+#[test]
 fn reads_what_python_wrote() {
     for mode in [LoadMode::Mmap, LoadMode::Read] {
         let file = GgufFile::open(fixture("all-types.gguf"), mode).unwrap();

@@ -6,12 +6,14 @@ mod blocks;
 mod llama;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 mod tensors;
 
 pub use blocks::{Blocks, GraphInputs, GraphShape, LayerCache};
 pub use tensors::{Bias, TensorList, TensorSpec, WeightUse};
 
 use crate::error::{Error, Result};
+use crate::hparams::ExpertUse;
 use samite_core::RopeMode;
 
 /// A family of models: a list of tensors and a graph.
@@ -21,6 +23,11 @@ pub trait Architecture: Sync + std::fmt::Debug {
 
     /// Which elements of a head are rotated together.
     fn rope_mode(&self) -> RopeMode;
+
+    /// Whether its models are mixtures of experts.
+    fn expert_use(&self) -> ExpertUse {
+        ExpertUse::Never
+    }
 
     /// Lists the tensors of a model.
     fn tensors(&self, list: &mut TensorList<'_>);
@@ -33,7 +40,12 @@ pub trait Architecture: Sync + std::fmt::Debug {
 }
 
 /// All architectures.
-pub const ARCHITECTURES: [&dyn Architecture; 3] = [&llama::Llama, &qwen2::Qwen2, &qwen3::Qwen3];
+pub const ARCHITECTURES: [&dyn Architecture; 4] = [
+    &llama::Llama,
+    &qwen2::Qwen2,
+    &qwen3::Qwen3,
+    &qwen3moe::Qwen3Moe,
+];
 
 /// The architecture called `name`.
 ///

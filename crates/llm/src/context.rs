@@ -470,7 +470,8 @@ impl Context {
                 staging.outputs.push(i as i32);
             }
         }
-        let n_kv = padded(self.cache.cells.end(), self.cache.cells.len());
+        let cells = &self.cache.cells;
+        let n_kv = padded(cells.end(), cells.len(), cells.n_sequences());
         staging.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
         for (token, row) in part.iter().zip(staging.mask.chunks_exact_mut(n_kv)) {
             let sequence = batch.sequences(token).first().copied().unwrap_or(0);
@@ -633,8 +634,26 @@ fn last_before(batch: &Batch, index: usize, sequence: u32) -> Option<i32> {
         .next()
 }
 
-/// How many cells attention looks at if `end` are in use: in steps, so that graphs stay the same for many tokens.
-fn padded(end: usize, n_cells: usize) -> usize {
-    let step = if n_cells <= 512 { 32 } else { 256 };
+/// How many cells attention looks at if `end` are in use: in steps, so that graphs stay the same for many tokens. Several
+/// sequences take as many cells at a time.
+fn padded(end: usize, n_cells: usize, n_sequences: usize) -> usize {
+    let step = if n_cells <= 512 {
+        (32 * n_sequences).min(256)
+    } else {
+        256
+    };
     end.next_multiple_of(step).min(n_cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::padded;
+
+    #[test]
+    fn attention_looks_at_more_cells_in_steps() {
+        assert_eq!((padded(1, 256, 1), padded(33, 256, 1)), (32, 64));
+        assert_eq!((padded(8, 512, 8), padded(257, 512, 8)), (256, 512));
+        assert_eq!((padded(8, 512, 2), padded(65, 512, 2)), (64, 128));
+        assert_eq!((padded(300, 310, 1), padded(1, 4096, 1)), (310, 256));
+    }
 }

@@ -18,6 +18,28 @@ pub struct LayerShape {
     pub n_ff: usize,
 }
 
+/// The experts of a model whose feed-forward parts are mixtures. All layers have as many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of each layer.
+    pub count: usize,
+    /// How many of them each token uses; at most `count`.
+    pub used: usize,
+    /// Width of each expert.
+    pub n_ff: usize,
+}
+
+/// Whether models of an architecture are mixtures of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertUse {
+    /// None are.
+    Never,
+    /// Some are: those whose metadata say so.
+    Maybe,
+    /// All are.
+    Always,
+}
+
 /// How a model stretches rotary positions beyond the context that it was trained with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -52,6 +74,8 @@ pub struct Hyperparameters {
     pub n_embd: usize,
     /// Each layer's own numbers.
     pub layers: Vec<LayerShape>,
+    /// Experts in the place of the feed-forward part, if the model has any.
+    pub experts: Option<Experts>,
     /// Elements of one head of queries and keys.
     pub head_dim_k: usize,
     /// Elements of one head of values.
@@ -154,6 +178,7 @@ impl Hyperparameters {
         metadata: &Metadata,
         prefix: &str,
         rope_mode: RopeMode,
+        expert_use: ExpertUse,
         n_tensors: usize,
     ) -> Result<Self> {
         let keys = Keys { metadata, prefix };
@@ -163,18 +188,17 @@ impl Hyperparameters {
                 "key \"{prefix}.block_count\": is {n_layer}, but the file has {n_tensors} tensors: too few for so many layers"
             )));
         }
-        if let Some(experts) = metadata.get::<u64>(&keys.key("expert_count"))?
-            && experts > 0
-        {
-            return Err(Error::model(format!(
-                "key \"{prefix}.expert_count\": is {experts}: mixtures of experts are not supported for this architecture"
-            )));
-        }
         let n_embd = keys.require_extent("embedding_length")?;
         let heads = keys.require_per_layer("attention.head_count", n_layer)?;
         let heads_kv = keys.per_layer("attention.head_count_kv", n_layer)?;
         let heads_kv = heads_kv.unwrap_or_else(|| heads.clone());
-        let widths = keys.require_per_layer("feed_forward_length", n_layer)?;
+        let widths = keys.per_layer("feed_forward_length", n_layer)?;
+        let experts = experts(&keys, expert_use, widths.as_deref())?;
+        let widths = match (widths, experts) {
+            (Some(widths), _) => widths,
+            (None, Some(experts)) => vec![experts.n_ff; n_layer],
+            (None, None) => keys.require_per_layer("feed_forward_length", n_layer)?,
+        };
         let layers: Vec<LayerShape> = (heads.iter().zip(heads_kv).zip(widths))
             .map(|((&n_head, n_head_kv), n_ff)| LayerShape {
                 n_head,
@@ -231,6 +255,7 @@ impl Hyperparameters {
             n_vocab: n_vocab(&keys)?,
             n_embd,
             layers,
+            experts,
             head_dim_k,
             head_dim_v,
             rms_eps,
@@ -301,6 +326,59 @@ impl Hyperparameters {
             ..rope
         }
     }
+}
+
+/// The experts that the metadata speak of. Without a width of their own, they are as wide as a feed-forward part, or share
+/// its width if the architecture knows nothing but experts.
+fn experts(
+    keys: &Keys<'_>,
+    expert_use: ExpertUse,
+    widths: Option<&[usize]>,
+) -> Result<Option<Experts>> {
+    let key = keys.key("expert_count");
+    let count = match (keys.metadata.get::<u64>(&key)?, expert_use) {
+        (None | Some(0), ExpertUse::Never | ExpertUse::Maybe) => return Ok(None),
+        (Some(count), ExpertUse::Never) => {
+            return Err(Error::model(format!(
+                "key \"{key}\": is {count}: mixtures of experts are not supported for this architecture"
+            )));
+        }
+        (_, _) => keys.require_extent("expert_count")?,
+    };
+    let used = keys.require_extent("expert_used_count")?;
+    if used > count {
+        return Err(Error::model(format!(
+            "key \"{}\": is {used}, but there are only {count} experts",
+            keys.key("expert_used_count")
+        )));
+    }
+    let own = match expert_use {
+        ExpertUse::Always => {
+            let key = keys.key("expert_feed_forward_length");
+            // 0 stands for "not said".
+            let value = keys.metadata.get::<u64>(&key)?.filter(|&value| value != 0);
+            value.map(|value| check_extent(&key, value)).transpose()?
+        }
+        _ => None,
+    };
+    let n_ff = match (own, widths) {
+        (Some(n_ff), _) => n_ff,
+        (None, Some(&[n_ff, ref rest @ ..])) => {
+            if rest.iter().any(|&other| other != n_ff) {
+                return Err(Error::model(format!(
+                    "key \"{}\": experts of different widths are not supported",
+                    keys.key("feed_forward_length")
+                )));
+            }
+            if expert_use == ExpertUse::Always {
+                (n_ff / used).max(1)
+            } else {
+                n_ff
+            }
+        }
+        (None, _) => keys.require_extent("feed_forward_length")?,
+    };
+    Ok(Some(Experts { count, used, n_ff }))
 }
 
 /// As many tokens as the vocabulary lists; only a file without vocabulary needs the number as such.
@@ -385,7 +463,13 @@ mod tests {
     }
 
     fn read(changes: &[(&str, Value)]) -> Result<Hyperparameters> {
-        Hyperparameters::from_metadata(&metadata(changes), "llama", RopeMode::Normal, 40)
+        Hyperparameters::from_metadata(
+            &metadata(changes),
+            "llama",
+            RopeMode::Normal,
+            ExpertUse::Maybe,
+            40,
+        )
     }
 
     #[test]
@@ -401,6 +485,56 @@ mod tests {
     fn layers_may_differ() {
         let hp = read(&[("attention.head_count_kv", vec![8u32, 2].into())]).unwrap();
         assert_eq!((hp.n_embd_k(0), hp.n_embd_v(1)), (64, 16));
+    }
+
+    fn experts_of(changes: &[(&str, Value)], expert_use: ExpertUse) -> Result<Option<Experts>> {
+        let metadata = metadata(changes);
+        let hparams =
+            Hyperparameters::from_metadata(&metadata, "llama", RopeMode::Normal, expert_use, 40)?;
+        Ok(hparams.experts)
+    }
+
+    #[test]
+    fn experts_have_a_width_or_share_one() {
+        use ExpertUse::{Always, Maybe, Never};
+        let [count, used] = [8u32, 3].map(Value::from);
+        let keys = [("expert_count", count), ("expert_used_count", used)];
+        let width = |changes: &[(&str, Value)], expert_use| {
+            let changes = [&keys[..], changes].concat();
+            let experts = experts_of(&changes, expert_use).unwrap().unwrap();
+            assert_eq!((experts.count, experts.used), (8, 3));
+            experts.n_ff
+        };
+        assert_eq!(width(&[], Maybe), 96);
+        assert_eq!(width(&[], Always), 32);
+        let own = [("expert_feed_forward_length", Value::from(40u32))];
+        assert_eq!(width(&own, Always), 40);
+        assert_eq!(
+            width(&[("expert_feed_forward_length", 0u32.into())], Always),
+            32
+        );
+        assert_eq!(experts_of(&[], Maybe).unwrap(), None);
+        assert_eq!(
+            experts_of(&[("expert_count", 0u32.into())], Never).unwrap(),
+            None
+        );
+
+        let message = |changes: &[(&str, Value)], expert_use| {
+            experts_of(changes, expert_use).unwrap_err().to_string()
+        };
+        assert!(message(&keys, Never).contains("not supported for this architecture"));
+        assert!(message(&[], Always).contains("llama.expert_count"));
+        assert!(message(&keys[..1], Maybe).contains("llama.expert_used_count"));
+        let many = [keys[0].clone(), ("expert_used_count", 9u32.into())];
+        assert!(message(&many, Maybe).contains("only 8 experts"));
+        let none = [keys[0].clone(), ("expert_used_count", 0u32.into())];
+        assert!(message(&none, Maybe).contains("is 0"));
+        let uneven = [
+            &keys[..],
+            &[("feed_forward_length", vec![96u32, 64].into())],
+        ]
+        .concat();
+        assert!(message(&uneven, Maybe).contains("different widths"));
     }
 
     #[test]
@@ -432,7 +566,7 @@ mod tests {
                 f32::NAN.into(),
                 "between 0 and 1",
             ),
-            ("expert_count", 8u32.into(), "experts"),
+            ("expert_count", 8u32.into(), "expert_used_count"),
             ("context_length", 0u32.into(), "is 0"),
         ];
         for (key, value, expected) in cases {
@@ -441,7 +575,13 @@ mod tests {
         }
         let mut without = metadata(&[]);
         without.remove("llama.context_length");
-        let error = Hyperparameters::from_metadata(&without, "llama", RopeMode::Normal, 40);
+        let error = Hyperparameters::from_metadata(
+            &without,
+            "llama",
+            RopeMode::Normal,
+            ExpertUse::Maybe,
+            40,
+        );
         assert!(
             error
                 .unwrap_err()

@@ -45,6 +45,7 @@
 pub mod arch;
 mod batch;
 mod context;
+mod cost;
 mod error;
 mod hparams;
 mod kv;
@@ -61,8 +62,9 @@ mod weights;
 
 pub use batch::{Batch, BatchToken};
 pub use context::{Context, ContextOptions, MemoryUse};
+pub use cost::TokenCost;
 pub use error::{Error, Result};
-pub use hparams::{Hyperparameters, LayerShape, RopeScaling};
+pub use hparams::{ExpertUse, Experts, Hyperparameters, LayerShape, RopeScaling};
 pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};

@@ -1,6 +1,7 @@
 //! Models: from a file to weights on devices.
 
 use crate::arch::{self, Architecture};
+use crate::cost::TokenCost;
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{Choice, PlacementRule};
@@ -26,6 +27,8 @@ pub struct ModelOptions {
     pub rules: Vec<PlacementRule>,
     /// How data comes into memory.
     pub load_mode: LoadMode,
+    /// Whether devices may hold weights in layouts of their own, which are faster to compute with.
+    pub repack: bool,
     /// Threads that read the file; `None` for a few.
     pub threads: Option<usize>,
     /// Told about the progress.
@@ -41,6 +44,7 @@ impl ModelOptions {
             devices,
             rules: Vec::new(),
             load_mode: LoadMode::default(),
+            repack: true,
             threads: None,
             progress: None,
             cancel: CancelToken::new(),
@@ -54,6 +58,7 @@ impl std::fmt::Debug for ModelOptions {
             .field("devices", &self.devices)
             .field("rules", &self.rules)
             .field("load_mode", &self.load_mode)
+            .field("repack", &self.repack)
             .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
@@ -81,11 +86,19 @@ impl ModelPlan {
             metadata,
             architecture.name(),
             architecture.rope_mode(),
+            architecture.expert_use(),
             file.tensors().len(),
         )?;
         let tokenizer = vocab_data(metadata)?.map(Tokenizer::new).transpose()?;
         let devices = DeviceSet::new(options.devices.clone())?;
-        let weights = WeightPlan::new(file, architecture, &hparams, &devices, &options.rules)?;
+        let weights = WeightPlan::new(
+            file,
+            architecture,
+            &hparams,
+            &devices,
+            &options.rules,
+            options.repack,
+        )?;
         Ok(ModelPlan {
             architecture,
             hparams,
@@ -126,6 +139,7 @@ pub struct Model {
     weights: Weights,
     kv: Vec<Choice>,
     elements: u64,
+    token_cost: TokenCost,
     file_bytes: u64,
     load_time: Duration,
 }
@@ -170,6 +184,7 @@ impl Model {
             path: file.path().to_owned(),
             metadata: file.metadata().clone(),
             architecture: plan.architecture,
+            token_cost: TokenCost::new(file.tensors(), plan.hparams.experts),
             hparams: plan.hparams,
             tokenizer: plan.tokenizer,
             devices: plan.devices,
@@ -238,6 +253,11 @@ impl Model {
     /// Number of parameters.
     pub fn n_params(&self) -> u64 {
         self.elements
+    }
+
+    /// The least that one token costs.
+    pub fn token_cost(&self) -> TokenCost {
+        self.token_cost
     }
 
     /// Size of the file, or of all parts.

@@ -4,17 +4,18 @@
 //! tensors get which type follows llama.cpp's rules for models of the llama family.
 
 use samite_core::{CancelToken, DType};
-use samite_gguf::{Error, ErrorKind, GgufFile, Metadata, TensorInfo, TensorSpec, Writer};
+use samite_gguf::{
+    Error, ErrorKind, GgufFile, LoadOptions, Metadata, TensorInfo, TensorSlot, TensorSpec, Writer,
+};
 use samite_quant::{
     blocks::BlockIq4Nl, blocks_of_mut, can_decode, can_encode, decode_row, encode_row,
 };
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Rows that one thread converts at a time: enough work to be worth the hand-over.
-const ELEMENTS_PER_JOB: usize = 1 << 16;
+/// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
+const ELEMENTS_PER_JOB: usize = 1 << 17;
 
 /// A named choice of types: name, llama.cpp's number for `general.file_type`, the type of most tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,8 +307,9 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     let mut conversions = Vec::with_capacity(source.tensors().len());
     for tensor in source.tensors().iter() {
         let layers = if is_value(tensor) { values } else { downs };
-        let is_matrix =
-            tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm");
+        let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm")
+                // A router is small, and decides much.
+                && !tensor.name.contains("ffn_gate_inp");
         let to = if !is_matrix || tensor.dtype.is_integer() {
             tensor.dtype
         } else {
@@ -382,24 +384,17 @@ pub fn quantize(
 
     let total = source.tensors().total_elements();
     let mut done = 0u64;
-    let (mut input, mut output) = (Vec::new(), Vec::new());
+    let converter = Converter {
+        source,
+        options,
+        spare: Mutex::new(Vec::new()),
+    };
     for (tensor, conversion) in source.tensors().iter().zip(&conversions) {
-        resize(&mut input, tensor.size)?;
-        source.read_tensor_into(tensor, &mut input)?;
-        if conversion.from == conversion.to {
-            writer.write_tensor(&tensor.name, &input)?;
-        } else {
-            resize(&mut output, conversion.bytes_after)?;
-            convert(
-                tensor,
-                conversion.to,
-                &input,
-                &mut output,
-                options,
-                &|elements| (options.progress)(done + elements, total),
-            )?;
-            writer.write_tensor(&tensor.name, &output)?;
-        }
+        writer.fill_tensor(|slot| {
+            converter.convert(tensor, conversion.to, slot, &|elements| {
+                (options.progress)(done + elements, total);
+            })
+        })?;
         done += tensor.elements() as u64;
         (options.progress)(done, total);
         if options.cancel.is_cancelled() {
@@ -414,20 +409,6 @@ fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "", "cancelled".to_owned())
 }
 
-fn resize(buffer: &mut Vec<u8>, len: usize) -> Result<(), Error> {
-    buffer.clear();
-    let out_of_memory = |_| {
-        Error::new(
-            ErrorKind::OutOfMemory,
-            "",
-            format!("no memory for a tensor of {len} bytes"),
-        )
-    };
-    buffer.try_reserve_exact(len).map_err(out_of_memory)?;
-    buffer.resize(len, 0);
-    Ok(())
-}
-
 /// Encodes one row as llama.cpp's files hold it: IQ4_NL with the better search that is too slow for activations.
 fn encode(to: DType, values: &[f32], into: &mut [u8]) -> samite_core::Result<()> {
     if to != DType::IQ4_NL {
@@ -440,81 +421,85 @@ fn encode(to: DType, values: &[f32], into: &mut [u8]) -> samite_core::Result<()>
     Ok(())
 }
 
-/// Converts all rows of one tensor with several threads, which take pieces of it as they get to it.
-fn convert(
-    tensor: &TensorInfo,
-    to: DType,
-    input: &[u8],
-    output: &mut [u8],
-    options: &QuantizeOptions<'_>,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<(), Error> {
-    let columns = tensor.shape[0];
-    let wrap = |error: samite_core::Error| {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("tensor '{}'", tensor.name),
-            error.to_string(),
-        )
-    };
-    let (row_in, row_out) = (
-        tensor.dtype.row_bytes(columns).map_err(wrap)?,
-        to.row_bytes(columns).map_err(wrap)?,
-    );
-    let rows_per_job = (ELEMENTS_PER_JOB / columns.max(1)).max(1);
-    let jobs: Vec<_> = input
-        .chunks(row_in * rows_per_job)
-        .zip(output.chunks_mut(row_out * rows_per_job))
-        .map(|job| Mutex::new(Some(job)))
-        .collect();
-    let next = AtomicUsize::new(0);
-    let finished = AtomicUsize::new(0);
-    let work = || -> Result<(), Error> {
-        let mut values = vec![0f32; columns];
-        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if options.cancel.is_cancelled() {
-                return Err(cancelled());
-            }
-            let Some((from, into)) = job
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .take()
-            else {
-                continue;
-            };
-            for (from, into) in from
-                .chunks_exact(row_in)
-                .zip(into.chunks_exact_mut(row_out))
-            {
-                decode_row(tensor.dtype, from, &mut values).map_err(wrap)?;
-                if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-                    return Err(Error::new(
-                        ErrorKind::Unsupported,
-                        format!("tensor '{}'", tensor.name),
-                        format!("holds {} in column {at}: the model is damaged", values[at]),
-                    ));
+/// Buffers of one thread: a decoded row, and the rows of a job as they are written.
+#[derive(Default)]
+struct Spare {
+    values: Vec<f32>,
+    output: Vec<u8>,
+}
+
+/// Converts tensors piece by piece: each thread reads some rows, converts them and writes them where they belong, all while
+/// they are in its cache.
+struct Converter<'a> {
+    source: &'a GgufFile,
+    options: &'a QuantizeOptions<'a>,
+    spare: Mutex<Vec<Spare>>,
+}
+
+impl Converter<'_> {
+    fn convert(
+        &self,
+        tensor: &TensorInfo,
+        to: DType,
+        slot: &TensorSlot<'_>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), Error> {
+        let columns = tensor.shape[0];
+        let row_bytes = |dtype: DType| dtype.row_bytes(columns).map_err(|e| wrap(tensor, &e));
+        let (row_in, row_out) = (row_bytes(tensor.dtype)?, row_bytes(to)?);
+        let rows_per_job = (ELEMENTS_PER_JOB / columns).max(1);
+        let options = LoadOptions {
+            threads: self.options.threads.max(1),
+            in_place: false,
+            progress: &|bytes, _| progress(bytes / row_in as u64 * columns as u64),
+            cancel: &|| self.options.cancel.is_cancelled(),
+        };
+        let job_bytes = row_in.saturating_mul(rows_per_job);
+        let list = std::iter::once(tensor);
+        self.source
+            .load_chunks(list, job_bytes, &options, |_, offset, bytes| {
+                let at = offset / row_in * row_out;
+                if tensor.dtype == to {
+                    return slot.write_at(at, bytes);
                 }
-                encode(to, &values, into).map_err(wrap)?;
-            }
-            let count =
-                finished.fetch_add(from.len() / row_in, Ordering::Relaxed) + from.len() / row_in;
-            progress((count * columns) as u64);
-        }
-        Ok(())
-    };
-    let threads = options.threads.clamp(1, jobs.len().max(1));
-    std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut result = work();
-        for helper in helpers {
-            result = result.and(helper.join().unwrap_or_else(|_| {
-                Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "",
-                    "a thread panicked".to_owned(),
-                ))
-            }));
-        }
-        result
-    })
+                let mut spare = self.lock().pop().unwrap_or_default();
+                let Spare { values, output } = &mut spare;
+                values.resize(columns, 0.0);
+                output.resize(bytes.len() / row_in * row_out, 0);
+                let rows = bytes
+                    .chunks_exact(row_in)
+                    .zip(output.chunks_exact_mut(row_out));
+                for (from, into) in rows {
+                    decode_row(tensor.dtype, from, values).map_err(|e| wrap(tensor, &e))?;
+                    // All at once first: a search that stops early is slow.
+                    if !values
+                        .iter()
+                        .fold(true, |all, value| all & value.is_finite())
+                    {
+                        let at = values.iter().position(|value| !value.is_finite());
+                        let at = at.unwrap_or_default();
+                        let message =
+                            format!("holds {} in column {at}: the model is damaged", values[at]);
+                        return Err(unsupported(tensor, message));
+                    }
+                    encode(to, values, into).map_err(|e| wrap(tensor, &e))?;
+                }
+                slot.write_at(at, output)?;
+                self.lock().push(spare);
+                Ok(())
+            })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unsupported(tensor: &TensorInfo, message: String) -> Error {
+    let field = format!("tensor '{}'", tensor.name);
+    Error::new(ErrorKind::Unsupported, field, message)
+}
+
+fn wrap(tensor: &TensorInfo, error: &samite_core::Error) -> Error {
+    unsupported(tensor, error.to_string())
 }

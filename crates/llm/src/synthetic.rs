@@ -34,6 +34,8 @@ pub struct SyntheticModel {
     pub head_dim: usize,
     /// Width of the feed-forward part.
     pub n_ff: usize,
+    /// Experts of each layer, each `n_ff` wide, and how many of them a token uses.
+    pub experts: Option<[usize; 2]>,
     /// Tokens, at least [`SMALLEST_VOCABULARY`].
     pub n_vocab: usize,
     /// Training context.
@@ -63,6 +65,7 @@ impl SyntheticModel {
             n_head_kv: 2,
             head_dim,
             n_ff: 96,
+            experts: (architecture == "qwen3moe").then_some([6, 2]),
             n_vocab: 320,
             n_ctx_train: 256,
             dtype: DType::F32,
@@ -87,17 +90,24 @@ impl SyntheticModel {
         let mut metadata = Metadata::new();
         metadata.set(KEY_ARCHITECTURE, self.architecture)?;
         metadata.set("general.name", "synthetic")?;
+        let [count, used] = self.experts.unwrap_or_default();
         for (key, value) in [
             ("block_count", self.n_layer),
             ("context_length", self.n_ctx_train),
             ("embedding_length", self.n_embd),
             ("feed_forward_length", self.n_ff),
+            ("expert_feed_forward_length", self.n_ff),
+            ("expert_count", count),
+            ("expert_used_count", used),
             ("attention.head_count", self.n_head),
             ("attention.head_count_kv", self.n_head_kv),
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
+            if key.starts_with("expert") && self.experts.is_none() {
+                continue;
+            }
             let value = u32::try_from(value)
                 .map_err(|_| Error::invalid(format!("{key} of {value} is too large")))?;
             metadata.set(&format!("{}.{key}", self.architecture), value)?;
@@ -141,6 +151,7 @@ impl SyntheticModel {
             metadata,
             self.architecture,
             arch.rope_mode(),
+            arch.expert_use(),
             usize::MAX,
         )?;
         let mut list = TensorList::new(&hparams);
@@ -168,24 +179,29 @@ impl SyntheticModel {
         let metadata = self.metadata()?;
         let specs = self.tensors(&metadata)?;
         let types = |spec: &TensorSpec| match spec.usage {
-            WeightUse::Rows | WeightUse::Product => self.dtype,
+            // Routers are small, and what they say matters.
+            WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
+            WeightUse::Rows | WeightUse::Product | WeightUse::Experts => self.dtype,
             WeightUse::Scale | WeightUse::Bias | WeightUse::RopeDivisors => DType::F32,
         };
         let files = specs.iter().map(|spec| {
-            let dims = if spec.shape[1] == 1 {
-                &spec.shape[..1]
-            } else {
-                &spec.shape[..2]
+            let dims = match spec.shape {
+                _ if spec.usage == WeightUse::Experts => 3,
+                [_, 1, ..] => 1,
+                _ => 2,
             };
-            FileTensor::new(&spec.name, types(spec), dims)
+            FileTensor::new(&spec.name, types(spec), &spec.shape[..dims])
         });
         let mut writer = Writer::create(path, &metadata, files.collect::<Result<_, _>>()?)?;
         let mut rng = Rng::new(self.seed);
         for spec in &specs {
             let dtype = types(spec);
-            let [width, rows, ..] = spec.shape;
+            let [width, rows, matrices, _] = spec.shape;
+            let rows = rows * matrices;
             let (mean, deviation) = match spec.usage {
-                WeightUse::Rows | WeightUse::Product => (0.0, 0.8 / (width as f32).sqrt()),
+                WeightUse::Rows | WeightUse::Product | WeightUse::Experts => {
+                    (0.0, 0.8 / (width as f32).sqrt())
+                }
                 WeightUse::Scale => (1.0, 0.05),
                 WeightUse::RopeDivisors => (4.0, 1.0),
                 WeightUse::Bias => (0.0, 0.1),

@@ -1,6 +1,6 @@
 //! The weights of a model: checked against what the architecture expects, planned, then loaded as planned.
 
-use crate::arch::{Architecture, TensorList, TensorSpec};
+use crate::arch::{Architecture, TensorList, TensorSpec, WeightUse};
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
@@ -10,7 +10,7 @@ use samite_core::{
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
@@ -112,7 +112,7 @@ fn find_tensors<'a>(
         }
         found.push(Found { spec, info });
     }
-    let known: std::collections::HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
+    let known: HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
     if let Some(info) = file
         .tensors()
         .iter()
@@ -142,15 +142,16 @@ fn can_use(device: &Arc<dyn Device>, spec: &TensorSpec, dtype: DType) -> Result<
     Ok(device.supports(graph.node(node)))
 }
 
-/// The memory for a weight on `device`: the first special layout that takes it, else the device's own. The flag says
-/// whether it is a special one.
+/// The memory for a weight on `device`: the first special layout that takes it, if one is wanted, else the device's own.
+/// The flag says whether it is a special one.
 fn memory_for(
     device: &Arc<dyn Device>,
     spec: &TensorSpec,
     dtype: DType,
+    repack: bool,
 ) -> Result<(Arc<dyn BufferType>, bool)> {
     let (graph, node) = spec.sample(dtype)?;
-    let mut extra = device.extra_buffer_types().into_iter();
+    let mut extra = device.extra_buffer_types().into_iter().filter(|_| repack);
     Ok(
         match extra.find(|memory| memory.accepts(graph.node(node)).is_yes()) {
             Some(memory) => (memory, true),
@@ -167,6 +168,7 @@ impl WeightPlan {
         hparams: &Hyperparameters,
         devices: &DeviceSet,
         rules: &[PlacementRule],
+        repack: bool,
     ) -> Result<Self> {
         let found = find_tensors(file, arch, hparams)?;
         let roles: Vec<_> = found
@@ -174,6 +176,12 @@ impl WeightPlan {
             .map(|f| (f.spec.name.as_str(), f.spec.role))
             .collect();
         let Placement { tensors, kv } = rules::resolve(rules, devices, hparams.n_layer(), &roles)?;
+        // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
+        let in_products: HashSet<&str> = found
+            .iter()
+            .filter(|f| f.spec.usage != WeightUse::Rows)
+            .map(|f| &*f.info.name)
+            .collect();
         let mut plan = WeightPlan {
             tensors: Vec::with_capacity(found.len()),
             kv,
@@ -181,7 +189,8 @@ impl WeightPlan {
         for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
             let choice = willing_device(devices, &spec, info, choice)?;
             let device = devices.get(choice.device);
-            let (memory, packed) = memory_for(device, &spec, info.dtype)?;
+            let repack = repack && in_products.contains(&*info.name);
+            let (memory, packed) = memory_for(device, &spec, info.dtype, repack)?;
             let part = file.parts().get(info.file);
             let in_place = !packed
                 && device.capabilities().import_host
@@ -262,16 +271,14 @@ impl WeightPlan {
         let report_in_place = |done: u64, _: u64| progress(second + done, total);
         let options = LoadOptions {
             threads,
+            // No page of the mapping is touched for what lies elsewhere afterwards.
+            in_place: false,
             progress: &report_copied,
             cancel: &cancelled,
         };
         file.load_chunks(copied, CHUNK_BYTES, &options, |info, offset, bytes| {
             for stored in places.get(&(&*info.name, false)).into_iter().flatten() {
                 stored.tensor().write(offset, bytes)?;
-            }
-            // What was copied need not stay in memory twice.
-            if offset + bytes.len() == info.size {
-                file.release(info)?;
             }
             Ok::<_, Error>(())
         })?;
@@ -283,11 +290,11 @@ impl WeightPlan {
             for stored in places.get(&(&*info.name, true)).into_iter().flatten() {
                 stored.tensor().write(0, bytes)?;
             }
-            file.release(info)?;
             Ok::<_, Error>(())
         })?;
         // Mapped data is paged in, so that the first token does not wait for the disk.
         let options = LoadOptions {
+            in_place: true,
             progress: &report_in_place,
             ..options
         };
@@ -402,7 +409,7 @@ struct Imported {
 
 /// Each tensor once, though it may be written to several places.
 fn without_repeats(mut infos: Vec<&TensorInfo>) -> Vec<&TensorInfo> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     infos.retain(|info| seen.insert(&*info.name));
     infos
 }
@@ -451,7 +458,6 @@ fn willing_device(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::WeightUse;
     use crate::rules::Role;
     use crate::testing::FakeDevice;
     use samite_core::{DeviceKind, Node, host_buffer_type};
@@ -499,7 +505,7 @@ mod tests {
         let device: Arc<dyn Device> =
             Arc::new(FakeDevice::with("cpu", DeviceKind::Cpu, extra, true));
         let name = |usage, dtype| {
-            let (memory, packed) = memory_for(&device, &spec(usage), dtype).unwrap();
+            let (memory, packed) = memory_for(&device, &spec(usage), dtype, true).unwrap();
             (memory.name().to_owned(), packed)
         };
         assert_eq!(
@@ -514,6 +520,9 @@ mod tests {
             name(WeightUse::Rows, DType::Q8_0),
             ("host".to_owned(), false)
         );
+        let spec = spec(WeightUse::Product);
+        let (memory, packed) = memory_for(&device, &spec, DType::Q8_0, false).unwrap();
+        assert_eq!((memory.name(), packed), ("host", false));
     }
 
     #[test]

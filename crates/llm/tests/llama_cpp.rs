@@ -9,7 +9,7 @@ mod known;
 use common::*;
 use known::{Known, known, known_tokens};
 use samite_core::{DType, Device};
-use samite_llm::ContextOptions;
+use samite_llm::{ContextOptions, SyntheticModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,10 +68,14 @@ fn compute(known: &Known, device: &Arc<dyn Device>, flash: bool) -> Vec<Vec<f32>
 
 /// With weights of F32, both compute the same up to the order of sums. With others, llama.cpp rounds activations to a type
 /// that goes with the weights', and devices here may too, or not.
-fn limit(dtype: DType) -> f64 {
-    match dtype {
+///
+/// Where two experts are about as probable as each other, a little rounding chooses another: llama.cpp's own two ways of
+/// attention differ by up to 2e-3 for mixtures then.
+fn limit(model: &SyntheticModel) -> f64 {
+    match model.dtype {
         DType::F32 => 1e-10,
         DType::F16 | DType::BF16 => 1e-4,
+        _ if model.experts.is_some() => 1e-2,
         _ => 2e-3,
     }
 }
@@ -79,7 +83,7 @@ fn limit(dtype: DType) -> f64 {
 fn compare(device: &Arc<dyn Device>, flash: bool) {
     let mut wrong = Vec::new();
     for known in known() {
-        let limit = limit(known.model.dtype);
+        let limit = limit(&known.model);
         let error = nmse(
             &select(&compute(&known, device, flash)),
             &expected(known.name),

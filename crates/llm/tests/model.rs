@@ -192,7 +192,11 @@ fn mapped_weights_are_used_in_place() {
     let file = TestModel::tiny("llama");
     for (load_mode, in_place) in [(LoadMode::Mmap, true), (LoadMode::Read, false)] {
         let gguf = GgufFile::open(&file.path, load_mode).unwrap();
-        let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![cpu()])).unwrap();
+        let options = ModelOptions {
+            repack: false,
+            ..ModelOptions::new(vec![cpu()])
+        };
+        let plan = ModelPlan::new(&gguf, &options).unwrap();
         assert!(
             plan.tensors()
                 .iter()
@@ -201,6 +205,83 @@ fn mapped_weights_are_used_in_place() {
         let plan = ModelPlan::new(&gguf, &ModelOptions::new(vec![reference("a")])).unwrap();
         assert!(plan.tensors().iter().all(|tensor| !tensor.in_place));
     }
+}
+
+#[test]
+fn tables_that_are_only_looked_up_are_not_repacked() {
+    for tied in [false, true] {
+        let file = TestModel::write(&SyntheticModel {
+            dtype: DType::Q8_0,
+            tied,
+            ..SyntheticModel::tiny("llama")
+        });
+        let gguf = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+        let memories = |repack| {
+            let options = ModelOptions {
+                repack,
+                ..ModelOptions::new(vec![cpu()])
+            };
+            let plan = ModelPlan::new(&gguf, &options).unwrap();
+            ["token_embd.weight", "output.weight"].map(|name| {
+                let tensor = plan.tensors().iter().find(|tensor| tensor.name == name);
+                let tensor = tensor.unwrap();
+                (tensor.memory.name().to_owned(), tensor.in_place)
+            })
+        };
+        let [host, packed] = [("host", true), ("cpu-packed", false)]
+            .map(|(name, in_place)| (name.to_owned(), in_place));
+        assert_eq!(memories(false), [host.clone(), host.clone()]);
+        let packs = !cpu().extra_buffer_types().is_empty();
+        let [embedding, output] = memories(true);
+        let expected = if packs { packed } else { host.clone() };
+        assert_eq!(output, expected);
+        // One that is the output as well is kept once.
+        assert_eq!(embedding, if tied { expected } else { host });
+    }
+}
+
+#[test]
+fn a_token_costs_what_it_is_multiplied_with() {
+    let cost = |model: SyntheticModel| {
+        let file = TestModel::write(&model);
+        let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
+        let model = Model::from_gguf(&gguf, &ModelOptions::new(vec![cpu()])).unwrap();
+        let bytes = |name: &str| gguf.tensor(name).map_or(0, |tensor| tensor.size) as f64;
+        let layers: usize = gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with("blk") && t.n_dims > 1)
+            .map(|t| t.elements())
+            .sum();
+        (
+            model.token_cost(),
+            gguf.tensors().total_bytes() as f64,
+            bytes("token_embd.weight"),
+            bytes("blk.0.ffn_up_exps.weight"),
+            layers as f64,
+        )
+    };
+    let (untied, all, embedding, _, layers) = cost(SyntheticModel::tiny("llama"));
+    assert_eq!(untied.read_bytes, all - embedding);
+    assert_eq!(
+        (untied.float_products, untied.quantized_products),
+        (layers, 0.0)
+    );
+    let (tied, all, ..) = cost(SyntheticModel {
+        tied: true,
+        dtype: DType::Q8_0,
+        ..SyntheticModel::tiny("llama")
+    });
+    assert_eq!(tied.read_bytes, all);
+    assert_eq!(
+        (tied.float_products, tied.quantized_products),
+        (0.0, layers)
+    );
+    // 2 of 6 experts, of three matrices in each of three layers.
+    let (mixture, all, embedding, experts, layers) = cost(SyntheticModel::tiny("qwen3moe"));
+    let unused = 9.0 * experts * 4.0 / 6.0;
+    assert!((mixture.read_bytes - (all - embedding - unused)).abs() < 1.0);
+    assert!((mixture.float_products - (layers - unused / 4.0)).abs() < 1.0);
 }
 
 #[test]
@@ -231,11 +312,12 @@ fn rules_that_do_not_apply_are_refused() {
 #[test]
 fn every_way_of_loading_gives_the_same() {
     let file = TestModel::tiny("qwen2");
-    let run = |load_mode| {
+    let run = |load_mode, repack| {
         let done = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&done);
         let options = ModelOptions {
             load_mode,
+            repack,
             threads: Some(2),
             progress: Some(Arc::new(move |now, total| {
                 assert!(now <= total && seen.swap(now, Ordering::SeqCst) <= now);
@@ -250,7 +332,9 @@ fn every_way_of_loading_gives_the_same() {
         assert_eq!(done.load(Ordering::SeqCst), total);
         decode(&mut context(&model, precise()), &tokens(6), 0, 0)
     };
-    assert_eq!(run(LoadMode::Mmap), run(LoadMode::Read));
+    let mapped = run(LoadMode::Mmap, false);
+    assert_eq!(mapped, run(LoadMode::Read, false));
+    assert_eq!(run(LoadMode::Mmap, true), run(LoadMode::Read, true));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The building blocks of architectures: each method appends some nodes, named as in llama.cpp.
 
-use crate::hparams::Hyperparameters;
+use crate::hparams::{Experts, Hyperparameters};
 use crate::weights::Weights;
-use samite_core::{DType, Error, Glu, Graph, Result, StoredTensor, TensorId};
+use samite_core::{DType, Error, Glu, Graph, Result, SortOrder, StoredTensor, TensorId};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -346,7 +346,8 @@ impl<'a> Blocks<'a> {
         Ok(kept)
     }
 
-    /// What follows attention in a layer: projection, residual `x`, norm, gated feed-forward part, residual.
+    /// What follows attention in a layer: projection, residual `x`, norm, gated feed-forward part or mixture of experts,
+    /// residual.
     ///
     /// # Errors
     /// If operands do not fit.
@@ -360,7 +361,10 @@ impl<'a> Blocks<'a> {
         let projected = self.linear(attended, "attn_output", "attn_out", il)?;
         let middle = self.add(projected, x, "ffn_inp", il)?;
         let normed = self.norm(middle, "ffn_norm", il)?;
-        let ffn = self.swiglu(normed, il)?;
+        let ffn = match self.hparams.experts {
+            Some(experts) => self.mixture(normed, experts, il)?,
+            None => self.swiglu(normed, il)?,
+        };
         self.add(ffn, middle, "l_out", il)
     }
 
@@ -374,6 +378,76 @@ impl<'a> Blocks<'a> {
         let product = self.graph.glu_split(gate, up, Glu::Swiglu)?;
         self.named(product, "ffn_swiglu", il);
         self.linear(product, "ffn_down", "ffn_out", il)
+    }
+
+    /// The mixture of experts: of each token's `experts.used` most probable ones, with weights that add up to 1.
+    ///
+    /// # Errors
+    /// If operands do not fit.
+    fn mixture(&mut self, x: TensorId, experts: Experts, il: usize) -> Result<TensorId> {
+        let Experts { count, used, .. } = experts;
+        let [width, n_tokens, ..] = self.graph.tensor(x).layout.shape();
+        let router = self.linear(x, "ffn_gate_inp", "ffn_moe_logits", il)?;
+        let probabilities = self.graph.soft_max(router, None, None, 1.0, 0.0)?;
+        self.named(probabilities, "ffn_moe_probs", il);
+        let sorted = self.graph.argsort(probabilities, SortOrder::Descending)?;
+        self.named(sorted, "ffn_moe_argsort", il);
+        let [_, s1, s2, s3] = self.graph.tensor(sorted).layout.strides();
+        let chosen = self
+            .graph
+            .view(sorted, [used, n_tokens, 1, 1], [s1, s2, s3], 0)?;
+        self.named(chosen, "ffn_moe_topk", il);
+
+        let single = self.graph.reshape(probabilities, [1, count, n_tokens, 1])?;
+        let weights = self.graph.get_rows(single, chosen)?;
+        self.named(weights, "ffn_moe_weights", il);
+        let weights = self.graph.reshape(weights, [used, n_tokens, 1, 1])?;
+        let sum = self.graph.sum_rows(weights)?;
+        self.named(sum, "ffn_moe_weights_sum", il);
+        // The smallest normal number of half precision, as llama.cpp has it: no division by zero.
+        let sum = self.graph.clamp(sum, 2f32.powi(-14), f32::INFINITY)?;
+        self.named(sum, "ffn_moe_weights_sum_clamped", il);
+        let weights = self.graph.div(weights, sum)?;
+        self.named(weights, "ffn_moe_weights_norm", il);
+        let weights = self.graph.reshape(weights, [1, used, n_tokens, 1])?;
+
+        let x = self.graph.reshape(x, [width, 1, n_tokens, 1])?;
+        let up = self.expert_product("ffn_up_exps", x, chosen, "ffn_moe_up", il)?;
+        let gate = self.expert_product("ffn_gate_exps", x, chosen, "ffn_moe_gate", il)?;
+        let product = self.graph.glu_split(gate, up, Glu::Swiglu)?;
+        self.named(product, "ffn_moe_swiglu", il);
+        let down = self.expert_product("ffn_down_exps", product, chosen, "ffn_moe_down", il)?;
+        let weighted = self.graph.mul(down, weights)?;
+        self.named(weighted, "ffn_moe_weighted", il);
+
+        let [_, one_expert, one_token, all] = self.graph.tensor(weighted).layout.strides();
+        let mut sum = None;
+        for expert in 0..used {
+            let shape = [width, n_tokens, 1, 1];
+            let strides = [one_token, all, all];
+            let said = self
+                .graph
+                .view(weighted, shape, strides, expert * one_expert)?;
+            sum = Some(match sum {
+                None if used == 1 => self.graph.cont(said)?,
+                None => said,
+                Some(sum) => self.add(sum, said, "ffn_moe_out", il)?,
+            });
+        }
+        sum.ok_or_else(|| Error::invalid("a mixture of no experts"))
+    }
+
+    fn expert_product(
+        &mut self,
+        weights: &str,
+        x: TensorId,
+        chosen: TensorId,
+        name: &str,
+        il: usize,
+    ) -> Result<TensorId> {
+        let matrices = self.weight(&format!("blk.{il}.{weights}.weight"))?;
+        let y = self.graph.mul_mat_id(matrices, x, chosen)?;
+        Ok(self.named(y, name, il))
     }
 
     /// The logits, from the last layer's result.

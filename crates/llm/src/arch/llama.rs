@@ -1,6 +1,7 @@
-//! Llama, and the many models of the same shape: Mistral, TinyLlama, SmolLM, ...
+//! Llama, and the many models of the same shape: Mistral, Mixtral, TinyLlama, SmolLM, ...
 
 use super::{Architecture, Bias, Blocks, TensorList, WeightUse};
+use crate::hparams::ExpertUse;
 use crate::rules::Role;
 use samite_core::{Result, RopeMode};
 
@@ -14,6 +15,10 @@ impl Architecture for Llama {
 
     fn rope_mode(&self) -> RopeMode {
         RopeMode::Normal
+    }
+
+    fn expert_use(&self) -> ExpertUse {
+        ExpertUse::Maybe
     }
 
     fn tensors(&self, list: &mut TensorList<'_>) {

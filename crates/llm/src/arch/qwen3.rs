@@ -6,6 +6,37 @@ use samite_core::{Result, RopeMode};
 #[derive(Debug)]
 pub(super) struct Qwen3;
 
+/// The tensors of Qwen3, with experts or without.
+pub(super) fn tensors(list: &mut TensorList<'_>) {
+    list.embedding_and_output();
+    for il in 0..list.hparams.n_layer() {
+        list.decoder_layer(il, Bias::Optional);
+        list.norm(il, "attn_q_norm", list.hparams.head_dim_k);
+        list.norm(il, "attn_k_norm", list.hparams.head_dim_k);
+    }
+}
+
+/// The graph of Qwen3, with experts or without.
+pub(super) fn build(b: &mut Blocks<'_>) -> Result<()> {
+    let mut x = b.embedding()?;
+    for il in b.layers() {
+        let normed = b.norm(x, "attn_norm", il)?;
+        let [k, v] = b.keys_and_values(normed, il)?;
+        let k = b.norm(k, "attn_k_norm", il)?;
+        let k = b.rope(k, None, "Kcur", il)?;
+        b.store(k, v, il)?;
+        if b.is_finished(il) {
+            return Ok(());
+        }
+        let q = b.queries(normed, il)?;
+        let q = b.norm(q, "attn_q_norm", il)?;
+        let q = b.rope(q, None, "Qcur", il)?;
+        let attended = b.attention(q, il)?;
+        x = b.rest_of_layer(attended, x, il)?;
+    }
+    b.output(x)
+}
+
 impl Architecture for Qwen3 {
     fn name(&self) -> &'static str {
         "qwen3"
@@ -16,31 +47,10 @@ impl Architecture for Qwen3 {
     }
 
     fn tensors(&self, list: &mut TensorList<'_>) {
-        list.embedding_and_output();
-        for il in 0..list.hparams.n_layer() {
-            list.decoder_layer(il, Bias::Optional);
-            list.norm(il, "attn_q_norm", list.hparams.head_dim_k);
-            list.norm(il, "attn_k_norm", list.hparams.head_dim_k);
-        }
+        tensors(list);
     }
 
     fn build(&self, b: &mut Blocks<'_>) -> Result<()> {
-        let mut x = b.embedding()?;
-        for il in b.layers() {
-            let normed = b.norm(x, "attn_norm", il)?;
-            let [k, v] = b.keys_and_values(normed, il)?;
-            let k = b.norm(k, "attn_k_norm", il)?;
-            let k = b.rope(k, None, "Kcur", il)?;
-            b.store(k, v, il)?;
-            if b.is_finished(il) {
-                return Ok(());
-            }
-            let q = b.queries(normed, il)?;
-            let q = b.norm(q, "attn_q_norm", il)?;
-            let q = b.rope(q, None, "Qcur", il)?;
-            let attended = b.attention(q, il)?;
-            x = b.rest_of_layer(attended, x, il)?;
-        }
-        b.output(x)
+        build(b)
     }
 }

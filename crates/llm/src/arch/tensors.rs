@@ -1,6 +1,6 @@
 //! The list of tensors that an architecture expects in a file.
 
-use crate::hparams::Hyperparameters;
+use crate::hparams::{Experts, Hyperparameters};
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
 
@@ -11,6 +11,8 @@ pub enum WeightUse {
     Rows,
     /// A matrix product.
     Product,
+    /// Matrix products with some of the matrices, chosen for each column.
+    Experts,
     /// Multiplied element by element: the scale of a norm.
     Scale,
     /// Added.
@@ -40,7 +42,7 @@ impl TensorSpec {
     /// A graph whose last node uses such a weight of type `dtype` as the model does, for questions to devices.
     pub(crate) fn sample(&self, dtype: DType) -> Result<(Graph, TensorId)> {
         let mut graph = Graph::new();
-        let [n0, n1, ..] = self.shape;
+        let [n0, n1, n2, _] = self.shape;
         let weight = graph.leaf(&self.name, dtype, self.shape)?;
         let node = match self.usage {
             WeightUse::Rows => {
@@ -50,6 +52,11 @@ impl TensorSpec {
             WeightUse::Product => {
                 let x = graph.input("x", DType::F32, [n0, 1, 1, 1])?;
                 graph.mul_mat(weight, x)?
+            }
+            WeightUse::Experts => {
+                let x = graph.input("x", DType::F32, [n0, 1, 1, 1])?;
+                let chosen = graph.input("chosen", DType::I32, [n2.min(2), 1, 1, 1])?;
+                graph.mul_mat_id(weight, x, chosen)?
             }
             WeightUse::Scale => {
                 let x = graph.input("x", DType::F32, [n0, n1, 1, 1])?;
@@ -178,7 +185,20 @@ impl<'a> TensorList<'a> {
         }
     }
 
-    /// Adds what the layers of all decoders here have: norms, projections of attention, and a gated feed-forward part.
+    /// Adds the matrices of all experts of layer `il`, one behind the other.
+    fn experts(&mut self, il: usize, name: &str, [from, to]: [usize; 2], count: usize) {
+        self.specs.push(TensorSpec {
+            name: format!("blk.{il}.{name}.weight"),
+            shape: [from, to, count, 1],
+            role: Role::Layer(il),
+            usage: WeightUse::Experts,
+            required: true,
+            otherwise: None,
+        });
+    }
+
+    /// Adds what the layers of all decoders here have: norms, projections of attention, and a gated feed-forward part or a
+    /// mixture of several.
     pub fn decoder_layer(&mut self, il: usize, qkv_bias: Bias) {
         let hp = self.hparams;
         let (n_embd, layer) = (hp.n_embd, hp.layers[il]);
@@ -190,6 +210,15 @@ impl<'a> TensorList<'a> {
         let n_embd_attended = hp.head_dim_v * layer.n_head;
         self.linear(il, "attn_output", [n_embd_attended, n_embd], Bias::Optional);
         self.norm(il, "ffn_norm", n_embd);
+        if let Some(Experts { count, n_ff, .. }) = hp.experts {
+            let router = format!("blk.{il}.ffn_gate_inp.weight");
+            let role = Role::Layer(il);
+            self.require(router, [n_embd, count], role, WeightUse::Product);
+            self.experts(il, "ffn_gate_exps", [n_embd, n_ff], count);
+            self.experts(il, "ffn_up_exps", [n_embd, n_ff], count);
+            self.experts(il, "ffn_down_exps", [n_ff, n_embd], count);
+            return;
+        }
         self.linear(il, "ffn_gate", [n_embd, layer.n_ff], Bias::Optional);
         self.linear(il, "ffn_up", [n_embd, layer.n_ff], Bias::Optional);
         self.linear(il, "ffn_down", [layer.n_ff, n_embd], Bias::Optional);

@@ -68,6 +68,16 @@ pub fn known() -> Vec<Known> {
         optional: optional.to_vec(),
         ..model
     };
+    let experts = |model, [count, used]: [usize; 2]| SyntheticModel {
+        experts: Some([count, used]),
+        ..model
+    };
+    // Without a width of their own, the experts that are used share that of the feed-forward part.
+    let mut shared_width = experts(narrow("qwen3moe"), [6, 3]);
+    shared_width.extra = vec![
+        ("expert_feed_forward_length", 0u32.into()),
+        ("feed_forward_length", 288u32.into()),
+    ];
     let qkv_biases = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
     let other_biases = [
         "attn_output.bias",
@@ -145,6 +155,11 @@ pub fn known() -> Vec<Known> {
         ("qwen3-yarn", magnified, 0),
         ("qwen3-biases", having(wide("qwen3"), &qkv_biases), 0),
         ("qwen3-shift", wide("qwen3"), 11),
+        ("qwen3moe", narrow("qwen3moe"), 0),
+        ("qwen3moe-one", experts(wide("qwen3moe"), [5, 1]), 0),
+        ("qwen3moe-all", tied(experts(wide("qwen3moe"), [4, 4])), 0),
+        ("qwen3moe-shared-width", shared_width, 0),
+        ("llama-experts", experts(narrow("llama"), [8, 3]), 0),
         (
             "qwen3-no-scaling",
             with(
@@ -166,6 +181,10 @@ pub fn known() -> Vec<Known> {
         ("qwen2-q5_K", "qwen2", DType::Q5_K),
         ("qwen3-q6_K", "qwen3", DType::Q6_K),
         ("qwen3-q4_K", "qwen3", DType::Q4_K),
+        ("qwen3moe-f16", "qwen3moe", DType::F16),
+        ("qwen3moe-q8_0", "qwen3moe", DType::Q8_0),
+        ("qwen3moe-q4_0", "qwen3moe", DType::Q4_0),
+        ("qwen3moe-q4_K", "qwen3moe", DType::Q4_K),
     ] {
         all.push((name, quantized(architecture, dtype), 0));
     }

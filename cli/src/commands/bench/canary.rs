@@ -1,0 +1,218 @@
+//! Canaries: small fixed pieces of work, and the system's own counters, that tell whether the machine stayed the same.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// How far a canary may move between the samples of a pair.
+const MOST_DRIFT: f64 = 0.03;
+/// Memory is shared with other machines on the same host: what can be read changes by a fifth from one second to the next.
+const MOST_READ_DRIFT: f64 = 0.25;
+/// Part of the time that the host may keep from this machine.
+const MOST_STOLEN: f64 = 0.01;
+/// Processors that other programs may use meanwhile.
+const MOST_FOREIGN: f64 = 0.05;
+
+const CHAIN: usize = 1_500_000;
+const TRIES: usize = 4;
+
+/// What the machine can do at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Steps per second of a chain in which each step waits for the one before: follows the clock.
+    pub steps: f64,
+    /// Bytes read from memory per second by one thread.
+    pub read_bytes: f64,
+}
+
+/// Takes readings.
+pub struct Canary {
+    memory: Vec<u64>,
+}
+
+impl Canary {
+    pub fn new() -> Self {
+        Canary {
+            // Beyond most caches.
+            memory: vec![1; 8 << 20],
+        }
+    }
+
+    /// A reading: the best of several tries, some hundredths of a second in all.
+    pub fn read(&self) -> Reading {
+        let best = |work: &dyn Fn() -> f64| {
+            let rate = |_| {
+                let start = Instant::now();
+                let amount = work();
+                amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
+            };
+            (0..TRIES).map(rate).fold(0.0, f64::max)
+        };
+        Reading {
+            steps: best(&chain),
+            read_bytes: best(&|| self.sum()),
+        }
+    }
+
+    fn sum(&self) -> f64 {
+        let sum = self.memory.iter().fold(0u64, |a, &b| a.wrapping_add(b));
+        black_box(sum);
+        size_of_val(&*self.memory) as f64
+    }
+}
+
+fn chain() -> f64 {
+    let mut x = black_box(1u64);
+    for _ in 0..CHAIN {
+        x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7);
+    }
+    black_box(x);
+    CHAIN as f64
+}
+
+/// Processor time in seconds since the start of the machine or of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Times {
+    /// Work of all processes.
+    pub busy: f64,
+    /// Kept back by the host.
+    pub stolen: f64,
+    /// Work of this process and of its children that ended.
+    pub own: f64,
+}
+
+impl Times {
+    /// Now; zeros where the system does not say.
+    pub fn now() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        parse_times(&read("/proc/stat"), &read("/proc/self/stat"))
+    }
+}
+
+/// The texts of `/proc/stat` and `/proc/self/stat`. Their unit is 10 ms wherever Linux runs.
+fn parse_times(machine: &str, process: &str) -> Times {
+    let second = |ticks: f64| ticks / 100.0;
+    let fields: Vec<f64> = machine
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("cpu "))
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(|field| field.parse().unwrap_or(0.0))
+        .collect();
+    let at = |i: usize| fields.get(i).copied().unwrap_or(0.0);
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    let busy = at(0) + at(1) + at(2) + at(5) + at(6);
+    // After the name, which may have spaces and brackets in it, utime is the 12th field, then stime, cutime, cstime.
+    let own: f64 = process
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace()
+        .skip(11)
+        .take(4)
+        .map(|field| field.parse().unwrap_or(0.0))
+        .sum();
+    Times {
+        busy: second(busy),
+        stolen: second(at(7)),
+        own: second(own),
+    }
+}
+
+/// What disturbed a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Noise {
+    /// How much slower the slowest reading of the clock was than the fastest.
+    pub clock_drift: f64,
+    /// The same of reading from memory.
+    pub read_drift: f64,
+    /// Stolen processors, on average.
+    pub stolen: f64,
+    /// Processors that other programs used, on average.
+    pub foreign: f64,
+}
+
+impl Noise {
+    /// Between two moments with these readings, `seconds` apart.
+    pub fn new(readings: &[Reading], before: Times, after: Times, seconds: f64) -> Self {
+        let drift = |pick: fn(&Reading) -> f64| {
+            let least = readings.iter().map(pick).fold(f64::INFINITY, f64::min);
+            let most = readings.iter().map(pick).fold(0.0, f64::max);
+            if most > 0.0 { 1.0 - least / most } else { 0.0 }
+        };
+        let per_second = |amount: f64| (amount / seconds.max(1e-9)).max(0.0);
+        // Counters tick every 10 ms: a few ticks are no sign of anything.
+        let foreign = (after.busy - before.busy) - (after.own - before.own) - 0.03;
+        Noise {
+            clock_drift: drift(|reading| reading.steps),
+            read_drift: drift(|reading| reading.read_bytes),
+            stolen: per_second(after.stolen - before.stolen - 0.01),
+            foreign: per_second(foreign),
+        }
+    }
+
+    /// What was too much, if anything.
+    pub fn reason(&self) -> Option<&'static str> {
+        let limits = [
+            (self.clock_drift, MOST_DRIFT, "clock"),
+            (self.read_drift, MOST_READ_DRIFT, "reading"),
+            (self.stolen, MOST_STOLEN, "stolen time"),
+            (self.foreign, MOST_FOREIGN, "other programs"),
+        ];
+        let found = limits.into_iter().find(|&(value, most, _)| value > most);
+        found.map(|(_, _, name)| name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_the_system() {
+        let machine = "cpu  100 20 30 4000 5 6 7 800 0 0\ncpu0 1 2 3\n";
+        let process = "42 (a) name) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 300 100 20 0";
+        assert_eq!(
+            parse_times(machine, process),
+            Times {
+                busy: 1.63,
+                stolen: 8.0,
+                own: 7.0
+            }
+        );
+        assert_eq!(parse_times("", ""), Times::default());
+    }
+
+    #[test]
+    fn readings_and_what_is_noise() {
+        let reading = Canary::new().read();
+        assert!(
+            reading.steps > 1e6 && reading.read_bytes > 1e6,
+            "{reading:?}"
+        );
+        let at = |steps, read_bytes| Reading { steps, read_bytes };
+        let times = |busy, own| Times {
+            busy,
+            own,
+            stolen: 0.0,
+        };
+        let noise =
+            |readings: &[Reading], after| Noise::new(readings, times(0.0, 0.0), after, 10.0);
+        let quiet = times(10.0, 10.0);
+        let reason = |readings: &[Reading], after| noise(readings, after).reason();
+        assert_eq!(reason(&[at(1.0, 1.0), at(0.98, 0.85)], quiet), None);
+        assert_eq!(reason(&[at(1.0, 1.0), at(0.9, 1.0)], quiet), Some("clock"));
+        assert_eq!(
+            reason(&[at(1.0, 0.7), at(1.0, 1.0)], quiet),
+            Some("reading")
+        );
+        assert_eq!(
+            reason(&[at(1.0, 1.0)], times(14.0, 10.0)),
+            Some("other programs")
+        );
+        let stolen = Times {
+            stolen: 1.0,
+            ..quiet
+        };
+        assert_eq!(reason(&[at(1.0, 1.0)], stolen), Some("stolen time"));
+    }
+}

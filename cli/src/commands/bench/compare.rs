@@ -1,0 +1,342 @@
+//! samite against llama.cpp: pairs of samples, one right after the other, so that a machine whose speed changes changes both.
+//!
+//! The order within pairs is drawn, and turned round in every second pair. The result is the median of the pairs' ratios.
+//! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for. If there is hardly
+//! anything else, all count, and the result says so.
+
+use super::canary::{Canary, Noise, Times};
+use super::peer::Peer;
+use super::statistics::{Random, Ratio, median_of, ratio};
+use super::work::{Bench, Work};
+use super::{BenchArgs, describe};
+use crate::args::ThreadArgs;
+use crate::failure::{Failure, Outcome};
+use crate::{interrupt, progress};
+use samite::CancelToken;
+use samite::llm::Model;
+use samite::registry::{Peaks, measure_peaks};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// So many times the wanted pairs are tried at most.
+const MOST_TRIES: usize = 2;
+
+/// Two samples, one after the other.
+struct Pair {
+    samite_first: bool,
+    samite: f64,
+    peer: f64,
+    noise: Noise,
+}
+
+impl Pair {
+    fn ratio(&self) -> f64 {
+        self.samite / self.peer
+    }
+}
+
+/// One line of the result.
+struct Row {
+    work: Work,
+    threads: usize,
+    /// How many pairs there are to be.
+    wanted: usize,
+    /// Tokens per second of llama.cpp without and with its packed weights, 0 if it failed: the faster is the rival.
+    trial: [f64; 2],
+    pairs: Vec<Pair>,
+    /// The machine's limit, and the rate at which it is reached.
+    limit: Option<(&'static str, f64)>,
+}
+
+impl Row {
+    fn repack(&self) -> bool {
+        self.trial[1] >= self.trial[0]
+    }
+
+    /// Pairs during which nothing changed.
+    fn quiet(&self) -> usize {
+        let quiet = |pair: &&Pair| pair.noise.reason().is_none();
+        self.pairs.iter().filter(quiet).count()
+    }
+
+    /// Whether so few pairs were quiet that all of them count.
+    fn is_restless(&self) -> bool {
+        2 * self.quiet() < self.wanted.min(self.pairs.len())
+    }
+
+    /// The pairs that count.
+    fn kept(&self) -> impl Iterator<Item = &Pair> {
+        let all = self.is_restless();
+        let counts = move |pair: &&Pair| all || pair.noise.reason().is_none();
+        self.pairs.iter().filter(counts)
+    }
+
+    fn ratio(&self) -> Option<Ratio> {
+        let ratios: Vec<f64> = self.kept().map(Pair::ratio).collect();
+        ratio(&ratios)
+    }
+
+    fn samite(&self) -> f64 {
+        median_of(self.kept().map(|pair| pair.samite))
+    }
+
+    fn peer(&self) -> f64 {
+        median_of(self.kept().map(|pair| pair.peer))
+    }
+
+    fn share(&self) -> Option<(&'static str, f64)> {
+        let (name, rate) = self.limit?;
+        Some((name, self.samite() / rate))
+    }
+}
+
+/// Everything about a comparison.
+#[derive(Default)]
+struct Report {
+    model: String,
+    peer_version: Option<String>,
+    rows: Vec<Row>,
+    limits: Vec<Peaks>,
+}
+
+/// Compares all `works`, with each number of threads. After Ctrl-C, what was measured so far is printed.
+pub fn run(args: &BenchArgs, bench: &Path, threads: &[usize], works: &[Work]) -> Outcome {
+    let peer = Peer::new(bench)?;
+    let cancel = interrupt::token()?;
+    let mut report = Report::default();
+    let result = measure_all(args, &peer, threads, works, &cancel, &mut report);
+    let measured = report.rows.iter().any(|row| !row.pairs.is_empty());
+    if measured || result.is_ok() {
+        let mut out = std::io::stdout().lock();
+        if args.json {
+            writeln!(out, "{:#}", as_json(&report))?;
+        } else {
+            write!(out, "{}", as_table(&report))?;
+        }
+    }
+    result
+}
+
+fn measure_all(
+    args: &BenchArgs,
+    peer: &Peer,
+    threads: &[usize],
+    works: &[Work],
+    cancel: &CancelToken,
+    report: &mut Report,
+) -> Outcome {
+    let bar = progress::count("comparing");
+    bar.set_length((threads.len() * works.len() * args.pairs as usize) as u64);
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH);
+    let mut random = Random(seed.map_or(0, |time| time.as_nanos() as u64));
+    for &threads in threads {
+        let model = args.model.load(ThreadArgs::new(threads), cancel)?;
+        report.model = describe(&model);
+        for &work in works {
+            let peaks = (!args.no_peaks).then(|| measure_peaks(threads));
+            report.rows.push(Row {
+                work,
+                threads,
+                wanted: args.pairs as usize,
+                trial: [0.0; 2],
+                pairs: Vec::new(),
+                limit: peaks.as_ref().map(|peaks| work.limit(&model, peaks)),
+            });
+            report.limits.extend(peaks);
+            let Report {
+                rows, peer_version, ..
+            } = report;
+            let Some(row) = rows.last_mut() else { continue };
+            let comparison = Comparison {
+                args,
+                peer,
+                model: &model,
+                cancel,
+            };
+            comparison.fill(row, peer_version, &mut random, &bar)?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// What one row needs to be measured.
+struct Comparison<'a> {
+    args: &'a BenchArgs,
+    peer: &'a Peer,
+    model: &'a Arc<Model>,
+    cancel: &'a CancelToken,
+}
+
+impl Comparison<'_> {
+    /// Measures until there are enough pairs.
+    fn fill(
+        &self,
+        row: &mut Row,
+        version: &mut Option<String>,
+        random: &mut Random,
+        bar: &indicatif::ProgressBar,
+    ) -> Outcome {
+        let repetitions = self.args.repetitions.unwrap_or(1);
+        let (work, threads) = (row.work, row.threads);
+        let sample_peer = |repack| {
+            let flags = &self.args.model;
+            self.peer
+                .sample(work, threads, repack, repetitions, flags, self.cancel)
+        };
+        let mut samite = Bench::new(self.model, work, &self.args.model, self.cancel)?;
+        let mut sample_samite = || -> Outcome<f64> {
+            let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| samite.sample()).collect();
+            Ok(median_of(rates?))
+        };
+        // The better of two runs each, in the order 0 1 1 0. One of them may fail: there are builds that do not run with
+        // packed weights on every machine.
+        let mut failures = [None, None];
+        for repack in [false, true, true, false] {
+            let (best, failure) = (
+                &mut row.trial[usize::from(repack)],
+                &mut failures[usize::from(repack)],
+            );
+            if failure.is_some() {
+                continue;
+            }
+            match sample_peer(repack) {
+                Ok(sample) => {
+                    *best = best.max(sample.rate);
+                    *version = sample.version.or(version.take());
+                }
+                Err(Failure::Error(message)) => *failure = Some(message),
+                Err(failure) => return Err(failure),
+            }
+        }
+        match failures {
+            [Some(message), Some(_)] => return Err(Failure::Error(message)),
+            [Some(message), None] | [None, Some(message)] => {
+                progress::pause(|| {
+                    eprintln!("warning: only one of --repack 0 and 1 works: {message}")
+                });
+            }
+            [None, None] => {}
+        }
+        let repack = row.repack();
+        let canary = Canary::new();
+        let mut samite_first = false;
+        let mut reading = canary.read();
+        while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MOST_TRIES {
+            samite_first = match row.pairs.len() % 2 {
+                0 => random.next() >> 63 == 0,
+                _ => !samite_first,
+            };
+            let (before, start) = (Times::now(), Instant::now());
+            let mut readings = vec![reading];
+            let mut rates = [0.0; 2];
+            for is_samite in [samite_first, !samite_first] {
+                rates[usize::from(!is_samite)] = if is_samite {
+                    sample_samite()?
+                } else {
+                    sample_peer(repack)?.rate
+                };
+                readings.push(canary.read());
+            }
+            reading = readings[2];
+            let seconds = start.elapsed().as_secs_f64();
+            let noise = Noise::new(&readings, before, Times::now(), seconds);
+            bar.inc(u64::from(noise.reason().is_none()));
+            row.pairs.push(Pair {
+                samite_first,
+                samite: rates[0],
+                peer: rates[1],
+                noise,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn as_table(report: &Report) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let version = report
+        .peer_version
+        .as_deref()
+        .unwrap_or("of unknown version");
+    let _ = writeln!(text, "{}; llama.cpp {version}\n", report.model);
+    text += "| work | threads | samite t/s | llama.cpp t/s | repack | ratio | 95 % interval | pairs (restless) | share of limit |\n";
+    text += "|---|---|---|---|---|---|---|---|---|\n";
+    for row in &report.rows {
+        let Some(ratio) = row.ratio() else { continue };
+        let share = row.share().map_or("".to_owned(), |(limit, share)| {
+            format!("{:.0} % of {limit}", share * 100.0)
+        });
+        let _ = writeln!(
+            text,
+            "| {} | {} | {:.1} | {:.1} | {} | {:.2} | {:.2} to {:.2} | {} ({}{}) | {share} |",
+            row.work.name(),
+            row.threads,
+            row.samite(),
+            row.peer(),
+            u8::from(row.repack()),
+            ratio.median,
+            ratio.low,
+            ratio.high,
+            row.kept().count(),
+            row.pairs.len() - row.quiet(),
+            if row.is_restless() {
+                " restless, not dropped"
+            } else {
+                ""
+            },
+        );
+    }
+    text
+}
+
+fn as_json(report: &Report) -> Value {
+    let pair = |pair: &Pair| {
+        json!({
+            "first": if pair.samite_first { "samite" } else { "llama.cpp" },
+            "samite": pair.samite,
+            "llama_cpp": pair.peer,
+            "clock_drift": pair.noise.clock_drift,
+            "read_drift": pair.noise.read_drift,
+            "stolen": pair.noise.stolen,
+            "foreign": pair.noise.foreign,
+            "restless": pair.noise.reason(),
+        })
+    };
+    let row = |row: &Row| {
+        let found = row.ratio();
+        json!({
+            "test": row.work.name(),
+            "threads": row.threads,
+            "samite": finite(row.samite()),
+            "llama_cpp": finite(row.peer()),
+            "ratio": found.map(|ratio| ratio.median),
+            "ratio_low": found.map(|ratio| ratio.low),
+            "ratio_high": found.map(|ratio| ratio.high),
+            "ratio_of_all_pairs": ratio(&row.pairs.iter().map(Pair::ratio).collect::<Vec<_>>()).map(|ratio| ratio.median),
+            "repack": row.repack(),
+            "llama_cpp_trial": { "repack_0": row.trial[0], "repack_1": row.trial[1] },
+            "kept": row.kept().count(),
+            "restless": row.pairs.len() - row.quiet(),
+            "restless_dropped": !row.is_restless(),
+            "limit": row.share().map(|(limit, _)| limit),
+            "share_of_limit": row.share().and_then(|(_, share)| finite(share)),
+            "pairs": row.pairs.iter().map(pair).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "model": report.model,
+        "samite_version": env!("CARGO_PKG_VERSION"),
+        "llama_cpp_version": report.peer_version,
+        "results": report.rows.iter().map(row).collect::<Vec<_>>(),
+        "limits": report.limits.iter().map(super::limits_json).collect::<Vec<_>>(),
+    })
+}
+
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}

@@ -1,0 +1,109 @@
+//! Medians and how far to trust them.
+
+/// How many times the bootstrap draws anew.
+const RESAMPLES: usize = 4000;
+
+/// A small generator of random numbers (SplitMix64): orders and resamples need no better one.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`, which is small.
+    fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+}
+
+/// The median of sorted numbers; NaN of none.
+pub fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+/// The median of numbers in any order; NaN of none.
+pub fn median_of(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = numbers.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    median(&sorted)
+}
+
+/// A ratio with the interval that it lies in with a probability of 95 %.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+/// The median of ratios, by their logarithms so that a ratio and its inverse weigh the same, with the interval between the
+/// 2.5th and the 97.5th percentile of medians of resamples (bootstrap). `None` without ratios.
+pub fn ratio(ratios: &[f64]) -> Option<Ratio> {
+    if ratios.is_empty() {
+        return None;
+    }
+    let logs: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
+    let mut random = Random(1);
+    let mut resample = vec![0.0; logs.len()];
+    let mut medians: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            resample.fill_with(|| logs[random.below(logs.len())]);
+            resample.sort_by(f64::total_cmp);
+            median(&resample)
+        })
+        .collect();
+    medians.sort_by(f64::total_cmp);
+    let percentile = |share: f64| medians[(share * (RESAMPLES - 1) as f64).round() as usize].exp();
+    Some(Ratio {
+        median: median_of(logs).exp(),
+        low: percentile(0.025),
+        high: percentile(0.975),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median_of([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median_of([4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median_of([]).is_nan());
+    }
+
+    #[test]
+    fn ratios_with_their_intervals() {
+        assert_eq!(ratio(&[]), None);
+        let one = ratio(&[2.0]).unwrap();
+        assert!((one.median - 2.0).abs() < 1e-12 && (one.high - one.low).abs() < 1e-12);
+        // A ratio and its inverse cancel out.
+        let even = ratio(&[4.0, 0.25]).unwrap();
+        assert!((even.median - 1.0).abs() < 1e-12);
+        assert!((even.low - 0.25).abs() < 1e-12 && (even.high - 4.0).abs() < 1e-12);
+        // One outlier of twelve moves neither the median nor the interval much.
+        let mut ratios = vec![1.9, 2.0, 2.1, 1.95, 2.05, 2.0, 1.98, 2.02, 2.0, 1.97, 2.03];
+        ratios.push(40.0);
+        let found = ratio(&ratios).unwrap();
+        assert!((found.median - 2.0).abs() < 0.02, "{found:?}");
+        assert!(found.low > 1.9 && found.high < 2.1, "{found:?}");
+    }
+
+    #[test]
+    fn random_numbers_are_below_the_end() {
+        let mut random = Random(7);
+        let mut seen = [false; 5];
+        (0..200).for_each(|_| seen[random.below(5)] = true);
+        assert_eq!(seen, [true; 5]);
+    }
+}

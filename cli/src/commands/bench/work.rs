@@ -1,0 +1,135 @@
+//! What is measured, and samite at it.
+
+use crate::args::{self, ModelArgs};
+use crate::failure::Outcome;
+use samite::CancelToken;
+use samite::llm::{Batch, Context, Model};
+use samite::registry::Peaks;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A piece of work whose speed is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Whether the tokens come together, as a prompt, or one after the other.
+    pub is_prompt: bool,
+    /// Tokens of each sequence.
+    pub tokens: usize,
+    /// Tokens of each sequence that are in the context before.
+    pub depth: usize,
+    /// Sequences that are decoded together.
+    pub sequences: usize,
+}
+
+impl Work {
+    pub fn name(self) -> String {
+        let kind = if self.is_prompt { "pp" } else { "tg" };
+        let depth = match self.depth {
+            0 => String::new(),
+            depth => format!("@{depth}"),
+        };
+        let sequences = match self.sequences {
+            1 => String::new(),
+            sequences => format!("x{sequences}"),
+        };
+        format!("{kind}{}{sequences}{depth}", self.tokens)
+    }
+
+    /// Cells of the context that it needs.
+    pub fn cells(self) -> usize {
+        (self.depth + self.tokens).saturating_mul(self.sequences)
+    }
+
+    /// The machine's limit for this: arithmetic for prompts, reading for generation; and the rate in tokens per second
+    /// at which it would be reached. Attention and the cache are left out.
+    pub fn limit(self, model: &Model, peaks: &Peaks) -> (&'static str, f64) {
+        let cost = model.token_cost();
+        if !self.is_prompt {
+            let rate = peaks.read_bytes / cost.read_bytes;
+            return ("reading", rate * self.sequences as f64);
+        }
+        let name = match peaks.i8_operations {
+            Some(_) if cost.quantized_products > cost.float_products => "8-bit products",
+            _ => "f32 arithmetic",
+        };
+        let quantized_peak = peaks.i8_operations.unwrap_or(peaks.f32_operations);
+        let seconds = 2.0 * cost.quantized_products / quantized_peak
+            + 2.0 * cost.float_products / peaks.f32_operations;
+        (name, 1.0 / seconds)
+    }
+}
+
+/// samite at one piece of work, with all that is not measured done before.
+pub struct Bench {
+    context: Context,
+    work: Work,
+    n_vocab: u32,
+    batch: Batch,
+}
+
+impl Bench {
+    /// Sets up a context, fills it to the depth, and warms up.
+    pub fn new(
+        model: &Arc<Model>,
+        work: Work,
+        flags: &ModelArgs,
+        cancel: &CancelToken,
+    ) -> Outcome<Self> {
+        let mut options = flags.context_options(cancel)?;
+        let needed = work.cells();
+        options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
+        options.n_seq = work.sequences;
+        let mut bench = Bench {
+            context: args::context(Arc::clone(model), options)?,
+            work,
+            n_vocab: model.hparams().n_vocab as u32,
+            batch: Batch::new(),
+        };
+        for sequence in 0..work.sequences {
+            bench.prompt(sequence, 0, work.depth)?;
+        }
+        bench.sample()?;
+        Ok(bench)
+    }
+
+    /// Does it once; tokens of all sequences per second.
+    pub fn sample(&mut self) -> Outcome<f64> {
+        let Work { tokens, depth, .. } = self.work;
+        for sequence in 0..self.work.sequences {
+            self.context.remove(sequence, depth as i32..)?;
+        }
+        let start = Instant::now();
+        if self.work.is_prompt {
+            self.prompt(0, depth, tokens)?;
+        } else {
+            for position in depth..depth + tokens {
+                self.batch.clear();
+                for sequence in 0..self.work.sequences {
+                    let id = self.token(position + sequence);
+                    self.batch
+                        .add(id, position as i32, &[sequence as u32], true);
+                }
+                self.context.decode(&self.batch)?;
+            }
+        }
+        Ok((tokens * self.work.sequences) as f64 / start.elapsed().as_secs_f64())
+    }
+
+    /// Any tokens do: speed does not depend on which.
+    fn token(&self, i: usize) -> u32 {
+        (i as u32).wrapping_mul(2_654_435_761) % self.n_vocab
+    }
+
+    fn prompt(&mut self, sequence: usize, from: usize, count: usize) -> Outcome {
+        let step = self.context.options().n_batch;
+        let end = from + count;
+        for start in (from..end).step_by(step) {
+            let ids: Vec<u32> = (start..end.min(start + step))
+                .map(|i| self.token(i))
+                .collect();
+            let batch = Batch::sequence(&ids, start as i32, sequence as u32);
+            self.context.decode(&batch)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! Comparisons, with scripts in the place of llama.cpp.
+
+use crate::{tiny, with_model};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// Without packing it makes 10 tokens per second, with it 20.
+const BENCH: &str = r#"
+case "$*" in *"--repack 1"*) rate=20;; *) rate=10;; esac
+echo "{ \"build_commit\": \"abc\", \"build_number\": 5, \"samples_ts\": [ $rate ] }""#;
+const BATCHED: &str = r#"echo '{ "speed_pp": -nan, "speed_tg": 40.0, "speed": 1 }'"#;
+
+#[test]
+fn the_better_of_two_rivals_is_compared_in_pairs() {
+    let (dir, model) = tiny();
+    let bench = script(dir.path(), "llama-bench", BENCH);
+    script(dir.path(), "llama-batched-bench", BATCHED);
+    let line = format!(
+        "bench -m M --compare {} --pairs 2 -p 8 -n 4 --sequences 1,3 -d 2 -t 1 --no-peaks --json -ctk q8_0",
+        bench.display()
+    );
+    let found = with_model(&model, &line).json();
+    assert_eq!(found["llama_cpp_version"], "abc (build 5)");
+    let rows = found["results"].as_array().unwrap();
+    let tests: Vec<_> = rows
+        .iter()
+        .map(|row| row["test"].as_str().unwrap())
+        .collect();
+    assert_eq!(tests, ["pp8@2", "tg4@2", "tg4x3@2"]);
+    for (row, rate) in rows.iter().zip([20.0, 20.0, 40.0]) {
+        assert_eq!(row["repack"], true);
+        let pairs = row["pairs"].as_array().unwrap();
+        // A restless machine takes more.
+        assert!((2..=4).contains(&pairs.len()), "{row}");
+        assert_ne!(pairs[0]["first"], pairs[1]["first"]);
+        assert!(pairs.iter().all(|pair| pair["llama_cpp"] == rate), "{row}");
+        assert!(row["ratio_of_all_pairs"].as_f64().unwrap() > 0.0);
+    }
+    let line = line.replace(" --json", "");
+    let table = with_model(&model, &line).ok();
+    assert!(table.contains("| tg4x3@2 | 1 |"), "{table}");
+}
+
+#[test]
+fn what_is_wrong_with_the_peer_is_said() {
+    let (dir, model) = tiny();
+    let compare = |path: &Path| {
+        let line = format!(
+            "bench -m M --compare {} --no-peaks -p 4 -n 0",
+            path.display()
+        );
+        with_model(&model, &line)
+    };
+    compare(&dir.path().join("missing")).fails(2, &["--compare", "there is no file"]);
+    let silent = script(dir.path(), "silent", "");
+    compare(&silent).fails(1, &["its output has no speed in it"]);
+    let failing = script(dir.path(), "failing", "echo 'bad model' >&2; exit 3");
+    compare(&failing).fails(1, &["failing", "bad model", "3"]);
+    let half = script(
+        dir.path(),
+        "half",
+        &format!("case \"$*\" in *\"--repack 1\"*) kill -ILL $$;; esac\n{BENCH}"),
+    );
+    let run = compare(&half);
+    assert!(
+        run.stderr.contains("only one of --repack 0 and 1 works"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.ok().contains("| 0 |"));
+    with_model(&model, "bench -m M --pairs 3").fails(2, &["--compare"]);
+}

@@ -1,0 +1,45 @@
+//! What one token costs at least: the yardstick for speeds.
+
+use crate::hparams::Experts;
+use samite_gguf::Tensors;
+
+/// Work that every token needs, whatever the device does. Attention and the cache come on top.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenCost {
+    /// Bytes of weights that are read to generate one token: all but an embedding that is only looked up; of
+    /// experts, those that a token uses.
+    pub read_bytes: f64,
+    /// Elements of quantized matrices that each token of a prompt is multiplied with: all but the embedding and the
+    /// output, which only the last token needs.
+    pub quantized_products: f64,
+    /// The same of matrices of floats.
+    pub float_products: f64,
+}
+
+impl TokenCost {
+    pub(crate) fn new(tensors: &Tensors, experts: Option<Experts>) -> Self {
+        let untied = tensors.get("output.weight").is_some();
+        let mut cost = TokenCost::default();
+        for info in tensors {
+            let is_embedding = &*info.name == "token_embd.weight";
+            let is_output = info.name.starts_with("output");
+            // Only experts have matrices one behind the other.
+            let used = match experts {
+                Some(experts) if info.shape[2] > 1 => experts.used as f64 / experts.count as f64,
+                _ => 1.0,
+            };
+            if !(is_embedding && untied) {
+                cost.read_bytes += used * info.size as f64;
+            }
+            if !is_embedding && !is_output && info.shape[1] > 1 {
+                let products = if info.dtype.is_quantized() {
+                    &mut cost.quantized_products
+                } else {
+                    &mut cost.float_products
+                };
+                *products += used * info.elements() as f64;
+            }
+        }
+        cost
+    }
+}
