@@ -130,6 +130,14 @@ impl PanelSlab {
         })
     }
 
+    /// Where the next one begins.
+    #[inline(always)]
+    pub fn end<F: Format>(&self) -> *const u8 {
+        let blocks = self.len / F::DTYPE.block_len();
+        self.at
+            .wrapping_add(blocks * F::DTYPE.block_bytes() * PANEL)
+    }
+
     /// Unpacks half of it.
     ///
     /// # Safety

@@ -255,6 +255,7 @@ unsafe fn many<F: Format>(panel: &Panel, columns: &[Column]) {
                 }
                 let tile = Strip {
                     slab,
+                    weights: part.end::<F>(),
                     at: part.number * panel.slabs,
                     next: panel.slabs,
                     groups: part.len / F::GROUP,
@@ -273,6 +274,8 @@ unsafe fn many<F: Format>(panel: &Panel, columns: &[Column]) {
 /// A slab and its place in columns.
 struct Strip {
     slab: *const Slab,
+    /// Where the next slab of weights lies.
+    weights: *const u8,
     /// Where the slab begins in a column, in bytes.
     at: usize,
     /// Where the next one begins, seen from there.
@@ -296,16 +299,17 @@ impl Strip {
                     Some(next) => next.map(|c| c.x.wrapping_add(self.at)),
                     None => six.map(|c| c.x.wrapping_add(self.at + self.next)),
                 };
-                self.run::<F, 6>(six, next, results.add(6 * i));
+                self.run::<F, 6>(six, next, results.add(6 * i), i == 0);
             }
+            let first = sixes.is_empty();
             let results = results.add(6 * sixes.len());
             match *rest {
                 [] => {}
-                [a] => self.rest::<F, 1>(&[a], results),
-                [a, b] => self.rest::<F, 2>(&[a, b], results),
-                [a, b, c] => self.rest::<F, 3>(&[a, b, c], results),
-                [a, b, c, d] => self.rest::<F, 4>(&[a, b, c, d], results),
-                [a, b, c, d, e, ..] => self.rest::<F, 5>(&[a, b, c, d, e], results),
+                [a] => self.rest::<F, 1>(&[a], results, first),
+                [a, b] => self.rest::<F, 2>(&[a, b], results, first),
+                [a, b, c] => self.rest::<F, 3>(&[a, b, c], results, first),
+                [a, b, c, d] => self.rest::<F, 4>(&[a, b, c, d], results, first),
+                [a, b, c, d, e, ..] => self.rest::<F, 5>(&[a, b, c, d, e], results, first),
             }
         }
     }
@@ -315,14 +319,19 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn rest<F: Format, const C: usize>(&self, columns: &[Column; C], results: *mut Sum) {
+    unsafe fn rest<F: Format, const C: usize>(
+        &self,
+        columns: &[Column; C],
+        results: *mut Sum,
+        first: bool,
+    ) {
         let next = columns.map(|c| c.x.wrapping_add(self.at + self.next));
         // SAFETY: the caller's contract.
-        unsafe { self.run::<F, C>(columns, next, results) }
+        unsafe { self.run::<F, C>(columns, next, results, first) }
     }
 
     /// Multiplies the slab with columns and adds the products to `results`. Meanwhile asks for as many slabs of columns
-    /// that come next.
+    /// that come next and, if these are the `first` columns, for the weights that come next.
     ///
     /// # Safety
     /// The slab must be unpacked, the columns and their results be there, and the instructions.
@@ -332,7 +341,10 @@ impl Strip {
         columns: &[Column; C],
         next: [*const u8; C],
         results: *mut Sum,
+        first: bool,
     ) {
+        // Lines of the next slab of weights for each group.
+        let lines = F::DTYPE.block_bytes() * PANEL * F::GROUP / F::DTYPE.block_len() / 64;
         // SAFETY: the caller's contract.
         unsafe {
             let zero = _mm512_setzero_ps();
@@ -351,6 +363,13 @@ impl Strip {
                 let step = F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
                 for next in next {
                     _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(group * step).cast());
+                }
+                if first {
+                    // Evenly, so that memory is busy all the time.
+                    for line in 0..lines {
+                        let line = self.weights.wrapping_add((group * lines + line) * 64);
+                        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                    }
                 }
                 let codes = (&raw const (*self.slab).codes)
                     .cast::<u8>()
