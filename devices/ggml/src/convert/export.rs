@@ -1,0 +1,1 @@
+//! A part of a samite graph as tensors of ggml.
