@@ -4,17 +4,21 @@ use crate::buffers::{self, Kind, kind};
 use crate::host::{Host, guard, log_error};
 use crate::memory::Questions;
 use crate::stream;
-use samite_core::{Backend as _, Device as _};
+use samite_core::{Backend as _, DType, Device as _, Support};
 use samite_cpu::{CpuBackend, CpuDevice, CpuOptions};
 use samite_ggml::abi::{
     BufferType, DevCaps, DevProps, Device, DeviceI, Feature, Reg, RegI, Tensor, device_type, op,
     proc_name,
 };
+use samite_ggml::convert::Reason;
 use samite_ggml::convert::import::{Importer, supported};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+/// If this environment variable is set, the reason of every refused operation goes to the host's log.
+const EXPLAIN_VARIABLE: &str = "SAMITE_GGML_EXPLAIN";
 
 const REG_NAME: &CStr = c"samite";
 /// The device's name, for ggml and in errors.
@@ -31,6 +35,8 @@ pub struct Plugin {
     pub packed: Option<Arc<dyn samite_core::BufferType>>,
     /// Ends with null.
     pub extra_types: Vec<*mut BufferType>,
+    /// Whether refused operations are logged.
+    explain: bool,
     description: CString,
     /// Names and values of `features`.
     _feature_texts: Vec<(CString, CString)>,
@@ -113,6 +119,7 @@ fn make(host: Host) -> Plugin {
         packed_type,
         packed,
         extra_types,
+        explain: std::env::var_os(EXPLAIN_VARIABLE).is_some(),
         description: text(&cpu.description()),
         _feature_texts: feature_texts,
         features,
@@ -252,42 +259,63 @@ unsafe extern "C" fn supports_buffer_type(_: *mut Device, buffer_type: *mut Buff
 }
 
 unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool {
-    // SAFETY: the host passes a valid tensor.
-    guard(false, || unsafe { is_supported(tensor) })
+    guard(false, || {
+        // SAFETY: the host passes a valid tensor.
+        let answer = unsafe { support(tensor) };
+        if let (Err(reason), true) = (&answer, plugin().explain) {
+            // SAFETY: as above.
+            let t = unsafe { &*tensor };
+            log_error(&format!(
+                "op {} '{}' is not supported: {reason}",
+                t.op,
+                t.name()
+            ));
+        }
+        answer.is_ok()
+    })
 }
 
 /// # Safety
 /// `tensor` and everything that it points to must be valid.
-unsafe fn is_supported(tensor: *const Tensor) -> bool {
+unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     // SAFETY: the caller's promise.
     let t = unsafe { &*tensor };
     if t.op == op::NONE || op::is_view(t.op) {
-        return true;
+        return Ok(());
     }
     let plugin = plugin();
     // SAFETY: the caller's promise.
-    let weights = unsafe {
-        t.src[0]
-            .as_ref()
-            .map_or(Kind::Host, |weights| kind(weights))
-    };
+    let source = unsafe { t.src[0].as_ref() };
+    if t.op == op::CPY
+        && t.dtype == DType::Q8_0.id()
+        && source.is_some_and(|source| source.dtype == DType::BF16.id())
+    {
+        // Numbers with so few digits often lie in the middle between two codes. samite rounds them as ggml's reference
+        // does, and ggml's own CPU kernels otherwise; a host would see a difference.
+        return Err("ggml's kernels round ties of bf16 in another way".into());
+    }
+    // SAFETY: the caller's promise.
+    let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
     let mut importer = Importer::new(Questions);
     // SAFETY: the caller's promise.
-    let Ok(id) = (unsafe { importer.node(tensor) }) else {
-        return false;
-    };
+    let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();
-    if !supported(&*plugin.cpu, &imported).is_yes() {
-        return false;
+    if let Support::No(reason) = supported(&*plugin.cpu, &imported) {
+        return Err(reason);
     }
-    let accepted = || {
-        let packed = plugin.packed.as_ref();
-        packed.is_some_and(|packed| packed.accepts(imported.graph.node(id)).is_yes())
+    let accepted = || match &plugin.packed {
+        Some(packed) => packed.accepts(imported.graph.node(id)),
+        None => Support::no("weights cannot be packed here"),
     };
     match weights {
-        Kind::PackedAsked => accepted(),
+        Kind::PackedAsked => match accepted() {
+            Support::Yes => Ok(()),
+            Support::No(reason) => Err(reason),
+        },
         // Weights that can be packed are wanted there.
-        Kind::Asked if matches!(t.op, op::MUL_MAT | op::MUL_MAT_ID) => !accepted(),
-        _ => true,
+        Kind::Asked if matches!(t.op, op::MUL_MAT | op::MUL_MAT_ID) && accepted().is_yes() => {
+            Err("such weights belong into packed memory".into())
+        }
+        _ => Ok(()),
     }
 }

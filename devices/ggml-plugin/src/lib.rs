@@ -13,7 +13,8 @@
 //! memory (its own, that of ggml's CPU backend, a mapped file) and has an extra buffer type for packed weights.
 //! When a program looks for a place for weights, it asks whether an operation is supported with the weight in an empty buffer of
 //! each type, the default type first. The device then says no to the default for weights that it can pack,
-//! which sends them to the packed type; weights that lie in memory already are supported in both.
+//! which sends them to the packed type; weights that lie in memory already are supported in both. With `SAMITE_GGML_EXPLAIN=1`
+//! in the environment, the reason of every refusal goes to the host's log.
 //!
 //! # Graphs
 //! A graph is imported and prepared once; the prepared work is kept and recognised by everything that it depends on,
