@@ -4,6 +4,7 @@
 //! interface is a set of C structures with tables of functions: [`abi`]. This crate
 //!
 //! - converts operations, tensors and graphs to those structures and back without loss: [`convert`];
+//! - uses ggml's plugins as devices of samite: [`GgmlBackend`];
 //! - is the ground of `samite-ggml-plugin`, the library `libggml-samite.so`, with which samite's CPU device computes in
 //!   ggml's programs.
 //!
@@ -13,3 +14,8 @@
 
 pub mod abi;
 pub mod convert;
+#[cfg(unix)]
+mod host;
+
+#[cfg(unix)]
+pub use host::{GgmlBackend, GgmlOptions, PATH_VARIABLE, probe};

@@ -12,3 +12,6 @@ use std::borrow::Cow;
 
 /// Why something cannot be converted.
 pub type Reason = Cow<'static, str>;
+
+#[cfg(test)]
+mod tests;
