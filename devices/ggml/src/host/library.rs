@@ -47,10 +47,6 @@ pub unsafe fn string(text: *const c_char) -> Option<String> {
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().into_owned())
 }
-            .to_string_lossy()
-            .into_owned()
-    })
-}
 
 /// Why a file is not even tried.
 fn check_file(path: &Path) -> Result<(), String> {
