@@ -192,6 +192,23 @@ pub struct BufferI {
     pub reset: Option<unsafe extern "C" fn(*mut Buffer)>,
 }
 
+impl BufferI {
+    /// No functions: of an empty buffer that only stands for its type.
+    pub const NONE: BufferI = BufferI {
+        free_buffer: None,
+        get_base: None,
+        init_tensor: None,
+        memset_tensor: None,
+        set_tensor: None,
+        get_tensor: None,
+        set_tensor_2d: None,
+        get_tensor_2d: None,
+        cpy_tensor: None,
+        clear: None,
+        reset: None,
+    };
+}
+
 /// `ggml_backend_buffer`
 #[repr(C)]
 pub struct Buffer {

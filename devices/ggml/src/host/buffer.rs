@@ -139,7 +139,7 @@ impl BufferType for GgmlBufferType {
             None => Support::Yes,
             Some(accepts) => {
                 let mut empty = abi::Buffer {
-                    iface: NO_FUNCTIONS,
+                    iface: abi::BufferI::NONE,
                     buft: self.raw,
                     context: null_mut(),
                     size: 0,
@@ -180,20 +180,6 @@ impl BufferType for GgmlBufferType {
         Ok(Arc::new(buffer))
     }
 }
-
-const NO_FUNCTIONS: abi::BufferI = abi::BufferI {
-    free_buffer: None,
-    get_base: None,
-    init_tensor: None,
-    memset_tensor: None,
-    set_tensor: None,
-    get_tensor: None,
-    set_tensor_2d: None,
-    get_tensor_2d: None,
-    cpy_tensor: None,
-    clear: None,
-    reset: None,
-};
 
 /// A buffer that is freed with this value.
 pub struct RawBuffer {
