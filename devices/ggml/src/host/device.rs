@@ -1,6 +1,7 @@
 //! A plugin's device.
 
 use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
+use super::gaps;
 use super::library::{Plugin, string};
 use super::stream::GgmlStream;
 use crate::abi::{self, DevProps, Tensor, device_type};
@@ -27,6 +28,7 @@ pub struct GgmlDevice {
 pub struct DeviceCore {
     pub plugin: Arc<Plugin>,
     pub raw: *mut abi::Device,
+    is_cpu: bool,
 }
 
 // SAFETY: ggml's devices may be asked from any thread.
@@ -66,7 +68,9 @@ impl DeviceCore {
         weights: *mut abi::Buffer,
         ask: impl FnOnce(*const Tensor) -> Support,
     ) -> Support {
-        if let Support::No(reason) = known_gap(node) {
+        if self.is_cpu
+            && let Support::No(reason) = gaps::check(node)
+        {
             return Support::No(reason);
         }
         let first = node.source(0).map(|source| source.id());
@@ -102,12 +106,6 @@ impl DeviceCore {
     }
 }
 
-/// Nodes that plugins accept although they then fail, or compute something else.
-fn known_gap(node: Node<'_>) -> Support {
-    let _ = node;
-    Support::Yes
-}
-
 impl GgmlDevice {
     /// The device behind `raw`.
     ///
@@ -119,10 +117,13 @@ impl GgmlDevice {
         threads: Option<usize>,
         is_taken: impl Fn(&str) -> bool,
     ) -> std::result::Result<Arc<Self>, String> {
-        let core = Arc::new(DeviceCore {
+        let mut core = DeviceCore {
             plugin: Arc::clone(&plugin),
             raw,
-        });
+            is_cpu: false,
+        };
+        core.is_cpu = core.props().kind == device_type::CPU;
+        let core = Arc::new(core);
         let table = core.table();
         // SAFETY: the functions belong to this device.
         let (own_name, buffer_type) = unsafe {

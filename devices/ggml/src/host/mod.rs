@@ -16,6 +16,7 @@ mod backend;
 mod buffer;
 mod device;
 mod discover;
+mod gaps;
 mod library;
 mod probe;
 mod stream;
