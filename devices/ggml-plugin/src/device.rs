@@ -11,7 +11,7 @@ use samite_ggml::abi::{
     proc_name,
 };
 use samite_ggml::convert::Reason;
-use samite_ggml::convert::import::{Importer, supported};
+use samite_ggml::convert::import::{Importer, layout, supported};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -286,13 +286,8 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
     let plugin = plugin();
     // SAFETY: the caller's promise.
     let source = unsafe { t.src[0].as_ref() };
-    if t.op == op::CPY
-        && t.dtype == DType::Q8_0.id()
-        && source.is_some_and(|source| source.dtype == DType::BF16.id())
-    {
-        // Numbers with so few digits often lie in the middle between two codes. samite rounds them as ggml's reference
-        // does, and ggml's own CPU kernels otherwise; a host would see a difference.
-        return Err("ggml's kernels round ties of bf16 in another way".into());
+    if let Some(source) = source {
+        as_ggml_computes_it(t, source)?;
     }
     // SAFETY: the caller's promise.
     let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
@@ -318,4 +313,17 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses what ggml's own CPU kernels compute otherwise, so that a host sees one result wherever it runs a graph.
+fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), Reason> {
+    if t.op == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
+        // Numbers with so few digits often lie in the middle between two codes. samite rounds them as ggml's reference
+        // does, ggml's vectorized kernels round to even ones.
+        return Err("ggml's kernels round ties of bf16 in another way".into());
+    }
+    if t.op == op::SUM && !layout(source)?.has_contiguous_rows() {
+        return Err("ggml's kernel does not see gaps between elements".into());
+    }
+    Ok(())
 }
