@@ -10,6 +10,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -228,6 +229,40 @@ pub struct GgmlBuffer {
     host: Option<Arc<HostMemory>>,
     /// The structures of tensors that live here. Plugins hang things on them, so each is made once.
     tensors: Mutex<HashMap<(usize, Layout), Box<Tensor>>>,
+    /// Tensors of an extra type that were not written as a whole yet.
+    partial: Mutex<HashMap<(usize, Layout), Partial>>,
+}
+
+/// A tensor that comes in pieces.
+struct Partial {
+    bytes: Vec<u8>,
+    missing: Vec<Range<usize>>,
+}
+
+impl Partial {
+    fn new(len: usize) -> Self {
+        Partial {
+            bytes: vec![0; len],
+            missing: vec![Range { start: 0, end: len }],
+        }
+    }
+
+    /// Takes a piece, which must be inside; whether all is there now.
+    fn take(&mut self, offset: usize, data: &[u8]) -> bool {
+        let end = offset + data.len();
+        self.bytes[offset..end].copy_from_slice(data);
+        let missing = std::mem::take(&mut self.missing).into_iter();
+        self.missing = missing
+            .flat_map(|hole| {
+                [
+                    hole.start..hole.end.min(offset),
+                    hole.start.max(end)..hole.end,
+                ]
+            })
+            .filter(|hole| !hole.is_empty())
+            .collect();
+        self.missing.is_empty()
+    }
 }
 
 // SAFETY: the pointers in it are to memory that it owns or keeps alive; `tensors` is guarded.
@@ -271,6 +306,7 @@ impl GgmlBuffer {
             usage,
             host,
             tensors: Mutex::new(HashMap::new()),
+            partial: Mutex::new(HashMap::new()),
         })
     }
 
@@ -335,21 +371,47 @@ impl GgmlBuffer {
         Error::unsupported(&self.owner.name, what, "the plugin has no function for it")
     }
 
-    /// Extra types convert whole tensors only.
-    fn whole(&self, tensor: Slot, offset: usize, len: usize) -> Result<()> {
-        if self.owner.accepts.is_some() && (offset != 0 || len != tensor.layout.bytes()) {
-            return Err(Error::unsupported(
-                &self.owner.name,
-                "a part of a tensor",
-                "its layout is for whole tensors",
-            ));
-        }
+    fn check_range(tensor: Slot, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= tensor.layout.bytes() => Ok(()),
             _ => Err(Error::invalid(format!(
                 "bytes {offset}..+{len} of a tensor of {} bytes",
                 tensor.layout.bytes()
             ))),
+        }
+    }
+
+    /// Gives bytes to the plugin.
+    fn set(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        let set = self
+            .raw
+            .iface()
+            .set_tensor
+            .ok_or_else(|| self.lacks("writing"))?;
+        let tensor = self.tensor(slot)?;
+        let bytes = data.as_ptr().cast::<c_void>();
+        // SAFETY: the tensor lies in this buffer, and the caller checked that the range lies in the tensor.
+        unsafe { set(self.raw(), tensor, bytes, offset, data.len()) };
+        Ok(())
+    }
+
+    /// Extra types convert whole tensors only: pieces are collected.
+    fn set_piece(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        let len = slot.layout.bytes();
+        if data.len() == len {
+            return self.set(slot, 0, data);
+        }
+        let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (slot.offset, slot.layout);
+        let complete = partial
+            .entry(key)
+            .or_insert_with(|| Partial::new(len))
+            .take(offset, data);
+        let whole = if complete { partial.remove(&key) } else { None };
+        drop(partial);
+        match whole {
+            Some(whole) => self.set(slot, 0, &whole.bytes),
+            None => Ok(()),
         }
     }
 }
@@ -385,24 +447,11 @@ impl samite_core::Buffer for GgmlBuffer {
         if data.is_empty() {
             return Ok(());
         }
-        self.whole(tensor, offset, data.len())?;
-        let set = self
-            .raw
-            .iface()
-            .set_tensor
-            .ok_or_else(|| self.lacks("writing"))?;
-        let tensor = self.tensor(tensor)?;
-        // SAFETY: the tensor lies in this buffer, and the range in the tensor.
-        unsafe {
-            set(
-                self.raw(),
-                tensor,
-                data.as_ptr().cast::<c_void>(),
-                offset,
-                data.len(),
-            )
-        };
-        Ok(())
+        Self::check_range(tensor, offset, data.len())?;
+        match self.owner.accepts {
+            Some(_) => self.set_piece(tensor, offset, data),
+            None => self.set(tensor, offset, data),
+        }
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
@@ -412,7 +461,7 @@ impl samite_core::Buffer for GgmlBuffer {
         if out.is_empty() {
             return Ok(());
         }
-        self.whole(tensor, offset, out.len())?;
+        Self::check_range(tensor, offset, out.len())?;
         let get = self
             .raw
             .iface()
@@ -439,8 +488,8 @@ impl samite_core::Buffer for GgmlBuffer {
         if len == 0 {
             return Ok(());
         }
-        self.whole(tensor, offset, len)?;
-        let Some(set) = self.raw.iface().memset_tensor else {
+        Self::check_range(tensor, offset, len)?;
+        let (Some(set), None) = (self.raw.iface().memset_tensor, &self.owner.accepts) else {
             return self.write(tensor, offset, &vec![value; len]);
         };
         let tensor = self.tensor(tensor)?;
@@ -481,5 +530,26 @@ impl samite_core::Buffer for GgmlBuffer {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_in_any_order_make_a_whole() {
+        let mut partial = Partial::new(10);
+        assert!(!partial.take(4, &[4, 5, 6]));
+        assert!(
+            !partial.take(4, &[4, 5]),
+            "the same piece again counts once"
+        );
+        assert!(!partial.take(9, &[9]));
+        assert!(!partial.take(0, &[0, 1, 2]));
+        assert_eq!(partial.missing, [3..4, 7..9]);
+        assert!(!partial.take(2, &[2, 3, 4]));
+        assert!(partial.take(6, &[6, 7, 8, 9]));
+        assert_eq!(partial.bytes, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 }
