@@ -275,6 +275,7 @@ fn computes(host: &Host) {
         .collect();
     let in_plain = |id: TensorId| -> Result<Place, Reason> { Ok(Place::At(plain, at(id))) };
     let mut exported = Exported::new(&m.graph, &nodes, in_plain).unwrap();
+    exported.count_uses(&m.graph);
     let mut graph = exported.graph();
     let mut run = || -> Status {
         // SAFETY: a valid graph on memory that is there.
@@ -334,6 +335,7 @@ fn computes(host: &Host) {
             })
         };
         let mut exported = Exported::new(&m.graph, &nodes, in_both).unwrap();
+        exported.count_uses(&m.graph);
         let mut graph = exported.graph();
         // SAFETY: a valid graph on memory that is there.
         let status = unsafe { (*backend).iface.graph_compute.unwrap()(backend, &raw mut graph) };

@@ -28,13 +28,15 @@ pub struct Exported {
     used: Vec<u32>,
     keys: Vec<*mut Tensor>,
     use_counts: Vec<i32>,
+    known: HashMap<TensorId, *mut Tensor>,
 }
 
 // SAFETY: the pointers are to memory of this value or to what its maker keeps; only one thread at a time uses them.
 unsafe impl Send for Exported {}
 
 impl Exported {
-    /// Exports `nodes` of `graph`. `place` says where a tensor lies.
+    /// Exports `nodes` of `graph`. `place` says where a tensor lies. To be run, the graph also needs its
+    /// [uses](Exported::count_uses).
     ///
     /// # Errors
     /// The first node without a form in ggml, or what `place` says.
@@ -49,6 +51,7 @@ impl Exported {
             used: Vec::new(),
             keys: Vec::new(),
             use_counts: Vec::new(),
+            known: HashMap::new(),
         };
         let mut known = HashMap::new();
         for &id in nodes {
@@ -93,7 +96,7 @@ impl Exported {
             known.insert(id, pointer);
             exported.nodes.push(pointer);
         }
-        exported.count(graph, &known);
+        exported.known = known;
         Ok(exported)
     }
 
@@ -131,18 +134,18 @@ impl Exported {
     }
 
     /// Fills the table of uses, counted over the whole graph: what is read elsewhere must not be fused away.
-    fn count(&mut self, graph: &Graph, known: &HashMap<TensorId, *mut Tensor>) {
+    pub fn count_uses(&mut self, graph: &Graph) {
         let mut uses: HashMap<TensorId, i32> = HashMap::new();
         for tensor in graph.tensors() {
             for (_, source) in tensor.operands() {
                 *uses.entry(source).or_default() += 1;
             }
         }
-        let size = 2 * known.len() + 1;
+        let size = 2 * self.known.len() + 1;
         self.used = vec![0; size.div_ceil(32)];
         self.keys = vec![null_mut(); size];
         self.use_counts = vec![0; size];
-        for (id, &tensor) in known {
+        for (id, &tensor) in &self.known {
             let mut slot = (tensor as usize >> 4) % size;
             while !self.keys[slot].is_null() && self.keys[slot] != tensor {
                 slot = (slot + 1) % size;

@@ -65,6 +65,7 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
         ))
     };
     let mut exported = Exported::new(graph, &nodes, place).unwrap();
+    exported.count_uses(graph);
     let cgraph = exported.graph();
     // SAFETY: the graph was made above and lives as long as `exported`.
     unsafe {

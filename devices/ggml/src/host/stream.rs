@@ -217,6 +217,7 @@ impl Stream for GgmlStream {
             Ok::<_, Failure>(place)
         })
         .map_err(|failure| failure.0)?;
+        graph.count_uses(work.graph);
         for tensor in graph.tensors() {
             for buffer in &keep.buffers {
                 let Some(buffer) = buffer.as_any().downcast_ref::<GgmlBuffer>() else {
