@@ -3,6 +3,7 @@
 //! `supports_op` of ggml's CPU backend looks at few operations; of the others, its programs only ever build what its kernels
 //! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
 
+use samite_core::op::Unary;
 use samite_core::{DType, Node, Op, Support};
 
 /// Refuses nodes that ggml's CPU backend would end the process for.
@@ -25,7 +26,10 @@ pub fn check(node: Node<'_>) -> Support {
             dtype(1) == Some(first)
                 || (matches!(first, DType::F16 | DType::BF16) && dtype(1) == Some(DType::F32))
         }
-        Op::Scale { .. } => matches!(first, DType::F32 | DType::BF16),
+        Op::Scale { .. } => first == DType::F32,
+        Op::Unary(Unary::Gelu | Unary::GeluQuick | Unary::GeluErf | Unary::Silu) => {
+            matches!(first, DType::F32 | DType::F16)
+        }
         Op::Clamp { .. } | Op::Fill { .. } | Op::Rope(_) | Op::Glu { .. } => {
             matches!(first, DType::F32 | DType::F16)
         }
@@ -54,12 +58,11 @@ pub fn check(node: Node<'_>) -> Support {
             "ggml's CPU kernels convert blocks only without gaps",
         );
     }
-    let contiguous = !matches!(
-        node.op(),
-        Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::Fill { .. }
-    ) || node
-        .source_layout(0)
-        .is_none_or(|layout| layout.is_contiguous());
+    let contiguous = node.source_layout(0).is_none_or(|layout| match node.op() {
+        Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::Fill { .. } => layout.is_contiguous(),
+        Op::Unary(_) => layout.contiguous_from(1),
+        _ => true,
+    });
     let dense = (0..node.tensor().sources.len())
         .filter_map(|index| node.source_layout(index))
         .chain([node.layout()])
@@ -103,6 +106,7 @@ mod tests {
             scale: 2.0,
             bias: 0.0,
         };
+        let silu = Op::Unary(Unary::Silu);
         let to_q = Op::Cast { dtype: DType::Q8_0 };
         let mut ask = |op: Op, sources: &[_]| {
             let sources: Vec<_> = sources.iter().map(|&id| Some(id)).collect();
@@ -111,7 +115,8 @@ mod tests {
         };
         assert!(ask(Op::Add, &[f32s, f32s]) && ask(Op::Add, &[f16s, f32s]));
         assert!(!ask(Op::Add, &[f32s, f16s]) && !ask(Op::Mul, &[f16s, bf16s]));
-        assert!(ask(scale, &[bf16s]) && !ask(scale, &[f16s]));
+        assert!(ask(scale, &[f32s]) && !ask(scale, &[f16s]) && !ask(scale, &[bf16s]));
+        assert!(ask(silu, &[f16s]) && !ask(silu, &[bf16s]));
         assert!(ask(to_q, &[bf16s]) && ask(Op::Dup, &[f16s]));
         assert!(converts(DType::Q4_K, DType::F32) && !converts(DType::Q4_K, DType::F16));
         assert!(!multiplies(DType::Q8_K) && multiplies(DType::Q4_K));
