@@ -1,4 +1,4 @@
-//! What ggml's CPU kernels end the process for, although the plugin says that it supports it.
+//! What ggml's CPU kernels end the process for, or compute wrongly, although the plugin says that it supports it.
 //!
 //! `supports_op` of ggml's CPU backend looks at few operations; of the others, its programs only ever build what its kernels
 //! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
@@ -6,7 +6,7 @@
 use samite_core::op::Unary;
 use samite_core::{DType, Node, Op, Support};
 
-/// Refuses nodes that ggml's CPU backend would end the process for.
+/// Refuses nodes that ggml's CPU backend would end the process for or compute wrongly.
 pub fn check(node: Node<'_>) -> Support {
     let dtype = |index: usize| node.source_layout(index).map(|layout| layout.dtype());
     let refuse = || {
@@ -60,6 +60,8 @@ pub fn check(node: Node<'_>) -> Support {
     }
     let contiguous = node.source_layout(0).is_none_or(|layout| match node.op() {
         Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::Fill { .. } => layout.is_contiguous(),
+        // These read other rows than those that the strides say.
+        Op::Clamp { .. } | Op::ArgSort { .. } | Op::TopK { .. } => layout.is_contiguous(),
         Op::Unary(_) => layout.contiguous_from(1),
         _ => true,
     });
