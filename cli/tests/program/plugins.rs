@@ -52,7 +52,7 @@ fn files_that_are_no_plugins_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let text = path("libggml-text.so");
-    std::fs::write(&text, "not a library").unwrap();
+    std::fs::write(&text, "not a library\n".repeat(100)).unwrap();
     assert!(refused(&text).contains("invalid ELF header") || cfg!(not(target_os = "linux")));
     let folder = path("libggml-folder.so");
     std::fs::create_dir(&folder).unwrap();
