@@ -149,6 +149,11 @@ impl GgmlDevice {
                 if !matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) {
                     return Support::no("only products use such weights");
                 }
+                if node.source_layout(1).is_some_and(|x| !x.is_contiguous()) {
+                    return Support::no(
+                        "ggml's kernels for such weights do not see gaps between columns",
+                    );
+                }
                 core.supports(node, empty, |_| Support::Yes)
             });
             // SAFETY: as above.
