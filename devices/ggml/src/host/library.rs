@@ -79,8 +79,12 @@ impl Plugin {
         check_file(path)?;
         // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can
         // write to it.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| error.to_string())?;
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+                // The loader's own words are one level down.
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                source.unwrap_or_else(|| error.to_string())
+            })?;
         let symbol = |name: &str| {
             // SAFETY: only the address is taken here; its type is given below.
             unsafe { library.get::<*mut c_void>(name.as_bytes()) }
