@@ -69,10 +69,16 @@ impl DeviceArgs {
     }
 }
 
-/// The built-in devices with `threads` CPU threads.
+/// The built-in devices with `threads` CPU threads, and ggml's plugins where the environment says.
 pub fn registry(threads: Option<usize>) -> Registry {
     let mut options = BuiltIn::default();
     options.cpu.threads = threads;
+    #[cfg(unix)]
+    {
+        options.ggml = samite::registry::GgmlOptions::from_environment();
+        options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
+        options.ggml.prober = crate::commands::prober();
+    }
     Registry::built_in(options)
 }
 

@@ -5,11 +5,16 @@ mod devices;
 mod inspect;
 mod perplexity;
 mod plan;
+#[cfg(unix)]
+mod probe_plugin;
 mod quantize;
 mod run;
 mod synth;
 mod test_ops;
 mod tokenize;
+
+#[cfg(unix)]
+pub use probe_plugin::prober;
 
 use crate::failure::Outcome;
 use clap::Subcommand;
@@ -37,6 +42,10 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
+    /// Try a plugin of ggml; for the program itself
+    #[cfg(unix)]
+    #[command(hide = true)]
+    ProbePlugin(probe_plugin::ProbePluginArgs),
 }
 
 impl Command {
@@ -53,6 +62,8 @@ impl Command {
             Command::TestOps(args) => test_ops::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
+            #[cfg(unix)]
+            Command::ProbePlugin(args) => probe_plugin::run(args),
         }
     }
 }

@@ -8,6 +8,8 @@ mod files;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod output;
+#[cfg(unix)]
+mod plugins;
 mod text;
 mod usage;
 

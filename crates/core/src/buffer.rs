@@ -135,7 +135,7 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// Reads from byte `offset` of the tensor.
     ///
     /// # Errors
-    /// If the range does not exist or the device fails.
+    /// If the range does not exist or the device fails; [`Error::Unsupported`] where weights are converted in one direction only.
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()>;
 
     /// Sets `len` bytes at byte `offset` of the tensor.

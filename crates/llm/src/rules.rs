@@ -109,7 +109,7 @@ impl FromStr for PlacementRule {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let Some((selector, device)) = text.rsplit_once(':') else {
+        let Some((selector, device)) = text.split_once(':') else {
             return Err(Error::rule(format!(
                 "placement rule '{text}': write it as selector:device, such as layers=0-3:cpu"
             )));

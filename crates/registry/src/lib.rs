@@ -9,3 +9,5 @@ mod registry;
 
 pub use registry::{BuiltIn, Registry, RegistryError};
 pub use samite_cpu::{Peaks, allowed_threads, measure_peaks};
+#[cfg(unix)]
+pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};

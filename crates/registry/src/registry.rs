@@ -29,6 +29,9 @@ pub enum RegistryError {
 pub struct BuiltIn {
     /// The CPU device.
     pub cpu: samite_cpu::CpuOptions,
+    /// ggml's plugins. By default, none are looked for.
+    #[cfg(unix)]
+    pub ggml: samite_ggml::GgmlOptions,
 }
 
 /// All backends of an application.
@@ -48,6 +51,8 @@ impl Registry {
         let mut registry = Registry::empty();
         registry.register(Arc::new(samite_blas::BlasBackend::new()));
         registry.register(Arc::new(samite_cpu::CpuBackend::new(options.cpu)));
+        #[cfg(unix)]
+        registry.register(Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)));
         registry.register(Arc::new(samite_reference::ReferenceBackend::default()));
         registry
     }

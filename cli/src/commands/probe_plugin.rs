@@ -1,0 +1,27 @@
+//! `samite probe-plugin`: loads a plugin of ggml in a process of its own, which it may take down.
+
+use crate::failure::Outcome;
+use clap::Args;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite probe-plugin`.
+#[derive(Debug, Args)]
+pub struct ProbePluginArgs {
+    /// The library
+    path: PathBuf,
+}
+
+pub fn run(args: ProbePluginArgs) -> Outcome {
+    let answer = samite::registry::probe_ggml_plugin(&args.path);
+    // On a line of its own: the plugin may have printed something.
+    writeln!(std::io::stdout(), "\n{answer}")?;
+    Ok(())
+}
+
+/// The command that tries a plugin whose path is appended.
+pub fn prober() -> Option<Vec<OsString>> {
+    let program = std::env::current_exe().ok()?;
+    Some(vec![program.into(), "probe-plugin".into()])
+}

@@ -1,0 +1,207 @@
+//! ggml's plugins: wrong ones are refused with a reason, real ones compute the same.
+
+use crate::{Run, command, trained};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What `samite devices -v` says with plugins in `path`.
+fn devices(path: &Path) -> String {
+    with_plugins(path, &["devices", "-v"]).ok()
+}
+
+fn with_plugins(path: &Path, arguments: &[&str]) -> Run {
+    let mut command = command(arguments);
+    Run::new(command.env("SAMITE_BACKEND_PATH", path).output().unwrap())
+}
+
+/// Why the file was refused.
+#[track_caller]
+fn refused(path: &Path) -> String {
+    let text = devices(path);
+    assert!(text.contains("* cpu "), "the program goes on: {text}");
+    let start = format!("not usable: {}: ", path.display());
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(&start));
+    line.unwrap_or_else(|| panic!("no reason for {} in:\n{text}", path.display()))
+        .to_owned()
+}
+
+/// A library with the functions of a plugin, made with these definitions.
+fn build(directory: &Path, name: &str, definitions: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/plugin.c");
+    let path = directory.join(format!("libggml-{name}.so"));
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut cc = Command::new(compiler);
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&path);
+    cc.args(definitions.iter().map(|d| format!("-D{d}")))
+        .arg(source);
+    match cc.status() {
+        Ok(status) => assert!(status.success(), "the fixture does not compile"),
+        Err(error) => {
+            println!("skipped: no C compiler ({error})");
+            return None;
+        }
+    }
+    Some(path)
+}
+
+#[test]
+fn files_that_are_no_plugins_are_refused() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let text = path("libggml-text.so");
+    std::fs::write(&text, "not a library\n".repeat(100)).unwrap();
+    assert!(refused(&text).contains("invalid ELF header") || cfg!(not(target_os = "linux")));
+    let folder = path("libggml-folder.so");
+    std::fs::create_dir(&folder).unwrap();
+    assert_eq!(refused(&folder), "a directory, not a library");
+    let link = path("libggml-link.so");
+    symlink(path("nowhere"), &link).unwrap();
+    assert_eq!(refused(&link), "a link to a file that does not exist");
+    assert!(refused(&path("libggml-missing.so")).contains("No such file"));
+    let open = path("libggml-open.so");
+    std::fs::write(&open, "").unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(refused(&open).contains("everybody can write"));
+    assert_eq!(
+        refused(Path::new("libggml-cpu.so")),
+        "the path is not absolute"
+    );
+    // All of them at once, by their directory.
+    let text = devices(dir.path());
+    assert_eq!(text.matches("not usable: ").count(), 4, "{text}");
+}
+
+#[test]
+fn plugins_that_fail_the_handshake_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&str, &[&str], &str); 9] = [
+        ("noinit", &["NO_INIT"], "ggml_backend_init is missing"),
+        ("nobase", &["NO_BASE"], "comes without libggml-base"),
+        (
+            "old",
+            &["VERSION=\"0.24.9\""],
+            "ggml 0.24.9: the plugin interface of this version is not known",
+        ),
+        ("newer", &["VERSION=\"0.27.0\""], "known are 0.25 and 0.26"),
+        (
+            "api",
+            &["API=99"],
+            "its interface has version 99; that of ggml 0.25.1 is 2",
+        ),
+        (
+            "mixed",
+            &["VERSION=\"0.26.0\""],
+            "its interface has version 2; that of ggml 0.26.0 is 3",
+        ),
+        ("score", &["SCORE=0"], "score 0"),
+        ("null", &["NOTHING"], "ggml_backend_init returned nothing"),
+        ("table", &[], "its registration lacks functions"),
+    ];
+    for (name, definitions, reason) in cases {
+        let Some(path) = build(dir.path(), name, definitions) else {
+            return;
+        };
+        let found = refused(&path);
+        assert!(found.contains(reason), "{name}: {found}");
+    }
+}
+
+#[test]
+fn plugins_that_end_the_process_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, definitions, reason) in [
+        ("abort", "ABORT", "signal 6"),
+        ("load", "ABORT_ON_LOAD", "signal 6"),
+        ("exit", "EXIT", "without an answer"),
+    ] {
+        let Some(path) = build(dir.path(), name, &[definitions]) else {
+            return;
+        };
+        let found = refused(&path);
+        assert!(found.contains(reason), "{name}: {found}");
+    }
+}
+
+/// The folder with upstream's prebuilt plugins, if the environment names one.
+fn peers() -> Option<PathBuf> {
+    let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");
+    if folder.is_none() {
+        println!("skipped: SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so");
+    }
+    folder.map(PathBuf::from)
+}
+
+#[test]
+fn the_best_of_upstreams_plugins_is_a_device() {
+    let Some(peers) = peers() else { return };
+    let text = devices(&peers);
+    assert!(text.contains("  ggml:CPU "), "{text}");
+    assert!(
+        text.contains("fits better"),
+        "other variants are listed: {text}"
+    );
+    // Only the best variant is used, and nothing is used without being named.
+    assert_eq!(text.matches("  ggml:CPU ").count(), 1, "{text}");
+    let report = with_plugins(
+        &peers,
+        &["test-ops", "--device", "ggml:CPU", "-f", "rms_norm"],
+    )
+    .ok();
+    assert!(report.contains("rms_norm"), "{report}");
+}
+
+#[test]
+fn upstreams_plugin_writes_the_same_text() {
+    let (Some(peers), Some(model)) = (peers(), trained()) else {
+        return;
+    };
+    let text = |flags: &[&str]| {
+        let model = model.to_str().unwrap();
+        let fixed = [
+            "run",
+            "-p",
+            "Once upon a time",
+            "--temp",
+            "0",
+            "-q",
+            "-n",
+            "60",
+            "-m",
+            model,
+        ];
+        with_plugins(&peers, &[&fixed, flags].concat()).ok()
+    };
+    let expected = text(&["--device", "cpu"]);
+    assert!(expected.len() > 100, "{expected}");
+    for flags in [
+        &["--device", "ggml:CPU"] as &[_],
+        &["--device", "ggml:CPU", "-t", "2"],
+        &[
+            "--device",
+            "ggml:CPU,cpu",
+            "--place",
+            "layers=0-1:ggml:CPU;layers=2-4:cpu",
+        ],
+        &[
+            "--device",
+            "cpu,ggml:CPU",
+            "--place",
+            "layers=0-2:cpu",
+            "--copies",
+            "4",
+        ],
+        &[
+            "--device",
+            "ggml:CPU,reference",
+            "--place",
+            "layers=0-2:ggml:CPU",
+        ],
+        &["--device", "ggml:CPU", "--no-flash"],
+        &["--device", "ggml:CPU", "--load-mode", "read"],
+    ] {
+        assert_eq!(text(flags), expected, "{flags:?}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Prepared graphs, and how the next one is recognised.
+
+use samite_ggml::abi::{CGraph, Tensor, flag};
+
+/// Everything that a prepared graph depends on, as words: two graphs with equal words do the same in the same memory.
+#[derive(Default, PartialEq, Eq)]
+pub struct Fingerprint(Vec<u64>);
+
+impl Fingerprint {
+    /// Replaces this by the fingerprint of `graph`, in the same memory.
+    ///
+    /// # Safety
+    /// The graph must be valid.
+    pub unsafe fn take(&mut self, graph: &CGraph) {
+        self.0.clear();
+        // SAFETY: the caller's promise.
+        for &node in unsafe { graph.nodes() } {
+            // SAFETY: the caller's promise.
+            let t = unsafe { &*node };
+            self.tensor(t);
+            self.0.push(t.flags as u64);
+            self.0.push(t.view_src as u64);
+            let params = t.op_params.chunks_exact(2);
+            self.0.extend(
+                params.map(|pair| u64::from(pair[0] as u32) << 32 | u64::from(pair[1] as u32)),
+            );
+            if t.flags & flag::COMPUTE == 0 {
+                continue;
+            }
+            // SAFETY: the caller's promise.
+            let uses = unsafe { graph.uses(node) };
+            self.0.push(uses.map_or(u64::MAX, |uses| uses as u64));
+            for source in t.src {
+                // SAFETY: the caller's promise: null or valid.
+                match unsafe { source.as_ref() } {
+                    Some(source) => self.tensor(source),
+                    None => self.0.push(0),
+                }
+            }
+        }
+    }
+
+    fn tensor(&mut self, t: &Tensor) {
+        let words = [
+            std::ptr::from_ref(t) as u64,
+            u64::from(t.op) << 32 | u64::from(t.dtype),
+            t.data as u64,
+            t.buffer as u64,
+        ];
+        self.0.extend(words);
+        self.0.extend(t.ne.map(|extent| extent as u64));
+        self.0.extend(t.nb.map(|stride| stride as u64));
+    }
+}
+
+/// The few graphs that were used last.
+pub struct Recent<T> {
+    entries: Vec<(Fingerprint, T)>,
+    /// Filled by the next question.
+    next: Fingerprint,
+}
+
+/// How many graphs are kept: prompts and single tokens of a model on a few splits.
+const KEPT: usize = 16;
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Recent {
+            entries: Vec::new(),
+            next: Fingerprint::default(),
+        }
+    }
+}
+
+impl<T> Recent<T> {
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+    }
+
+    /// What was made for an equal graph, or else what `make` makes, which is then kept.
+    ///
+    /// # Errors
+    /// What `make` says.
+    ///
+    /// # Safety
+    /// The graph must be valid.
+    pub unsafe fn get<E>(
+        &mut self,
+        graph: &CGraph,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<&mut T, E> {
+        // SAFETY: the caller's promise.
+        unsafe { self.next.take(graph) };
+        match self
+            .entries
+            .iter()
+            .position(|(known, _)| *known == self.next)
+        {
+            Some(at) => self.entries[..=at].rotate_right(1),
+            None => {
+                let made = make()?;
+                self.entries.truncate(KEPT - 1);
+                self.entries
+                    .insert(0, (std::mem::take(&mut self.next), made));
+            }
+        }
+        Ok(&mut self.entries[0].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite_ggml::abi::{HashSet, op};
+    use std::ptr::null_mut;
+
+    fn graph(nodes: &mut [*mut Tensor]) -> CGraph {
+        CGraph {
+            size: nodes.len() as i32,
+            n_nodes: nodes.len() as i32,
+            n_leafs: 0,
+            nodes: nodes.as_mut_ptr(),
+            grads: null_mut(),
+            grad_accs: null_mut(),
+            leafs: null_mut(),
+            use_counts: null_mut(),
+            visited: HashSet {
+                size: 0,
+                used: null_mut(),
+                keys: null_mut(),
+            },
+            order: 0,
+            uid: 0,
+        }
+    }
+
+    #[test]
+    fn equal_graphs_are_recognised_and_any_change_is_seen() {
+        let mut x = Tensor::zeroed();
+        let mut y = Tensor::zeroed();
+        y.op = op::SQR;
+        y.flags = flag::COMPUTE;
+        y.src[0] = &raw mut x;
+        let (x, y) = (&raw mut x, &raw mut y);
+        let mut nodes = [y];
+        let graph = graph(&mut nodes);
+        let mut recent = Recent::default();
+        let mut made = 0;
+        let mut ask = |recent: &mut Recent<i32>| {
+            // SAFETY: the graph and its tensors are there.
+            *unsafe {
+                recent.get(&graph, || {
+                    made += 1;
+                    Ok::<_, ()>(made)
+                })
+            }
+            .unwrap()
+        };
+        assert_eq!((ask(&mut recent), ask(&mut recent)), (1, 1));
+        // SAFETY: as above, and nobody else looks at them.
+        unsafe {
+            (*x).ne[1] = 5;
+            assert_eq!(ask(&mut recent), 2);
+            (*x).data = std::ptr::without_provenance_mut(64);
+            assert_eq!(ask(&mut recent), 3);
+            (*y).op_params[3] = 1;
+            assert_eq!(ask(&mut recent), 4);
+            (*y).op_params[3] = 0;
+            assert_eq!(ask(&mut recent), 3, "the one before is still known");
+            (*y).flags |= flag::OUTPUT;
+            assert_eq!(ask(&mut recent), 5);
+            for extent in 10..40 {
+                (*y).ne[0] = extent;
+                ask(&mut recent);
+            }
+        }
+        assert_eq!(recent.entries.len(), KEPT);
+        recent.clear();
+        assert_eq!(ask(&mut recent), 36);
+    }
+}

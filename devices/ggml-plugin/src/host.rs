@@ -1,0 +1,180 @@
+//! What the library needs of its host: a few functions of `libggml-base`, found at run time.
+
+use samite_ggml::abi::{Buffer, BufferI, BufferType, Version};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+/// Number of errors in ggml's log.
+const LOG_ERROR: c_int = 4;
+
+type VersionFn = unsafe extern "C" fn() -> *const c_char;
+type BufferInitFn =
+    unsafe extern "C" fn(*mut BufferType, BufferI, *mut c_void, usize) -> *mut Buffer;
+type IsHostFn = unsafe extern "C" fn(*mut BufferType) -> bool;
+type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
+
+/// The host's ggml.
+#[derive(Clone, Copy)]
+pub struct Host {
+    /// Its interface.
+    pub version: Version,
+    buffer_init: BufferInitFn,
+    is_host: IsHostFn,
+}
+
+static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
+
+impl Host {
+    /// The host, once it is known to speak a version that this library knows.
+    pub fn get() -> Result<Host, String> {
+        HOST.get_or_init(find).clone()
+    }
+
+    /// A buffer as the host allocates and frees it. Null if the host has no memory.
+    ///
+    /// # Safety
+    /// `buffer_type` must be valid, and the functions must fit the context.
+    pub unsafe fn new_buffer(
+        self,
+        buffer_type: *mut BufferType,
+        iface: BufferI,
+        context: *mut c_void,
+        size: usize,
+    ) -> *mut Buffer {
+        // SAFETY: the caller's promise; this is the function's type in all known versions.
+        unsafe { (self.buffer_init)(buffer_type, iface, context, size) }
+    }
+
+    /// Whether memory of this type is plain host memory.
+    ///
+    /// # Safety
+    /// `buffer_type` must be valid.
+    pub unsafe fn is_host(self, buffer_type: *mut BufferType) -> bool {
+        // SAFETY: as above.
+        unsafe { (self.is_host)(buffer_type) }
+    }
+}
+
+fn find() -> Result<Host, String> {
+    let symbol = |name: &CStr| {
+        find_symbol(name).ok_or_else(|| {
+            format!(
+                "the host has no function {}: it is no program with a shared ggml",
+                name.to_string_lossy()
+            )
+        })
+    };
+    let version = symbol(c"ggml_version")?;
+    let (buffer_init, is_host) = (
+        symbol(c"ggml_backend_buffer_init")?,
+        symbol(c"ggml_backend_buft_is_host")?,
+    );
+    // SAFETY: this is the function's type in every version of ggml that has it; it returns a static string.
+    let text = unsafe { CStr::from_ptr(std::mem::transmute::<*mut c_void, VersionFn>(version)()) };
+    let version = Version::of_release(text).map_err(|error| error.to_string())?;
+    Ok(Host {
+        version,
+        // SAFETY: the function's type in all known versions.
+        buffer_init: unsafe { std::mem::transmute::<*mut c_void, BufferInitFn>(buffer_init) },
+        // SAFETY: as above.
+        is_host: unsafe { std::mem::transmute::<*mut c_void, IsHostFn>(is_host) },
+    })
+}
+
+/// A function of the program, or of a `libggml-base` that is loaded without being visible everywhere.
+fn find_symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: asks for an address only.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if !found.is_null() {
+        return Some(found);
+    }
+    let handle = base_library()?;
+    // SAFETY: the handle is of a loaded library, and kept open.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// The loaded library whose file name starts with `libggml-base`.
+#[cfg(target_os = "linux")]
+fn base_library() -> Option<*mut c_void> {
+    unsafe extern "C" fn look(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        found: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader passes valid information, and `base_library` the rest.
+        let (name, found) = unsafe { ((*info).dlpi_name, &mut *found.cast::<Option<CString>>()) };
+        if name.is_null() {
+            return 0;
+        }
+        // SAFETY: names are strings.
+        let name = unsafe { CStr::from_ptr(name) };
+        let file = name.to_bytes().rsplit(|&c| c == b'/').next();
+        if file.is_some_and(|file| file.starts_with(b"libggml-base")) {
+            *found = Some(name.to_owned());
+            return 1;
+        }
+        0
+    }
+    let mut path: Option<CString> = None;
+    // SAFETY: `look` is called before this returns, with `path` as it is given here.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut path).cast()) };
+    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
+    // SAFETY: the library is loaded already; this only takes another reference, which is never given back.
+    let handle = unsafe { libc::dlopen(path?.as_ptr(), flags) };
+    (!handle.is_null()).then_some(handle)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn base_library() -> Option<*mut c_void> {
+    None
+}
+
+/// Writes a line to the host's log, which goes to the standard error if the program did not redirect it.
+pub fn log_error(message: &str) {
+    let Ok(text) = CString::new(format!("samite: {message}\n")) else {
+        return;
+    };
+    if let Some(log) = find_symbol(c"ggml_log_internal") {
+        // SAFETY: the function's type in all versions of ggml; the format takes one string.
+        unsafe {
+            std::mem::transmute::<*mut c_void, LogFn>(log)(
+                LOG_ERROR,
+                c"%s".as_ptr(),
+                text.as_ptr(),
+            );
+        }
+    }
+}
+
+/// Calls `f`; if it panics, logs that and returns `otherwise`.
+pub fn guard<R>(otherwise: R, f: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        log_error("internal error: a call panicked");
+        std::mem::forget(panic); // dropping it could panic again
+        otherwise
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_answer() {
+        assert_eq!(guard(7, || 8), 8);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let answer = guard(7, || panic!("no"));
+        std::panic::set_hook(hook);
+        assert_eq!(answer, 7);
+    }
+
+    #[test]
+    fn without_a_host_there_is_a_reason() {
+        let error = Host::get().err().unwrap();
+        assert!(error.contains("ggml_version"), "{error}");
+        assert!(crate::ggml_backend_init().is_null());
+    }
+}

@@ -1,0 +1,164 @@
+//! Where ggml's tensors lie, in samite's terms.
+
+use crate::buffers::{Kind, Packed, kind, packed_slot};
+use samite_core::{
+    Buffer as SamiteBuffer, BufferType as SamiteBufferType, Error, HostMemory, Layout, Result,
+    Slot, TensorRef, Usage, host_buffer, host_buffer_type,
+};
+use samite_ggml::abi::{Buffer, Tensor};
+use samite_ggml::convert::Reason;
+use samite_ggml::convert::import::{Memory, temporary};
+use std::any::Any;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+/// The real places of tensors, for graphs that are going to run.
+#[derive(Default)]
+pub struct Places {
+    buffers: HashMap<*const Buffer, (Arc<dyn SamiteBuffer>, usize)>,
+    nothing: Option<Arc<dyn SamiteBuffer>>,
+}
+
+impl Memory for Places {
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+        if layout.is_empty() {
+            let nothing = self.nothing.get_or_insert_with(nowhere);
+            let slot = Slot { offset: 0, layout };
+            return Ok(TensorRef {
+                buffer: Arc::clone(nothing),
+                slot,
+            });
+        }
+        // SAFETY: the host passes valid tensors.
+        let kind = unsafe { kind(tensor) };
+        if tensor.buffer.is_null() || tensor.data.is_null() {
+            return Err(format!("'{}' lies in no buffer", tensor.name()).into());
+        }
+        // SAFETY: as above, and it is not null.
+        let buffer = unsafe { &*tensor.buffer };
+        match kind {
+            Kind::Host => {
+                let (memory, base) = match self.buffers.get(&(tensor.buffer.cast_const())) {
+                    Some(known) => known,
+                    None => {
+                        let new = borrow(tensor.buffer)?;
+                        self.buffers.entry(tensor.buffer).or_insert(new)
+                    }
+                };
+                let offset = (tensor.data as usize)
+                    .checked_sub(*base)
+                    .ok_or_else(|| Reason::from("a tensor lies before its buffer"))?;
+                let slot = Slot { offset, layout };
+                Ok(TensorRef {
+                    buffer: Arc::clone(memory),
+                    slot,
+                })
+            }
+            Kind::Packed => {
+                // SAFETY: a packed buffer has such a context.
+                let Packed(memory) = unsafe { &*buffer.context.cast::<Packed>() };
+                let slot = packed_slot(tensor, layout)
+                    .ok_or_else(|| Reason::from("a tensor lies before its buffer"))?;
+                Ok(TensorRef {
+                    buffer: Arc::clone(memory),
+                    slot,
+                })
+            }
+            Kind::Asked | Kind::PackedAsked => Err("a buffer is empty".into()),
+            Kind::Foreign => {
+                Err(format!("'{}' lies in another device's memory", tensor.name()).into())
+            }
+        }
+    }
+
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+        temporary(layout)
+    }
+}
+
+/// A host buffer of ggml's as samite's memory, and its address.
+fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Reason> {
+    // SAFETY: the host passes valid buffers; a host buffer has an address.
+    let (base, size) = unsafe {
+        let get_base = (*buffer).iface.get_base.ok_or("a buffer has no address")?;
+        (get_base(buffer), (*buffer).size)
+    };
+    let base = NonNull::new(base.cast::<u8>()).ok_or("a buffer has no address")?;
+    // SAFETY: the host owns the memory and lets nobody use what a graph works on while it runs. It is used only then:
+    // prepared graphs are dropped when buffers were freed. Read-only memory, such as a mapped file, is never the result
+    // of a node that the host asks for.
+    let memory = unsafe { HostMemory::borrow(base, size, true, Box::new(())) };
+    Ok((host_buffer(memory, Usage::Any), base.as_ptr() as usize))
+}
+
+/// Places for the question whether something is supported: the memory need not be there yet.
+#[derive(Default)]
+pub struct Questions;
+
+impl Memory for Questions {
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+        // SAFETY: the host passes valid tensors.
+        match unsafe { kind(tensor) } {
+            Kind::Packed => Places::default().place(tensor, layout),
+            Kind::Foreign => Err("it lies in another device's memory".into()),
+            Kind::Host | Kind::Asked | Kind::PackedAsked => Ok(TensorRef {
+                buffer: nowhere(),
+                slot: Slot { offset: 0, layout },
+            }),
+        }
+    }
+
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+        Ok(TensorRef {
+            buffer: nowhere(),
+            slot: Slot { offset: 0, layout },
+        })
+    }
+}
+
+/// Host memory without bytes, in which everything has room.
+fn nowhere() -> Arc<dyn SamiteBuffer> {
+    static NOWHERE: OnceLock<Arc<Nowhere>> = OnceLock::new();
+    Arc::clone(NOWHERE.get_or_init(|| {
+        Arc::new(Nowhere {
+            buffer_type: host_buffer_type(),
+        })
+    })) as Arc<dyn SamiteBuffer>
+}
+
+#[derive(Debug)]
+struct Nowhere {
+    buffer_type: Arc<dyn SamiteBufferType>,
+}
+
+fn no_bytes() -> Error {
+    Error::invalid("this memory only stands for memory that is not there yet")
+}
+
+impl SamiteBuffer for Nowhere {
+    fn buffer_type(&self) -> &Arc<dyn SamiteBufferType> {
+        &self.buffer_type
+    }
+    fn size(&self) -> usize {
+        isize::MAX as usize
+    }
+    fn usage(&self) -> Usage {
+        Usage::Any
+    }
+    fn write(&self, _: Slot, _: usize, _: &[u8]) -> Result<()> {
+        Err(no_bytes())
+    }
+    fn read(&self, _: Slot, _: usize, _: &mut [u8]) -> Result<()> {
+        Err(no_bytes())
+    }
+    fn fill(&self, _: Slot, _: usize, _: usize, _: u8) -> Result<()> {
+        Err(no_bytes())
+    }
+    fn clear(&self, _: u8) -> Result<()> {
+        Err(no_bytes())
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

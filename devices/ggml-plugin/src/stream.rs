@@ -1,0 +1,278 @@
+//! ggml's backends: streams that compute graphs.
+
+use crate::buffers::generation;
+use crate::device::{DEVICE_NAME, cpu_with_threads, plugin};
+use crate::graphs::Recent;
+use crate::host::{guard, log_error};
+use crate::memory::Places;
+use samite_core::{
+    CancelToken, DType, Device as _, Error, Layout, Placed, Prepared, Result, RunControl,
+    RunObserver, Slot, TensorId, TensorRef, Usage, host_buffer_type,
+};
+use samite_cpu::CpuDevice;
+use samite_ggml::abi::{AbortCallback, Backend, BackendI, CGraph, Device, Guid, Status};
+use samite_ggml::convert::import::{Imported, Importer};
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Recognises backends of this library: `samite-ggml-cpu1`.
+static GUID: Guid = *b"samite-ggml-cpu1";
+
+/// More threads than this are not started; the device has the same limit.
+const MOST_THREADS: usize = 512;
+
+const STREAM: BackendI = BackendI {
+    get_name: Some(name),
+    free: Some(free),
+    set_tensor_async: None,
+    get_tensor_async: None,
+    set_tensor_2d_async: None,
+    get_tensor_2d_async: None,
+    cpy_tensor_async: None,
+    synchronize: None,
+    graph_plan_create: None,
+    graph_plan_free: None,
+    graph_plan_update: None,
+    graph_plan_compute: None,
+    graph_compute: Some(graph_compute),
+    event_record: None,
+    event_wait: None,
+    graph_optimize: None,
+};
+
+/// What a backend holds.
+struct Stream {
+    /// One for each number of threads that was ever wanted; the current one is the first. Programs switch between numbers
+    /// for prompts and for single tokens.
+    lanes: Vec<Lane>,
+    abort: Option<Abort>,
+    /// The generation of buffers that graphs were prepared for.
+    generation: u64,
+    /// Scratch memory for all graphs.
+    workspace: Option<TensorRef>,
+}
+
+/// Work with one number of threads.
+struct Lane {
+    device: Arc<CpuDevice>,
+    stream: Box<dyn samite_core::Stream>,
+    graphs: Recent<Work>,
+}
+
+impl Lane {
+    fn new(device: Arc<CpuDevice>) -> Result<Self> {
+        Ok(Lane {
+            stream: Arc::clone(&device).open_stream()?,
+            device,
+            graphs: Recent::default(),
+        })
+    }
+}
+
+/// The host's way to stop a graph.
+#[derive(Clone, Copy)]
+struct Abort {
+    callback: AbortCallback,
+    data: *mut c_void,
+}
+
+/// A prepared graph, with the memory for what lies nowhere else.
+struct Work {
+    prepared: Box<dyn Prepared>,
+    /// Keeps temporary memory.
+    _places: Vec<Option<TensorRef>>,
+}
+
+/// Asks the host after each node whether to stop.
+struct Watch<'a> {
+    abort: Abort,
+    cancel: &'a CancelToken,
+}
+
+// SAFETY: only the thread that runs the graph tells of nodes, and that is the one in which the host waits.
+unsafe impl Sync for Watch<'_> {}
+
+impl RunObserver for Watch<'_> {
+    fn ran(&self, _: TensorId, _: Instant, _: Instant) {
+        // SAFETY: the host promised that the callback can be called with its data while a graph runs.
+        if unsafe { (self.abort.callback)(self.abort.data) } {
+            self.cancel.cancel();
+        }
+    }
+}
+
+impl Stream {
+    fn new(device: Arc<CpuDevice>) -> Result<Self> {
+        Ok(Stream {
+            lanes: vec![Lane::new(device)?],
+            abort: None,
+            generation: generation(),
+            workspace: None,
+        })
+    }
+
+    fn set_threads(&mut self, threads: usize) -> Result<()> {
+        match self
+            .lanes
+            .iter()
+            .position(|lane| lane.device.threads() == threads)
+        {
+            Some(at) => self.lanes.swap(0, at),
+            None => self.lanes.insert(0, Lane::new(cpu_with_threads(threads))?),
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The graph must be valid.
+    unsafe fn compute(&mut self, graph: &CGraph) -> Result<()> {
+        let generation = generation();
+        if self.generation != generation {
+            self.lanes.iter_mut().for_each(|lane| lane.graphs.clear());
+            self.generation = generation;
+        }
+        let workspace = &mut self.workspace;
+        let Lane {
+            device,
+            stream,
+            graphs,
+        } = &mut self.lanes[0];
+        // SAFETY: the caller's promise.
+        let work = unsafe {
+            graphs.get(graph, || {
+                let imported = Importer::new(Places::default())
+                    .graph(graph)
+                    .map_err(|reason| Error::device(device.name(), reason.into_owned()))?;
+                prepare(device, &mut **stream, workspace, imported)
+            })
+        }?;
+        let cancel = CancelToken::new();
+        let watch = self.abort.map(|abort| Watch {
+            abort,
+            cancel: &cancel,
+        });
+        let control = RunControl {
+            cancel: &cancel,
+            observer: watch.as_ref().map(|watch| watch as &dyn RunObserver),
+        };
+        stream.run(&mut *work.prepared, control)?;
+        stream.synchronize()
+    }
+}
+
+fn prepare(
+    device: &CpuDevice,
+    stream: &mut dyn samite_core::Stream,
+    workspace: &mut Option<TensorRef>,
+    imported: Imported,
+) -> Result<Work> {
+    let Imported {
+        graph,
+        nodes,
+        places,
+    } = imported;
+    let bytes = device.workspace(&graph, &nodes)?;
+    if workspace
+        .as_ref()
+        .is_none_or(|workspace| workspace.layout().bytes() < bytes)
+    {
+        let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1])?;
+        let buffer = host_buffer_type().allocate(bytes, Usage::Compute)?;
+        let slot = Slot { offset: 0, layout };
+        *workspace = Some(TensorRef { buffer, slot });
+    }
+    let prepared = stream.prepare(Placed {
+        graph: &graph,
+        nodes: &nodes,
+        places: &places,
+        workspace: workspace.as_ref(),
+    })?;
+    Ok(Work {
+        prepared,
+        _places: places,
+    })
+}
+
+/// Opens a stream with the default number of threads.
+pub unsafe extern "C" fn init(device: *mut Device, _params: *const c_char) -> *mut Backend {
+    guard(null_mut(), || {
+        let stream = match Stream::new(Arc::clone(&plugin().cpu)) {
+            Ok(stream) => stream,
+            Err(error) => {
+                log_error(&error.to_string());
+                return null_mut();
+            }
+        };
+        Box::into_raw(Box::new(Backend {
+            guid: (&raw const GUID).cast_mut(),
+            iface: STREAM,
+            device,
+            context: Box::into_raw(Box::new(stream)).cast(),
+        }))
+    })
+}
+
+unsafe extern "C" fn name(_: *mut Backend) -> *const c_char {
+    DEVICE_NAME.as_ptr()
+}
+
+unsafe extern "C" fn free(backend: *mut Backend) {
+    guard((), || {
+        // SAFETY: both were made by `init`, and a backend is freed once.
+        unsafe {
+            let backend = Box::from_raw(backend);
+            drop(Box::from_raw(backend.context.cast::<Stream>()));
+        }
+    });
+}
+
+/// # Safety
+/// `backend` must be one of `init`, which nobody else uses meanwhile.
+unsafe fn stream_of<'a>(backend: *mut Backend) -> &'a mut Stream {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *(*backend).context.cast::<Stream>() }
+}
+
+unsafe extern "C" fn graph_compute(backend: *mut Backend, graph: *mut CGraph) -> Status {
+    guard(Status::FAILED, || {
+        // SAFETY: the host passes a backend of ours and a valid graph, in one thread at a time.
+        let result = unsafe { stream_of(backend).compute(&*graph) };
+        match result {
+            Ok(()) => Status::SUCCESS,
+            Err(Error::Cancelled) => Status::ABORTED,
+            Err(error) => {
+                log_error(&error.to_string());
+                match error {
+                    Error::OutOfMemory { .. } => Status::ALLOC_FAILED,
+                    _ => Status::FAILED,
+                }
+            }
+        }
+    })
+}
+
+/// `ggml_backend_set_n_threads`
+pub unsafe extern "C" fn set_n_threads(backend: *mut Backend, threads: c_int) {
+    guard((), || {
+        let threads = usize::try_from(threads).unwrap_or(0).clamp(1, MOST_THREADS);
+        // SAFETY: the host passes a backend of ours, in one thread at a time.
+        if let Err(error) = unsafe { stream_of(backend) }.set_threads(threads) {
+            log_error(&error.to_string());
+        }
+    });
+}
+
+/// `ggml_backend_set_abort_callback`
+pub unsafe extern "C" fn set_abort_callback(
+    backend: *mut Backend,
+    callback: Option<AbortCallback>,
+    data: *mut c_void,
+) {
+    guard((), || {
+        // SAFETY: the host passes a backend of ours, in one thread at a time.
+        let stream = unsafe { stream_of(backend) };
+        stream.abort = callback.map(|callback| Abort { callback, data });
+    });
+}

@@ -1,0 +1,155 @@
+//! `ggml_cgraph`: nodes in order, and how often each is used.
+
+use super::Tensor;
+
+/// `ggml_hash_set`: open addressing, with the address divided by 16 as hash.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HashSet {
+    /// Number of slots.
+    pub size: usize,
+    /// One bit for each slot: whether it is in use.
+    pub used: *mut u32,
+    /// The tensors.
+    pub keys: *mut *mut Tensor,
+}
+
+/// `ggml_cgraph`
+#[repr(C)]
+#[derive(Debug)]
+pub struct CGraph {
+    /// Most nodes.
+    pub size: i32,
+    /// Number of nodes.
+    pub n_nodes: i32,
+    /// Number of leaves.
+    pub n_leafs: i32,
+    /// Nodes in topological order.
+    pub nodes: *mut *mut Tensor,
+    /// Gradients by slot, or null.
+    pub grads: *mut *mut Tensor,
+    /// Gradient accumulators by slot, or null.
+    pub grad_accs: *mut *mut Tensor,
+    /// Tensors that are not computed.
+    pub leafs: *mut *mut Tensor,
+    /// By slot of `visited`: how often the tensor is an operand.
+    pub use_counts: *mut i32,
+    /// All tensors of the graph; of the whole one, if this is a part.
+    pub visited: HashSet,
+    /// 0 for left to right.
+    pub order: i32,
+    /// Two graphs with the same number other than 0 are equal.
+    pub uid: u64,
+}
+
+impl HashSet {
+    /// The slot of `tensor`, if it is there.
+    ///
+    /// # Safety
+    /// The set's arrays must be there.
+    pub unsafe fn find(&self, tensor: *const Tensor) -> Option<usize> {
+        if self.size == 0 || self.used.is_null() || self.keys.is_null() {
+            return None;
+        }
+        let first = (tensor as usize >> 4) % self.size;
+        let mut slot = first;
+        loop {
+            // SAFETY: `slot` is below `size`, and both arrays have so many entries.
+            let (word, key) = unsafe { (*self.used.add(slot / 32), *self.keys.add(slot)) };
+            if word >> (slot % 32) & 1 == 0 {
+                return None;
+            }
+            if key.cast_const() == tensor {
+                return Some(slot);
+            }
+            slot = (slot + 1) % self.size;
+            if slot == first {
+                return None;
+            }
+        }
+    }
+}
+
+impl CGraph {
+    /// The nodes.
+    ///
+    /// # Safety
+    /// The graph must be a valid one, which nobody changes meanwhile.
+    pub unsafe fn nodes(&self) -> &[*mut Tensor] {
+        match usize::try_from(self.n_nodes) {
+            // SAFETY: a valid graph has so many.
+            Ok(count) if count > 0 && !self.nodes.is_null() => unsafe {
+                std::slice::from_raw_parts(self.nodes, count)
+            },
+            _ => &[],
+        }
+    }
+
+    /// How often `tensor` is an operand in the whole graph that this is a part of, if that is known.
+    ///
+    /// # Safety
+    /// As [`nodes`](CGraph::nodes).
+    pub unsafe fn uses(&self, tensor: *const Tensor) -> Option<usize> {
+        if self.use_counts.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise; there is a count for each slot.
+        let count = unsafe { *self.use_counts.add(self.visited.find(tensor)?) };
+        usize::try_from(count).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{offset_of, size_of};
+
+    #[test]
+    fn layout_is_that_of_upstream() {
+        assert_eq!(size_of::<CGraph>(), 96);
+        let offsets = [
+            offset_of!(CGraph, size),
+            offset_of!(CGraph, n_nodes),
+            offset_of!(CGraph, n_leafs),
+            offset_of!(CGraph, nodes),
+            offset_of!(CGraph, grads),
+            offset_of!(CGraph, grad_accs),
+            offset_of!(CGraph, leafs),
+            offset_of!(CGraph, use_counts),
+            offset_of!(CGraph, visited),
+            offset_of!(CGraph, order),
+            offset_of!(CGraph, uid),
+        ];
+        assert_eq!(offsets, [0, 4, 8, 16, 24, 32, 40, 48, 56, 80, 88]);
+        assert_eq!(offset_of!(HashSet, used), 8);
+        assert_eq!(offset_of!(HashSet, keys), 16);
+    }
+
+    #[test]
+    fn tensors_are_found_by_linear_probing() {
+        let mut tensors = [Tensor::zeroed(); 3];
+        let pointers = tensors.each_mut().map(std::ptr::from_mut);
+        let (mut used, mut keys) = ([0u32; 1], [std::ptr::null_mut(); 5]);
+        // All three after the slot where the first belongs, as if they had collided.
+        let home = (pointers[0] as usize >> 4) % 5;
+        for (i, &tensor) in pointers.iter().enumerate().take(2) {
+            let slot = (home + i) % 5;
+            used[0] |= 1 << slot;
+            keys[slot] = tensor;
+        }
+        let set = HashSet {
+            size: 5,
+            used: used.as_mut_ptr(),
+            keys: keys.as_mut_ptr(),
+        };
+        // SAFETY: both arrays have five entries.
+        unsafe {
+            assert_eq!(set.find(pointers[0]), Some(home));
+            let second = set.find(pointers[1]);
+            let reachable = (pointers[1] as usize >> 4) % 5 == home
+                || (pointers[1] as usize >> 4) % 5 == (home + 1) % 5;
+            assert_eq!(second.is_some(), reachable);
+            assert_eq!(set.find(pointers[2]), None);
+        }
+    }
+}

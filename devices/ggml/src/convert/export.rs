@@ -1,0 +1,218 @@
+//! A part of a samite graph as tensors of ggml.
+//!
+//! Tensors that exist before the graph (weights, caches) keep the structure that they were initialised with, because
+//! backends hang things of their own on it. All others are made here, with addresses that stay where they are.
+
+use super::Reason;
+use super::params::encode;
+use crate::abi::{Buffer, CGraph, HashSet, Tensor, flag, op};
+use samite_core::{Graph, Layout, Node, Op, TensorId};
+use std::collections::HashMap;
+use std::ptr::null_mut;
+
+/// Where a tensor of the graph lies in ggml's terms.
+#[derive(Clone, Copy)]
+pub enum Place {
+    /// An initialised tensor.
+    Tensor(*mut Tensor),
+    /// At an address in a buffer.
+    At(*mut Buffer, *mut u8),
+}
+
+/// A graph with everything that it points to.
+pub struct Exported {
+    /// The structures; never moved, because they point to each other.
+    #[allow(clippy::vec_box)]
+    tensors: Vec<Box<Tensor>>,
+    nodes: Vec<*mut Tensor>,
+    used: Vec<u32>,
+    keys: Vec<*mut Tensor>,
+    use_counts: Vec<i32>,
+    known: HashMap<TensorId, *mut Tensor>,
+}
+
+// SAFETY: the pointers are to memory of this value or to what its maker keeps; only one thread at a time uses them.
+unsafe impl Send for Exported {}
+
+impl Exported {
+    /// Exports `nodes` of `graph`. `place` says where a tensor lies. To be run, the graph also needs its
+    /// [uses](Exported::count_uses).
+    ///
+    /// # Errors
+    /// The first node without a form in ggml, or what `place` says.
+    pub fn new<E: From<Reason>>(
+        graph: &Graph,
+        nodes: &[TensorId],
+        mut place: impl FnMut(TensorId) -> Result<Place, E>,
+    ) -> Result<Self, E> {
+        let mut exported = Exported {
+            tensors: Vec::new(),
+            nodes: Vec::with_capacity(nodes.len()),
+            used: Vec::new(),
+            keys: Vec::new(),
+            use_counts: Vec::new(),
+            known: HashMap::new(),
+        };
+        let mut known = HashMap::new();
+        for &id in nodes {
+            for (_, source) in graph.tensor(id).operands() {
+                exported.leaf(graph, source, &mut known, &mut place)?;
+            }
+            let node = graph.node(id);
+            let base = match node.tensor().view {
+                Some(view) => Some((
+                    exported.leaf(graph, view.base, &mut known, &mut place)?,
+                    view.offset,
+                )),
+                None => None,
+            };
+            let at = place(id)?;
+            let mut tensor = describe(node)?;
+            tensor.flags |= flag::COMPUTE;
+            match at {
+                Place::At(buffer, data) => {
+                    tensor.buffer = buffer;
+                    tensor.data = data.cast();
+                }
+                // SAFETY: `place` returns valid tensors.
+                Place::Tensor(at) => unsafe {
+                    tensor.buffer = (*at).buffer;
+                    tensor.data = (*at).data;
+                },
+            }
+            if let Some((base, offset)) = base {
+                tensor.view_src = base;
+                tensor.view_offs = offset;
+            }
+            for (index, source) in node.tensor().operands() {
+                // Sources were exported above.
+                tensor.src[index] = known.get(&source).copied().unwrap_or(null_mut());
+            }
+            let pointer = exported.keep(tensor);
+            if matches!(node.op(), Op::Cast { .. }) {
+                // SAFETY: `keep` returned a valid tensor of ours.
+                unsafe { (*pointer).src[1] = pointer };
+            }
+            known.insert(id, pointer);
+            exported.nodes.push(pointer);
+        }
+        exported.known = known;
+        Ok(exported)
+    }
+
+    fn keep(&mut self, tensor: Tensor) -> *mut Tensor {
+        self.tensors.push(Box::new(tensor));
+        // The box is not moved again, only its pointer.
+        self.tensors
+            .last_mut()
+            .map_or(null_mut(), |tensor| &raw mut **tensor)
+    }
+
+    /// Something that has its value already.
+    fn leaf<E: From<Reason>>(
+        &mut self,
+        graph: &Graph,
+        id: TensorId,
+        known: &mut HashMap<TensorId, *mut Tensor>,
+        place: &mut impl FnMut(TensorId) -> Result<Place, E>,
+    ) -> Result<*mut Tensor, E> {
+        if let Some(&pointer) = known.get(&id) {
+            return Ok(pointer);
+        }
+        let pointer = match place(id)? {
+            Place::Tensor(tensor) => tensor,
+            Place::At(buffer, data) => {
+                let mut tensor = bare(&graph.tensor(id).layout)?;
+                tensor.set_name(&graph.tensor(id).name);
+                tensor.buffer = buffer;
+                tensor.data = data.cast();
+                self.keep(tensor)
+            }
+        };
+        known.insert(id, pointer);
+        Ok(pointer)
+    }
+
+    /// Fills the table of uses, counted over the whole graph: what is read elsewhere must not be fused away.
+    pub fn count_uses(&mut self, graph: &Graph) {
+        let mut uses: HashMap<TensorId, i32> = HashMap::new();
+        for tensor in graph.tensors() {
+            for (_, source) in tensor.operands() {
+                *uses.entry(source).or_default() += 1;
+            }
+        }
+        let size = 2 * self.known.len() + 1;
+        self.used = vec![0; size.div_ceil(32)];
+        self.keys = vec![null_mut(); size];
+        self.use_counts = vec![0; size];
+        for (id, &tensor) in &self.known {
+            let mut slot = (tensor as usize >> 4) % size;
+            while !self.keys[slot].is_null() && self.keys[slot] != tensor {
+                slot = (slot + 1) % size;
+            }
+            self.keys[slot] = tensor;
+            self.used[slot / 32] |= 1 << (slot % 32);
+            self.use_counts[slot] += uses.get(id).copied().unwrap_or(0);
+        }
+    }
+
+    /// The structures that were made for this graph and have to be initialised by their buffers.
+    pub fn tensors(&mut self) -> impl Iterator<Item = *mut Tensor> + '_ {
+        self.tensors.iter_mut().map(|tensor| &raw mut **tensor)
+    }
+
+    /// The tensor of the last node.
+    pub fn last(&self) -> Option<*mut Tensor> {
+        self.nodes.last().copied()
+    }
+
+    /// The graph, for one call: it points to `self`.
+    pub fn graph(&mut self) -> CGraph {
+        let count = i32::try_from(self.nodes.len()).unwrap_or(i32::MAX);
+        CGraph {
+            size: count,
+            n_nodes: count,
+            n_leafs: 0,
+            nodes: self.nodes.as_mut_ptr(),
+            grads: null_mut(),
+            grad_accs: null_mut(),
+            leafs: null_mut(),
+            use_counts: self.use_counts.as_mut_ptr(),
+            visited: HashSet {
+                size: self.keys.len(),
+                used: self.used.as_mut_ptr(),
+                keys: self.keys.as_mut_ptr(),
+            },
+            order: 0,
+            uid: 0,
+        }
+    }
+}
+
+/// A leaf with this layout, without memory.
+///
+/// # Errors
+/// If an extent does not fit into 63 bits.
+pub fn bare(layout: &Layout) -> Result<Tensor, Reason> {
+    let mut tensor = Tensor::zeroed();
+    tensor.dtype = layout.dtype().id();
+    for (to, from) in tensor.ne.iter_mut().zip(layout.shape()) {
+        *to = i64::try_from(from).map_err(|_| format!("extent {from} is too large"))?;
+    }
+    tensor.nb = layout.strides();
+    Ok(tensor)
+}
+
+/// A node without memory and sources.
+fn describe(node: Node<'_>) -> Result<Tensor, Reason> {
+    let mut tensor = bare(node.layout())?;
+    let encoded = encode(node.op())?;
+    tensor.op = encoded.op;
+    tensor.op_params = encoded.params;
+    if node.tensor().flags.output {
+        tensor.flags |= flag::OUTPUT;
+    }
+    tensor.set_name(&node.tensor().name);
+    debug_assert!(tensor.op < op::COUNT);
+    Ok(tensor)
+}

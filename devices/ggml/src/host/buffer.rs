@@ -1,0 +1,555 @@
+//! A plugin's memory.
+
+use super::library::{Plugin, string};
+use crate::abi::{self, Status, Tensor, usage};
+use crate::convert::export::bare;
+use samite_core::{
+    BufferType, Error, HostMemory, Layout, Node, Result, Slot, Support, TensorRef, Usage,
+};
+use std::any::Any;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A buffer type of a plugin's.
+pub struct GgmlBufferType {
+    this: Weak<GgmlBufferType>,
+    pub plugin: Arc<Plugin>,
+    pub raw: *mut abi::BufferType,
+    table: abi::BufferTypeTable,
+    name: String,
+    device: String,
+    alignment: usize,
+    host: bool,
+    /// For an extra type: whether the device supports a node with weights of this type.
+    accepts: Option<Accepts>,
+}
+
+/// Asks a device whether a node is supported with weights in an empty buffer.
+pub type Accepts = Box<dyn Fn(Node<'_>, *mut abi::Buffer) -> Support + Send + Sync>;
+
+// SAFETY: the tables do not change, and ggml allows calls from any thread.
+unsafe impl Send for GgmlBufferType {}
+// SAFETY: as above.
+unsafe impl Sync for GgmlBufferType {}
+
+impl fmt::Debug for GgmlBufferType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GgmlBufferType({})", self.name)
+    }
+}
+
+impl GgmlBufferType {
+    /// The type behind `raw`, for a device called `device`.
+    ///
+    /// # Errors
+    /// If functions are missing, or if what they say makes no sense.
+    ///
+    /// # Safety
+    /// `raw` must be a buffer type of the plugin's.
+    pub unsafe fn new(
+        plugin: Arc<Plugin>,
+        raw: *mut abi::BufferType,
+        device: &str,
+        accepts: Option<Accepts>,
+    ) -> Result<Arc<Self>, String> {
+        if raw.is_null() {
+            return Err("a buffer type is missing".into());
+        }
+        // SAFETY: the caller's promise; the version is that of the plugin.
+        let table = unsafe { abi::BufferTypeTable::read(raw, plugin.version) };
+        let (Some(get_name), Some(get_alignment), Some(_)) = (
+            table.iface.get_name,
+            table.iface.get_alignment,
+            table.iface.alloc_buffer,
+        ) else {
+            return Err("a buffer type lacks functions".into());
+        };
+        // SAFETY: the functions belong to this type.
+        let (name, alignment, host) = unsafe {
+            (
+                string(get_name(raw)).unwrap_or_default(),
+                get_alignment(raw),
+                table.iface.is_host.is_some_and(|is_host| is_host(raw)),
+            )
+        };
+        if !alignment.is_power_of_two() || alignment > 1 << 20 {
+            return Err(format!(
+                "the alignment of buffer type {name} is {alignment}"
+            ));
+        }
+        Ok(Arc::new_cyclic(|this| GgmlBufferType {
+            this: Weak::clone(this),
+            plugin,
+            raw,
+            table,
+            name: format!("ggml:{name}"),
+            device: device.to_owned(),
+            alignment,
+            // Extra types have layouts of their own, whatever they say.
+            host: host && accepts.is_none(),
+            accepts,
+        }))
+    }
+
+    /// Bytes that `tensor` takes, where the plugin says so.
+    ///
+    /// # Safety
+    /// The tensor must be valid.
+    pub unsafe fn size_of(&self, tensor: *const Tensor) -> Option<usize> {
+        // SAFETY: the caller's promise.
+        Some(unsafe { self.table.iface.get_alloc_size?(self.raw, tensor) })
+    }
+}
+
+impl BufferType for GgmlBufferType {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn max_size(&self) -> usize {
+        // SAFETY: the function belongs to this type.
+        let size = self
+            .table
+            .iface
+            .get_max_size
+            .map(|get| unsafe { get(self.raw) });
+        size.unwrap_or(usize::MAX).min(isize::MAX as usize)
+    }
+
+    fn alloc_size(&self, layout: &Layout) -> Result<usize> {
+        let tensor = bare(layout).map_err(|reason| Error::shape(reason.into_owned()))?;
+        // SAFETY: a leaf without memory, as ggml itself asks about.
+        let size = unsafe { self.size_of(&raw const tensor) };
+        Ok(size.unwrap_or(0).max(layout.bytes()))
+    }
+
+    fn is_host(&self) -> bool {
+        self.host
+    }
+
+    fn accepts(&self, node: Node<'_>) -> Support {
+        match &self.accepts {
+            None => Support::Yes,
+            Some(accepts) => {
+                let mut empty = abi::Buffer {
+                    iface: abi::BufferI::NONE,
+                    buft: self.raw,
+                    context: null_mut(),
+                    size: 0,
+                    usage: usage::ANY,
+                };
+                accepts(node, &raw mut empty)
+            }
+        }
+    }
+
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn samite_core::Buffer>> {
+        let this = self
+            .this
+            .upgrade()
+            .ok_or_else(|| Error::device(&self.device, "its memory is going away"))?;
+        let out_of_memory = || Error::OutOfMemory {
+            device: self.device.as_str().into(),
+            what: "a buffer".into(),
+            asked: size,
+            free: None,
+        };
+        let allocate = self.table.iface.alloc_buffer.ok_or_else(out_of_memory)?;
+        // SAFETY: the function belongs to this type. ggml does not ask for nothing.
+        let raw = unsafe { allocate(self.raw, size.max(1)) };
+        let raw = NonNull::new(raw).ok_or_else(out_of_memory)?;
+        // SAFETY: the buffer is new and of the plugin's version, and owned from here on.
+        let buffer = unsafe { RawBuffer::own(Arc::clone(&self.plugin), raw) };
+        // SAFETY: as above, and nobody else knows it yet.
+        unsafe {
+            (*raw.as_ptr()).usage = match usage {
+                Usage::Any => usage::ANY,
+                Usage::Weights => usage::WEIGHTS,
+                Usage::Compute => usage::COMPUTE,
+            };
+        }
+        let buffer = GgmlBuffer::new(this, Arc::new(buffer), size, usage)?;
+        samite_core::Buffer::clear(&buffer, 0)?;
+        Ok(Arc::new(buffer))
+    }
+}
+
+/// A buffer that is freed with this value.
+pub struct RawBuffer {
+    plugin: Arc<Plugin>,
+    raw: NonNull<abi::Buffer>,
+}
+
+// SAFETY: ggml's buffers may be used from any thread; who uses which tensor when is the contract of `Buffer`.
+unsafe impl Send for RawBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for RawBuffer {}
+
+impl RawBuffer {
+    /// # Safety
+    /// The buffer must be one of the plugin's, and nobody else may free it.
+    pub unsafe fn own(plugin: Arc<Plugin>, raw: NonNull<abi::Buffer>) -> Self {
+        RawBuffer { plugin, raw }
+    }
+
+    pub fn as_ptr(&self) -> *mut abi::Buffer {
+        self.raw.as_ptr()
+    }
+
+    fn iface(&self) -> abi::BufferI {
+        // SAFETY: the buffer is valid as long as this value.
+        unsafe { (*self.as_ptr()).iface }
+    }
+}
+
+impl Drop for RawBuffer {
+    fn drop(&mut self) {
+        // SAFETY: owned, and not used again.
+        unsafe { self.plugin.free_buffer(self.as_ptr()) };
+    }
+}
+
+/// A buffer of a plugin's.
+pub struct GgmlBuffer {
+    buffer_type: Arc<dyn BufferType>,
+    owner: Arc<GgmlBufferType>,
+    raw: Arc<RawBuffer>,
+    base: *mut u8,
+    size: usize,
+    usage: Usage,
+    /// If it is plain host memory.
+    host: Option<Arc<HostMemory>>,
+    /// The structures of tensors that live here. Plugins hang things on them, so each is made once.
+    tensors: Mutex<HashMap<(usize, Layout), Box<Tensor>>>,
+    /// Tensors of an extra type that were not written as a whole yet.
+    partial: Mutex<HashMap<(usize, Layout), Partial>>,
+}
+
+/// A tensor that comes in pieces.
+struct Partial {
+    bytes: Vec<u8>,
+    missing: Vec<Range<usize>>,
+}
+
+impl Partial {
+    fn new(len: usize) -> Self {
+        Partial {
+            bytes: vec![0; len],
+            missing: vec![Range { start: 0, end: len }],
+        }
+    }
+
+    /// Takes a piece, which must be inside; whether all is there now.
+    fn take(&mut self, offset: usize, data: &[u8]) -> bool {
+        let end = offset + data.len();
+        self.bytes[offset..end].copy_from_slice(data);
+        let missing = std::mem::take(&mut self.missing).into_iter();
+        self.missing = missing
+            .flat_map(|hole| {
+                [
+                    hole.start..hole.end.min(offset),
+                    hole.start.max(end)..hole.end,
+                ]
+            })
+            .filter(|hole| !hole.is_empty())
+            .collect();
+        self.missing.is_empty()
+    }
+}
+
+// SAFETY: the pointers in it are to memory that it owns or keeps alive; `tensors` is guarded.
+unsafe impl Send for GgmlBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for GgmlBuffer {}
+
+impl fmt::Debug for GgmlBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "GgmlBuffer({}, {} bytes)",
+            self.buffer_type.name(),
+            self.size
+        )
+    }
+}
+
+impl GgmlBuffer {
+    fn new(
+        owner: Arc<GgmlBufferType>,
+        raw: Arc<RawBuffer>,
+        size: usize,
+        usage: Usage,
+    ) -> Result<Self> {
+        let no_address = || Error::device(&owner.device, "its buffers have no addresses");
+        let get_base = raw.iface().get_base.ok_or_else(no_address)?;
+        // SAFETY: the function belongs to this buffer.
+        let base = unsafe { get_base(raw.as_ptr()) }.cast::<u8>();
+        let address = NonNull::new(base).ok_or_else(no_address)?;
+        let host = owner.host.then(|| {
+            // SAFETY: host memory of at least so many bytes, kept alive by its owner and used through nothing else.
+            unsafe { HostMemory::borrow(address, size, true, Box::new(Arc::clone(&raw))) }
+        });
+        Ok(GgmlBuffer {
+            buffer_type: Arc::clone(&owner) as Arc<dyn BufferType>,
+            owner,
+            raw,
+            base,
+            size,
+            usage,
+            host,
+            tensors: Mutex::new(HashMap::new()),
+            partial: Mutex::new(HashMap::new()),
+        })
+    }
+
+    pub fn raw(&self) -> *mut abi::Buffer {
+        self.raw.as_ptr()
+    }
+
+    pub fn address(&self, offset: usize) -> *mut u8 {
+        self.base.wrapping_add(offset)
+    }
+
+    fn check(&self, tensor: Slot) -> Result<()> {
+        let size = self.buffer_type.alloc_size(&tensor.layout)?;
+        match tensor.offset.checked_add(size) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(Error::invalid(format!(
+                "{} at byte {} do not fit into a buffer of {} bytes",
+                tensor.layout, tensor.offset, self.size
+            ))),
+        }
+    }
+
+    /// The structure of a tensor that lives here, initialised.
+    pub fn tensor(&self, slot: Slot) -> Result<*mut Tensor> {
+        self.check(slot)?;
+        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = tensors.get_mut(&(slot.offset, slot.layout)) {
+            return Ok(&raw mut **known);
+        }
+        let mut tensor =
+            Box::new(bare(&slot.layout).map_err(|reason| Error::shape(reason.into_owned()))?);
+        tensor.buffer = self.raw();
+        tensor.data = self.address(slot.offset).cast();
+        // SAFETY: the tensor lies in this buffer.
+        unsafe { self.init(&raw mut *tensor) }?;
+        let entry = tensors.entry((slot.offset, slot.layout)).or_insert(tensor);
+        Ok(&raw mut **entry)
+    }
+
+    /// Tells the buffer of a tensor in it.
+    ///
+    /// # Safety
+    /// The tensor must be valid and lie in this buffer.
+    pub unsafe fn init(&self, tensor: *mut Tensor) -> Result<()> {
+        let Some(init) = self.raw.iface().init_tensor else {
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        match unsafe { init(self.raw(), tensor) } {
+            Status::SUCCESS => Ok(()),
+            Status(status) => Err(Error::device(
+                &self.owner.device,
+                format!(
+                    "a tensor cannot lie in {} (status {status})",
+                    self.owner.name
+                ),
+            )),
+        }
+    }
+
+    fn lacks(&self, what: &str) -> Error {
+        Error::unsupported(&self.owner.name, what, "the plugin has no function for it")
+    }
+
+    fn check_range(tensor: Slot, offset: usize, len: usize) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= tensor.layout.bytes() => Ok(()),
+            _ => Err(Error::invalid(format!(
+                "bytes {offset}..+{len} of a tensor of {} bytes",
+                tensor.layout.bytes()
+            ))),
+        }
+    }
+
+    /// Gives bytes to the plugin.
+    fn set(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        let set = self
+            .raw
+            .iface()
+            .set_tensor
+            .ok_or_else(|| self.lacks("writing"))?;
+        let tensor = self.tensor(slot)?;
+        let bytes = data.as_ptr().cast::<c_void>();
+        // SAFETY: the tensor lies in this buffer, and the caller checked that the range lies in the tensor.
+        unsafe { set(self.raw(), tensor, bytes, offset, data.len()) };
+        Ok(())
+    }
+
+    /// Extra types convert whole tensors only: pieces are collected.
+    fn set_piece(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        let len = slot.layout.bytes();
+        if data.len() == len {
+            return self.set(slot, 0, data);
+        }
+        let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (slot.offset, slot.layout);
+        let complete = partial
+            .entry(key)
+            .or_insert_with(|| Partial::new(len))
+            .take(offset, data);
+        let whole = if complete { partial.remove(&key) } else { None };
+        drop(partial);
+        match whole {
+            Some(whole) => self.set(slot, 0, &whole.bytes),
+            None => Ok(()),
+        }
+    }
+}
+
+impl samite_core::Buffer for GgmlBuffer {
+    fn buffer_type(&self) -> &Arc<dyn BufferType> {
+        &self.buffer_type
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn host(&self) -> Option<&Arc<HostMemory>> {
+        self.host.as_ref()
+    }
+
+    fn init_tensor(&self, tensor: Slot) -> Result<()> {
+        if self.usage == Usage::Compute || tensor.layout.is_empty() {
+            return self.check(tensor); // graphs initialise what they compute
+        }
+        self.tensor(tensor).map(|_| ())
+    }
+
+    fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        if let Some(host) = &self.host {
+            return host.write(tensor.offset.saturating_add(offset), data);
+        }
+        if data.is_empty() {
+            return Ok(());
+        }
+        Self::check_range(tensor, offset, data.len())?;
+        match self.owner.accepts {
+            Some(_) => self.set_piece(tensor, offset, data),
+            None => self.set(tensor, offset, data),
+        }
+    }
+
+    fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
+        if let Some(host) = &self.host {
+            return host.read(tensor.offset.saturating_add(offset), out);
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        Self::check_range(tensor, offset, out.len())?;
+        let get = self
+            .raw
+            .iface()
+            .get_tensor
+            .ok_or_else(|| self.lacks("reading"))?;
+        let tensor = self.tensor(tensor)?;
+        // SAFETY: as above.
+        unsafe {
+            get(
+                self.raw(),
+                tensor,
+                out.as_mut_ptr().cast::<c_void>(),
+                offset,
+                out.len(),
+            )
+        };
+        Ok(())
+    }
+
+    fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
+        if let Some(host) = &self.host {
+            return host.fill(tensor.offset.saturating_add(offset), len, value);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        Self::check_range(tensor, offset, len)?;
+        let (Some(set), None) = (self.raw.iface().memset_tensor, &self.owner.accepts) else {
+            return self.write(tensor, offset, &vec![value; len]);
+        };
+        let tensor = self.tensor(tensor)?;
+        // SAFETY: as above.
+        unsafe { set(self.raw(), tensor, value, offset, len) };
+        Ok(())
+    }
+
+    fn clear(&self, value: u8) -> Result<()> {
+        if let Some(host) = &self.host {
+            return host.fill(0, host.len(), value);
+        }
+        let clear = self
+            .raw
+            .iface()
+            .clear
+            .ok_or_else(|| self.lacks("clearing"))?;
+        // SAFETY: the function belongs to this buffer.
+        unsafe { clear(self.raw(), value) };
+        Ok(())
+    }
+
+    fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
+        let source = from.buffer.as_any().downcast_ref::<GgmlBuffer>();
+        let (Some(copy), Some(source), None) = (self.raw.iface().cpy_tensor, source, &self.host)
+        else {
+            return Ok(false);
+        };
+        if source.owner.plugin.version != self.owner.plugin.version
+            || source.owner.accepts.is_some()
+        {
+            return Ok(false);
+        }
+        let (target, source) = (self.tensor(to)?, source.tensor(from.slot)?);
+        // SAFETY: both are valid and have equal layouts.
+        Ok(unsafe { copy(self.raw(), source, target) })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_in_any_order_make_a_whole() {
+        let mut partial = Partial::new(10);
+        assert!(!partial.take(4, &[4, 5, 6]));
+        assert!(
+            !partial.take(4, &[4, 5]),
+            "the same piece again counts once"
+        );
+        assert!(!partial.take(9, &[9]));
+        assert!(!partial.take(0, &[0, 1, 2]));
+        assert_eq!(partial.missing, [3..4, 7..9]);
+        assert!(!partial.take(2, &[2, 3, 4]));
+        assert!(partial.take(6, &[6, 7, 8, 9]));
+        assert_eq!(partial.bytes, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    }
+}

@@ -1,0 +1,287 @@
+//! A plugin's device.
+
+use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
+use super::gaps;
+use super::library::{Plugin, string};
+use super::stream::GgmlStream;
+use crate::abi::{self, DevProps, Tensor, device_type};
+use crate::convert::Reason;
+use crate::convert::export::{Exported, Place};
+use samite_core::{
+    BufferType, Device, DeviceKind, MemoryInfo, Node, Op, Result, Stream, Support, TensorId,
+};
+use std::any::Any;
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A plugin's device, called `ggml:` and its name there.
+pub struct GgmlDevice {
+    name: String,
+    core: Arc<DeviceCore>,
+    buffer_type: Arc<GgmlBufferType>,
+    extra_types: Vec<Arc<GgmlBufferType>>,
+    threads: Option<usize>,
+}
+
+/// What buffer types of a device need of it, too.
+pub struct DeviceCore {
+    pub plugin: Arc<Plugin>,
+    pub raw: *mut abi::Device,
+    is_cpu: bool,
+}
+
+// SAFETY: ggml's devices may be asked from any thread.
+unsafe impl Send for DeviceCore {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceCore {}
+
+impl fmt::Debug for GgmlDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GgmlDevice")
+            .field("name", &self.name)
+            .field("plugin", &self.core.plugin.path)
+            .finish()
+    }
+}
+
+impl DeviceCore {
+    fn table(&self) -> abi::DeviceI {
+        // SAFETY: devices live as long as their plugin.
+        unsafe { (*self.raw).iface }
+    }
+
+    fn props(&self) -> DevProps {
+        let mut props = DevProps::zeroed();
+        if let Some(get_props) = self.table().get_props {
+            // SAFETY: the function belongs to this device.
+            unsafe { get_props(self.raw, &raw mut props) };
+        }
+        props
+    }
+
+    /// Asks the plugin about one node. Sources that lie in a plugin's buffer say so; `weights` is where source 0 lies, if it
+    /// is not there yet.
+    fn supports(
+        &self,
+        node: Node<'_>,
+        weights: *mut abi::Buffer,
+        ask: impl FnOnce(*const Tensor) -> Support,
+    ) -> Support {
+        if self.is_cpu
+            && let Support::No(reason) = gaps::check(node)
+        {
+            return Support::No(reason);
+        }
+        let first = node.source(0).map(|source| source.id());
+        let place = |id: TensorId| -> std::result::Result<Place, Reason> {
+            let tensor = node.graph().node(id);
+            let buffer = match tensor.stored() {
+                Some(stored) => {
+                    let buffer = stored.tensor().buffer.as_any();
+                    let buffer = buffer.downcast_ref::<GgmlBuffer>();
+                    buffer.map_or(null_mut(), GgmlBuffer::raw)
+                }
+                None if Some(id) == first => weights,
+                None => null_mut(),
+            };
+            Ok(Place::At(buffer, null_mut()))
+        };
+        let exported = Exported::new(node.graph(), &[node.id()], place);
+        let exported = match exported {
+            Ok(exported) => exported,
+            Err(reason) => return Support::No(reason),
+        };
+        let Some(tensor) = exported.last() else {
+            return Support::no("it has no form in ggml");
+        };
+        let (Some(supports), true) = (self.table().supports_op, !tensor.is_null()) else {
+            return Support::no("the plugin cannot be asked");
+        };
+        // SAFETY: the function belongs to this device, and the tensor lives until the end of this function.
+        if !unsafe { supports(self.raw, tensor) } {
+            return Support::no("the plugin says that it does not support it");
+        }
+        ask(tensor)
+    }
+}
+
+impl GgmlDevice {
+    /// The device behind `raw`.
+    ///
+    /// # Errors
+    /// If its memory makes no sense.
+    pub fn new(
+        plugin: Arc<Plugin>,
+        raw: *mut abi::Device,
+        threads: Option<usize>,
+        is_taken: impl Fn(&str) -> bool,
+    ) -> std::result::Result<Arc<Self>, String> {
+        let mut core = DeviceCore {
+            plugin: Arc::clone(&plugin),
+            raw,
+            is_cpu: false,
+        };
+        core.is_cpu = core.props().kind == device_type::CPU;
+        let core = Arc::new(core);
+        let table = core.table();
+        // SAFETY: the functions belong to this device.
+        let (own_name, buffer_type) = unsafe {
+            (
+                table.get_name.and_then(|get| string(get(raw))),
+                table.get_buffer_type.map_or(null_mut(), |get| get(raw)),
+            )
+        };
+        let plain = format!("ggml:{}", own_name.unwrap_or_default());
+        let mut name = plain.clone();
+        let mut number = 2;
+        while is_taken(&name) {
+            name = format!("{plain}#{number}");
+            number += 1;
+        }
+        // SAFETY: the type is of this plugin.
+        let buffer_type =
+            unsafe { GgmlBufferType::new(Arc::clone(&plugin), buffer_type, &name, None) }?;
+        let mut extra_types = Vec::new();
+        for extra in plugin.extra_types(raw) {
+            let core = Arc::clone(&core);
+            let accepts: Accepts = Box::new(move |node, empty| {
+                if !matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) {
+                    return Support::no("only products use such weights");
+                }
+                if node.source_layout(1).is_some_and(|x| !x.is_contiguous()) {
+                    return Support::no(
+                        "ggml's kernels for such weights do not see gaps between columns",
+                    );
+                }
+                core.supports(node, empty, |_| Support::Yes)
+            });
+            // SAFETY: as above.
+            let extra =
+                unsafe { GgmlBufferType::new(Arc::clone(&plugin), extra, &name, Some(accepts)) };
+            // One that makes no sense is not worth losing the device for.
+            extra_types.extend(extra);
+        }
+        Ok(Arc::new(GgmlDevice {
+            name,
+            core,
+            buffer_type,
+            extra_types,
+            threads,
+        }))
+    }
+
+    pub fn core(&self) -> &Arc<DeviceCore> {
+        &self.core
+    }
+
+    /// Whether it can use host memory that is not the plugin's.
+    pub fn takes_host_memory(&self) -> bool {
+        self.buffer_type.is_host()
+            && self.core.props().caps.buffer_from_host_ptr
+            && self.core.table().buffer_from_host_ptr.is_some()
+    }
+}
+
+impl Device for GgmlDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> String {
+        let get = self.core.table().get_description;
+        // SAFETY: the function belongs to this device.
+        let text = get.and_then(|get| unsafe { string(get(self.core.raw)) });
+        text.unwrap_or_default()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        match self.core.props().kind {
+            device_type::GPU => DeviceKind::Gpu,
+            device_type::IGPU => DeviceKind::IntegratedGpu,
+            device_type::ACCEL => DeviceKind::Accelerator,
+            device_type::META => DeviceKind::Meta,
+            _ => DeviceKind::Cpu,
+        }
+    }
+
+    fn physical_id(&self) -> Option<String> {
+        let props = self.core.props();
+        // SAFETY: a string of the plugin's, or null.
+        let id = unsafe { string(props.device_id) };
+        // One CPU is there in any case, and samite's own device is another view of it.
+        id.or_else(|| (props.kind == device_type::CPU).then(|| "cpu".into()))
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        let props = self.core.props();
+        let known = |bytes: usize| (props.memory_total > 0).then_some(bytes);
+        MemoryInfo {
+            free: known(props.memory_free),
+            total: known(props.memory_total),
+        }
+    }
+
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.buffer_type) as Arc<dyn BufferType>
+    }
+
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        let types = self.extra_types.iter();
+        types
+            .map(|extra| Arc::clone(extra) as Arc<dyn BufferType>)
+            .collect()
+    }
+
+    fn supports(&self, node: Node<'_>) -> Support {
+        if !node.tensor().is_computed() {
+            return Support::Yes;
+        }
+        self.core.supports(node, null_mut(), |tensor| {
+            // SAFETY: the tensor is valid during this call.
+            let needed = unsafe { self.buffer_type.size_of(tensor) };
+            let planned = self.buffer_type.alloc_size(node.layout());
+            match (needed, planned) {
+                (Some(needed), Ok(planned)) if needed > planned => Support::no(
+                    "the plugin needs more memory behind the result than tensors of its shape have",
+                ),
+                _ => Support::Yes,
+            }
+        })
+    }
+
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        let is = |known: &Arc<GgmlBufferType>| {
+            std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(buffer_type))
+        };
+        is(&self.buffer_type)
+            || self.extra_types.iter().any(is)
+            || (buffer_type.is_host() && self.takes_host_memory())
+    }
+
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
+        from.is_host() && to.is_host() && self.supports_buffer_type(to)
+    }
+
+    fn wants_offload(&self, node: Node<'_>) -> bool {
+        let Some(offload) = self.core.table().offload_op else {
+            return false;
+        };
+        let mut wants = false;
+        self.core.supports(node, null_mut(), |tensor| {
+            // SAFETY: the function belongs to this device, and the tensor is valid during this call.
+            wants = unsafe { offload(self.core.raw, tensor) };
+            Support::Yes
+        });
+        wants
+    }
+
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        let threads = self.threads;
+        Ok(Box::new(GgmlStream::open(self, threads)?))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

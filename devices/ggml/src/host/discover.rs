@@ -1,0 +1,86 @@
+//! Which files could be plugins.
+
+use std::path::{Path, PathBuf};
+
+/// A file with the name of a plugin: `[lib]ggml-<name>[-variant].so`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Candidate {
+    /// The backend's name: of several files with one name, the best is taken.
+    pub name: String,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// The backend's name in the name of a plugin's file.
+fn backend_name(path: &Path) -> Option<&str> {
+    let stem = path.file_name()?.to_str()?.strip_suffix(".so")?;
+    let rest = stem
+        .strip_prefix("lib")
+        .unwrap_or(stem)
+        .strip_prefix("ggml-")?;
+    let name = rest.split('-').next()?;
+    // The library that all plugins need, and samite itself as a plugin for others.
+    (!name.is_empty() && name != "base" && name != "samite").then_some(name)
+}
+
+/// The plugins in a directory, sorted. A directory that does not exist has none.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn in_directory(directory: &Path) -> Result<Vec<Candidate>, String> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter_map(|path| {
+            Some(Candidate {
+                name: backend_name(&path)?.to_owned(),
+                path,
+            })
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files() {
+        let name = |file: &str| backend_name(Path::new(file)).map(str::to_owned);
+        assert_eq!(name("/x/libggml-cpu-haswell.so").as_deref(), Some("cpu"));
+        assert_eq!(name("/x/ggml-vulkan.so").as_deref(), Some("vulkan"));
+        for other in [
+            "/x/libggml-base.so",
+            "/x/libggml-samite.so",
+            "/x/libggml.so",
+            "/x/libggml-.so",
+            "/x/libggml-cpu.so.0",
+            "/x/libllama.so",
+            "/",
+        ] {
+            assert_eq!(name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn directories_are_listed_in_order() {
+        let directory = tempfile::tempdir().unwrap();
+        for file in ["libggml-cpu-b.so", "libggml-cpu-a.so", "notes.txt"] {
+            std::fs::write(directory.path().join(file), "").unwrap();
+        }
+        let found = in_directory(directory.path()).unwrap();
+        let files: Vec<_> = found
+            .iter()
+            .filter_map(|c| c.path.file_name()?.to_str())
+            .collect();
+        assert_eq!(files, ["libggml-cpu-a.so", "libggml-cpu-b.so"]);
+        assert_eq!(in_directory(Path::new("/does/not/exist")), Ok(Vec::new()));
+        assert!(in_directory(&directory.path().join("notes.txt")).is_err());
+    }
+}

@@ -1,0 +1,138 @@
+//! What ggml's CPU kernels end the process for, or compute wrongly, although the plugin says that it supports it.
+//!
+//! `supports_op` of ggml's CPU backend looks at few operations; of the others, its programs only ever build what its kernels
+//! take. samite's graphs know no such limits, so they are written down here, as found in ggml 0.25.
+
+use samite_core::op::Unary;
+use samite_core::{DType, Node, Op, Support};
+
+/// Refuses nodes that ggml's CPU backend would end the process for or compute wrongly.
+pub fn check(node: Node<'_>) -> Support {
+    let dtype = |index: usize| node.source_layout(index).map(|layout| layout.dtype());
+    let refuse = || {
+        let types: Vec<_> = (0..node.tensor().sources.len())
+            .filter_map(|index| dtype(index).map(DType::name))
+            .collect();
+        Support::no(format!(
+            "ggml's CPU kernel has no code for {}",
+            types.join(", ")
+        ))
+    };
+    let Some(first) = dtype(0) else {
+        return Support::Yes;
+    };
+    let types = match node.op() {
+        Op::Add | Op::Sub | Op::Mul | Op::Div => {
+            dtype(1) == Some(first)
+                || (matches!(first, DType::F16 | DType::BF16) && dtype(1) == Some(DType::F32))
+        }
+        Op::Scale { .. } => first == DType::F32,
+        Op::Unary(Unary::Gelu | Unary::GeluQuick | Unary::GeluErf | Unary::Silu) => {
+            matches!(first, DType::F32 | DType::F16)
+        }
+        Op::Clamp { .. } | Op::Fill { .. } | Op::Rope(_) | Op::Glu { .. } => {
+            matches!(first, DType::F32 | DType::F16)
+        }
+        Op::DiagMaskInf { .. } => first == DType::F32,
+        Op::Repeat { .. } => matches!(
+            first,
+            DType::F32 | DType::F16 | DType::BF16 | DType::I16 | DType::I32
+        ),
+        Op::Dup | Op::Cont | Op::Cast { .. } | Op::Cpy => converts(first, node.dtype()),
+        Op::MulMat { .. } | Op::MulMatId { .. } => multiplies(first),
+        Op::FlashAttn { .. } => [1, 2].into_iter().all(|i| dtype(i).is_some_and(multiplies)),
+        _ => true,
+    };
+    if !types {
+        return refuse();
+    }
+    if copies(node.op()) {
+        // Blocks are converted row by row only where nothing lies between them.
+        let blocks = first.is_quantized() || node.dtype().is_quantized();
+        let dense = [Some(node.layout()), node.source_layout(0)]
+            .into_iter()
+            .flatten()
+            .all(|layout| layout.is_contiguous());
+        return Support::when(
+            !blocks || dense,
+            "ggml's CPU kernels convert blocks only without gaps",
+        );
+    }
+    let contiguous = node.source_layout(0).is_none_or(|layout| match node.op() {
+        Op::Scale { .. } | Op::DiagMaskInf { .. } | Op::Fill { .. } => layout.is_contiguous(),
+        // These read other rows than those that the strides say.
+        Op::Clamp { .. } | Op::ArgSort { .. } | Op::TopK { .. } => layout.is_contiguous(),
+        Op::Unary(_) => layout.contiguous_from(1),
+        _ => true,
+    });
+    let dense = (0..node.tensor().sources.len())
+        .filter_map(|index| node.source_layout(index))
+        .chain([node.layout()])
+        .all(|layout| layout.strides()[0] == layout.dtype().block_bytes());
+    let may_have_gaps = matches!(node.op(), Op::Pad { .. });
+    Support::when(
+        contiguous && (dense || may_have_gaps),
+        "ggml's CPU kernels want elements without gaps",
+    )
+}
+
+fn copies(op: &Op) -> bool {
+    matches!(op, Op::Dup | Op::Cont | Op::Cast { .. } | Op::Cpy)
+}
+
+/// Conversions that there are.
+fn converts(from: DType, to: DType) -> bool {
+    let small = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    from == to
+        || (small(from) && (small(to) || to.is_quantized()))
+        || (from == DType::F32 && to == DType::I32)
+        || (to == DType::F32 && (from == DType::I32 || from.is_quantized()))
+}
+
+/// Types of weights and caches that products take.
+fn multiplies(dtype: DType) -> bool {
+    !dtype.is_integer() && !matches!(dtype, DType::F64 | DType::Q8_1 | DType::Q8_K)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite_core::Graph;
+
+    #[test]
+    fn known_gaps_are_refused_and_the_rest_is_not() {
+        let mut g = Graph::new();
+        let mut of = |dtype| g.input("x", dtype, [64, 4, 1, 1]).unwrap();
+        let (f32s, f16s, bf16s) = (of(DType::F32), of(DType::F16), of(DType::BF16));
+        let scale = Op::Scale {
+            scale: 2.0,
+            bias: 0.0,
+        };
+        let silu = Op::Unary(Unary::Silu);
+        let to_q = Op::Cast { dtype: DType::Q8_0 };
+        let mut ask = |op: Op, sources: &[_]| {
+            let sources: Vec<_> = sources.iter().map(|&id| Some(id)).collect();
+            let id = g.push(op, &sources).unwrap();
+            check(g.node(id)).is_yes()
+        };
+        assert!(ask(Op::Add, &[f32s, f32s]) && ask(Op::Add, &[f16s, f32s]));
+        assert!(!ask(Op::Add, &[f32s, f16s]) && !ask(Op::Mul, &[f16s, bf16s]));
+        assert!(ask(scale, &[f32s]) && !ask(scale, &[f16s]) && !ask(scale, &[bf16s]));
+        assert!(ask(silu, &[f16s]) && !ask(silu, &[bf16s]));
+        assert!(ask(to_q, &[bf16s]) && ask(Op::Dup, &[f16s]));
+        assert!(converts(DType::Q4_K, DType::F32) && !converts(DType::Q4_K, DType::F16));
+        assert!(!multiplies(DType::Q8_K) && multiplies(DType::Q4_K));
+        let turned = g.push(Op::Transpose, &[Some(f32s)]).unwrap();
+        for (op, fine) in [
+            (Op::Cont, true),
+            (Op::Sqr, false),
+            (scale, false),
+            (to_q, false),
+        ] {
+            let Ok(id) = g.push(op, &[Some(turned)]) else {
+                continue;
+            };
+            assert_eq!(check(g.node(id)).is_yes(), fine, "{op}");
+        }
+    }
+}

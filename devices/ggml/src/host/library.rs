@@ -1,0 +1,250 @@
+//! A loaded plugin and its handshake.
+
+use crate::abi::{
+    AbortCallback, Backend, Buffer, BufferType, Device, Feature, InitFn, Reg, ScoreFn, Version,
+    proc_name,
+};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+/// `void ggml_backend_set_n_threads(backend, int)`
+pub type SetThreadsFn = unsafe extern "C" fn(*mut Backend, c_int);
+/// `void ggml_backend_set_abort_callback(backend, callback, data)`
+pub type SetAbortFn = unsafe extern "C" fn(*mut Backend, Option<AbortCallback>, *mut c_void);
+type GetFeaturesFn = unsafe extern "C" fn(*mut Reg) -> *const Feature;
+type GetExtraTypesFn = unsafe extern "C" fn(*mut Device) -> *mut *mut BufferType;
+
+/// A plugin whose tables can be used. It is never unloaded.
+pub struct Plugin {
+    pub path: PathBuf,
+    pub version: Version,
+    /// What `ggml_version` says.
+    pub release: String,
+    /// What the plugin calls itself.
+    pub name: String,
+    /// How well it fits this machine; 1 without a score.
+    pub score: i32,
+    pub devices: Vec<*mut Device>,
+    reg: *mut Reg,
+    buffer_free: unsafe extern "C" fn(*mut Buffer),
+}
+
+// SAFETY: the tables do not change, and ggml's registration and device functions may be called from any thread.
+unsafe impl Send for Plugin {}
+// SAFETY: as above.
+unsafe impl Sync for Plugin {}
+
+/// A string of C's, if there is one.
+///
+/// # Safety
+/// `text` must be null or a string.
+pub unsafe fn string(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_string_lossy().into_owned())
+}
+
+/// Why a file is not even tried.
+fn check_file(path: &Path) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    if !path.is_absolute() {
+        return Err("the path is not absolute".into());
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|link| link.is_symlink()) && !path.exists() {
+        return Err("a link to a file that does not exist".into());
+    }
+    let file = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if file.is_dir() {
+        return Err("a directory, not a library".into());
+    }
+    if !file.is_file() {
+        return Err("not a regular file".into());
+    }
+    if file.mode() & 0o002 != 0 {
+        return Err("everybody can write to this file; take that right away (chmod o-w)".into());
+    }
+    Ok(())
+}
+
+impl Plugin {
+    /// Loads a plugin and checks everything about it that can be checked.
+    ///
+    /// # Errors
+    /// The reason, if it cannot be used.
+    pub fn load(path: &Path) -> Result<Self, String> {
+        check_file(path)?;
+        // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can
+        // write to it.
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+                // The loader's own words are one level down.
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                source.unwrap_or_else(|| error.to_string())
+            })?;
+        let symbol = |name: &str| {
+            // SAFETY: only the address is taken here; its type is given below.
+            unsafe { library.get::<*mut c_void>(name.as_bytes()) }
+                .ok()
+                .map(|symbol| symbol.as_raw_ptr())
+                .filter(|address| !address.is_null())
+        };
+        let missing = |name: &str| format!("{name} is missing: not a plugin of ggml");
+        // All libraries that a plugin needs are searched, so this finds the functions of `libggml-base`.
+        let init = symbol("ggml_backend_init").ok_or_else(|| missing("ggml_backend_init"))?;
+        let base = |name: &str| {
+            symbol(name).ok_or_else(|| format!("{name} is missing: it comes without libggml-base"))
+        };
+        let (version, buffer_free) = (base("ggml_version")?, base("ggml_backend_buffer_free")?);
+        // SAFETY: this is the type of `ggml_version` wherever it exists.
+        let version = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(version)()
+        };
+        if version.is_null() {
+            return Err("ggml_version says nothing".into());
+        }
+        // SAFETY: it returns a static string.
+        let release = unsafe { CStr::from_ptr(version) };
+        let version = Version::of_release(release).map_err(|error| error.to_string())?;
+        let score = match symbol("ggml_backend_score") {
+            // SAFETY: the type of the function in all versions.
+            Some(score) => unsafe { std::mem::transmute::<*mut c_void, ScoreFn>(score)() },
+            None => 1,
+        };
+        if score <= 0 {
+            return Err("score 0: it cannot run on this processor".into());
+        }
+        // SAFETY: the type of the function in all versions.
+        let reg = unsafe { std::mem::transmute::<*mut c_void, InitFn>(init)() };
+        if reg.is_null() {
+            return Err("ggml_backend_init returned nothing".into());
+        }
+        // SAFETY: the number comes first in all versions.
+        let api = unsafe { (*reg).api_version };
+        if api != version.api() {
+            return Err(format!(
+                "its interface has version {api}; that of ggml {} is {}",
+                release.to_string_lossy(),
+                version.api()
+            ));
+        }
+        // SAFETY: the version is one whose registration looks so.
+        let table = unsafe { (*reg).iface };
+        let (Some(get_name), Some(count), Some(get_device)) =
+            (table.get_name, table.get_device_count, table.get_device)
+        else {
+            return Err("its registration lacks functions".into());
+        };
+        // SAFETY: the registration is valid as long as the library is loaded, which is from now on.
+        let (name, devices) = unsafe {
+            let name = string(get_name(reg)).unwrap_or_default();
+            let devices: Vec<_> = (0..count(reg)).map(|i| get_device(reg, i)).collect();
+            (name, devices)
+        };
+        for &device in &devices {
+            check_device(device)?;
+        }
+        let plugin = Plugin {
+            path: path.to_owned(),
+            version,
+            release: release.to_string_lossy().into_owned(),
+            name,
+            score,
+            devices,
+            reg,
+            // SAFETY: the type of the function in all versions.
+            buffer_free: unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Buffer)>(buffer_free)
+            },
+        };
+        std::mem::forget(library);
+        Ok(plugin)
+    }
+
+    /// Frees a buffer.
+    ///
+    /// # Safety
+    /// It must be one of this plugin's, and not be used again.
+    pub unsafe fn free_buffer(&self, buffer: *mut Buffer) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.buffer_free)(buffer) };
+    }
+
+    fn proc_address(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the registration is valid.
+        let address = unsafe { (*self.reg).iface.get_proc_address?(self.reg, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+
+    /// How to set the number of threads, if the plugin has some.
+    pub fn set_threads(&self) -> Option<SetThreadsFn> {
+        // SAFETY: the function's type under this name.
+        self.proc_address(proc_name::SET_N_THREADS)
+            .map(|address| unsafe { std::mem::transmute::<*mut c_void, SetThreadsFn>(address) })
+    }
+
+    /// How to stop a running graph, if the plugin can.
+    pub fn set_abort(&self) -> Option<SetAbortFn> {
+        // SAFETY: the function's type under this name.
+        self.proc_address(proc_name::SET_ABORT_CALLBACK)
+            .map(|address| unsafe { std::mem::transmute::<*mut c_void, SetAbortFn>(address) })
+    }
+
+    /// Features such as instruction sets.
+    pub fn features(&self) -> Vec<(String, String)> {
+        let mut features = Vec::new();
+        let Some(address) = self.proc_address(proc_name::GET_FEATURES) else {
+            return features;
+        };
+        // SAFETY: the function's type under this name; it returns an array that ends with a null name.
+        unsafe {
+            let mut at = std::mem::transmute::<*mut c_void, GetFeaturesFn>(address)(self.reg);
+            while !at.is_null()
+                && let Some(name) = string((*at).name)
+            {
+                features.push((name, string((*at).value).unwrap_or_default()));
+                at = at.add(1);
+            }
+        }
+        features
+    }
+
+    /// Special layouts for weights on `device`.
+    pub fn extra_types(&self, device: *mut Device) -> Vec<*mut BufferType> {
+        let mut types = Vec::new();
+        let Some(address) = self.proc_address(proc_name::GET_EXTRA_BUFTS) else {
+            return types;
+        };
+        // SAFETY: the function's type under this name; it returns an array that ends with null, or null.
+        unsafe {
+            let mut at = std::mem::transmute::<*mut c_void, GetExtraTypesFn>(address)(device);
+            while !at.is_null() && !(*at).is_null() {
+                types.push(*at);
+                at = at.add(1);
+            }
+        }
+        types
+    }
+}
+
+/// Whether a device has all functions that cannot be missing.
+fn check_device(device: *mut Device) -> Result<(), String> {
+    if device.is_null() {
+        return Err("a device is missing".into());
+    }
+    // SAFETY: the plugin's version is one whose devices look so.
+    let table = unsafe { (*device).iface };
+    let complete = table.get_name.is_some()
+        && table.get_props.is_some()
+        && table.init_backend.is_some()
+        && table.get_buffer_type.is_some()
+        && table.supports_op.is_some()
+        && table.supports_buft.is_some();
+    match complete {
+        true => Ok(()),
+        false => Err("a device lacks functions".into()),
+    }
+}

@@ -1,0 +1,25 @@
+//! ggml's plugins as devices.
+//!
+//! [`GgmlBackend`] looks for plugins in the places of [`GgmlOptions`], takes the best variant of each, and lists the rest with
+//! reasons. A plugin passes a handshake before its tables are used: `ggml_version` of its `libggml-base`, its
+//! score, the number of its interface, and that the functions which cannot be missing are there.
+//!
+//! A library can abort the whole process while it is loaded. With a [prober](GgmlOptions::prober), each one is first tried in a
+//! process of its own, and only the best ones that survive that are loaded here.
+//!
+//! # What the devices do
+//! Tensors live in the plugin's buffers; if those are host memory, other host devices use them without copies, and the
+//! device uses theirs. Streams work synchronously. Plugins are never unloaded: their threads may still run. After
+//! a device said that it supports an operation, a failed check inside of the plugin ends the process: ggml has no other way.
+
+mod backend;
+mod buffer;
+mod device;
+mod discover;
+mod gaps;
+mod library;
+mod probe;
+mod stream;
+
+pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
+pub use probe::probe;

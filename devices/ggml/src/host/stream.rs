@@ -1,0 +1,310 @@
+//! Streams of a plugin's device: ggml's backends.
+
+use super::buffer::{GgmlBuffer, RawBuffer};
+use super::device::GgmlDevice;
+use crate::abi::{self, Status};
+use crate::convert::Reason;
+use crate::convert::export::{Exported, Place};
+use samite_core::{
+    Access, Buffer, CancelToken, Device, Error, HostMemory, MemorySet, Placed, Prepared, Result,
+    RunControl, Stream, TensorRef,
+};
+use std::any::Any;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Host memory of others is made known to the plugin from a multiple of this on, as ggml's CPU backend wants it.
+const HOST_ALIGNMENT: usize = 64;
+
+/// One of ggml's backends.
+pub struct GgmlStream {
+    device: Arc<GgmlDevice>,
+    raw: NonNull<abi::Backend>,
+}
+
+// SAFETY: a backend may be used from any thread, one at a time.
+unsafe impl Send for GgmlStream {}
+
+/// A graph in ggml's structures, with everything that these point to.
+struct Work {
+    graph: Exported,
+    memory: MemorySet,
+    /// Keeps the plugin's buffers.
+    _buffers: Vec<Arc<dyn Buffer>>,
+    /// Host memory of others.
+    _wrapped: Vec<Wrapped>,
+    device: *const GgmlDevice,
+}
+
+// SAFETY: only the stream that made it uses it, one thread at a time; `device` is only compared.
+unsafe impl Send for Work {}
+
+impl Prepared for Work {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// Host memory as a buffer of the plugin's.
+struct Wrapped {
+    memory: Arc<HostMemory>,
+    buffer: RawBuffer,
+}
+
+/// An error of `convert` or of memory.
+struct Failure(Error);
+
+impl From<Reason> for Failure {
+    fn from(reason: Reason) -> Self {
+        Failure(Error::invalid(reason.into_owned()))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure(error)
+    }
+}
+
+impl GgmlStream {
+    pub fn open(device: Arc<GgmlDevice>, threads: Option<usize>) -> Result<Self> {
+        let core = Arc::clone(device.core());
+        let failed = || Error::device(device.name(), "the plugin opened no stream");
+        // SAFETY: devices live as long as their plugin.
+        let init = unsafe { (*core.raw).iface.init_backend }.ok_or_else(failed)?;
+        // SAFETY: the function belongs to the device; parameters are optional.
+        let raw = unsafe { init(core.raw, std::ptr::null()) };
+        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        // SAFETY: the backend is new.
+        if unsafe { (*raw.as_ptr()).iface.graph_compute }.is_none() {
+            return Err(failed());
+        }
+        if let (Some(threads), Some(set_threads)) = (threads, core.plugin.set_threads()) {
+            let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+            // SAFETY: the function belongs to the plugin that the backend is of.
+            unsafe { set_threads(raw.as_ptr(), threads) };
+        }
+        Ok(GgmlStream { device, raw })
+    }
+
+    fn iface(&self) -> abi::BackendI {
+        // SAFETY: the backend is valid as long as this value.
+        unsafe { (*self.raw.as_ptr()).iface }
+    }
+
+    /// Makes a piece of host memory known to the plugin.
+    fn wrap(&self, memory: &Arc<HostMemory>) -> Result<Wrapped> {
+        let core = self.device.core();
+        let failed = || {
+            Error::unsupported(
+                self.device.name(),
+                "host memory of others",
+                "the plugin made no buffer of it",
+            )
+        };
+        // SAFETY: devices live as long as their plugin.
+        let from_pointer = unsafe { (*core.raw).iface.buffer_from_host_ptr }.ok_or_else(failed)?;
+        let base = memory.base().as_ptr();
+        let before = base as usize % HOST_ALIGNMENT;
+        let start = base.wrapping_sub(before);
+        let size = memory.len().saturating_add(before).max(1);
+        // SAFETY: the memory stays as long as the result; what lies before it is only part of the range, not of a tensor.
+        let raw = unsafe { from_pointer(core.raw, start.cast(), size, size) };
+        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        Ok(Wrapped {
+            memory: Arc::clone(memory),
+            // SAFETY: new, and the plugin's.
+            buffer: unsafe { RawBuffer::own(Arc::clone(&core.plugin), raw) },
+        })
+    }
+
+    fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<Place> {
+        keep.add(place);
+        if let Some(buffer) = place.buffer.as_any().downcast_ref::<GgmlBuffer>() {
+            if is_leaf && buffer.usage() != samite_core::Usage::Compute {
+                return buffer.tensor(place.slot).map(Place::Tensor);
+            }
+            return Ok(Place::At(buffer.raw(), buffer.address(place.slot.offset)));
+        }
+        let Some(host) = place.buffer.host() else {
+            return Err(Error::unsupported(
+                self.device.name(),
+                format!("memory of type {}", place.buffer.buffer_type().name()),
+                "it is another device's",
+            ));
+        };
+        let known = keep
+            .wrapped
+            .iter()
+            .position(|wrapped| Arc::ptr_eq(&wrapped.memory, host));
+        let at = match known {
+            Some(at) => at,
+            None => {
+                keep.wrapped.push(self.wrap(host)?);
+                keep.wrapped.len() - 1
+            }
+        };
+        Ok(Place::At(
+            keep.wrapped[at].buffer.as_ptr(),
+            host.base().as_ptr().wrapping_add(place.slot.offset),
+        ))
+    }
+}
+
+/// What a graph keeps alive.
+#[derive(Default)]
+struct Keep {
+    buffers: Vec<Arc<dyn Buffer>>,
+    wrapped: Vec<Wrapped>,
+}
+
+impl Keep {
+    fn add(&mut self, place: &TensorRef) {
+        if !self
+            .buffers
+            .iter()
+            .any(|known| Arc::ptr_eq(known, &place.buffer))
+        {
+            self.buffers.push(Arc::clone(&place.buffer));
+        }
+    }
+}
+
+/// Stops a graph if its token says so.
+unsafe extern "C" fn is_cancelled(token: *mut c_void) -> bool {
+    // SAFETY: `run` passes a token that lives until the graph is done.
+    unsafe { &*token.cast::<CancelToken>() }.is_cancelled()
+}
+
+impl Stream for GgmlStream {
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        let mut keep = Keep::default();
+        let mut memory = MemorySet::default();
+        for node in work.computed() {
+            if let samite_core::Support::No(reason) = self.device.supports(node) {
+                return Err(Error::unsupported(
+                    self.device.name(),
+                    node.op().to_string(),
+                    reason.into_owned(),
+                ));
+            }
+            let sources = node.tensor().operands();
+            for (id, access) in sources
+                .map(|(_, id)| (id, Access::Read))
+                .chain([(node.id(), Access::Write)])
+            {
+                if let Some(host) = work.place(id)?.buffer.host() {
+                    memory.add(host, access)?;
+                }
+            }
+        }
+        // Empty results have nothing to compute, and plugins need not expect them.
+        let nodes: Vec<_> = work
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&id| !matches!(work.graph.tensor(id).op, samite_core::Op::Leaf))
+            .filter(|&id| !work.graph.tensor(id).layout.is_empty())
+            .collect();
+        let mut graph = Exported::new(work.graph, &nodes, |id| {
+            let is_leaf = work.graph.tensor(id).stored.is_some();
+            let place = self.place(work.place(id)?, &mut keep, is_leaf)?;
+            Ok::<_, Failure>(place)
+        })
+        .map_err(|failure| failure.0)?;
+        graph.count_uses(work.graph);
+        for tensor in graph.tensors() {
+            for buffer in &keep.buffers {
+                let Some(buffer) = buffer.as_any().downcast_ref::<GgmlBuffer>() else {
+                    continue;
+                };
+                // SAFETY: the tensors were just made, with these buffers.
+                unsafe {
+                    if (*tensor).buffer == buffer.raw() {
+                        buffer.init(tensor)?;
+                    }
+                }
+            }
+        }
+        Ok(Box::new(Work {
+            graph,
+            memory,
+            _buffers: keep.buffers,
+            _wrapped: keep.wrapped,
+            device: Arc::as_ptr(&self.device),
+        }))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        let work = prepared
+            .as_any()
+            .downcast_mut::<Work>()
+            .filter(|work| work.device == Arc::as_ptr(&self.device))
+            .ok_or_else(|| Error::invalid("work that another device prepared cannot run here"))?;
+        control.cancel.check()?;
+        let iface = self.iface();
+        let raw = self.raw.as_ptr();
+        let compute = iface
+            .graph_compute
+            .ok_or_else(|| Error::device(self.device.name(), "it cannot compute graphs"))?;
+        let set_abort = self.device.core().plugin.set_abort();
+        let mut graph = work.graph.graph();
+        let status = work.memory.with(|| {
+            // SAFETY: the functions belong to this backend, the graph is valid, its memory is entered, and the token outlives
+            // the call.
+            unsafe {
+                if let Some(set_abort) = set_abort {
+                    let token = std::ptr::from_ref(control.cancel).cast_mut();
+                    set_abort(raw, Some(is_cancelled), token.cast());
+                }
+                let status = match graph.n_nodes {
+                    0 => Status::SUCCESS,
+                    _ => compute(raw, &raw mut graph),
+                };
+                if let Some(synchronize) = iface.synchronize {
+                    synchronize(raw);
+                }
+                if let Some(set_abort) = set_abort {
+                    set_abort(raw, None, std::ptr::null_mut());
+                }
+                status
+            }
+        });
+        match status {
+            Status::SUCCESS => Ok(()),
+            Status::ABORTED => Err(Error::Cancelled),
+            Status::ALLOC_FAILED => Err(Error::OutOfMemory {
+                device: self.device.name().into(),
+                what: "the work space of a graph".into(),
+                asked: 0,
+                free: None,
+            }),
+            Status(status) => Err(Error::device(
+                self.device.name(),
+                format!("the plugin failed to compute a graph (status {status})"),
+            )),
+        }
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        to.copy_from(from)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for GgmlStream {
+    fn drop(&mut self) {
+        if let Some(free) = self.iface().free {
+            // SAFETY: owned, and not used again.
+            unsafe { free(self.raw.as_ptr()) };
+        }
+    }
+}
