@@ -72,6 +72,13 @@ impl Call {
         read_blocks(&self.source(index)?.tensor)
     }
 
+    /// Rounds `values` to the type of operand number `index` and writes them there: for operations that change operands.
+    pub fn store_source(&self, index: usize, values: &[f64]) -> Result<()> {
+        let tensor = &self.source(index)?.tensor;
+        let layout = tensor.layout();
+        write_blocks(tensor, &encode(layout.dtype(), layout.shape()[0], values)?)
+    }
+
     /// Rounds `values` to the type of the result and writes them.
     pub fn store(&self, values: &[f64]) -> Result<()> {
         let layout = self.result.tensor.layout();
