@@ -10,6 +10,7 @@ mod run;
 mod synth;
 mod test_ops;
 mod tokenize;
+mod train;
 
 use crate::failure::Outcome;
 use clap::Subcommand;
@@ -37,6 +38,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
+    /// Train a small language model
+    Train(train::TrainArgs),
 }
 
 impl Command {
@@ -53,6 +56,7 @@ impl Command {
             Command::TestOps(args) => test_ops::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
+            Command::Train(args) => train::run(args),
         }
     }
 }

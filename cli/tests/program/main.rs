@@ -7,6 +7,7 @@ mod files;
 mod interrupt;
 mod output;
 mod text;
+mod train;
 mod usage;
 
 use samite::llm::SyntheticModel;
