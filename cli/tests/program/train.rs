@@ -120,4 +120,6 @@ fn without_a_model_the_embedded_one_writes() {
     let text = samite(["run", "-n", "30", "--temp", "0", "-q", "Once upon a time"]).ok();
     assert!(text.starts_with("Once upon a time, "), "{text}");
     assert!(text.split_whitespace().count() > 15, "{text}");
+    // And with nothing to continue, it begins by itself.
+    assert!(samite(["run", "-n", "30", "-q"]).ok().len() > 30);
 }

@@ -136,12 +136,7 @@ fn sharing(r: &mut Random, h: Child, f: Child) -> Vec<String> {
 }
 
 fn rescue(r: &mut Random, h: Child, f: Child) -> Vec<String> {
-    let Child {
-        name,
-        their,
-        capital: cap,
-        ..
-    } = h;
+    let Child { name, their, .. } = h;
     let animal = r.of(ANIMALS);
     let (company, helper, _) = companion(r, h, f);
     let day = outing(r, h, &company);
