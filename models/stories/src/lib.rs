@@ -1,11 +1,11 @@
-//! A grammar of short children's stories, and the language model that learnt them.
+//! A grammar of short children's stories, and a language model that writes such stories.
 //!
 //! [`story`] writes text number `index` of a seed: a hero with a nature and pronouns, a friend, and one of fifteen plots,
 //! in which names and things persist, causes have effects, and people talk to each other. The choices in it make far more
-//! than fifty million different stories, so a model that writes good ones has learnt the rules, not the texts.
+//! than fifty million different stories, so a model that writes good ones has learnt the rules, not the texts. `train.toml`
+//! beside the crate is a configuration of `samite train` for them.
 //!
-//! [`MODEL`] is such a model, trained with `samite train` on nothing but these stories. `MODEL.md` says how, and how well it
-//! does. It is small enough to be part of a program:
+//! [`MODEL`] is small enough to be part of a program; `README.md` beside the crate says what it learnt, and how:
 //!
 //! ```
 //! assert_eq!(&samite_stories::MODEL[..4], b"GGUF");
