@@ -4,12 +4,12 @@ use crate::failure::{Failure, Outcome};
 use crate::progress;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use samite::gguf::LoadMode;
+use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{Context, ContextOptions, Model, ModelOptions, PlacementRule};
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
 use samite::{CancelToken, DType, Device, DeviceKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How many CPU threads.
@@ -125,9 +125,9 @@ fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
 /// Which model, where its parts go, and how it is set up.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// GGUF file; of a split model, any part
+    /// GGUF file; of a split model, any part. A small model that writes stories is part of this program and the default
     #[arg(short, long, value_name = "FILE")]
-    pub model: PathBuf,
+    model: Option<PathBuf>,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -238,6 +238,11 @@ impl ModelArgs {
         Ok(rules)
     }
 
+    /// The model's file, unless it is the one that is part of this program.
+    pub fn file(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
     /// Loads the model, with a progress bar.
     pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
@@ -255,7 +260,12 @@ impl ModelArgs {
             shared.set_length(total);
             shared.set_position(done);
         }));
-        let model = Model::load(&self.model, &options);
+        let model = match &self.model {
+            Some(path) => Model::load(path, &options),
+            None => GgufFile::from_static("the stories model", samite_stories::MODEL)
+                .map_err(samite::llm::Error::from)
+                .and_then(|file| Model::from_gguf(&file, &options)),
+        };
         bar.finish_and_clear();
         Ok(model?)
     }

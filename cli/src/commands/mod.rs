@@ -12,6 +12,7 @@ mod run;
 mod synth;
 mod test_ops;
 mod tokenize;
+mod train;
 
 #[cfg(unix)]
 pub use probe_plugin::prober;
@@ -42,6 +43,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
+    /// Train a small language model
+    Train(train::TrainArgs),
     /// Try a plugin of ggml; for the program itself
     #[cfg(unix)]
     #[command(hide = true)]
@@ -62,6 +65,7 @@ impl Command {
             Command::TestOps(args) => test_ops::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
+            Command::Train(args) => train::run(args),
             #[cfg(unix)]
             Command::ProbePlugin(args) => probe_plugin::run(args),
         }

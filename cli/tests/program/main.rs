@@ -11,6 +11,7 @@ mod output;
 #[cfg(unix)]
 mod plugins;
 mod text;
+mod train;
 mod usage;
 
 use samite::llm::SyntheticModel;

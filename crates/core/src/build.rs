@@ -48,6 +48,8 @@ operations! {
     sqr(a;) = Op::Sqr;
     /// [`Op::Sqrt`]
     sqrt(a;) = Op::Sqrt;
+    /// [`Op::Log`]
+    log(a;) = Op::Log;
     /// [`Op::Sum`]
     sum(a;) = Op::Sum;
     /// [`Op::SumRows`]
@@ -72,6 +74,8 @@ operations! {
     mul_mat(weights, x;) = Op::MulMat { precision: Precision::Default };
     /// [`Op::MulMat`]
     mul_mat_precise(weights, x; precision: Precision) = Op::MulMat { precision };
+    /// [`Op::OutProd`]
+    out_prod(a, b;) = Op::OutProd;
     /// [`Op::MulMatId`] with the device's choice of precision
     mul_mat_id(experts, x, ids;) = Op::MulMatId { precision: Precision::Default };
     /// [`Op::Cpy`]: converts `a` into the memory of `into`
@@ -94,6 +98,8 @@ operations! {
     set_rows(rows, numbers, into;) = Op::SetRows;
     /// [`Op::DiagMaskInf`]
     diag_mask_inf(a; past: usize) = Op::DiagMaskInf { past };
+    /// [`Op::DiagMaskZero`]
+    diag_mask_zero(a; past: usize) = Op::DiagMaskZero { past };
     /// [`Op::Clamp`]
     clamp(a; min: f32, max: f32) = Op::Clamp { min, max };
     /// [`Op::Pad`]
@@ -112,6 +118,22 @@ operations! {
     glu(a; kind: Glu) = Op::Glu { kind, swapped: false };
     /// [`Op::Glu`] of two tensors
     glu_split(a, gate; kind: Glu) = Op::Glu { kind, swapped: false };
+    /// [`Op::RepeatBack`]
+    repeat_back(a; shape: Shape) = Op::RepeatBack { shape };
+    /// [`Op::SiluBack`]
+    silu_back(gradient, x;) = Op::SiluBack;
+    /// [`Op::RmsNormBack`]
+    rms_norm_back(gradient, x; eps: f32) = Op::RmsNormBack { eps };
+    /// [`Op::SoftMaxBack`]
+    soft_max_back(gradient, y; scale: f32) = Op::SoftMaxBack { scale };
+    /// [`Op::GetRowsBack`]
+    get_rows_back(gradient, numbers; rows: usize) = Op::GetRowsBack { rows };
+    /// [`Op::CrossEntropyLoss`]
+    cross_entropy_loss(logits, labels;) = Op::CrossEntropyLoss;
+    /// [`Op::CrossEntropyLossBack`]
+    cross_entropy_loss_back(gradient, logits, labels;) = Op::CrossEntropyLossBack;
+    /// [`Op::OptStepSgd`]
+    opt_step_sgd(weights, gradient, parameters;) = Op::OptStepSgd;
 }
 
 impl Graph {
@@ -142,6 +164,41 @@ impl Graph {
         rope: Rope,
     ) -> Result<TensorId> {
         self.push(Op::Rope(rope), &[Some(a), Some(positions), divisors])
+    }
+
+    /// [`Op::RopeBack`] with optional frequency divisors.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn rope_back(
+        &mut self,
+        gradient: TensorId,
+        positions: TensorId,
+        divisors: Option<TensorId>,
+        rope: Rope,
+    ) -> Result<TensorId> {
+        self.push(
+            Op::RopeBack(rope),
+            &[Some(gradient), Some(positions), divisors],
+        )
+    }
+
+    /// [`Op::OptStepAdamW`]: `means` are those of the gradient and of its square.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn opt_step_adamw(
+        &mut self,
+        weights: TensorId,
+        gradient: TensorId,
+        means: [TensorId; 2],
+        parameters: TensorId,
+    ) -> Result<TensorId> {
+        let [m, v] = means.map(Some);
+        self.push(
+            Op::OptStepAdamW,
+            &[Some(weights), Some(gradient), m, v, Some(parameters)],
+        )
     }
 
     /// [`Op::FlashAttn`] accumulated in F32, without softcap and ALiBi.

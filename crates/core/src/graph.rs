@@ -78,6 +78,12 @@ impl Tensor {
             .filter_map(|(i, source)| source.map(|id| (i, id)))
     }
 
+    /// The operands whose memory it writes to, with their numbers.
+    pub fn written(&self) -> impl Iterator<Item = (usize, TensorId)> + '_ {
+        let written = self.op.written_sources();
+        self.operands().filter(|(i, _)| written.contains(i))
+    }
+
     /// Whether a device computes something for it.
     pub fn is_computed(&self) -> bool {
         !matches!(self.op, Op::Leaf) && !self.op.is_view()
@@ -347,10 +353,11 @@ impl Graph {
         }
         for id in self.ids().rev() {
             let tensor = self.tensor(id);
-            let base = self.memory_of(id);
-            let root = self.tensor(base);
-            let effect = tensor.op.written_source().is_some()
-                && (root.stored.is_some() || root.flags.input || memory_read[base.index()]);
+            let effect = tensor.written().any(|(_, source)| {
+                let base = self.memory_of(source);
+                let root = self.tensor(base);
+                root.stored.is_some() || root.flags.input || memory_read[base.index()]
+            });
             if live[id.index()] || tensor.flags.output || effect {
                 live[id.index()] = true;
                 for (_, source) in tensor.operands() {

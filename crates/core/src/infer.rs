@@ -73,6 +73,55 @@ impl<'a> Check<'a> {
     fn like(&self, source: &Layout) -> Result<Layout> {
         self.result(source.dtype(), source.shape())
     }
+
+    /// A gradient and one more operand of the same shape, f32; so is the result.
+    fn gradient_of_rows(&self) -> Result<Layout> {
+        self.count(2, 0)?;
+        self.is(0, "the gradient", &[DType::F32])?;
+        self.is(1, "source 1", &[DType::F32])?;
+        let (gradient, other) = (self.source(0)?, self.source(1)?);
+        self.ensure(
+            gradient.shape() == other.shape(),
+            "the sources differ in shape",
+        )?;
+        self.like(gradient)
+    }
+
+    /// Source `first` logits and the next one labels; the layout of a gradient of the logits.
+    fn logits_and_labels(&self, first: usize) -> Result<Layout> {
+        self.is(first, "the logits", &[DType::F32])?;
+        self.is(first + 1, "the labels", &[DType::F32])?;
+        let (logits, labels) = (self.source(first)?, self.source(first + 1)?);
+        self.ensure(
+            logits.shape() == labels.shape(),
+            "logits and labels differ in shape",
+        )?;
+        self.ensure(
+            logits.is_contiguous() && labels.is_contiguous(),
+            "logits or labels are not contiguous",
+        )?;
+        self.like(logits)
+    }
+
+    /// Weights and, up to source `parameters`, what belongs to them; there, `count` numbers. The layout of the weights.
+    fn step(&self, parameters: usize, count: usize) -> Result<Layout> {
+        let weights = self.source(0)?;
+        for index in 0..parameters {
+            self.is(index, "weights, gradients and means", &[DType::F32])?;
+            let source = self.source(index)?;
+            self.ensure(
+                source.shape() == weights.shape() && source.is_contiguous(),
+                format_args!("source {index} differs in shape from the weights or has gaps"),
+            )?;
+        }
+        self.is(parameters, "the parameters", &[DType::F32])?;
+        let numbers = self.source(parameters)?;
+        self.ensure(
+            numbers.shape() == [count, 1, 1, 1] && numbers.is_contiguous(),
+            format_args!("there are not {count} parameters"),
+        )?;
+        Ok(*weights)
+    }
 }
 
 const FLOATS: &[DType] = &[DType::F32, DType::F16, DType::BF16];
@@ -124,7 +173,7 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             )?;
             c.like(c.source(0)?)
         }
-        Op::DiagMaskInf { past } => {
+        Op::DiagMaskInf { past } | Op::DiagMaskZero { past } => {
             c.count(1, 0)?;
             c.is(0, "source 0", FLOATS)?;
             c.ensure(past <= i32::MAX as usize, "past is beyond 2^31 - 1")?;
@@ -133,6 +182,7 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         Op::Scale { .. }
         | Op::Sqr
         | Op::Sqrt
+        | Op::Log
         | Op::Clamp { .. }
         | Op::Unary(_)
         | Op::Fill { .. } => {
@@ -234,6 +284,26 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             c.ensure(!a.dtype().is_integer(), "source 0 is an integer matrix")?;
             let ([k, m, a2, a3], [bk, n, b2, b3]) = (a.shape(), b.shape());
             c.ensure(k == bk, format_args!("rows differ in length: {k} and {bk}"))?;
+            c.ensure(
+                a2 != 0 && a3 != 0 && b2 % a2 == 0 && b3 % a3 == 0,
+                "source 0 does not repeat over source 1's batches",
+            )?;
+            c.ensure(
+                !a.is_transposed(),
+                "source 0 is transposed; make it contiguous first",
+            )?;
+            c.result(DType::F32, [m, n, b2, b3])
+        }
+        Op::OutProd => {
+            c.count(2, 0)?;
+            let (a, b) = (c.source(0)?, c.source(1)?);
+            c.is(1, "source 1", &[DType::F32])?;
+            c.ensure(!a.dtype().is_integer(), "source 0 is an integer matrix")?;
+            let ([m, k, a2, a3], [n, bk, b2, b3]) = (a.shape(), b.shape());
+            c.ensure(
+                k == bk,
+                format_args!("the numbers of rows differ: {k} and {bk}"),
+            )?;
             c.ensure(
                 a2 != 0 && a3 != 0 && b2 % a2 == 0 && b3 % a3 == 0,
                 "source 0 does not repeat over source 1's batches",
@@ -397,7 +467,7 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             }
             c.like(a)
         }
-        Op::Rope(rope) => {
+        Op::Rope(rope) | Op::RopeBack(rope) => {
             c.count(2, 1)?;
             c.is(0, "source 0", FLOATS)?;
             c.is(1, "the positions", &[DType::I32])?;
@@ -529,6 +599,55 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             let [n0, n1, n2, n3] = a.shape();
             c.ensure(n0 % 2 == 0, "rows have no two halves")?;
             c.result(a.dtype(), [n0 / 2, n1, n2, n3])
+        }
+        Op::RepeatBack { shape } => {
+            c.count(1, 0)?;
+            c.is(0, "source 0", &[DType::F32])?;
+            let part = c.result(DType::F32, shape)?;
+            c.ensure(
+                !part.is_empty() && part.repeats_to(c.source(0)?.shape()),
+                format_args!("{shape:?} does not repeat to the source's shape"),
+            )?;
+            Ok(part)
+        }
+        Op::SiluBack | Op::SoftMaxBack { .. } => c.gradient_of_rows(),
+        Op::RmsNormBack { eps } => {
+            c.ensure(eps >= 0.0, "eps is negative or not a number")?;
+            c.gradient_of_rows()
+        }
+        Op::GetRowsBack { rows } => {
+            c.count(2, 0)?;
+            c.is(0, "the gradient", &[DType::F32])?;
+            c.is(1, "the row numbers", &[DType::I32])?;
+            let ([n0, r, n2, n3], numbers) = (c.source(0)?.shape(), c.source(1)?.shape());
+            c.ensure(n2 == 1 && n3 == 1, "the gradient is not a matrix")?;
+            c.ensure(
+                numbers == [r, 1, 1, 1],
+                "there is not one row number for each row",
+            )?;
+            c.result(DType::F32, [n0, rows, 1, 1])
+        }
+        Op::CrossEntropyLoss => {
+            c.count(2, 0)?;
+            c.logits_and_labels(0)?;
+            c.result(DType::F32, [1; DIMS])
+        }
+        Op::CrossEntropyLossBack => {
+            c.count(3, 0)?;
+            c.is(0, "the gradient", &[DType::F32])?;
+            c.ensure(
+                c.source(0)?.shape() == [1; DIMS],
+                "the gradient of the loss is not one element",
+            )?;
+            c.logits_and_labels(1)
+        }
+        Op::OptStepAdamW => {
+            c.count(5, 0)?;
+            c.step(4, 7)
+        }
+        Op::OptStepSgd => {
+            c.count(3, 0)?;
+            c.step(2, 2)
         }
     }
 }
@@ -818,6 +937,45 @@ mod tests {
             )
             .contains("range")
         );
+    }
+
+    #[test]
+    fn gradients_have_the_shape_of_operands() {
+        let (x, g) = (f(&[8, 3, 2]), f(&[4, 3, 2]));
+        assert_eq!(ok(Op::OutProd, &[&x, &g]), f(&[8, 4, 2]));
+        assert!(err(Op::OutProd, &[&x, &f(&[4, 5, 2])]).contains("3 and 5"));
+        let turned = x.permuted([1, 0, 2, 3]).unwrap();
+        assert!(err(Op::OutProd, &[&turned, &f(&[4, 8, 2])]).contains("transposed"));
+        let back = Op::RepeatBack {
+            shape: [4, 1, 2, 1],
+        };
+        assert_eq!(ok(back, &[&x]), f(&[4, 1, 2]));
+        assert!(err(back, &[&f(&[6, 1, 2])]).contains("repeat"));
+        let none = Op::RepeatBack {
+            shape: [0, 1, 1, 1],
+        };
+        assert!(err(none, &[&f(&[0])]).contains("repeat"));
+        assert_eq!(ok(Op::SiluBack, &[&x, &x]), x);
+        assert!(err(Op::RmsNormBack { eps: -1.0 }, &[&x, &x]).contains("eps"));
+        assert!(err(Op::SoftMaxBack { scale: 1.0 }, &[&x, &g]).contains("shape"));
+        let rows = Op::GetRowsBack { rows: 9 };
+        let ids = t(DType::I32, &[3]);
+        assert_eq!(ok(rows, &[&f(&[8, 3]), &ids]), f(&[8, 9]));
+        assert!(err(rows, &[&f(&[8, 4]), &ids]).contains("row number"));
+        assert_eq!(ok(Op::CrossEntropyLoss, &[&x, &x]), f(&[1]));
+        assert_eq!(ok(Op::CrossEntropyLossBack, &[&f(&[1]), &x, &x]), x);
+        assert!(err(Op::CrossEntropyLossBack, &[&x, &x, &x]).contains("one element"));
+    }
+
+    #[test]
+    fn steps_need_one_shape_and_all_parameters() {
+        let (w, seven) = (f(&[8, 3]), f(&[7]));
+        assert_eq!(ok(Op::OptStepAdamW, &[&w, &w, &w, &w, &seven]), w);
+        assert!(err(Op::OptStepAdamW, &[&w, &w, &f(&[8]), &w, &seven]).contains("source 2"));
+        assert!(err(Op::OptStepAdamW, &[&w, &w, &w, &w, &f(&[6])]).contains("7 parameters"));
+        assert_eq!(ok(Op::OptStepSgd, &[&w, &w, &f(&[2])]), w);
+        let half = t(DType::F16, &[8, 3]);
+        assert!(err(Op::OptStepSgd, &[&half, &w, &f(&[2])]).contains("f16"));
     }
 
     #[test]

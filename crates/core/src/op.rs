@@ -38,6 +38,8 @@ pub enum Op {
     Sqr,
     /// Square root.
     Sqrt,
+    /// Natural logarithm.
+    Log,
     /// Sum of all elements, as one element.
     Sum,
     /// Sum of each row: `[1, n1, n2, n3]`.
@@ -79,6 +81,10 @@ pub enum Op {
         /// Least precision of the accumulation.
         precision: Precision,
     },
+    /// Sum of outer products: source 0 `[m, k, a, b]` and source 1 f32 `[n, k, a·x, b·y]` give f32 `[m, n, a·x, b·y]`:
+    /// element `(i, j)` is the sum over all `k` of `(i, k)` of source 0 times `(j, k)` of source 1. Both gradients of a
+    /// matrix product are of this kind.
+    OutProd,
     /// Matrix products with chosen experts: source 0 `[k, m, experts]`, source 1 f32 `[k, 1 or used, tokens]`,
     /// source 2 i32 `[used, tokens]`: f32 `[m, used, tokens]`.
     MulMatId {
@@ -123,6 +129,11 @@ pub enum Op {
     SetRows,
     /// Elements right of the diagonal, `i0 > past + i1`, become minus infinity.
     DiagMaskInf {
+        /// Columns left of the first row's diagonal.
+        past: usize,
+    },
+    /// Elements right of the diagonal, `i0 > past + i1`, become 0.
+    DiagMaskZero {
         /// Columns left of the first row's diagonal.
         past: usize,
     },
@@ -198,6 +209,46 @@ pub enum Op {
         /// With one source: the halves are exchanged.
         swapped: bool,
     },
+    /// The gradient of [`Repeat`](Op::Repeat): all parts of source 0 (f32) that came from one element of `shape`, summed.
+    RepeatBack {
+        /// Shape of the result; each extent divides the source's.
+        shape: Shape,
+    },
+    /// The gradient of [`Unary::Silu`]: source 0 is the gradient of its result, source 1 its operand. Both f32.
+    SiluBack,
+    /// The gradient of [`RmsNorm`](Op::RmsNorm): source 0 is the gradient of its result, source 1 its operand. Both f32.
+    RmsNormBack {
+        /// As in the forward operation.
+        eps: f32,
+    },
+    /// The gradient of [`SoftMax`](Op::SoftMax) without sinks: source 0 is the gradient of its result, source 1 that result.
+    /// Both f32.
+    SoftMaxBack {
+        /// As in the forward operation.
+        scale: f32,
+    },
+    /// The gradient of [`Rope`](Op::Rope), which turns the other way: sources as there, with the gradient of the result first.
+    RopeBack(Rope),
+    /// The gradient of [`GetRows`](Op::GetRows) of a matrix: source 0 is the gradient of its result, f32 `[n0, r]`, source 1
+    /// the row numbers, i32 `[r]`. Gradients of equal rows add up: f32 `[n0, rows]`.
+    GetRowsBack {
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// `-sum(labels · log(softmax(logits))) / rows`, as one element: source 0 logits f32, source 1 the probabilities that they
+    /// should have, f32, of the same shape.
+    CrossEntropyLoss,
+    /// The gradient of [`CrossEntropyLoss`](Op::CrossEntropyLoss) with respect to the logits, for rows of labels that sum to 1:
+    /// source 0 is the gradient of the loss, one element, source 1 the logits, source 2 the labels. All f32.
+    CrossEntropyLossBack,
+    /// A step of AdamW ([Loshchilov and Hutter 2019](https://arxiv.org/abs/1711.05101)): source 0 the weights, source 1 their
+    /// gradient, source 2 and 3 the running means of the gradient and of its square, all f32 of one shape without gaps.
+    /// Source 4 holds seven numbers, f32: learning rate, `beta1`, `beta2`, eps, weight decay, and the bias corrections
+    /// `1 / (1 - beta1^step)` and `1 / (1 - beta2^step)`. Weights and means are changed in place; the result is a view of the weights.
+    OptStepAdamW,
+    /// A step of gradient descent: source 0 the weights, source 1 their gradient, both f32 of one shape without gaps; source
+    /// 2 the learning rate and the weight decay, f32. The weights are changed in place; the result is a view of them.
+    OptStepSgd,
 }
 
 /// Least precision that a product must be accumulated in. A device may always do better.
@@ -452,6 +503,7 @@ impl Op {
             Op::Scale { .. } => "scale",
             Op::Sqr => "sqr",
             Op::Sqrt => "sqrt",
+            Op::Log => "log",
             Op::Sum => "sum",
             Op::SumRows => "sum_rows",
             Op::Mean => "mean",
@@ -463,6 +515,7 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::L2Norm { .. } => "l2_norm",
             Op::MulMat { .. } => "mul_mat",
+            Op::OutProd => "out_prod",
             Op::MulMatId { .. } => "mul_mat_id",
             Op::Cpy => "cpy",
             Op::Cast { .. } => "cast",
@@ -474,6 +527,7 @@ impl Op {
             Op::GetRows => "get_rows",
             Op::SetRows => "set_rows",
             Op::DiagMaskInf { .. } => "diag_mask_inf",
+            Op::DiagMaskZero { .. } => "diag_mask_zero",
             Op::SoftMax { .. } => "soft_max",
             Op::Rope(_) => "rope",
             Op::Clamp { .. } => "clamp",
@@ -485,6 +539,16 @@ impl Op {
             Op::FlashAttn { .. } => "flash_attn_ext",
             Op::Unary(unary) => unary.name(),
             Op::Glu { kind, .. } => kind.name(),
+            Op::RepeatBack { .. } => "repeat_back",
+            Op::SiluBack => "silu_back",
+            Op::RmsNormBack { .. } => "rms_norm_back",
+            Op::SoftMaxBack { .. } => "soft_max_back",
+            Op::RopeBack(_) => "rope_back",
+            Op::GetRowsBack { .. } => "get_rows_back",
+            Op::CrossEntropyLoss => "cross_entropy_loss",
+            Op::CrossEntropyLossBack => "cross_entropy_loss_back",
+            Op::OptStepAdamW => "opt_step_adamw",
+            Op::OptStepSgd => "opt_step_sgd",
         }
     }
 
@@ -502,16 +566,19 @@ impl Op {
             op if op.is_view() => Some(0),
             Op::Cpy => Some(1),
             Op::SetRows => Some(2),
+            Op::OptStepAdamW | Op::OptStepSgd => Some(0),
             _ => None,
         }
     }
 
-    /// Which source's memory the operation writes to, if any.
-    pub fn written_source(&self) -> Option<usize> {
-        if self.is_view() {
-            None
-        } else {
-            self.aliased_source()
+    /// Which sources' memory the operation writes to. The result is a view of one of them.
+    pub fn written_sources(&self) -> &'static [usize] {
+        match self {
+            Op::Cpy => &[1],
+            Op::SetRows => &[2],
+            Op::OptStepAdamW => &[0, 2, 3],
+            Op::OptStepSgd => &[0],
+            _ => &[],
         }
     }
 
@@ -519,15 +586,20 @@ impl Op {
     /// reads an element before it writes it.
     pub fn may_overwrite(&self, source: usize) -> bool {
         match self {
-            Op::Add | Op::Sub | Op::Mul | Op::Div => source <= 1,
+            Op::Add | Op::Sub | Op::Mul | Op::Div | Op::SiluBack => source <= 1,
             Op::AddId
             | Op::Scale { .. }
             | Op::Sqr
             | Op::Sqrt
+            | Op::Log
             | Op::RmsNorm { .. }
+            | Op::RmsNormBack { .. }
             | Op::DiagMaskInf { .. }
+            | Op::DiagMaskZero { .. }
             | Op::SoftMax { .. }
+            | Op::SoftMaxBack { .. }
             | Op::Rope(_)
+            | Op::RopeBack(_)
             | Op::Clamp { .. }
             | Op::Fill { .. }
             | Op::Unary(_) => source == 0,
@@ -544,12 +616,17 @@ impl fmt::Display for Op {
             Op::Scale { scale, bias } if *bias != 0.0 => write!(f, "(scale={scale}, bias={bias})"),
             Op::Scale { scale, .. } => write!(f, "(scale={scale})"),
             Op::Concat { dim } => write!(f, "(dim={dim})"),
-            Op::Norm { eps } | Op::RmsNorm { eps } | Op::L2Norm { eps } => write!(f, "(eps={eps})"),
+            Op::Norm { eps }
+            | Op::RmsNorm { eps }
+            | Op::RmsNormBack { eps }
+            | Op::L2Norm { eps } => write!(f, "(eps={eps})"),
             Op::View { offset, .. } if *offset != 0 => write!(f, "(offset={offset})"),
             Op::Permute { axes } => write!(f, "(axes={axes:?})"),
-            Op::DiagMaskInf { past } => write!(f, "(past={past})"),
+            Op::DiagMaskInf { past } | Op::DiagMaskZero { past } => write!(f, "(past={past})"),
             Op::SoftMax { scale, max_bias } => write!(f, "(scale={scale}, max_bias={max_bias})"),
-            Op::Rope(rope) => write!(
+            Op::SoftMaxBack { scale } => write!(f, "(scale={scale})"),
+            Op::GetRowsBack { rows } => write!(f, "(rows={rows})"),
+            Op::Rope(rope) | Op::RopeBack(rope) => write!(
                 f,
                 "(dims={}, mode={:?}, base={})",
                 rope.dims, rope.mode, rope.freq_base

@@ -32,8 +32,15 @@ pub struct Part {
     len: u64,
     version: u32,
     alignment: u64,
-    file: File,
+    source: Source,
     mapping: Option<Arc<Mapping>>,
+}
+
+/// Where the bytes of a part are.
+#[derive(Debug)]
+enum Source {
+    File(File),
+    Bytes(&'static [u8]),
 }
 
 impl Part {
@@ -65,7 +72,20 @@ impl Part {
 
     /// Fills `buffer` from `offset` of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        read_exact_at(&self.file, buffer, offset).map_err(|error| {
+        let read = match &self.source {
+            Source::File(file) => read_exact_at(file, buffer, offset),
+            Source::Bytes(bytes) => {
+                let rest = usize::try_from(offset).ok().and_then(|at| bytes.get(at..));
+                match rest.and_then(|rest| rest.get(..buffer.len())) {
+                    Some(part) => {
+                        buffer.copy_from_slice(part);
+                        Ok(())
+                    }
+                    None => Err(std::io::ErrorKind::UnexpectedEof.into()),
+                }
+            }
+        };
+        read.map_err(|error| {
             let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
             Error::io(&doing, &error).in_file(&self.path)
         })
@@ -116,6 +136,41 @@ impl GgufFile {
             }
         }
         Ok(file)
+    }
+
+    /// A model that is part of the program, in one piece: as [`open`](Self::open) in [`LoadMode::Read`], but without a file.
+    /// `name` stands for its path, in errors and elsewhere.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the content; see [`ErrorKind`].
+    pub fn from_static(name: impl AsRef<Path>, bytes: &'static [u8]) -> Result<Self> {
+        let path = name.as_ref();
+        let read = || {
+            let mut header = Header::from_bytes(bytes)?;
+            if Split::of(&header.metadata)?.is_some() {
+                return Err(Error::new(
+                    ErrorKind::Split,
+                    "",
+                    "is one part of a split model: only whole models can be in memory",
+                ));
+            }
+            header.metadata.set_origin(path);
+            let part = Part {
+                path: path.to_owned(),
+                len: bytes.len() as u64,
+                version: header.version,
+                alignment: header.alignment,
+                source: Source::Bytes(bytes),
+                mapping: None,
+            };
+            Ok(GgufFile {
+                parts: vec![part],
+                metadata: header.metadata,
+                tensors: header.tensors,
+                lock_warning: None,
+            })
+        };
+        read().map_err(|error| error.in_file(path))
     }
 
     /// The keys and values; of a split model, those of the first part.
@@ -277,7 +332,7 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
             len: mapping.as_ref().map_or(len, |mapping| mapping.len() as u64),
             version: header.version,
             alignment: header.alignment,
-            file,
+            source: Source::File(file),
             mapping: mapping.map(Arc::new),
         };
         Ok((part, header))

@@ -12,6 +12,7 @@
 //! | [`gguf`], [`quant`] | model files and block formats |
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
 //! | [`llm`] | models, contexts, generation |
+//! | [`train`] | gradients, optimizers, training |
 //!
 //! A graph on the best device of this machine:
 //!
@@ -49,6 +50,7 @@ pub use samite_quant as quant;
 pub use samite_registry as registry;
 pub use samite_sched as sched;
 pub use samite_text as text;
+pub use samite_train as train;
 
 /// What most programs need.
 pub mod prelude {

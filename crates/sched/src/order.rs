@@ -123,11 +123,10 @@ impl Map<'_> {
     /// Everything that one computed node touches.
     pub fn node(&self, id: TensorId, copy: usize) -> impl Iterator<Item = Touch> + '_ {
         let tensor = self.graph.tensor(id);
-        let destination = tensor.op.written_source();
+        let written = tensor.op.written_sources();
         tensor
             .operands()
-            .filter(move |&(index, _)| Some(index) != destination)
-            .filter_map(move |(_, source)| self.touch(source, copy, false))
+            .filter_map(move |(index, source)| self.touch(source, copy, written.contains(&index)))
             .chain(self.touch(id, copy, true))
     }
 

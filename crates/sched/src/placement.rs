@@ -212,9 +212,11 @@ impl<'a> Placer<'a> {
         }
         let node = self.graph.node(id);
         let mut answer = self.devices.get(device).supports(node);
-        if let (Support::Yes, Some(_), Some(stored)) =
-            (&answer, node.op().written_source(), node.stored())
-        {
+        let written = node.tensor().written();
+        for stored in written.filter_map(|(_, source)| self.graph.node(source).stored()) {
+            if !answer.is_yes() {
+                break;
+            }
             let buffer = &stored.tensor().buffer;
             if !buffer.is_writable() {
                 answer = Support::no(format!("'{}' is in read-only memory", stored.name()));
@@ -496,8 +498,8 @@ impl<'a> Placer<'a> {
             if tensor.op.is_view() {
                 let device = self.device(base).unwrap_or(self.devices.last());
                 self.set(id, device, Reason::SameMemory { of: base });
-            } else if let (Some(_), Some(device), Some(owner)) = (
-                tensor.op.written_source(),
+            } else if let (false, Some(device), Some(owner)) = (
+                tensor.op.written_sources().is_empty(),
                 self.device(id),
                 self.device(base),
             ) {

@@ -50,9 +50,11 @@ impl Plan {
         let mut writers: HashMap<TensorId, Vec<usize>> = HashMap::new();
         for split in &lowered.splits {
             for id in &split.nodes {
-                let writes = lowered.graph.tensor(*id).op.written_source().is_some();
-                if writes && devices.is_asynchronous(split.device) {
-                    let known = writers.entry(lowered.memory[id.index()]).or_default();
+                if !devices.is_asynchronous(split.device) {
+                    continue;
+                }
+                for (_, source) in lowered.graph.tensor(*id).written() {
+                    let known = writers.entry(lowered.memory[source.index()]).or_default();
                     if !known.contains(&split.device) {
                         known.push(split.device);
                     }

@@ -114,6 +114,18 @@ impl Cutter<'_> {
             .operands()
             .filter(|&(_, source)| !self.is_usable(graph, source, device))
             .collect();
+        // A copy would take the write.
+        let written = graph.tensor(id).op.written_sources();
+        if let Some((index, _)) = foreign.iter().find(|(index, _)| written.contains(index)) {
+            return Err(Error::Placement(
+                format!(
+                    "{:?} writes to its source {index}, which {} cannot reach",
+                    graph.node(id),
+                    self.devices.get(device).name()
+                )
+                .into(),
+            ));
+        }
 
         let is_weight = |source: TensorId| {
             graph
@@ -142,8 +154,8 @@ impl Cutter<'_> {
         if let Some(split) = self.lowered.splits.last_mut() {
             split.nodes.push(id);
         }
-        if graph.tensor(id).op.written_source().is_some() {
-            self.version[self.lowered.memory[id.index()].index()] += 1;
+        for (_, source) in graph.tensor(id).written() {
+            self.version[self.lowered.memory[source.index()].index()] += 1;
         }
         Ok(())
     }
@@ -288,14 +300,17 @@ fn check_order(
             }
             known.read = known.read.max(at);
         }
-        let known = last.entry(memory[id.index()]).or_default();
-        if known.write.max(known.read) > at {
-            return Err(broken());
+        let written = graph.tensor(*id).written().map(|(_, source)| source);
+        for target in written.chain([*id]) {
+            let known = last.entry(memory[target.index()]).or_default();
+            if known.write.max(known.read) > at {
+                return Err(broken());
+            }
+            *known = Last {
+                write: at,
+                read: None,
+            };
         }
-        *known = Last {
-            write: at,
-            read: None,
-        };
     }
     Ok(())
 }

@@ -140,11 +140,8 @@ fn written(case: &Case) -> Vec<TensorId> {
     let graph = &case.graph;
     graph
         .ids()
-        .filter_map(|id| {
-            let tensor = graph.tensor(id);
-            let source = tensor.sources[tensor.op.written_source()?]?;
-            Some(graph.memory_of(source))
-        })
+        .flat_map(|id| graph.tensor(id).written())
+        .map(|(_, source)| graph.memory_of(source))
         .chain(overwritten(case))
         .collect()
 }

@@ -121,6 +121,19 @@ fn cases_have_unique_names_and_cover_every_operation() {
         "xielu",
         "swiglu",
         "swiglu_oai",
+        "log",
+        "out_prod",
+        "diag_mask_zero",
+        "repeat_back",
+        "silu_back",
+        "rms_norm_back",
+        "soft_max_back",
+        "rope_back",
+        "get_rows_back",
+        "cross_entropy_loss",
+        "cross_entropy_loss_back",
+        "opt_step_adamw",
+        "opt_step_sgd",
     ] {
         assert!(ops.contains(op), "{op}");
     }

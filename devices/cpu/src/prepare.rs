@@ -217,10 +217,18 @@ impl Program {
             Operand::resolve(place, name)
         };
         let result = resolve(node, Access::Write)?;
+        let written = node.op().written_sources();
         let sources = (0..node.tensor().sources.len())
             .map(|index| {
                 node.source(index)
-                    .map(|source| resolve(source, Access::Read))
+                    .map(|source| {
+                        let access = if written.contains(&index) {
+                            Access::Write
+                        } else {
+                            Access::Read
+                        };
+                        resolve(source, access)
+                    })
                     .transpose()
             })
             .collect::<Result<_>>()?;

@@ -2,7 +2,8 @@
 
 use crate::detect::Isa;
 use crate::kernels::{
-    attention, copy, elementwise, experts, glu, matmul, reduce, rope, rows, shape, softmax, sort,
+    attention, backward, copy, elementwise, experts, glu, matmul, out_prod, reduce, rope, rows,
+    shape, softmax, sort, training,
 };
 use crate::operand::alignment;
 use crate::packed;
@@ -48,10 +49,11 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::Scale { .. }
         | Op::Sqr
         | Op::Sqrt
+        | Op::Log
         | Op::Clamp { .. }
         | Op::Fill { .. }
         | Op::Unary(_) => Kernel::plain(elementwise::unary),
-        Op::DiagMaskInf { .. } => Kernel::plain(elementwise::diag_mask_inf),
+        Op::DiagMaskInf { .. } | Op::DiagMaskZero { .. } => Kernel::plain(elementwise::diag_mask),
         Op::Sum => Kernel::plain(reduce::sum),
         Op::SumRows | Op::Mean => Kernel::plain(reduce::rows),
         Op::CumSum => Kernel::plain(reduce::cumsum),
@@ -65,13 +67,21 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::GetRows => rows::get_rows_kernel(node)?,
         Op::SetRows => rows::set_rows_kernel(node)?,
         Op::SoftMax { .. } => Kernel::plain(softmax::soft_max),
-        Op::Rope(_) => rope::KERNEL,
+        Op::Rope(_) | Op::RopeBack(_) => rope::KERNEL,
         Op::ArgSort { .. } => sort::ARGSORT,
         Op::TopK { .. } => sort::TOP_K,
         Op::Glu { .. } => Kernel::plain(glu::glu),
         Op::MulMat { .. } => matmul::kernel(node)?,
         Op::MulMatId { .. } => experts::kernel(node)?,
         Op::FlashAttn { .. } => attention::kernel(node)?,
+        Op::OutProd => out_prod::kernel(node)?,
+        Op::RepeatBack { .. } => Kernel::plain(backward::repeat),
+        Op::SiluBack => Kernel::plain(backward::silu),
+        Op::RmsNormBack { .. } | Op::SoftMaxBack { .. } => backward::rows_kernel(node)?,
+        Op::GetRowsBack { .. } => Kernel::plain(backward::get_rows),
+        Op::CrossEntropyLoss => training::CROSS_ENTROPY,
+        Op::CrossEntropyLossBack => Kernel::plain(training::cross_entropy_back),
+        Op::OptStepAdamW | Op::OptStepSgd => Kernel::plain(training::step),
         op => return Err(format!("there is no kernel for {}", op.name()).into()),
     })
 }

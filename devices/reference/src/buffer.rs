@@ -1,6 +1,7 @@
 //! Memory that belongs to one device and that the host cannot see.
 
 use crate::fault::FaultPlan;
+use crate::float64::Float64;
 use samite_core::{Buffer, BufferType, Error, HostMemory, Result, Slot, TensorRef, Usage};
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +17,7 @@ pub(crate) struct ReferenceBufferType {
     max_size: usize,
     limit: Option<usize>,
     used: AtomicUsize,
+    float64: bool,
     faults: Option<Arc<FaultPlan>>,
 }
 
@@ -28,6 +30,7 @@ impl ReferenceBufferType {
             max_size: options.max_buffer_size,
             limit: options.memory_limit,
             used: AtomicUsize::new(0),
+            float64: options.float64,
             faults: options.faults.clone(),
         })
     }
@@ -76,7 +79,10 @@ impl ReferenceBufferType {
             .this
             .upgrade()
             .ok_or_else(|| Error::device(&self.name, "its memory is going away"))?;
+        // Imported memory may change behind the device's back.
+        let float64 = (self.float64 && charged > 0).then(|| Float64::new(charged));
         Ok(Arc::new(ReferenceBuffer {
+            float64,
             buffer_type: Arc::clone(&owner) as Arc<dyn BufferType>,
             owner,
             memory,
@@ -126,9 +132,18 @@ pub(crate) struct ReferenceBuffer {
     memory: Arc<HostMemory>,
     charged: usize,
     usage: Usage,
+    float64: Option<Float64>,
 }
 
 impl ReferenceBuffer {
+    /// Notes that bytes were written from outside.
+    fn written(&self, offset: usize, len: usize) -> Result<()> {
+        match &self.float64 {
+            Some(float64) => float64.refresh(&self.memory, offset, len),
+            None => Ok(()),
+        }
+    }
+
     fn check(&self, what: &str) -> Result<()> {
         FaultPlan::check(self.owner.faults.as_ref(), &self.owner.name, what)
     }
@@ -170,7 +185,9 @@ impl Buffer for ReferenceBuffer {
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
         self.check("write")?;
-        self.memory.write(position(tensor, offset)?, data)
+        let at = position(tensor, offset)?;
+        self.memory.write(at, data)?;
+        self.written(at, data.len())
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
@@ -180,12 +197,15 @@ impl Buffer for ReferenceBuffer {
 
     fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
         self.check("fill")?;
-        self.memory.fill(position(tensor, offset)?, len, value)
+        let at = position(tensor, offset)?;
+        self.memory.fill(at, len, value)?;
+        self.written(at, len)
     }
 
     fn clear(&self, value: u8) -> Result<()> {
         self.check("clear")?;
-        self.memory.fill(0, self.memory.len(), value)
+        self.memory.fill(0, self.memory.len(), value)?;
+        self.written(0, self.memory.len())
     }
 
     fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
@@ -200,6 +220,9 @@ impl Buffer for ReferenceBuffer {
         source
             .memory
             .copy_to(from.slot.offset, &self.memory, to.offset, len)?;
+        if let (Some(mine), Some(theirs)) = (&self.float64, &source.float64) {
+            mine.copy_from(to.offset, theirs, from.slot.offset, len);
+        }
         Ok(true)
     }
 
@@ -219,4 +242,10 @@ pub(crate) fn memory(buffer: &Arc<dyn Buffer>) -> Result<&Arc<HostMemory>> {
             ))
         }),
     }
+}
+
+/// The numbers of a buffer whose device keeps them in float64.
+pub(crate) fn float64(buffer: &Arc<dyn Buffer>) -> Option<&Float64> {
+    let own = buffer.as_any().downcast_ref::<ReferenceBuffer>()?;
+    own.float64.as_ref()
 }

@@ -1,7 +1,8 @@
 //! What a kernel sees: operands to read and a result to write.
 
 use crate::value::{
-    Blocks, Grid, decode, decode_integers, encode, encode_integers, read_blocks, write_blocks,
+    Blocks, Grid, decode, decode_integers, encode, encode_integers, kept_as, read_blocks,
+    write_blocks,
 };
 use samite_core::{Error, Op, Result, TensorId, TensorRef};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl Call {
         Ok(Grid {
             shape: layout.shape(),
             values: decode(
-                layout.dtype(),
+                kept_as(tensor),
                 layout.shape()[0],
                 &read_blocks(tensor)?.bytes,
             )?,
@@ -72,10 +73,21 @@ impl Call {
         read_blocks(&self.source(index)?.tensor)
     }
 
+    /// Rounds `values` to the type of operand number `index` and writes them there: for operations that change operands.
+    pub fn store_source(&self, index: usize, values: &[f64]) -> Result<()> {
+        let tensor = &self.source(index)?.tensor;
+        let layout = tensor.layout();
+        write_blocks(tensor, &encode(kept_as(tensor), layout.shape()[0], values)?)
+    }
+
     /// Rounds `values` to the type of the result and writes them.
     pub fn store(&self, values: &[f64]) -> Result<()> {
-        let layout = self.result.tensor.layout();
-        self.store_bytes(&encode(layout.dtype(), layout.shape()[0], values)?)
+        let tensor = &self.result.tensor;
+        self.store_bytes(&encode(
+            kept_as(tensor),
+            tensor.layout().shape()[0],
+            values,
+        )?)
     }
 
     /// Writes integers.

@@ -32,6 +32,7 @@ mod call;
 mod device;
 mod event;
 mod fault;
+mod float64;
 mod kernels;
 mod options;
 mod queue;

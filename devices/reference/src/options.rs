@@ -32,6 +32,9 @@ pub struct ReferenceOptions {
     pub import_host: bool,
     /// Works on plain host memory, without memory of its own. The limits of memory above, and faults in buffers, do not apply.
     pub host_memory: bool,
+    /// Keeps F32 tensors in float64, so that nothing is rounded between operations: for finite differences. What the host reads
+    /// is rounded, but a conversion to F64 is not. Only memory of its own does that.
+    pub float64: bool,
     /// Counts the device's calls and makes some of them fail.
     pub faults: Option<Arc<FaultPlan>>,
 }
@@ -52,6 +55,7 @@ impl Default for ReferenceOptions {
             wants_offload: false,
             import_host: false,
             host_memory: false,
+            float64: false,
             faults: None,
         }
     }

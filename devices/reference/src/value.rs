@@ -1,6 +1,7 @@
 //! Tensors as plain arrays in logical order, and the way from and to bytes.
 
-use crate::buffer::memory;
+use crate::buffer::{float64, memory};
+use crate::float64::Float64;
 use samite_core::{DIMS, DType, Layout, Result, Shape, TensorRef};
 use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
 
@@ -75,9 +76,30 @@ fn block_offsets(layout: Layout) -> impl Iterator<Item = usize> {
     positions(block_shape(&layout)).map(move |p| p.iter().zip(strides).map(|(i, s)| i * s).sum())
 }
 
+/// The memory of an F32 tensor that is kept in float64.
+fn kept_in_float64(tensor: &TensorRef) -> Option<&Float64> {
+    float64(&tensor.buffer).filter(|_| tensor.layout().dtype() == DType::F32)
+}
+
+/// The type in which a tensor's elements are kept, and in which its blocks are read and written.
+pub(crate) fn kept_as(tensor: &TensorRef) -> DType {
+    match kept_in_float64(tensor) {
+        Some(_) => DType::F64,
+        None => tensor.layout().dtype(),
+    }
+}
+
 /// Reads a tensor's blocks.
 pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
     let layout = tensor.layout();
+    if let Some(numbers) = kept_in_float64(tensor) {
+        let start = tensor.slot.offset;
+        return Ok(Blocks {
+            shape: layout.shape(),
+            bytes: numbers.read(block_offsets(*layout).map(|at| start + at)),
+            size: size_of::<f64>(),
+        });
+    }
     let size = layout.dtype().block_bytes();
     let bytes = memory(&tensor.buffer)?.with_bytes(tensor.slot.offset, layout.bytes(), |span| {
         if layout.is_contiguous() {
@@ -98,6 +120,15 @@ pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
 pub(crate) fn write_blocks(tensor: &TensorRef, bytes: &[u8]) -> Result<()> {
     let layout = tensor.layout();
     let memory = memory(&tensor.buffer)?;
+    let mut rounded = Vec::new();
+    let mut bytes = bytes;
+    if let Some(numbers) = kept_in_float64(tensor) {
+        let start = tensor.slot.offset;
+        numbers.write(block_offsets(*layout).map(|at| start + at), bytes);
+        let values = bytes.as_chunks().0.iter();
+        rounded.extend(values.flat_map(|v| (f64::from_le_bytes(*v) as f32).to_le_bytes()));
+        bytes = &rounded;
+    }
     if layout.is_contiguous() {
         return memory.write(tensor.slot.offset, bytes);
     }
@@ -111,6 +142,10 @@ pub(crate) fn write_blocks(tensor: &TensorRef, bytes: &[u8]) -> Result<()> {
 pub(crate) fn read_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3]) -> Result<Vec<f64>> {
     let layout = tensor.layout();
     let at = tensor.slot.offset + layout.row_offset(i1, i2, i3);
+    if let Some(numbers) = kept_in_float64(tensor) {
+        let offsets = (0..layout.shape()[0]).map(|i| at + 4 * i);
+        return decode(DType::F64, layout.shape()[0], &numbers.read(offsets));
+    }
     memory(&tensor.buffer)?.with_bytes(at, layout.row_bytes(), |bytes| {
         decode(layout.dtype(), layout.shape()[0], bytes)
     })?
@@ -120,6 +155,10 @@ pub(crate) fn read_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3]) -> Result<V
 pub(crate) fn write_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3], row: &[f64]) -> Result<()> {
     let layout = tensor.layout();
     let at = tensor.slot.offset + layout.row_offset(i1, i2, i3);
+    if let Some(numbers) = kept_in_float64(tensor) {
+        let offsets = (0..row.len()).map(|i| at + 4 * i);
+        numbers.write(offsets, &encode(DType::F64, row.len(), row)?);
+    }
     memory(&tensor.buffer)?.write(at, &encode(layout.dtype(), row.len(), row)?)
 }
 

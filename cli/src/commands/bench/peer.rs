@@ -61,7 +61,10 @@ impl Peer {
             command
         };
         let [k, v] = flags.kv_types()?;
-        command.arg("-m").arg(&flags.model);
+        let file = flags.file().ok_or_else(|| {
+            Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
+        })?;
+        command.arg("-m").arg(file);
         command.args(["-ctk", k.name(), "-ctv", v.name()]);
         command.args(["-ub", &flags.ubatch_size.to_string()]);
         command.args(["-fa", if flags.no_flash() { "off" } else { "on" }]);

@@ -8,6 +8,7 @@ mod matmul;
 mod rope;
 mod rows;
 mod rowwise;
+mod training;
 
 use crate::case::{Case, Cases, Limit};
 use samite_core::DType;
@@ -24,6 +25,7 @@ pub fn cases() -> Vec<Case> {
     attention::add(&mut all);
     rope::add(&mut all);
     chains::add(&mut all);
+    training::add(&mut all);
     all.0
 }
 

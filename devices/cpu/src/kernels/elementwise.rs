@@ -9,12 +9,13 @@ use samite_core::{DType, Error, Op, Result, Unary};
 /// Elements that one task computes.
 const TASK: usize = 1024;
 
-/// Scale, square, root, clamp, fill, and all unary functions.
+/// Scale, square, root, logarithm, clamp, fill, and all unary functions.
 pub(crate) fn unary(site: &Site<'_>) -> Result<Vec<Phase>> {
     let phase = match *site.node.op() {
         Op::Scale { scale, bias } => map(site, 0.3, move |x| x * scale + bias),
         Op::Sqr => map(site, 0.3, |x| x * x),
         Op::Sqrt => map(site, 0.5, f32::sqrt),
+        Op::Log => map(site, 4.0, f32::ln),
         Op::Clamp { min, max } => map(site, 0.3, move |x| {
             if x < min {
                 min
@@ -199,10 +200,12 @@ unsafe fn zip_piece(
     }
 }
 
-/// Minus infinity right of the diagonal.
-pub(crate) fn diag_mask_inf(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::DiagMaskInf { past } = *site.node.op() else {
-        return Err(Error::invalid("not diag_mask_inf"));
+/// Minus infinity or 0 right of the diagonal.
+pub(crate) fn diag_mask(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (past, value) = match *site.node.op() {
+        Op::DiagMaskInf { past } => (past, f32::NEG_INFINITY),
+        Op::DiagMaskZero { past } => (past, 0.0),
+        ref op => return Err(Error::invalid(format!("{op} is not a mask"))),
     };
     let (result, source) = (site.result(), site.source(0)?);
     let n0 = result.shape()[0];
@@ -223,7 +226,7 @@ pub(crate) fn diag_mask_inf(site: &Site<'_>) -> Result<Vec<Phase>> {
                     result.write_with(whole, |piece, out| {
                         source.load(row, piece.start, out);
                         let keep = first_masked.saturating_sub(piece.start).min(out.len());
-                        out[keep..].fill(f32::NEG_INFINITY);
+                        out[keep..].fill(value);
                     });
                 }
             }

@@ -4,6 +4,7 @@
 //! the number of threads. Kernels of operations that may run in place read an element before they write it.
 
 pub(crate) mod attention;
+pub(crate) mod backward;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
@@ -11,9 +12,11 @@ pub(crate) mod glu;
 #[cfg(test)]
 mod known_answers;
 pub(crate) mod matmul;
+pub(crate) mod out_prod;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod shape;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod training;

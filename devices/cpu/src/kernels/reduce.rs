@@ -30,6 +30,28 @@ pub(crate) fn sum_of(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     lanes[0]
 }
 
+/// Sum of `f` over the pairs of two rows of equal length, in a fixed order.
+#[inline(always)]
+pub(crate) fn sum_of_pairs(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (x, y) in xs.iter().zip(ys) {
+        for ((lane, x), y) in lanes.iter_mut().zip(x).zip(y) {
+            *lane += f(*x, *y);
+        }
+    }
+    for ((lane, x), y) in lanes.iter_mut().zip(x_rest).zip(y_rest) {
+        *lane += f(*x, *y);
+    }
+    sum_of(&lanes, |lane| lane)
+}
+
+/// Sum of the products of two rows of equal length, in a fixed order.
+#[inline(always)]
+pub(crate) fn dot_of(x: &[f32], y: &[f32]) -> f32 {
+    sum_of_pairs(x, y, |x, y| x * y)
+}
+
 /// The largest element, ignoring NaN; minus infinity for none.
 #[inline(always)]
 pub(crate) fn max_of(x: &[f32]) -> f32 {
@@ -118,7 +140,7 @@ pub(crate) fn cumsum(site: &Site<'_>) -> Result<Vec<Phase>> {
 ///
 /// # Safety
 /// See [`Operand`]; the row must be inside of the shape.
-unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64 {
+pub(crate) unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64 {
     let n0 = source.shape()[0];
     let mut buffer = [0.0; 512];
     let (mut sum, mut start) = (0.0, 0);

@@ -34,7 +34,7 @@ struct Plan {
 }
 
 fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
-    let Op::Rope(rope) = node.op() else {
+    let (Op::Rope(rope) | Op::RopeBack(rope)) = node.op() else {
         return None;
     };
     let [n0, _, tokens, _] = node.layout().shape();
@@ -86,7 +86,7 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
 }
 
 fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::Rope(rope) = *site.node.op() else {
+    let (Op::Rope(rope) | Op::RopeBack(rope)) = *site.node.op() else {
         return Err(Error::invalid("not rope"));
     };
     let plan = plan(site.node, site.threads)
@@ -109,6 +109,11 @@ fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<P
         rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
     };
     let scale = f64::from(rope.freq_scale);
+    // A gradient turns the other way, with the same magnitude.
+    let direction = match site.node.op() {
+        Op::RopeBack(_) => -magnitude,
+        _ => magnitude,
+    };
     let isa = site.isa;
     Ok(Phase::new(
         tokens,
@@ -136,7 +141,7 @@ fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<P
                             / divisors.map_or(1.0, |divisors| f64::from(divisors[i]));
                         let angle = full * (scale + (1.0 - scale) * pair.extrapolation);
                         let (s, c) = sin_cos(angle);
-                        (*cos, *sin) = (c * magnitude, s * magnitude);
+                        (*cos, *sin) = (c * magnitude, s * direction);
                     }
                 });
             }

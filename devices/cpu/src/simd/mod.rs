@@ -2,6 +2,7 @@
 //!
 //! - [`math`]: functions of one number that the compiler turns into vector code.
 //! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
+//! - [`outer`]: sums of outer products, for gradients.
 //! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
 //!
 //! The order in which an element of a product is summed depends on the shapes only: float products have one order for
@@ -18,6 +19,7 @@ pub(crate) mod generic;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod outer;
 pub(crate) mod quantized;
 
 /// A register of f32 numbers.

@@ -4,13 +4,13 @@ use crate::call::Call;
 use crate::value::{positions, rows};
 use samite_core::Result;
 
-/// Minus infinity right of the diagonal.
-pub fn diag_mask_inf(call: &Call, past: usize) -> Result<()> {
+/// `value` right of the diagonal.
+pub fn diag_mask(call: &Call, past: usize, value: f64) -> Result<()> {
     let x = call.numbers(0)?;
     let values: Vec<_> = positions(x.shape)
         .map(|position| {
             if position[0] > past.saturating_add(position[1]) {
-                f64::NEG_INFINITY
+                value
             } else {
                 x.at(position)
             }
@@ -34,7 +34,7 @@ fn alibi_slope(head: usize, heads: usize, max_bias: f64) -> f64 {
 }
 
 /// `exp(logit) / sum(exp)`, where `sink` is one more logit in the sum.
-fn weights(logits: &[f64], sink: Option<f64>) -> Vec<f64> {
+pub fn weights(logits: &[f64], sink: Option<f64>) -> Vec<f64> {
     let largest = logits
         .iter()
         .copied()

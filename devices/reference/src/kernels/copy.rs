@@ -1,14 +1,14 @@
 //! Moving elements: copies, conversions, repetition, concatenation, padding.
 
 use crate::call::Call;
-use crate::value::{block_shape, positions};
+use crate::value::{block_shape, kept_as, positions};
 use samite_core::{DIMS, Result, Shape};
 
 /// The elements of source 0 in logical order become those of the result, whatever the shapes. Between equal types bytes
 /// are moved as they are.
 pub fn convert(call: &Call) -> Result<()> {
-    let from = call.source(0)?.tensor.layout().dtype();
-    let to = call.result.tensor.layout().dtype();
+    let from = kept_as(&call.source(0)?.tensor);
+    let to = kept_as(&call.result.tensor);
     if from == to {
         call.store_bytes(&call.blocks(0)?.bytes)
     } else if from.is_integer() && to.is_integer() {

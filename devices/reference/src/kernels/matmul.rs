@@ -21,6 +21,24 @@ pub fn mul_mat(call: &Call) -> Result<()> {
     call.store(&values)
 }
 
+/// The sum over `k` of column `k` of source 0 times column `k` of source 1, for each `[i2, i3]` of source 1.
+pub fn out_prod(call: &Call) -> Result<()> {
+    let (a, b) = (call.numbers(0)?, call.numbers(1)?);
+    let ([m, terms, a2, a3], [n, _, b2, b3]) = (a.shape, b.shape);
+    let (share2, share3) = (b2 / a2, b3 / a3);
+    let mut values = Vec::with_capacity(m * n * b2 * b3);
+    for [j, i2, i3] in rows([m, n, b2, b3]) {
+        let mut sum = vec![0.0; m];
+        for term in 0..terms {
+            let factor = b.at([j, term, i2, i3]);
+            let row = a.row([term, i2 / share2, i3 / share3]);
+            sum.iter_mut().zip(row).for_each(|(s, x)| *s += x * factor);
+        }
+        values.extend(sum);
+    }
+    call.store(&values)
+}
+
 /// For each token and each expert used, the product of that expert's matrix with a row of source 1.
 pub fn mul_mat_id(call: &Call) -> Result<()> {
     let (experts, x, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);

@@ -13,6 +13,7 @@ mod reduce;
 mod rope;
 mod rows;
 mod sort;
+mod training;
 
 use crate::call::Call;
 use crate::value::{is_readable, is_writable};
@@ -110,6 +111,7 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
         }),
         Op::Sqr => with(Numbers, |call| elementwise::map(call, |x| x * x)),
         Op::Sqrt => with(Numbers, |call| elementwise::map(call, f64::sqrt)),
+        Op::Log => with(Numbers, |call| elementwise::map(call, f64::ln)),
         Op::Clamp { min, max } => with(Numbers, move |call| {
             elementwise::map(call, |x| x.min(max.into()).max(min.into()))
         }),
@@ -139,11 +141,17 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
 
         Op::MulMat { .. } => with(Numbers, matmul::mul_mat),
         Op::MulMatId { .. } => with(Numbers, matmul::mul_mat_id),
+        Op::OutProd => with(Numbers, matmul::out_prod),
 
         Op::GetRows => with(Numbers, rows::get),
         Op::SetRows => with(Encoding, rows::set),
 
-        Op::DiagMaskInf { past } => with(Numbers, move |call| attention::diag_mask_inf(call, past)),
+        Op::DiagMaskInf { past } => with(Numbers, move |call| {
+            attention::diag_mask(call, past, f64::NEG_INFINITY)
+        }),
+        Op::DiagMaskZero { past } => {
+            with(Numbers, move |call| attention::diag_mask(call, past, 0.0))
+        }
         Op::SoftMax { scale, max_bias } => with(Numbers, move |call| {
             attention::soft_max(call, scale.into(), max_bias.into())
         }),
@@ -155,11 +163,26 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
         } => with(Numbers, move |call| {
             attention::flash(call, scale.into(), max_bias.into(), softcap.into())
         }),
-        Op::Rope(parameters) => with(Numbers, move |call| rope::rope(call, parameters)),
+        Op::Rope(parameters) => with(Numbers, move |call| rope::rope(call, parameters, 1.0)),
+        Op::RopeBack(parameters) => with(Numbers, move |call| rope::rope(call, parameters, -1.0)),
 
         Op::ArgMax => with(Numbers, sort::argmax),
         Op::ArgSort { order } => with(Numbers, move |call| sort::argsort(call, order)),
         Op::TopK { k } => with(Numbers, move |call| sort::top_k(call, k)),
+
+        Op::RepeatBack { .. } => with(Numbers, training::repeat_back),
+        Op::SiluBack => with(Numbers, training::silu_back),
+        Op::RmsNormBack { eps } => with(Numbers, move |call| {
+            training::rms_norm_back(call, eps.into())
+        }),
+        Op::SoftMaxBack { scale } => with(Numbers, move |call| {
+            training::soft_max_back(call, scale.into())
+        }),
+        Op::GetRowsBack { .. } => with(Numbers, training::get_rows_back),
+        Op::CrossEntropyLoss => with(Numbers, training::cross_entropy_loss),
+        Op::CrossEntropyLossBack => with(Numbers, training::cross_entropy_loss_back),
+        Op::OptStepAdamW => with(Numbers, training::adamw),
+        Op::OptStepSgd => with(Numbers, training::sgd),
         _ => None,
     }
 }

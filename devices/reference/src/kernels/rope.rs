@@ -35,8 +35,9 @@ fn rotation(rope: &Rope, pair: usize, position: f64, divisor: f64) -> (f64, f64)
     (angle.cos() * magnitude, angle.sin() * magnitude)
 }
 
-/// Turns the pairs of each head; what is not part of a pair stays.
-pub fn rope(call: &Call, rope: Rope) -> Result<()> {
+/// Turns the pairs of each head; what is not part of a pair stays. With `direction` -1, they turn the other way, keeping the
+/// magnitude: the transposed matrix, not the inverse.
+pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
     let (x, positions) = (call.numbers(0)?, call.integers(1)?);
     let divisors = call.optional_numbers(2)?;
     let mut values = x.values.clone();
@@ -47,6 +48,7 @@ pub fn rope(call: &Call, rope: Rope) -> Result<()> {
             let divisor = divisors.as_ref().map_or(1.0, |d| d.values[pair]);
             let position = positions.values[token] as f64;
             let (cos, sin) = rotation(&rope, pair, position, divisor);
+            let sin = direction * sin;
             let (i, j) = match rope.mode {
                 RopeMode::Normal => (2 * pair, 2 * pair + 1),
                 RopeMode::Neox => (pair, pair + rope.dims / 2),

@@ -1,0 +1,309 @@
+//! `samite train`
+
+use crate::args::{DeviceArgs, ThreadArgs};
+use crate::failure::{Failure, Outcome};
+use crate::{files, interrupt, progress};
+use clap::Args;
+use samite::gguf::AtomicFile;
+use samite::llm::{Context, ContextOptions, GenerateOptions, Model, ModelOptions, Session};
+use samite::text::{Sampler, SamplerParams};
+use samite::train::{
+    Checkpoint, Config, Curve, Dataset, Error, Order, Point, Trainer, Vocabulary, export,
+};
+use samite::{CancelToken, DType, Device};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The tokenizer is trained on so many bytes of the data, which is plenty.
+const VOCABULARY_BYTES: usize = 4 << 20;
+
+/// Flags of `samite train`.
+#[derive(Debug, Args)]
+pub struct TrainArgs {
+    /// What to train, how, and on what: a TOML file (see docs/training.md)
+    config: PathBuf,
+
+    /// Folder for the checkpoint, the loss as table and picture, and the model
+    #[arg(short, long, value_name = "FOLDER")]
+    out: PathBuf,
+
+    /// Go on from the checkpoint in the folder
+    #[arg(long)]
+    resume: bool,
+
+    /// Stop after this many steps of all, as Ctrl-C does: a later run can go on
+    #[arg(long, value_name = "N")]
+    stop_after: Option<u64>,
+
+    /// Begin of the text that is written at each measurement; none if it is empty
+    #[arg(long, value_name = "TEXT", default_value = "Once upon a time")]
+    sample: String,
+
+    /// Type of the matrices in the model
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    dtype: String,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    #[command(flatten)]
+    threads: ThreadArgs,
+}
+
+/// The files of a run.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn checkpoint(&self) -> PathBuf {
+        self.0.join("checkpoint.gguf")
+    }
+
+    fn model(&self) -> PathBuf {
+        self.0.join("model.gguf")
+    }
+
+    fn table(&self) -> PathBuf {
+        self.0.join("loss.csv")
+    }
+
+    fn picture(&self) -> PathBuf {
+        self.0.join("loss.svg")
+    }
+}
+
+/// A run with everything that belongs to it.
+struct Run {
+    trainer: Trainer,
+    vocabulary: Vocabulary,
+    train: Dataset,
+    held_out: Dataset,
+    order: Order,
+    fingerprint: u64,
+    curve: Curve,
+    folder: Folder,
+    devices: Vec<Arc<dyn Device>>,
+    sample: String,
+    dtype: DType,
+}
+
+pub fn run(args: TrainArgs) -> Outcome {
+    let dtype = DType::from_name(&args.dtype).ok_or_else(|| {
+        Failure::usage(format_args!(
+            "--dtype: '{}' is not a type; try f32, f16 or q8_0",
+            args.dtype
+        ))
+    })?;
+    let config = Config::read(&args.config)?;
+    let folder = Folder(args.out);
+    let known = folder.checkpoint().exists();
+    if known && !args.resume {
+        return Err(Failure::usage(format_args!(
+            "{} has a checkpoint: go on with --resume, or choose another folder",
+            folder.0.display()
+        )));
+    }
+    if args.resume && !known {
+        return Err(Failure::usage(format_args!(
+            "{} has no checkpoint to go on from: leave out --resume",
+            folder.0.display()
+        )));
+    }
+    std::fs::create_dir_all(&folder.0).map_err(|error| {
+        Failure::error(format_args!("cannot make {}: {error}", folder.0.display()))
+    })?;
+    let cancel = interrupt::token()?;
+    let devices = args.devices.devices(args.threads.count())?;
+    let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
+    if known {
+        Checkpoint::load(run.folder.checkpoint(), &mut run.trainer, run.fingerprint)?;
+        run.curve = Curve::read_csv(run.folder.table())?;
+    }
+    eprintln!(
+        "{} weights; {} tokens to learn from, {} to measure with; step {} of {}",
+        run.trainer.weights(),
+        run.train.tokens(),
+        run.held_out.tokens(),
+        run.trainer.steps(),
+        run.trainer.config().training.steps
+    );
+    let result = run.learn(&cancel, args.stop_after.unwrap_or(u64::MAX));
+    if let Err(Failure::Interrupted) = result {
+        run.save()?;
+        eprintln!(
+            "stopped at step {}; go on with --resume",
+            run.trainer.steps()
+        );
+    }
+    result
+}
+
+impl Run {
+    fn new(
+        config: Config,
+        folder: Folder,
+        devices: Vec<Arc<dyn Device>>,
+        sample: String,
+        dtype: DType,
+        cancel: &CancelToken,
+    ) -> Outcome<Self> {
+        let text = files::read_text(&config.data.train)?;
+        let part = text.len().min(VOCABULARY_BYTES);
+        let part = text[..text.floor_char_boundary(part)].trim_end_matches(|c| c != '\n');
+        let part = if part.is_empty() { &text } else { part };
+        let vocabulary = Vocabulary::train(part, config.model.vocabulary)?;
+        let tokenizer = vocabulary.tokenizer()?;
+        let context = config.model.context;
+        let train = Dataset::from_lines(&text, &tokenizer, context)?;
+        let text = files::read_text(&config.data.held_out)?;
+        let held_out = Dataset::from_lines(&text, &tokenizer, context)?;
+        let (seed, windows) = (config.seed, train.len());
+        let trainer = Trainer::new(config, devices.clone(), &[], cancel.clone())?;
+        Ok(Run {
+            order: Order::new(seed, windows),
+            fingerprint: train.fingerprint(),
+            curve: Curve::new(),
+            trainer,
+            vocabulary,
+            train,
+            held_out,
+            folder,
+            devices,
+            sample,
+            dtype,
+        })
+    }
+
+    fn learn(&mut self, cancel: &CancelToken, stop_after: u64) -> Outcome {
+        let training = self.trainer.config().training;
+        let tokens = training.batch * training.accumulate * self.trainer.config().model.context;
+        let bar = progress::count("training");
+        bar.set_length(training.steps);
+        let (mut begin, mut counted) = (Instant::now(), 0);
+        while self.trainer.steps() < training.steps.min(stop_after) {
+            let windows = self.windows();
+            let windows: Vec<_> = windows.iter().map(|&w| self.train.window(w)).collect();
+            let report = self.trainer.step(&windows)?;
+            let step = self.trainer.steps();
+            counted += tokens;
+            let last = step == training.steps;
+            let measured = if last || step.is_multiple_of(training.evaluate_every) {
+                let speed = counted as f64 / begin.elapsed().as_secs_f64();
+                let held_out = self.measure()?;
+                progress::pause(|| {
+                    eprintln!(
+                        "step {step}: loss {:.4}, held-out {:.4} ± {:.4}, rate {:.2e}, gradient {:.2}, {speed:.0} tokens/s",
+                        report.loss,
+                        held_out.loss,
+                        held_out.error,
+                        report.rate,
+                        report.gradient_norm
+                    );
+                });
+                Some(held_out.loss)
+            } else {
+                None
+            };
+            self.curve.push(Point {
+                step,
+                loss: report.loss,
+                held_out: measured,
+                rate: report.rate,
+                gradient_norm: report.gradient_norm,
+            });
+            if last || step.is_multiple_of(training.checkpoint_every) {
+                self.save()?;
+            }
+            if measured.is_some() {
+                export(
+                    self.folder.model(),
+                    &mut self.trainer,
+                    &self.vocabulary,
+                    self.dtype,
+                )?;
+                let text = self.write_sample()?;
+                progress::pause(|| eprint!("{text}"));
+                (begin, counted) = (Instant::now(), 0);
+            }
+            bar.set_position(step);
+            cancel.check().map_err(Failure::from)?;
+        }
+        bar.finish_and_clear();
+        if self.trainer.steps() < training.steps {
+            return Err(Failure::Interrupted);
+        }
+        eprintln!("the model is {}", self.folder.model().display());
+        Ok(())
+    }
+
+    /// The windows of the next step.
+    fn windows(&mut self) -> Vec<usize> {
+        let training = self.trainer.config().training;
+        let count = (training.batch * training.accumulate) as u64;
+        let first = self.trainer.steps() * count;
+        (first..first + count).map(|i| self.order.at(i)).collect()
+    }
+
+    fn measure(&mut self) -> Outcome<samite::train::Evaluation> {
+        let training = self.trainer.config().training;
+        let count = training.batch * training.evaluate_batches;
+        let windows: Vec<_> = (0..count).map(|i| self.held_out.window(i)).collect();
+        Ok(self.trainer.evaluate(&windows)?)
+    }
+
+    fn save(&mut self) -> Outcome {
+        Checkpoint::save(
+            self.folder.checkpoint(),
+            &mut self.trainer,
+            self.fingerprint,
+        )?;
+        let title = format!("{}: loss in nats per token", self.trainer.config().name);
+        let table = AtomicFile::create(self.folder.table())?;
+        files::finish(table, &self.curve.to_csv())?;
+        let picture = AtomicFile::create(self.folder.picture())?;
+        files::finish(picture, &self.curve.to_svg(&title))
+    }
+
+    /// Some text of the model as it is, in a line of its own.
+    fn write_sample(&self) -> Outcome<String> {
+        if self.sample.is_empty() {
+            return Ok(String::new());
+        }
+        let text = sample(&self.folder.model(), &self.devices, &self.sample)?;
+        Ok(format!("  {}{}\n", self.sample, text.replace('\n', " ")))
+    }
+}
+
+/// The next tokens that the model at `path` writes after `prompt`.
+fn sample(path: &Path, devices: &[Arc<dyn Device>], prompt: &str) -> Outcome<String> {
+    let model = Model::load(path, &ModelOptions::new(devices.to_vec()))?;
+    let tokens = model.tokenizer()?.tokenize(prompt, true, false);
+    let tokens = tokens.map_err(Failure::error)?;
+    let mut session = Session::new(Context::new(model, ContextOptions::default())?)?;
+    let mut sampler = Sampler::new(SamplerParams {
+        temperature: 0.8,
+        seed: 1,
+        ..SamplerParams::default()
+    })
+    .map_err(Failure::error)?;
+    let options = GenerateOptions {
+        max_tokens: Some(100),
+        ..GenerateOptions::default()
+    };
+    let mut text = String::new();
+    session.generate(&tokens, &mut sampler, &options, |piece| {
+        text.push_str(piece);
+        ControlFlow::Continue(())
+    })?;
+    Ok(text)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Core(error) => error.into(),
+            error => Failure::error(error),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `samite train`, from a configuration to a model that runs.
+
+use crate::{Run, listing, samite};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const CONFIG: &str = r#"
+name = "tiny"
+seed = 5
+[model]
+vocabulary = 320
+layers = 2
+width = 32
+heads = 4
+kv_heads = 2
+feed_forward = 64
+context = 16
+[data]
+train = "train.txt"
+held_out = "held-out.txt"
+[training]
+steps = 8
+batch = 2
+schedule = { rate = 0.01, warmup = 2 }
+clip = 1.0
+evaluate_every = 4
+evaluate_batches = 2
+checkpoint_every = 2
+"#;
+
+/// A folder with stories and a configuration.
+fn project() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let stories = |seed, count| -> String {
+        let lines = (0..count).map(|index| samite_stories::story(seed, index) + "\n");
+        lines.collect()
+    };
+    std::fs::write(dir.path().join("train.txt"), stories(1, 40)).unwrap();
+    std::fs::write(dir.path().join("held-out.txt"), stories(2, 5)).unwrap();
+    let config = dir.path().join("train.toml");
+    std::fs::write(&config, CONFIG).unwrap();
+    (dir, config)
+}
+
+fn train(config: &Path, out: &Path, flags: &str) -> Run {
+    let words = [
+        "train".as_ref(),
+        config.as_os_str(),
+        "-o".as_ref(),
+        out.as_os_str(),
+    ];
+    samite(
+        words
+            .into_iter()
+            .chain(flags.split_whitespace().map(|word| word.as_ref())),
+    )
+}
+
+#[test]
+fn a_stopped_run_goes_on_where_it_was() {
+    let (dir, config) = project();
+    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    let run = train(&config, &whole, "-t 1");
+    assert!(run.stderr.contains("step 8: loss"), "{}", run.stderr);
+    assert!(run.stderr.contains("  Once upon a time"), "{}", run.stderr);
+    run.ok();
+    assert_eq!(
+        listing(&whole),
+        ["checkpoint.gguf", "loss.csv", "loss.svg", "model.gguf"]
+    );
+    let stopped = train(&config, &parts, "--stop-after 3 -t 2 --sample=");
+    assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    train(&config, &parts, "-t 2").fails(2, &["--resume"]);
+    train(&config, &parts, "--resume -t 2 --sample=").ok();
+    for file in ["checkpoint.gguf", "loss.csv", "loss.svg", "model.gguf"] {
+        let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+        assert!(read(&whole) == read(&parts), "{file} differs");
+    }
+    let table = std::fs::read_to_string(whole.join("loss.csv")).unwrap();
+    assert_eq!(table.lines().count(), 9);
+    let model = whole.join("model.gguf");
+    let text = samite([
+        "run".as_ref(),
+        "-m".as_ref(),
+        model.as_os_str(),
+        "-n".as_ref(),
+        "5".as_ref(),
+        "One".as_ref(),
+    ]);
+    assert!(text.ok().starts_with("One"));
+}
+
+#[test]
+fn what_is_wrong_is_said_before_anything_is_learnt() {
+    let (dir, config) = project();
+    let out = dir.path().join("out");
+    train(&config, &out, "--resume").fails(2, &["no checkpoint", "--resume"]);
+    train(&config, &out, "--dtype q9").fails(2, &["--dtype", "q9"]);
+    for (from, to, part) in [
+        ("layers = 2", "layers = 0", "model.layers"),
+        ("layers = 2", "layer = 2", "unknown field `layer`"),
+        ("train.txt", "missing.txt", "missing.txt"),
+        (
+            "vocabulary = 320",
+            "vocabulary = 270",
+            "model.vocabulary is 270",
+        ),
+        ("context = 16", "context = 16000", "too few"),
+    ] {
+        let changed = dir.path().join("changed.toml");
+        std::fs::write(&changed, CONFIG.replacen(from, to, 1)).unwrap();
+        train(&changed, &out, "").fails(1, &[part]);
+    }
+    std::fs::write(dir.path().join("train.txt"), "").unwrap();
+    train(&config, &out, "").fails(1, &["model.vocabulary"]);
+}
+
+#[test]
+fn without_a_model_the_embedded_one_writes() {
+    let text = samite(["run", "-n", "30", "--temp", "0", "-q", "Once upon a time"]).ok();
+    assert!(text.starts_with("Once upon a time, "), "{text}");
+    assert!(text.split_whitespace().count() > 15, "{text}");
+    // And with nothing to continue, it begins by itself.
+    assert!(samite(["run", "-n", "30", "-q"]).ok().len() > 30);
+}

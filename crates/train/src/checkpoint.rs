@@ -1,0 +1,159 @@
+//! Checkpoints: everything that a run needs to go on exactly where it was, in one GGUF file.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::trainer::{Stored, Trainer};
+use samite_core::{DType, StoredTensor};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
+use std::path::Path;
+use std::sync::Arc;
+
+const ARCHITECTURE: &str = "samite-checkpoint";
+const STEP: &str = "samite.checkpoint.step";
+const CONFIG: &str = "samite.checkpoint.config";
+const DATA: &str = "samite.checkpoint.data";
+
+/// A checkpoint's file.
+#[derive(Debug)]
+pub struct Checkpoint;
+
+/// The tensors of a parameter that outlive a step, with their names in the file.
+fn tensors(parameter: &Stored) -> [(String, &Arc<StoredTensor>); 3] {
+    let [mean, square] = &parameter.means;
+    let name = &parameter.spec.name;
+    [
+        (name.clone(), &parameter.weights),
+        (format!("{name}.mean"), mean),
+        (format!("{name}.square"), square),
+    ]
+}
+
+/// What must be the same for a run to go on. Where the data lies and how often is measured and saved, may change.
+fn identity(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.data.train = "".into();
+    config.data.held_out = "".into();
+    config.training.checkpoint_every = 1;
+    config.training.evaluate_every = 1;
+    config.training.evaluate_batches = 1;
+    config
+}
+
+impl Checkpoint {
+    /// Writes the state of `trainer` to `path`: complete, or not at all. `data` is the [fingerprint](crate::Dataset::fingerprint)
+    /// of what it learns from.
+    ///
+    /// # Errors
+    /// If the file cannot be written; then the one before is still there.
+    pub fn save(path: impl AsRef<Path>, trainer: &mut Trainer, data: u64) -> Result<()> {
+        trainer.scheduler_mut().synchronize()?;
+        let config = serde_json::to_string(&identity(trainer.config()))
+            .map_err(|error| Error::config(error.to_string()))?;
+        let mut metadata = Metadata::new();
+        metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
+        metadata.set(STEP, trainer.steps())?;
+        metadata.set(CONFIG, config.as_str())?;
+        metadata.set(DATA, data)?;
+        let mut specs = Vec::new();
+        for parameter in trainer.parameters() {
+            for (name, tensor) in tensors(parameter) {
+                specs.push(TensorSpec::new(
+                    &name,
+                    DType::F32,
+                    &tensor.layout().shape()[..2],
+                )?);
+            }
+        }
+        let mut writer = Writer::create(path, &metadata, specs)?;
+        for parameter in trainer.parameters() {
+            for (_, tensor) in tensors(parameter) {
+                let place = tensor.tensor();
+                let mut bytes = vec![0; place.layout().bytes()];
+                place.read(0, &mut bytes)?;
+                writer.append(&bytes)?;
+            }
+        }
+        Ok(writer.commit()?)
+    }
+
+    /// Brings `trainer` to the state in the file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it is no checkpoint, one of another configuration or of other data; if it cannot be read.
+    pub fn load(path: impl AsRef<Path>, trainer: &mut Trainer, data: u64) -> Result<()> {
+        let path = path.as_ref();
+        let wrong = |problem: String| Error::Checkpoint {
+            path: path.to_owned(),
+            problem,
+        };
+        let file = GgufFile::open(path, LoadMode::Read)?;
+        let metadata = file.metadata();
+        if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
+            return Err(wrong("this is no checkpoint of a training run".into()));
+        }
+        let known: Config = serde_json::from_str(metadata.require::<&str>(CONFIG)?)
+            .map_err(|error| wrong(format!("its configuration cannot be read: {error}")))?;
+        let wanted = identity(trainer.config());
+        if known != wanted {
+            return Err(wrong(format!(
+                "it is of another run: {}; go on with that configuration, or start anew in another folder",
+                difference(&known, &wanted)
+            )));
+        }
+        if metadata.require::<u64>(DATA)? != data {
+            return Err(wrong(
+                "it learnt from other data: go on with that, or start anew in another folder"
+                    .into(),
+            ));
+        }
+        let step = metadata.require::<u64>(STEP)?;
+        // Everything is checked before anything changes.
+        for parameter in trainer.parameters() {
+            for (name, tensor) in tensors(parameter) {
+                let info = file.require_tensor(&name)?;
+                if info.dtype != DType::F32 || info.shape != tensor.layout().shape() {
+                    return Err(wrong(format!(
+                        "tensor '{name}' is {} {:?}, not {}",
+                        info.dtype,
+                        info.shape,
+                        tensor.layout()
+                    )));
+                }
+            }
+        }
+        trainer.scheduler_mut().synchronize()?;
+        for parameter in trainer.parameters() {
+            for (name, tensor) in tensors(parameter) {
+                let mut bytes = vec![0; tensor.layout().bytes()];
+                file.read_tensor_into(file.require_tensor(&name)?, &mut bytes)?;
+                tensor.tensor().write(0, &bytes)?;
+            }
+        }
+        trainer.set_steps(step);
+        Ok(())
+    }
+}
+
+/// The first field in which two configurations differ.
+fn difference(a: &Config, b: &Config) -> String {
+    fn first(path: &str, a: &serde_json::Value, b: &serde_json::Value) -> Option<String> {
+        if a == b {
+            return None;
+        }
+        if let (Some(x), Some(y)) = (a.as_object(), b.as_object()) {
+            let inner = x.keys().chain(y.keys()).find_map(|key| {
+                let none = serde_json::Value::Null;
+                let path = format!("{path}{}{key}", if path.is_empty() { "" } else { "." });
+                first(
+                    &path,
+                    x.get(key).unwrap_or(&none),
+                    y.get(key).unwrap_or(&none),
+                )
+            });
+            return inner.or_else(|| Some(path.to_owned()));
+        }
+        Some(format!("{path} was {a} there and is {b} here"))
+    }
+    let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    first("", &value(a), &value(b)).unwrap_or_default()
+}

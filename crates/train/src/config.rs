@@ -1,0 +1,276 @@
+//! What to train, how, and on what: a TOML file.
+
+use crate::error::{Error, Result};
+use crate::optimizer::Optimizer;
+use crate::schedule::Schedule;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A training run. Two runs with the same configuration and the same data go the same way, bit for bit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of the model, for its file.
+    #[serde(default = "untitled")]
+    pub name: String,
+    /// Licence of the model, for its file.
+    #[serde(default)]
+    pub license: Option<String>,
+    /// Start of all random numbers: initial weights and the order of the data.
+    #[serde(default)]
+    pub seed: u64,
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// The texts.
+    pub data: DataConfig,
+    /// Steps and rates.
+    pub training: TrainingConfig,
+}
+
+/// The shape of a model of the llama architecture whose embedding is its output matrix, too.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Tokens that the tokenizer is trained to have: special ones, bytes, letters, and pieces of words.
+    pub vocabulary: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Elements of the vector of a token.
+    pub width: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values: a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Width of the feed-forward part.
+    pub feed_forward: usize,
+    /// Tokens of a text that are seen together.
+    pub context: usize,
+    /// Base of the frequencies of rotary position embedding.
+    #[serde(default = "rope_base")]
+    pub rope_base: f32,
+    /// Added to the mean of squares in norms.
+    #[serde(default = "norm_eps")]
+    pub norm_eps: f32,
+}
+
+/// Text files with one text in each line. Relative paths start at the configuration file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// What is learnt from.
+    pub train: PathBuf,
+    /// What the model is measured with.
+    pub held_out: PathBuf,
+}
+
+/// How the weights change.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingConfig {
+    /// Steps in all.
+    pub steps: u64,
+    /// Texts that are computed together.
+    pub batch: usize,
+    /// Batches whose gradients are added up for one step.
+    #[serde(default = "one")]
+    pub accumulate: usize,
+    /// The learning rate over time.
+    pub schedule: Schedule,
+    /// What makes steps out of gradients.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// Longest that the gradient of all weights together may be; longer ones are scaled down. 0 for no limit.
+    #[serde(default)]
+    pub clip: f32,
+    /// Steps between measurements on held-out texts.
+    #[serde(default = "hundred")]
+    pub evaluate_every: u64,
+    /// Batches of held-out texts that a measurement takes.
+    #[serde(default = "eight")]
+    pub evaluate_batches: usize,
+    /// Steps between checkpoints.
+    #[serde(default = "hundred")]
+    pub checkpoint_every: u64,
+}
+
+fn untitled() -> String {
+    "untitled".into()
+}
+
+fn rope_base() -> f32 {
+    10_000.0
+}
+
+fn norm_eps() -> f32 {
+    1e-5
+}
+
+fn one() -> usize {
+    1
+}
+
+fn eight() -> usize {
+    8
+}
+
+fn hundred() -> u64 {
+    100
+}
+
+/// Everything that takes memory stays far below what would overflow.
+const MOST: usize = 1 << 24;
+
+impl Config {
+    /// Reads and checks a configuration.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Config`] with line and field.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| Error::io(path, error))?;
+        let mut config = Self::from_toml(&text)
+            .map_err(|error| Error::config(format!("{}: {error}", path.display())))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        config.data.train = folder.join(&config.data.train);
+        config.data.held_out = folder.join(&config.data.held_out);
+        Ok(config)
+    }
+
+    /// Parses and checks a configuration.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with line and field.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let config: Config =
+            toml::from_str(text).map_err(|error| Error::config(error.to_string()))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks that the numbers fit together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field.
+    pub fn check(&self) -> Result<()> {
+        self.model.check()?;
+        let training = &self.training;
+        for (field, value) in [
+            ("batch", training.batch),
+            ("accumulate", training.accumulate),
+            ("evaluate_batches", training.evaluate_batches),
+        ] {
+            bounded(&format!("training.{field}"), value)?;
+        }
+        for (field, value) in [
+            ("steps", training.steps),
+            ("evaluate_every", training.evaluate_every),
+            ("checkpoint_every", training.checkpoint_every),
+        ] {
+            if value == 0 {
+                return Err(Error::config(format!("training.{field} is 0")));
+            }
+        }
+        if !(training.clip >= 0.0 && training.clip.is_finite()) {
+            return Err(Error::config("training.clip is negative or not a number"));
+        }
+        training.schedule.check()?;
+        training.optimizer.check()
+    }
+}
+
+fn bounded(field: &str, value: usize) -> Result<()> {
+    if (1..=MOST).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::config(format!(
+            "{field} is {value}, not from 1 to {MOST}"
+        )))
+    }
+}
+
+impl ModelConfig {
+    /// Elements of a head.
+    pub fn head(&self) -> usize {
+        self.width / self.heads.max(1)
+    }
+
+    /// Checks that the numbers fit together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field.
+    pub fn check(&self) -> Result<()> {
+        for (field, value) in [
+            ("vocabulary", self.vocabulary),
+            ("layers", self.layers),
+            ("width", self.width),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("feed_forward", self.feed_forward),
+            ("context", self.context),
+        ] {
+            bounded(&format!("model.{field}"), value)?;
+        }
+        if !self.width.is_multiple_of(2 * self.heads) {
+            return Err(Error::config(format!(
+                "model.width {} is not an even number for each of {} heads",
+                self.width, self.heads
+            )));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Error::config(format!(
+                "model.heads {} is no multiple of model.kv_heads {}",
+                self.heads, self.kv_heads
+            )));
+        }
+        let numbers = [("rope_base", self.rope_base), ("norm_eps", self.norm_eps)];
+        for (field, value) in numbers {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(Error::config(format!("model.{field} is not above 0")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) const SMALL: &str = r#"
+        [model]
+        vocabulary = 300
+        layers = 2
+        width = 32
+        heads = 4
+        kv_heads = 2
+        feed_forward = 48
+        context = 16
+        [data]
+        train = "train.txt"
+        held_out = "held-out.txt"
+        [training]
+        steps = 20
+        batch = 3
+        schedule = { rate = 0.01, warmup = 5 }
+        clip = 1.0
+    "#;
+
+    #[test]
+    fn files_are_checked_field_by_field() {
+        let config = Config::from_toml(SMALL).unwrap();
+        assert_eq!(config.model.head(), 8);
+        assert_eq!(config.training.accumulate, 1);
+        for (from, to, message) in [
+            ("heads = 4", "heads = 5", "model.width"),
+            ("kv_heads = 2", "kv_heads = 3", "model.kv_heads"),
+            ("batch = 3", "batch = 0", "training.batch"),
+            ("batch = 3", "bach = 3", "bach"),
+            ("clip = 1.0", "clip = -1.0", "training.clip"),
+            ("rate = 0.01", "rate = nan", "training.schedule.rate"),
+            ("context = 16", "context = 99999999999", "model.context"),
+        ] {
+            let error = Config::from_toml(&SMALL.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+}

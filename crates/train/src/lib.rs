@@ -1,0 +1,45 @@
+//! Gradients of compute graphs, optimizers, and training of small language models.
+//!
+//! # How a step goes
+//! 1. [`Forward`] appends a model and its loss to a graph; [`Gradients`] appends the nodes that compute the gradients of the
+//!    loss. Both are ordinary nodes: the scheduler places them on devices, plans their memory and runs them like any others.
+//! 2. [`Trainer`] keeps weights, gradients and the optimizer's means as stored tensors. One graph sets the gradients, a second
+//!    one adds to them for further batches of the same step, and a third one limits their length and lets the
+//!    [`Optimizer`] change the weights. All of them are planned once.
+//! 3. [`Checkpoint`] and [`export`] write what was learnt: the former to go on exactly where a run stopped, the latter as a
+//!    model that everything that reads GGUF can run.
+//!
+//! # Contract
+//! - A run is a function of its [`Config`] and its data: from the same seed, the same weights, bit for bit, also when it was
+//!   stopped and went on from a checkpoint, and with any number of threads.
+//! - A file on disk is complete or not there: checkpoints replace each other at once, and a full disk leaves the last one.
+//! - A loss that is not finite ends the run before the weights change, with the first result that is to blame.
+//! - The crate knows devices only as [`samite_core::Device`].
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod config;
+mod curve;
+mod data;
+mod error;
+mod export;
+mod gradient;
+mod model;
+mod optimizer;
+mod rules;
+mod schedule;
+mod trainer;
+mod vocabulary;
+
+pub use checkpoint::Checkpoint;
+pub use config::{Config, DataConfig, ModelConfig, TrainingConfig};
+pub use curve::{Curve, Point};
+pub use data::{Dataset, Order};
+pub use error::{Error, Result};
+pub use export::export;
+pub use gradient::Gradients;
+pub use model::{Constants, Forward, ParameterSpec};
+pub use optimizer::{Optimizer, Parameter};
+pub use schedule::Schedule;
+pub use trainer::{Evaluation, StepReport, Trainer};
+pub use vocabulary::Vocabulary;

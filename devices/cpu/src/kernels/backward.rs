@@ -1,0 +1,143 @@
+//! Gradients of operations that are no products.
+
+use super::elementwise::zip;
+use super::reduce::{change_rows, dot_of, sum_row};
+use super::rows::row_number;
+use crate::prepare::{Phase, Site};
+use crate::simd::math;
+use crate::table::{Kernel, Reason, dense_rows};
+use samite_core::{Error, Node, Op, Result};
+
+/// Columns of a task where rows are summed.
+const COLUMNS: usize = 64;
+
+/// The gradient of silu.
+pub(crate) fn silu(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (gradient, x) = (site.source(0)?, site.source(1)?);
+    let phase = zip(site, gradient, x, 1.2, |g, x| {
+        let s = math::sigmoid(x);
+        g * s * (1.0 + x * (1.0 - s))
+    });
+    Ok(vec![phase?])
+}
+
+/// Gradients of whole rows: the rows of both sources must lie without gaps.
+pub(crate) fn rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    dense_rows(node, 1)?;
+    Ok(Kernel::plain(rows))
+}
+
+/// The gradients of rms norm and softmax.
+fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let other = site.source(1)?;
+    let phase = match *site.node.op() {
+        Op::RmsNormBack { eps } => change_rows(site, 0.6, move |isa, row, out| {
+            // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
+            let x = unsafe { other.row::<f32>(row) };
+            isa.run(|| {
+                let n = out.len() as f32;
+                let scale = 1.0 / (dot_of(x, x) / n + eps).sqrt();
+                let pull = scale * scale * dot_of(out, x) / n;
+                for (g, x) in out.iter_mut().zip(x) {
+                    *g = scale * (*g - *x * pull);
+                }
+            });
+        }),
+        Op::SoftMaxBack { scale } => change_rows(site, 0.6, move |isa, row, out| {
+            // SAFETY: as above.
+            let y = unsafe { other.row::<f32>(row) };
+            isa.run(|| {
+                let mean = dot_of(out, y);
+                for (g, y) in out.iter_mut().zip(y) {
+                    *g = scale * *y * (*g - mean);
+                }
+            });
+        }),
+        ref op => Err(Error::invalid(format!("{op} is not a gradient of rows"))),
+    };
+    Ok(vec![phase?])
+}
+
+/// Sums what a repetition spread out: each task some columns of a row of the result.
+pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+    let [n0, n1, n2, n3] = result.shape();
+    let [s0, s1, s2, s3] = source.shape();
+    let parts = n0.div_ceil(COLUMNS);
+    // Every row of the source that ends up in row `row` of the result.
+    let rows_of = move |[i1, i2, i3]: [usize; 3]| {
+        (i3..s3).step_by(n3).flat_map(move |i3| {
+            (i2..s2)
+                .step_by(n2)
+                .flat_map(move |i2| (i1..s1).step_by(n1).map(move |i1| [i1, i2, i3]))
+        })
+    };
+    Ok(vec![Phase::new(
+        parts * result.rows(),
+        source.elements() as f64 * 0.4,
+        move |tasks, _| {
+            let mut buffer = [0.0; COLUMNS];
+            for task in tasks {
+                let (start, row) = (
+                    task % parts * COLUMNS,
+                    result.layout().row_index(task / parts),
+                );
+                let len = (n0 - start).min(COLUMNS);
+                let mut sums = [0.0; COLUMNS];
+                let (sums, buffer) = (&mut sums[..len], &mut buffer[..len]);
+                for from in rows_of(row) {
+                    if n0 == 1 {
+                        // SAFETY: the row is inside of the source.
+                        sums[0] += unsafe { sum_row(isa, &source, from) } as f32;
+                        continue;
+                    }
+                    for first in (start..s0).step_by(n0) {
+                        // SAFETY: the source's extents are multiples of the result's.
+                        unsafe { source.load(from, first, buffer) };
+                        isa.run(|| sums.iter_mut().zip(&*buffer).for_each(|(s, x)| *s += *x));
+                    }
+                }
+                // SAFETY: inside of the row; tasks do not overlap.
+                unsafe { result.store(row, start, sums) };
+            }
+            Ok(())
+        },
+    )])
+}
+
+/// Adds up the gradients of each row of a table: each task some columns, in the order of the rows.
+pub(crate) fn get_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, gradient, numbers, isa) =
+        (site.result(), site.source(0)?, site.source(1)?, site.isa);
+    let [n0, count, ..] = result.shape();
+    let given = gradient.shape()[1];
+    Ok(vec![Phase::new(
+        n0.div_ceil(COLUMNS),
+        (result.elements() + gradient.elements()) as f64 * 0.4,
+        move |tasks, _| {
+            let mut buffer = [0.0; COLUMNS];
+            for task in tasks {
+                let start = task * COLUMNS;
+                let len = (n0 - start).min(COLUMNS);
+                // SAFETY: the columns are inside of the rows of result and gradient; row numbers are checked; tasks do not
+                // overlap.
+                unsafe {
+                    let part = |row: usize| {
+                        let first = result.at([row, 0, 0]).cast::<f32>().add(start);
+                        std::slice::from_raw_parts_mut(first, len)
+                    };
+                    for row in 0..count {
+                        part(row).fill(0.0);
+                    }
+                    for row in 0..given {
+                        let to = part(row_number(&numbers, 1, [0; 3], row, count)?);
+                        let from = &mut buffer[..len];
+                        gradient.load([row, 0, 0], start, from);
+                        isa.run(|| to.iter_mut().zip(&*from).for_each(|(s, x)| *s += *x));
+                    }
+                }
+            }
+            Ok(())
+        },
+    )])
+}

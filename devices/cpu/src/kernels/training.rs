@@ -1,0 +1,169 @@
+//! The loss of predictions and the steps of optimizers.
+
+use super::reduce::{max_of, sum_of, sum_of_pairs};
+use crate::operand::Operand;
+use crate::prepare::{Phase, Site};
+use crate::simd::math;
+use crate::table::Kernel;
+use samite_core::{Error, Node, Op, Result};
+
+/// Weights that one task changes.
+const TASK: usize = 4096;
+
+/// The kernel of the cross entropy: a number for each row is kept in scratch memory.
+pub(crate) const CROSS_ENTROPY: Kernel = Kernel {
+    scratch: |node, _, _| scratch(node),
+    build: cross_entropy,
+};
+
+fn scratch(node: Node<'_>) -> Option<usize> {
+    node.source_layout(0)?.rows().checked_mul(size_of::<f64>())
+}
+
+/// The mean over all rows of `-sum(labels · log(softmax(logits)))`.
+fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, logits, labels) = (site.result(), site.source(0)?, site.source(1)?);
+    let isa = site.isa;
+    let count = logits.rows();
+    let bytes = scratch(site.node)
+        .ok_or_else(|| Error::shape("cross_entropy_loss: the size of its workspace overflows"))?;
+    let sums = site.scratch(bytes)?;
+    let each = Phase::new(count, logits.elements() as f64 * 1.2, move |tasks, _| {
+        for row in tasks {
+            let index = logits.layout().row_index(row);
+            // SAFETY: both operands have these rows, without gaps; each row has its place in the scratch memory.
+            unsafe {
+                let (x, p) = (logits.row::<f32>(index), labels.row::<f32>(index));
+                let (total, weight, hit) = isa.run(|| {
+                    let max = max_of(x);
+                    let total = sum_of(x, |x| math::exp(x - max));
+                    let hit = sum_of_pairs(x, p, |x, p| p * (x - max));
+                    (total, sum_of(p, |p| p), hit)
+                });
+                let loss = f64::from(weight) * f64::from(total).ln() - f64::from(hit);
+                *sums.at(row * size_of::<f64>()).cast::<f64>() = loss;
+            }
+        }
+        Ok(())
+    });
+    let mean = Phase::new(1, count as f64, move |_, _| {
+        // SAFETY: all rows were written by the phase before; the result has one element.
+        unsafe {
+            let sums = std::slice::from_raw_parts(sums.at(0).cast::<f64>(), count);
+            let mean = sums.iter().sum::<f64>() / count as f64;
+            result.store([0; 3], 0, &[mean as f32]);
+        }
+        Ok(())
+    });
+    Ok(vec![each, mean])
+}
+
+/// The gradient of the cross entropy with respect to the logits.
+pub(crate) fn cross_entropy_back(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (result, gradient) = (site.result(), site.source(0)?);
+    let (logits, labels, isa) = (site.source(1)?, site.source(2)?, site.isa);
+    let count = logits.rows();
+    Ok(vec![Phase::new(
+        count,
+        logits.elements() as f64 * 1.4,
+        move |tasks, _| {
+            // SAFETY: the gradient of the loss has one element.
+            let factor = unsafe { *gradient.base().cast::<f32>() } / count as f32;
+            for row in tasks {
+                let index = result.layout().row_index(row);
+                // SAFETY: all operands have these rows, without gaps; tasks are rows.
+                let (x, p, out) = unsafe {
+                    (
+                        logits.row::<f32>(index),
+                        labels.row::<f32>(index),
+                        result.row_mut::<f32>(index),
+                    )
+                };
+                isa.run(|| {
+                    let max = max_of(x);
+                    out.iter_mut()
+                        .zip(x)
+                        .for_each(|(y, x)| *y = math::exp(*x - max));
+                    let scale = factor / sum_of(out, |y| y);
+                    out.iter_mut()
+                        .zip(p)
+                        .for_each(|(y, p)| *y = *y * scale - *p * factor);
+                });
+            }
+            Ok(())
+        },
+    )])
+}
+
+/// The elements of a task, as a slice to change.
+///
+/// # Safety
+/// See [`Operand`]; the operand is F32 without gaps, and nobody else uses these elements.
+unsafe fn part<'a>(operand: &Operand, start: usize, len: usize) -> &'a mut [f32] {
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(operand.base().cast::<f32>().add(start), len) }
+}
+
+/// One step of AdamW or of gradient descent.
+pub(crate) fn step(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let (weights, gradient) = (site.source(0)?, site.source(1)?);
+    let (elements, isa) = (weights.elements(), site.isa);
+    let tasks = elements.div_ceil(TASK);
+    let range = move |task: usize| (task * TASK, (elements - task * TASK).min(TASK));
+    let phase = match site.node.op() {
+        Op::OptStepAdamW => {
+            let (means, squares) = (site.source(2)?, site.source(3)?);
+            let parameters = site.source(4)?;
+            Phase::new(tasks, elements as f64 * 1.0, move |tasks, _| {
+                // SAFETY: inference checked that there are seven parameters and that the other operands have the same
+                // elements, without gaps; tasks do not overlap.
+                let parameters: [f32; 7] = unsafe { *parameters.base().cast() };
+                let [rate, beta1, beta2, eps, decay, correct1, correct2] = parameters;
+                let keep = 1.0 - rate * decay;
+                for task in tasks {
+                    let (start, len) = range(task);
+                    // SAFETY: as above.
+                    let (w, g, m, v) = unsafe {
+                        (
+                            part(&weights, start, len),
+                            &*part(&gradient, start, len),
+                            part(&means, start, len),
+                            part(&squares, start, len),
+                        )
+                    };
+                    isa.run(|| {
+                        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
+                            *m = *m * beta1 + *g * (1.0 - beta1);
+                            *v = *v * beta2 + *g * *g * (1.0 - beta2);
+                            let step = *m * correct1 / ((*v * correct2).sqrt() + eps);
+                            *w = *w * keep - rate * step;
+                        }
+                    });
+                }
+                Ok(())
+            })
+        }
+        Op::OptStepSgd => {
+            let parameters = site.source(2)?;
+            Phase::new(tasks, elements as f64 * 0.5, move |tasks, _| {
+                // SAFETY: as above, with two parameters.
+                let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };
+                let keep = 1.0 - rate * decay;
+                for task in tasks {
+                    let (start, len) = range(task);
+                    // SAFETY: as above.
+                    let (w, g) =
+                        unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
+                    isa.run(|| {
+                        w.iter_mut()
+                            .zip(g)
+                            .for_each(|(w, g)| *w = *w * keep - rate * *g)
+                    });
+                }
+                Ok(())
+            })
+        }
+        op => return Err(Error::invalid(format!("{op} is not a step"))),
+    };
+    Ok(vec![phase])
+}

@@ -1,0 +1,67 @@
+//! Memory that keeps F32 tensors in float64: for measurements that rounding would blur, such as finite differences.
+
+use samite_core::{HostMemory, Result};
+use std::sync::{Mutex, PoisonError};
+
+/// For each four bytes of a buffer, the number that an F32 tensor there has before it is rounded.
+#[derive(Debug)]
+pub(crate) struct Float64(Mutex<Vec<f64>>);
+
+impl Float64 {
+    /// For a buffer of `bytes` bytes of zeros.
+    pub fn new(bytes: usize) -> Self {
+        Float64(Mutex::new(vec![0.0; bytes / 4]))
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Vec<f64>) -> R) -> R {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes over `len` bytes from `offset` on that were written to `memory` from outside.
+    pub fn refresh(&self, memory: &HostMemory, offset: usize, len: usize) -> Result<()> {
+        let first = offset / 4;
+        self.with(|numbers| {
+            let end = offset.saturating_add(len).div_ceil(4).min(numbers.len());
+            let Some(numbers) = numbers.get_mut(first..end) else {
+                return Ok(());
+            };
+            memory.with_bytes(4 * first, 4 * numbers.len(), |bytes| {
+                for (number, bytes) in numbers.iter_mut().zip(bytes.as_chunks().0) {
+                    *number = f32::from_le_bytes(*bytes).into();
+                }
+            })
+        })
+    }
+
+    /// Copies `len` bytes' worth of numbers from another buffer.
+    pub fn copy_from(&self, to: usize, other: &Float64, from: usize, len: usize) {
+        let count = len / 4;
+        let copied = other.with(|numbers| {
+            let range = numbers.get(from / 4..from / 4 + count);
+            range.map_or_else(Vec::new, <[f64]>::to_vec)
+        });
+        self.with(|numbers| {
+            let places = numbers.iter_mut().skip(to / 4);
+            places.zip(copied).for_each(|(place, x)| *place = x);
+        });
+    }
+
+    /// The numbers at some byte offsets, as bytes.
+    pub fn read(&self, offsets: impl Iterator<Item = usize>) -> Vec<u8> {
+        self.with(|numbers| {
+            let number = |at: usize| numbers.get(at / 4).copied().unwrap_or(f64::NAN);
+            offsets.flat_map(|at| number(at).to_le_bytes()).collect()
+        })
+    }
+
+    /// Writes numbers, given as bytes, to some byte offsets.
+    pub fn write(&self, offsets: impl Iterator<Item = usize>, bytes: &[u8]) {
+        self.with(|numbers| {
+            for (at, bytes) in offsets.zip(bytes.as_chunks().0) {
+                if let Some(place) = numbers.get_mut(at / 4) {
+                    *place = f64::from_le_bytes(*bytes);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,133 @@
+//! Gradients, losses and steps of optimizers.
+
+use super::attention::weights;
+use crate::call::Call;
+use crate::value::positions;
+use samite_core::Result;
+
+/// What [`Op::Repeat`](samite_core::Op::Repeat) spread out, summed.
+pub fn repeat_back(call: &Call) -> Result<()> {
+    let x = call.numbers(0)?;
+    let shape = call.result.tensor.layout().shape();
+    let [n0, n1, n2, _] = shape;
+    let mut sums = vec![0.0; shape.iter().product()];
+    for position in positions(x.shape) {
+        let [i0, i1, i2, i3] = std::array::from_fn(|d| position[d] % shape[d]);
+        sums[i0 + n0 * (i1 + n1 * (i2 + n2 * i3))] += x.at(position);
+    }
+    call.store(&sums)
+}
+
+/// `gradient * d(x sigmoid(x))/dx`.
+pub fn silu_back(call: &Call) -> Result<()> {
+    let (gradient, x) = (call.numbers(0)?, call.numbers(1)?);
+    let values: Vec<_> = gradient
+        .values
+        .iter()
+        .zip(&x.values)
+        .map(|(g, x)| {
+            let s = 1.0 / (1.0 + (-x).exp());
+            g * s * (1.0 + x * (1.0 - s))
+        })
+        .collect();
+    call.store(&values)
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Lets `f` compute each row of the result from the rows of sources 0 and 1.
+fn rows(call: &Call, f: impl Fn(&[f64], &[f64]) -> Vec<f64>) -> Result<()> {
+    let (a, b) = (call.numbers(0)?, call.numbers(1)?);
+    let values: Vec<_> = a.rows().zip(b.rows()).flat_map(|(a, b)| f(a, b)).collect();
+    call.store(&values)
+}
+
+/// With `r = 1 / sqrt(mean(x²) + eps)`: `r (gradient - x r² mean(gradient x))`.
+pub fn rms_norm_back(call: &Call, eps: f64) -> Result<()> {
+    rows(call, |gradient, x| {
+        let n = x.len() as f64;
+        let r = 1.0 / (dot(x, x) / n + eps).sqrt();
+        let pull = r * r * dot(gradient, x) / n;
+        let pairs = gradient.iter().zip(x);
+        pairs.map(|(g, x)| r * (g - x * pull)).collect()
+    })
+}
+
+/// `scale * y (gradient - sum(gradient y))`.
+pub fn soft_max_back(call: &Call, scale: f64) -> Result<()> {
+    rows(call, |gradient, y| {
+        let mean = dot(gradient, y);
+        let pairs = gradient.iter().zip(y);
+        pairs.map(|(g, y)| scale * y * (g - mean)).collect()
+    })
+}
+
+/// Adds each row of the gradient to the row of the result that source 1 names.
+pub fn get_rows_back(call: &Call) -> Result<()> {
+    let (gradient, numbers) = (call.numbers(0)?, call.integers(1)?);
+    let [n0, count, ..] = call.result.tensor.layout().shape();
+    let mut sums = vec![0.0; n0 * count];
+    for (row, &number) in gradient.rows().zip(&numbers.values) {
+        let place = &mut sums[call.index(number, count, 1)? * n0..][..n0];
+        place.iter_mut().zip(row).for_each(|(s, g)| *s += g);
+    }
+    call.store(&sums)
+}
+
+/// `-sum(labels log(softmax(logits))) / rows`.
+pub fn cross_entropy_loss(call: &Call) -> Result<()> {
+    let (logits, labels) = (call.numbers(0)?, call.numbers(1)?);
+    let mut sum = 0.0;
+    for (logits, labels) in logits.rows().zip(labels.rows()) {
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+        let log_total = largest + total.ln();
+        let pairs = logits.iter().zip(labels);
+        sum += pairs.map(|(x, p)| p * (x - log_total)).sum::<f64>();
+    }
+    let rows: usize = logits.shape[1..].iter().product();
+    call.store(&[-sum / rows as f64])
+}
+
+/// `gradient * (softmax(logits) - labels) / rows`.
+pub fn cross_entropy_loss_back(call: &Call) -> Result<()> {
+    let gradient = call.numbers(0)?.values[0];
+    let (logits, labels) = (call.numbers(1)?, call.numbers(2)?);
+    let count: usize = logits.shape[1..].iter().product();
+    let factor = gradient / count as f64;
+    let mut values = Vec::with_capacity(logits.values.len());
+    for (logits, labels) in logits.rows().zip(labels.rows()) {
+        let softmax = weights(logits, None);
+        values.extend(softmax.iter().zip(labels).map(|(y, p)| factor * (y - p)));
+    }
+    call.store(&values)
+}
+
+/// One step of AdamW.
+pub fn adamw(call: &Call) -> Result<()> {
+    let (mut w, g) = (call.numbers(0)?.values, call.numbers(1)?.values);
+    let (mut m, mut v) = (call.numbers(2)?.values, call.numbers(3)?.values);
+    let p = call.numbers(4)?.values;
+    let (rate, beta1, beta2, eps, decay) = (p[0], p[1], p[2], p[3], p[4]);
+    let (correct1, correct2) = (p[5], p[6]);
+    for i in 0..w.len() {
+        m[i] = m[i] * beta1 + g[i] * (1.0 - beta1);
+        v[i] = v[i] * beta2 + g[i] * g[i] * (1.0 - beta2);
+        let step = m[i] * correct1 / ((v[i] * correct2).sqrt() + eps);
+        w[i] = w[i] * (1.0 - rate * decay) - rate * step;
+    }
+    call.store_source(0, &w)?;
+    call.store_source(2, &m)?;
+    call.store_source(3, &v)
+}
+
+/// One step of gradient descent.
+pub fn sgd(call: &Call) -> Result<()> {
+    let (w, g, p) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?.values);
+    let keep = 1.0 - p[0] * p[1];
+    let pairs = w.values.iter().zip(&g.values);
+    let values: Vec<_> = pairs.map(|(w, g)| w * keep - p[0] * g).collect();
+    call.store_source(0, &values)
+}
