@@ -14,7 +14,7 @@
 //! # Packed weights
 //! Where the processor has AVX-512 with VNNI, the device offers memory of its own for quantized weights, `cpu-packed`, an
 //! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for
-//! products that are several times as fast; what is written is packed, what is read unpacked.
+//! products that are several times as fast, more so where there is AMX; what is written is packed, what is read unpacked.
 //!
 //! # What kernels promise
 //! - Results do not depend on the number of threads: every element is computed by one task, in a fixed order.

@@ -6,7 +6,8 @@ use std::ops::{Bound, RangeBounds};
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
 ///
 /// Sequences that share a prefix share its cells. A token sees the cells of its own sequence at positions up to its own;
-/// where in the cache they lie does not matter.
+/// where in the cache they lie does not matter for what it sees. It does for how fast: attention skips blocks of cells that
+/// it does not see, so each of several sequences gets [`RUN`] cells next to each other at a time, as long as there are such.
 #[derive(Clone, Debug)]
 pub struct Cells {
     /// Position by cell; -1 for free ones.
@@ -21,6 +22,10 @@ pub struct Cells {
     first_free: usize,
     /// All cells from this one on are free.
     end: usize,
+    /// No run before this one is free as a whole.
+    first_free_run: usize,
+    /// By sequence: the cell behind the one that it took last.
+    next: Vec<usize>,
     used: usize,
     /// Largest position by sequence; -1 for none.
     last: Vec<i32>,
@@ -28,6 +33,9 @@ pub struct Cells {
     /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees.
     taken: Vec<usize>,
 }
+
+/// Cells that a sequence gets at a time where there are several sequences.
+const RUN: usize = 64;
 
 /// A range of positions as first and last + 1.
 fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
@@ -62,6 +70,8 @@ impl Cells {
             n_sequences,
             first_free: 0,
             end: 0,
+            first_free_run: 0,
+            next: try_filled(0, Some(n_sequences), WHAT)?,
             used: 0,
             last: try_filled(-1, Some(n_sequences), WHAT)?,
             has_shifts: false,
@@ -132,8 +142,18 @@ impl Cells {
 
     /// Takes a free cell for the token at `position` of `sequences`, which must exist. `None` if there is none.
     pub(crate) fn take(&mut self, position: i32, sequences: &[u32]) -> Option<usize> {
-        let cell = (self.first_free..self.len()).find(|&cell| self.positions[cell] < 0)?;
-        self.first_free = cell + 1;
+        let owner = sequences.first().map(|&sequence| sequence as usize);
+        let cell = match owner.and_then(|owner| self.in_run(owner)) {
+            Some(cell) => cell,
+            None => {
+                let free = (self.first_free..self.len()).find(|&cell| self.positions[cell] < 0);
+                self.first_free = free.unwrap_or(self.len());
+                free?
+            }
+        };
+        if let Some(owner) = owner {
+            self.next[owner] = cell + 1;
+        }
         self.end = self.end.max(cell + 1);
         self.used += 1;
         self.positions[cell] = position;
@@ -145,6 +165,23 @@ impl Cells {
         }
         self.taken.push(cell);
         Some(cell)
+    }
+
+    /// A free cell next to the one that a sequence took last, or the first of a run of free ones.
+    fn in_run(&mut self, sequence: usize) -> Option<usize> {
+        if self.n_sequences == 1 {
+            return None;
+        }
+        let next = self.next[sequence];
+        let is_free = |cell: &usize| self.positions.get(*cell).is_some_and(|&p| p < 0);
+        if !next.is_multiple_of(RUN) && is_free(&next) {
+            return Some(next);
+        }
+        let runs = self.len() / RUN;
+        let free = (self.first_free_run..runs)
+            .find(|run| (run * RUN..(run + 1) * RUN).all(|cell| is_free(&cell)));
+        self.first_free_run = free.map_or(runs, |run| run + 1);
+        free.map(|run| run * RUN)
     }
 
     /// Keeps the cells that were taken.
@@ -166,6 +203,7 @@ impl Cells {
         self.sequences[cell * self.words..][..self.words].fill(0);
         self.used -= 1;
         self.first_free = self.first_free.min(cell);
+        self.first_free_run = self.first_free_run.min(cell / RUN);
     }
 
     /// Brings what is derived from the cells up to date after some were released or changed.
@@ -398,6 +436,23 @@ mod tests {
         assert_eq!((cells.end(), cells.used()), (0, 0));
         assert!((0..8).all(|_| cells.take(0, &[0]).is_some()));
         assert_eq!(cells.take(0, &[0]), None);
+    }
+
+    #[test]
+    fn sequences_get_runs_of_cells_until_all_are_taken() {
+        let mut cells = Cells::new(2 * RUN + 10, 3).unwrap();
+        for position in 0..40 {
+            assert_eq!(cells.take(position, &[0]), Some(position as usize));
+            assert_eq!(cells.take(position, &[1]), Some(RUN + position as usize));
+        }
+        // There is no third run: what is free anywhere is taken.
+        let rest: Vec<_> = std::iter::from_fn(|| cells.take(0, &[2])).collect();
+        assert!(rest.into_iter().eq((40..RUN).chain(RUN + 40..2 * RUN + 10)));
+        assert_eq!(cells.free(), 0);
+        cells.remove(0, ..).unwrap();
+        cells.remove(2, ..).unwrap();
+        assert_eq!(cells.take(0, &[2]), Some(0));
+        assert_eq!(cells.take(1, &[2]), Some(1));
     }
 
     #[test]

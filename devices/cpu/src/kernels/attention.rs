@@ -28,6 +28,10 @@ const SPLIT: usize = 512;
 /// Query rows from which on there are enough tasks without splitting keys.
 const ENOUGH_ROWS: usize = 64;
 
+/// Tokens from which on they are likely to see the same keys. Fewer are often of different sequences: alone, a token does
+/// not have to look at the keys of the others.
+const ENOUGH_TOKENS: usize = 32;
+
 const NO_KEY: u16 = 0xfc00; // minus infinity
 
 /// Parameters and extents.
@@ -119,7 +123,11 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
         batch,
         keys,
         kv_heads,
-        token_block: (COLUMNS / head_block).min(tokens.max(1)),
+        token_block: if tokens < ENOUGH_TOKENS {
+            1
+        } else {
+            COLUMNS / head_block
+        },
         head_block,
         splits,
         decode_keys,
@@ -407,15 +415,24 @@ impl Attention {
                     .for_each(|x| *x = softcap * math::tanh(*x));
             }
         });
-        // Most blocks of keys are seen by all rows: only those at the edge need a look at each key.
-        let masked = |mask: &&[u16]| self.isa.run(|| mask.iter().fold(0, |any, &m| any | m) != 0);
-        if let Some(mask) = mask.filter(masked) {
-            for (x, &m) in scores.iter_mut().zip(mask) {
-                match m {
-                    0 => {}
+        if let Some(mask) = mask {
+            let (all, others) = self.isa.run(|| {
+                let (mut all, mut others) = (true, false);
+                for (x, &m) in scores.iter_mut().zip(mask) {
+                    all &= m == NO_KEY;
+                    others |= m != NO_KEY && m != 0;
                     // Whatever an unused place of a cache holds must not be seen.
-                    NO_KEY => *x = f32::NEG_INFINITY,
-                    m => *x += row.slope * f16::from_bits(m).to_f32(),
+                    *x = if m == NO_KEY { f32::NEG_INFINITY } else { *x };
+                }
+                (all, others)
+            });
+            if all {
+                scores.fill(0.0);
+                return;
+            }
+            if others {
+                for (x, &m) in scores.iter_mut().zip(mask).filter(|(_, m)| **m != NO_KEY) {
+                    *x += row.slope * f16::from_bits(m).to_f32();
                 }
             }
         }
