@@ -7,7 +7,7 @@ use std::ops::{Bound, RangeBounds};
 ///
 /// Sequences that share a prefix share its cells. A token sees the cells of its own sequence at positions up to its own;
 /// where in the cache they lie does not matter for what it sees. It does for how fast: attention skips blocks of cells that
-/// it does not see, so each of several sequences gets [`RUN`] cells next to each other at a time, as long as there are such.
+/// it does not see, so each of several sequences gets 64 cells next to each other at a time, as long as there are such.
 #[derive(Clone, Debug)]
 pub struct Cells {
     /// Position by cell; -1 for free ones.

@@ -4,7 +4,7 @@ use super::activations::{ColumnSpec, SLAB, Sums};
 use super::{LANES, PANEL};
 use crate::simd::float::Panel;
 use samite_core::DType;
-use samite_quant::IQ4_NL_VALUES;
+use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
 use std::arch::x86_64::*;
 
 /// Bytes of memory that are asked for before they are needed.
@@ -273,6 +273,16 @@ impl Format for Q4_0 {
     }
 }
 
+/// A table of signed numbers as unsigned ones, 128 more each, for each lane.
+#[inline(always)]
+unsafe fn table(values: &[i8; 16]) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let values = _mm_loadu_si128(values.as_ptr().cast());
+        _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)))
+    }
+}
+
 pub(super) struct Iq4Nl;
 
 impl Format for Iq4Nl {
@@ -283,14 +293,79 @@ impl Format for Iq4Nl {
     unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let values = _mm_loadu_si128(IQ4_NL_VALUES.as_ptr().cast());
-            let values = _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)));
+            let values = table(&IQ4_NL_VALUES);
             let scales = half.add(blocks * 16 * LANES);
             for i in 0..blocks {
                 nibbles(half, i, |j, codes| {
                     to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
                 });
                 to.scale(i, halves(scales, i));
+            }
+        }
+    }
+}
+
+pub(super) struct Mxfp4;
+
+impl Format for Mxfp4 {
+    const DTYPE: DType = DType::MXFP4;
+    const SUMS: Sums = Sums::Offset(128);
+
+    #[inline(always)]
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let values = table(&MXFP4_VALUES);
+            let exponents = half.add(blocks * 16 * LANES);
+            for i in 0..blocks {
+                nibbles(half, i, |j, codes| {
+                    to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
+                });
+                let e = _mm_loadu_si128(exponents.add(i * LANES).cast());
+                let e = _mm512_cvtepu8_epi32(e);
+                // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two.
+                let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+                let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+                let is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+                let scales = _mm512_mask_mov_epi32(normal, is_small, small);
+                to.scale(i, _mm512_castsi512_ps(scales));
+            }
+        }
+    }
+}
+
+pub(super) struct Iq4Xs;
+
+impl Format for Iq4Xs {
+    const DTYPE: DType = DType::IQ4_XS;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Offset(128);
+
+    #[inline(always)]
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let values = table(&IQ4_NL_VALUES);
+            let low_bits = half.add(blocks * 128 * LANES);
+            let high_bits = low_bits.add(blocks * 4 * LANES);
+            let d = halves(high_bits.add(blocks * 2 * LANES), 0);
+            let low_bits = load(low_bits);
+            let high_bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high_bits.cast()));
+            for group in 0..8 {
+                for j in 0..4 {
+                    let both = load(half.add((group * 4 + j) * 64));
+                    let at = group * 8 + j;
+                    to.codes(at, _mm512_shuffle_epi8(values, low(both)));
+                    to.codes(at + 4, _mm512_shuffle_epi8(values, high(both)));
+                }
+                let number = |from, bits, mask| {
+                    _mm512_and_si512(shifted(from, bits * group), _mm512_set1_epi32(mask))
+                };
+                let high = _mm512_slli_epi32::<4>(number(high_bits, 2, 3));
+                let scales = _mm512_or_si512(number(low_bits, 4, 15), high);
+                let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
+                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scales), d));
             }
         }
     }
@@ -391,6 +466,97 @@ unsafe fn six_bits<F: Format>(fields: *const u8, d: __m512, d_min: __m512, to: &
             };
             to.scale(group, number(scales, d));
             to.minimum(group, number(minimums, d_min));
+        }
+    }
+}
+
+/// Codes of two bits of a block of 256: bits `2 * j..2 * j + 2` of the bytes of each half are 32 elements.
+#[inline(always)]
+unsafe fn two_bits(half: *const u8, mut to: impl FnMut(usize, usize, usize, __m512i)) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let three = _mm512_set1_epi8(3);
+        for part in 0..2 {
+            for u in 0..8 {
+                let all = load(half.add((part * 8 + u) * 64));
+                for j in 0..4 {
+                    to(part, j, u, _mm512_and_si512(shifted(all, 2 * j), three));
+                }
+            }
+        }
+    }
+}
+
+pub(super) struct Q2K;
+
+impl Format for Q2K {
+    const DTYPE: DType = DType::Q2_K;
+    const GROUP: usize = 16;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Minus;
+
+    #[inline(always)]
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let fields = half.add(blocks * 64 * LANES);
+            let d = fields.add(blocks * 16 * LANES);
+            let d_min = halves(d.add(blocks * 2 * LANES), 0);
+            let d = halves(d, 0);
+            two_bits(half, |part, j, u, codes| {
+                to.codes(part * 32 + j * 8 + u, codes);
+            });
+            for group in 0..16 {
+                let both = _mm_loadu_si128(fields.add(group * LANES).cast());
+                let both = _mm512_cvtepu8_epi32(both);
+                let scale = _mm512_and_si512(both, _mm512_set1_epi32(15));
+                let minimum = _mm512_srli_epi32::<4>(both);
+                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d));
+                to.minimum(group, _mm512_mul_ps(_mm512_cvtepi32_ps(minimum), d_min));
+            }
+        }
+    }
+}
+
+pub(super) struct Q3K;
+
+impl Format for Q3K {
+    const DTYPE: DType = DType::Q3_K;
+    const GROUP: usize = 16;
+    const SCALED: usize = 256;
+    const SUMS: Sums = Sums::Offset(4);
+
+    #[inline(always)]
+    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let bits = half.add(blocks * 64 * LANES);
+            let fields = bits.add(blocks * 32 * LANES);
+            let d = halves(fields.add(blocks * 12 * LANES), 0);
+            two_bits(half, |part, j, u, codes| {
+                // Bit `4 * part + j` is the third one.
+                let bits = load(bits.add(u * 64));
+                let third = match part * 4 + j {
+                    bit @ 0..2 => _mm512_sll_epi32(bits, _mm_cvtsi32_si128(2 - bit as i32)),
+                    bit => shifted(bits, bit - 2),
+                };
+                to.codes(part * 32 + j * 8 + u, or_masked(codes, third, 4));
+            });
+            // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
+            // the upper two of all.
+            let words = [0, 1, 2].map(|i| load(fields.add(i * 64)));
+            for group in 0..16 {
+                let number = |word: usize, bits: usize, mask| {
+                    _mm512_and_si512(shifted(words[word], bits), _mm512_set1_epi32(mask))
+                };
+                let low = number(group % 8 / 4, group % 4 * 8 + group / 8 * 4, 15);
+                let high = number(2, group % 4 * 8 + group / 4 * 2, 3);
+                let scale = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
+                let scale = _mm512_sub_epi32(scale, _mm512_set1_epi32(32));
+                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d));
+            }
         }
     }
 }

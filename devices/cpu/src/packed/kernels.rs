@@ -13,7 +13,8 @@
 
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
-    Format, Half, Iq4Nl, PanelSlab, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Sink, Slab,
+    Format, Half, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
+    Q8_0, Sink, Slab,
 };
 use super::{LANES, PANEL, tiles};
 use crate::detect::Avx512;
@@ -26,8 +27,9 @@ use std::mem::MaybeUninit;
 pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
     fn of<F: Format>(token: Avx512) -> (PanelFn, ColumnSpec) {
         match token.tiles() {
-            Some(_) => (tiles::multiply::<F>, F::COLUMNS),
-            None => (multiply::<F>, F::COLUMNS),
+            // With shorter groups, tiles are not faster.
+            Some(_) if F::GROUP == 32 => (tiles::multiply::<F>, F::COLUMNS),
+            _ => (multiply::<F>, F::COLUMNS),
         }
     }
     Some(match dtype {
@@ -37,6 +39,10 @@ pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpe
         DType::Q5_0 => of::<Q5_0>(token),
         DType::Q5_1 => of::<Q5_1>(token),
         DType::IQ4_NL => of::<Iq4Nl>(token),
+        DType::IQ4_XS => of::<Iq4Xs>(token),
+        DType::MXFP4 => of::<Mxfp4>(token),
+        DType::Q2_K => of::<Q2K>(token),
+        DType::Q3_K => of::<Q3K>(token),
         DType::Q4_K => of::<Q4K>(token),
         DType::Q5_K => of::<Q5K>(token),
         DType::Q6_K => of::<Q6K>(token),

@@ -24,6 +24,17 @@ fn fields(dtype: DType) -> Option<&'static [Field]> {
     Some(match dtype {
         DType::Q8_0 => const { &[field(2, 32, 4), field(0, 2, 2)] },
         DType::Q4_0 | DType::IQ4_NL => const { &[field(2, 16, 4), field(0, 2, 2)] },
+        DType::MXFP4 => const { &[field(1, 16, 4), field(0, 1, 1)] },
+        DType::IQ4_XS => {
+            const {
+                &[
+                    field(8, 128, 4),
+                    field(4, 4, 4),
+                    field(2, 2, 2),
+                    field(0, 2, 2),
+                ]
+            }
+        }
         DType::Q4_1 => const { &[field(4, 16, 4), field(0, 2, 2), field(2, 2, 2)] },
         DType::Q5_0 => const { &[field(6, 16, 4), field(2, 4, 4), field(0, 2, 2)] },
         DType::Q5_1 => {
@@ -33,6 +44,26 @@ fn fields(dtype: DType) -> Option<&'static [Field]> {
                     field(4, 4, 4),
                     field(0, 2, 2),
                     field(2, 2, 2),
+                ]
+            }
+        }
+        DType::Q2_K => {
+            const {
+                &[
+                    field(16, 64, 4),
+                    field(0, 16, 1),
+                    field(80, 2, 2),
+                    field(82, 2, 2),
+                ]
+            }
+        }
+        DType::Q3_K => {
+            const {
+                &[
+                    field(32, 64, 4),
+                    field(0, 32, 4),
+                    field(96, 12, 4),
+                    field(108, 2, 2),
                 ]
             }
         }
