@@ -60,13 +60,15 @@ pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
         let memory = memory.as_mut_ptr();
         // Rows of a tile behind the last column must hold something.
         (&raw mut (*memory).gathered).write_bytes(0, 1);
-        configure(F::GROUP);
+        // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
+        let before = Configuration::current();
+        Configuration::new(F::GROUP).set();
         for columns in columns.chunks(COLUMNS) {
             for row in (0..panel.rows).step_by(PANEL) {
                 panels::<F>(panel, row, columns, memory);
             }
         }
-        release();
+        before.set();
     }
 }
 
@@ -381,38 +383,104 @@ macro_rules! store_tile {
 }
 use store_tile;
 
-/// Sets the sizes of tiles: 0 to 3 for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
-#[inline(always)]
-unsafe fn configure(group: usize) {
-    #[repr(C, align(64))]
-    struct Configuration {
-        palette: u8,
-        start_row: u8,
-        reserved: [u8; 14],
-        row_bytes: [u16; 16],
-        rows: [u8; 16],
+/// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Configuration {
+    /// Tiles 0 to 3 are for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
+    fn new(group: usize) -> Self {
+        let (columns, weights) = (group as u16, group as u8 / 4);
+        Configuration {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [
+                64, 64, 64, 64, columns, columns, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0,
+            ],
+            rows: [
+                16, 16, 16, 16, 16, 16, weights, weights, 0, 0, 0, 0, 0, 0, 0, 0,
+            ],
+        }
     }
-    let (columns, weights) = (group as u16, group as u8 / 4);
-    let configuration = Configuration {
-        palette: 1,
-        start_row: 0,
-        reserved: [0; 14],
-        row_bytes: [
-            64, 64, 64, 64, columns, columns, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0,
-        ],
-        rows: [
-            16, 16, 16, 16, 16, 16, weights, weights, 0, 0, 0, 0, 0, 0, 0, 0,
-        ],
-    };
-    // SAFETY: the caller's contract: AMX is there; the configuration is valid.
-    unsafe {
-        asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, preserves_flags, readonly))
+
+    /// What this thread has now.
+    #[inline(always)]
+    unsafe fn current() -> Self {
+        let mut configuration = MaybeUninit::<Self>::uninit();
+        // SAFETY: the caller's contract: AMX is there; all bytes are written.
+        unsafe {
+            asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
+            configuration.assume_init()
+        }
+    }
+
+    /// Makes it this thread's.
+    #[inline(always)]
+    unsafe fn set(&self) {
+        // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
+        unsafe {
+            if self.palette == 0 {
+                // The system need not save tiles that nobody uses.
+                asm!("tilerelease", options(nostack, preserves_flags, nomem));
+            } else {
+                asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, preserves_flags, readonly));
+            }
+        }
     }
 }
 
-/// Gives tiles back: the system need not save them when it switches threads.
-#[inline(always)]
-unsafe fn release() {
-    // SAFETY: the caller's contract: AMX is there.
-    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detect::Isa;
+    use crate::packed::formats::Q8_0;
+
+    #[test]
+    fn configurations_of_others_are_left_as_they_are() {
+        let Some(_tiles) = Isa::all().into_iter().find_map(|isa| match isa {
+            Isa::Avx512(token) => token.tiles(),
+            _ => None,
+        }) else {
+            return;
+        };
+        let mut out = [0.0f32; 32];
+        let column = [[0u64; 8]; 8];
+        let weights = [[0u64; 8]; 32 * 34 / 64];
+        let columns = [Column {
+            x: column.as_ptr().cast(),
+            out: out.as_mut_ptr(),
+        }; WORTH_TILES];
+        let panel = Panel {
+            weights: weights.as_ptr().cast(),
+            stride: 0,
+            rows: 32,
+            k: 32,
+            first: 0,
+            slabs: 0,
+        };
+        // SAFETY: AMX was detected; everything is as large as it has to be.
+        let [during, after] = unsafe {
+            Configuration::new(16).set();
+            multiply::<Q8_0>(&panel, &columns);
+            let during = Configuration::current();
+            Configuration {
+                palette: 0,
+                ..Configuration::new(0)
+            }
+            .set();
+            multiply::<Q8_0>(&panel, &columns);
+            [during, Configuration::current()]
+        };
+        assert_eq!(during.rows[6], 4);
+        assert_eq!(during.row_bytes[4], 16);
+        assert_eq!(after.palette, 0);
+        assert_eq!(out, [0.0; 32]);
+    }
 }
