@@ -37,6 +37,19 @@ impl<'a> Check<'a> {
         }
     }
 
+    /// Whether the matrices of source 0, not transposed, repeat over those of source 1.
+    fn repeats_over_batches(&self, a: &Layout, b: &Layout) -> Result<()> {
+        let ([_, _, a2, a3], [_, _, b2, b3]) = (a.shape(), b.shape());
+        self.ensure(
+            a2 != 0 && a3 != 0 && b2 % a2 == 0 && b3 % a3 == 0,
+            "source 0 does not repeat over source 1's batches",
+        )?;
+        self.ensure(
+            !a.is_transposed(),
+            "source 0 is transposed; make it contiguous first",
+        )
+    }
+
     fn optional(&self, index: usize) -> Option<&'a Layout> {
         self.sources.get(index).copied().flatten()
     }
@@ -282,16 +295,9 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             let (a, b) = (c.source(0)?, c.source(1)?);
             c.is(1, "source 1", FLOATS)?;
             c.ensure(!a.dtype().is_integer(), "source 0 is an integer matrix")?;
-            let ([k, m, a2, a3], [bk, n, b2, b3]) = (a.shape(), b.shape());
+            let ([k, m, ..], [bk, n, b2, b3]) = (a.shape(), b.shape());
             c.ensure(k == bk, format_args!("rows differ in length: {k} and {bk}"))?;
-            c.ensure(
-                a2 != 0 && a3 != 0 && b2 % a2 == 0 && b3 % a3 == 0,
-                "source 0 does not repeat over source 1's batches",
-            )?;
-            c.ensure(
-                !a.is_transposed(),
-                "source 0 is transposed; make it contiguous first",
-            )?;
+            c.repeats_over_batches(a, b)?;
             c.result(DType::F32, [m, n, b2, b3])
         }
         Op::OutProd => {
@@ -299,19 +305,12 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
             let (a, b) = (c.source(0)?, c.source(1)?);
             c.is(1, "source 1", &[DType::F32])?;
             c.ensure(!a.dtype().is_integer(), "source 0 is an integer matrix")?;
-            let ([m, k, a2, a3], [n, bk, b2, b3]) = (a.shape(), b.shape());
+            let ([m, k, ..], [n, bk, b2, b3]) = (a.shape(), b.shape());
             c.ensure(
                 k == bk,
                 format_args!("the numbers of rows differ: {k} and {bk}"),
             )?;
-            c.ensure(
-                a2 != 0 && a3 != 0 && b2 % a2 == 0 && b3 % a3 == 0,
-                "source 0 does not repeat over source 1's batches",
-            )?;
-            c.ensure(
-                !a.is_transposed(),
-                "source 0 is transposed; make it contiguous first",
-            )?;
+            c.repeats_over_batches(a, b)?;
             c.result(DType::F32, [m, n, b2, b3])
         }
         Op::MulMatId { .. } => {

@@ -115,7 +115,7 @@ impl Order {
             let mut rng = Rng::new(self.seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
             self.order = (0..self.len).collect();
             for last in (1..self.len).rev() {
-                let other = (rng.next_u64() % (last as u64 + 1)) as usize;
+                let other = rng.below(last + 1);
                 self.order.swap(last, other);
             }
             self.epoch = Some(epoch);

@@ -6,7 +6,7 @@
 
 use super::canary::{Canary, Noise, Times};
 use super::peer::Peer;
-use super::statistics::{Random, Ratio, median_of, ratio};
+use super::statistics::{Ratio, median_of, ratio};
 use super::work::{Bench, Work};
 use super::{BenchArgs, describe};
 use crate::args::ThreadArgs;
@@ -15,6 +15,7 @@ use crate::{interrupt, progress};
 use samite::CancelToken;
 use samite::llm::Model;
 use samite::registry::{Peaks, measure_peaks};
+use samite::text::Rng;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -104,7 +105,7 @@ struct Report {
 
 /// Compares all `works`, with each number of threads. After Ctrl-C, what was measured so far is printed.
 pub fn run(args: &BenchArgs, bench: &Path, threads: &[usize], works: &[Work]) -> Outcome {
-    let peer = Peer::new(bench)?;
+    let peer = Peer::new(bench, &args.model)?;
     let cancel = interrupt::token()?;
     let mut report = Report::default();
     let result = measure_all(args, &peer, threads, works, &cancel, &mut report);
@@ -131,7 +132,7 @@ fn measure_all(
     let bar = progress::count("comparing");
     bar.set_length((threads.len() * works.len() * args.pairs as usize) as u64);
     let seed = SystemTime::now().duration_since(UNIX_EPOCH);
-    let mut random = Random(seed.map_or(0, |time| time.as_nanos() as u64));
+    let mut random = Rng::new(seed.map_or(0, |time| time.as_nanos() as u64));
     for &threads in threads {
         let model = args.model.load(ThreadArgs::new(threads), cancel)?;
         report.model = describe(&model);
@@ -177,7 +178,7 @@ impl Comparison<'_> {
         &self,
         row: &mut Row,
         version: &mut Option<String>,
-        random: &mut Random,
+        random: &mut Rng,
         bar: &indicatif::ProgressBar,
     ) -> Outcome {
         let repetitions = self.args.repetitions.unwrap_or(1);
@@ -227,7 +228,7 @@ impl Comparison<'_> {
         let mut reading = canary.read();
         while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MOST_TRIES {
             samite_first = match row.pairs.len() % 2 {
-                0 => random.next() >> 63 == 0,
+                0 => random.next_u64() >> 63 == 0,
                 _ => !samite_first,
             };
             let (before, start) = (Times::now(), Instant::now());

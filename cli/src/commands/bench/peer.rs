@@ -16,6 +16,7 @@ const BATCHED: &str = "llama-batched-bench";
 /// llama.cpp, as it lies in one folder.
 pub struct Peer {
     bench: PathBuf,
+    model: PathBuf,
 }
 
 /// One run of a peer.
@@ -28,17 +29,21 @@ pub struct PeerSample {
 }
 
 impl Peer {
-    /// The peer whose `llama-bench` is at `bench`.
-    pub fn new(bench: &Path) -> Outcome<Self> {
-        if bench.is_file() {
-            return Ok(Peer {
-                bench: bench.to_owned(),
-            });
+    /// The peer whose `llama-bench` is at `bench`, with the model of these flags.
+    pub fn new(bench: &Path, flags: &ModelArgs) -> Outcome<Self> {
+        if !bench.is_file() {
+            return Err(Failure::usage(format_args!(
+                "--compare: there is no file {}; give the path of llama.cpp's llama-bench",
+                bench.display()
+            )));
         }
-        Err(Failure::usage(format_args!(
-            "--compare: there is no file {}; give the path of llama.cpp's llama-bench",
-            bench.display()
-        )))
+        let model = flags.file().ok_or_else(|| {
+            Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
+        })?;
+        Ok(Peer {
+            bench: bench.to_owned(),
+            model: model.to_owned(),
+        })
     }
 
     /// Does the work `repetitions` times after a warm-up, with or without llama.cpp's packed weights.
@@ -61,10 +66,7 @@ impl Peer {
             command
         };
         let [k, v] = flags.kv_types()?;
-        let file = flags.file().ok_or_else(|| {
-            Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
-        })?;
-        command.arg("-m").arg(file);
+        command.arg("-m").arg(&self.model);
         command.args(["-ctk", k.name(), "-ctv", v.name()]);
         command.args(["-ub", &flags.ubatch_size.to_string()]);
         command.args(["-fa", if flags.no_flash() { "off" } else { "on" }]);

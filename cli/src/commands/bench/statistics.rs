@@ -1,25 +1,9 @@
 //! Medians and how far to trust them.
 
+use samite::text::Rng;
+
 /// How many times the bootstrap draws anew.
 const RESAMPLES: usize = 4000;
-
-/// A small generator of random numbers (SplitMix64): orders and resamples need no better one.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`, which is small.
-    fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.next()) * end as u128) >> 64) as usize
-    }
-}
 
 /// The median of sorted numbers; NaN of none.
 pub fn median(sorted: &[f64]) -> f64 {
@@ -53,7 +37,7 @@ pub fn ratio(ratios: &[f64]) -> Option<Ratio> {
         return None;
     }
     let logs: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
-    let mut random = Random(1);
+    let mut random = Rng::new(1);
     let mut resample = vec![0.0; logs.len()];
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
@@ -97,13 +81,5 @@ mod tests {
         let found = ratio(&ratios).unwrap();
         assert!((found.median - 2.0).abs() < 0.02, "{found:?}");
         assert!(found.low > 1.9 && found.high < 2.1, "{found:?}");
-    }
-
-    #[test]
-    fn random_numbers_are_below_the_end() {
-        let mut random = Random(7);
-        let mut seen = [false; 5];
-        (0..200).for_each(|_| seen[random.below(5)] = true);
-        assert_eq!(seen, [true; 5]);
     }
 }

@@ -36,6 +36,11 @@ impl Rng {
         result
     }
 
+    /// A number below `end`, which is small beside 2^64; 0 if that is 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next_u64() % end.max(1) as u64) as usize
+    }
+
     /// A number from 0 up to, not including, 1: 53 random bits.
     pub fn uniform(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
@@ -76,6 +81,14 @@ mod tests {
             4593380528125082431,
         ];
         assert_eq!(expected.map(|_| split_mix(&mut state)), expected);
+    }
+
+    #[test]
+    fn random_numbers_are_below_the_end() {
+        let mut rng = Rng::new(7);
+        let mut seen = [false; 5];
+        (0..200).for_each(|_| seen[rng.below(5)] = true);
+        assert_eq!(seen, [true; 5]);
     }
 
     #[test]

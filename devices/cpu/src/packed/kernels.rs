@@ -93,7 +93,7 @@ pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
 /// # Safety
 /// The column must have room for results of the panel's rows, and the instructions be there.
 #[inline(always)]
-pub(super) unsafe fn store(panel: &Panel, row: usize, column: &Column, sums: [__m512; 2]) {
+unsafe fn store(panel: &Panel, row: usize, column: &Column, sums: [__m512; 2]) {
     for (half, sums) in sums.into_iter().enumerate() {
         let first = row + half * LANES;
         let rows = panel.rows.saturating_sub(first);
@@ -102,6 +102,22 @@ pub(super) unsafe fn store(panel: &Panel, row: usize, column: &Column, sums: [__
         unsafe {
             let out = column.out.wrapping_add(panel.first + first);
             _mm512_mask_storeu_ps(out, mask, sums);
+        }
+    }
+}
+
+/// Stores the sums of all columns for the rows of the panel that begins at row `row`.
+///
+/// # Safety
+/// As [`store`]; there must be sums of as many columns, aligned to 64.
+#[inline(always)]
+pub(super) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
+    for (c, column) in columns.iter().enumerate() {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let sums = results.add(c).cast::<f32>();
+            let sums = [_mm512_load_ps(sums), _mm512_load_ps(sums.add(LANES))];
+            store(panel, row, column, sums);
         }
     }
 }
@@ -252,9 +268,7 @@ unsafe fn many<F: Format>(panel: &Panel, columns: &[Column]) {
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
-            for c in 0..columns.len() {
-                results.add(c).write([[0.0; LANES]; 2]);
-            }
+            results.write_bytes(0, columns.len());
             for part in PanelSlab::all::<F>(panel, row) {
                 for half in 0..2 {
                     part.unpack::<F>(half, &mut Half::new(slab, half));
@@ -268,11 +282,7 @@ unsafe fn many<F: Format>(panel: &Panel, columns: &[Column]) {
                 };
                 tile.all::<F>(columns, results);
             }
-            for (c, column) in columns.iter().enumerate() {
-                let sums = &raw const *results.add(c);
-                let sums = [0, 1].map(|half| _mm512_load_ps((&raw const (*sums)[half]).cast()));
-                store(panel, row, column, sums);
-            }
+            store_all(panel, row, columns, results);
         }
     }
 }

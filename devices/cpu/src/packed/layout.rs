@@ -4,100 +4,25 @@ use super::activations::SLAB;
 use super::{LANES, PANEL};
 use samite_core::{DType, Layout};
 
-/// Bytes of a block that stay together for each row.
-#[derive(Clone, Copy, Debug)]
-struct Field {
-    /// First byte in the block.
-    offset: usize,
-    /// Bytes in the block.
-    len: usize,
-    /// Bytes of one row that lie next to those of the next row.
-    unit: usize,
-}
-
-const fn field(offset: usize, len: usize, unit: usize) -> Field {
-    Field { offset, len, unit }
-}
+/// Bytes of a block that stay together for each row: the first one in the block, how many there are, and how many of one
+/// row lie next to those of the next row.
+type Field = (usize, usize, usize);
 
 /// The fields of a block in the order in which a panel has them; every byte of a block is in one of them.
 fn fields(dtype: DType) -> Option<&'static [Field]> {
     Some(match dtype {
-        DType::Q8_0 => const { &[field(2, 32, 4), field(0, 2, 2)] },
-        DType::Q4_0 | DType::IQ4_NL => const { &[field(2, 16, 4), field(0, 2, 2)] },
-        DType::MXFP4 => const { &[field(1, 16, 4), field(0, 1, 1)] },
-        DType::IQ4_XS => {
-            const {
-                &[
-                    field(8, 128, 4),
-                    field(4, 4, 4),
-                    field(2, 2, 2),
-                    field(0, 2, 2),
-                ]
-            }
-        }
-        DType::Q4_1 => const { &[field(4, 16, 4), field(0, 2, 2), field(2, 2, 2)] },
-        DType::Q5_0 => const { &[field(6, 16, 4), field(2, 4, 4), field(0, 2, 2)] },
-        DType::Q5_1 => {
-            const {
-                &[
-                    field(8, 16, 4),
-                    field(4, 4, 4),
-                    field(0, 2, 2),
-                    field(2, 2, 2),
-                ]
-            }
-        }
-        DType::Q2_K => {
-            const {
-                &[
-                    field(16, 64, 4),
-                    field(0, 16, 1),
-                    field(80, 2, 2),
-                    field(82, 2, 2),
-                ]
-            }
-        }
-        DType::Q3_K => {
-            const {
-                &[
-                    field(32, 64, 4),
-                    field(0, 32, 4),
-                    field(96, 12, 4),
-                    field(108, 2, 2),
-                ]
-            }
-        }
-        DType::Q4_K => {
-            const {
-                &[
-                    field(16, 128, 4),
-                    field(4, 12, 4),
-                    field(0, 2, 2),
-                    field(2, 2, 2),
-                ]
-            }
-        }
-        DType::Q5_K => {
-            const {
-                &[
-                    field(48, 128, 4),
-                    field(16, 32, 4),
-                    field(4, 12, 4),
-                    field(0, 2, 2),
-                    field(2, 2, 2),
-                ]
-            }
-        }
-        DType::Q6_K => {
-            const {
-                &[
-                    field(0, 128, 4),
-                    field(128, 64, 4),
-                    field(192, 16, 1),
-                    field(208, 2, 2),
-                ]
-            }
-        }
+        DType::Q8_0 => &[(2, 32, 4), (0, 2, 2)],
+        DType::Q4_0 | DType::IQ4_NL => &[(2, 16, 4), (0, 2, 2)],
+        DType::MXFP4 => &[(1, 16, 4), (0, 1, 1)],
+        DType::IQ4_XS => &[(8, 128, 4), (4, 4, 4), (2, 2, 2), (0, 2, 2)],
+        DType::Q4_1 => &[(4, 16, 4), (0, 2, 2), (2, 2, 2)],
+        DType::Q5_0 => &[(6, 16, 4), (2, 4, 4), (0, 2, 2)],
+        DType::Q5_1 => &[(8, 16, 4), (4, 4, 4), (0, 2, 2), (2, 2, 2)],
+        DType::Q2_K => &[(16, 64, 4), (0, 16, 1), (80, 2, 2), (82, 2, 2)],
+        DType::Q3_K => &[(32, 64, 4), (0, 32, 4), (96, 12, 4), (108, 2, 2)],
+        DType::Q4_K => &[(16, 128, 4), (4, 12, 4), (0, 2, 2), (2, 2, 2)],
+        DType::Q5_K => &[(48, 128, 4), (16, 32, 4), (4, 12, 4), (0, 2, 2), (2, 2, 2)],
+        DType::Q6_K => &[(0, 128, 4), (128, 64, 4), (192, 16, 1), (208, 2, 2)],
         _ => return None,
     })
 }
@@ -174,7 +99,7 @@ impl PackedLayout {
         let count = self.slab_blocks.min(self.blocks - first);
         let (half, lane) = (row / LANES, row % LANES);
         let mut stream = (first * PANEL + half * count * LANES) * self.block_bytes;
-        for &Field { offset, len, unit } in self.fields {
+        for &(offset, len, unit) in self.fields {
             let start = stream + (block - first) * len * LANES + lane * unit;
             for i in 0..len / unit {
                 let from = offset + i * unit;
@@ -228,11 +153,9 @@ mod tests {
             };
             packable += 1;
             let mut seen = vec![0; dtype.block_bytes()];
-            for field in fields {
-                assert_eq!(field.len % field.unit, 0);
-                seen[field.offset..field.offset + field.len]
-                    .iter_mut()
-                    .for_each(|n| *n += 1);
+            for &(offset, len, unit) in fields {
+                assert_eq!(len % unit, 0);
+                seen[offset..offset + len].iter_mut().for_each(|n| *n += 1);
             }
             assert!(seen.iter().all(|&n| n == 1), "{dtype}");
         }

@@ -12,7 +12,7 @@
 
 use super::activations::{SLAB, Sums};
 use super::formats::{Format, Half, PanelSlab, Sink, Slab};
-use super::kernels::{self, PART, Sum, is_wide, store};
+use super::kernels::{self, PART, Sum, is_wide, store_all};
 use super::{LANES, PANEL};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
@@ -81,9 +81,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
     // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
     unsafe {
         let results = (&raw mut (*memory).results).cast::<Sum>();
-        for c in 0..columns.len() {
-            results.add(c).write([[0.0; LANES]; 2]);
-        }
+        results.write_bytes(0, columns.len());
         for slab in PanelSlab::all::<F>(panel, row) {
             for half in 0..2 {
                 slab.unpack::<F>(half, &mut Signed(Half::new(&raw mut (*memory).slab, half)));
@@ -104,11 +102,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
                 }
             }
         }
-        for (c, column) in columns.iter().enumerate() {
-            let sums = results.add(c);
-            let sums = [0, 1].map(|half| _mm512_load_ps((&raw const (*sums)[half]).cast()));
-            store(panel, row, column, sums);
-        }
+        store_all(panel, row, columns, results);
     }
 }
 
