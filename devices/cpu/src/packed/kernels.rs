@@ -16,7 +16,7 @@ use super::formats::{
     Format, Half, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
     Q8_0, Sink, Slab,
 };
-use super::{LANES, PANEL, tiles};
+use super::{LANES, PANEL, Sum, tiles};
 use crate::detect::Avx512;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -62,9 +62,6 @@ pub(super) const PART: usize = 4;
 pub(super) const fn is_wide<F: Format>() -> bool {
     F::SCALED == SLAB
 }
-
-/// Sums of one column for the rows of a panel.
-pub(super) type Sum = [[f32; LANES]; 2];
 
 /// Multiplies whole panels.
 ///

@@ -7,24 +7,28 @@
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`activations`]: the other side of products, rounded to 8 bits.
+//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX.
 //! - `formats`, `kernels`: how panels of each type become bytes, and products of those, for AVX-512 with VNNI.
 //! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
+mod float;
 #[cfg(target_arch = "x86_64")]
 mod formats;
 #[cfg(target_arch = "x86_64")]
 mod kernels;
 pub(crate) mod layout;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod planes;
 pub(crate) mod rows;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use crate::detect::Isa;
+use crate::kernels::matmul::Form;
 use crate::simd::float::PanelFn;
-use activations::Activations;
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
@@ -35,6 +39,9 @@ pub(crate) const LANES: usize = 16;
 /// Rows of a panel: two registers, which is what products take at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
+/// Sums of one column for the rows of a panel.
+type Sum = [[f32; LANES]; 2];
+
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
@@ -42,31 +49,40 @@ pub(crate) struct PackedProduct {
     /// [`stride`](crate::simd::float::Panel) the distance of panels.
     pub function: PanelFn,
     /// What columns must be.
-    pub columns: Activations,
+    pub form: Form,
 }
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn product(isa: Isa, dtype: DType, k: usize, columns: usize) -> Option<PackedProduct> {
-    let Isa::Avx512(token) = isa else {
-        return None;
-    };
-    let (function, spec) = kernels::product(token, dtype)?;
+    #[cfg(target_arch = "x86_64")]
+    if let Some(product) = x86_product(isa, dtype, k, columns) {
+        return Some(product);
+    }
+    let _ = (k, columns);
     Some(PackedProduct {
-        function,
-        columns: Activations::new(token, spec, k, columns)?,
+        function: float::product(isa, dtype)?,
+        form: Form::F32,
     })
 }
 
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn product(
-    _isa: Isa,
-    _dtype: DType,
-    _k: usize,
-    _columns: usize,
-) -> Option<PackedProduct> {
-    None
+#[cfg(target_arch = "x86_64")]
+fn x86_product(isa: Isa, dtype: DType, k: usize, columns: usize) -> Option<PackedProduct> {
+    let Isa::Avx512(token) = isa else {
+        return None;
+    };
+    if columns >= planes::WORTH_PLANES
+        && let Some((function, token)) = planes::product(isa, dtype)
+    {
+        return Some(PackedProduct {
+            function,
+            form: Form::Planes(planes::Planes::new(token, k, columns)?),
+        });
+    }
+    let (function, spec) = kernels::product(token, dtype)?;
+    Some(PackedProduct {
+        function,
+        form: Form::Packed(activations::Activations::new(token, spec, k, columns)?),
+    })
 }
 
 /// Host memory of a tensor, packed or not.
@@ -84,7 +100,7 @@ pub(crate) fn is_packed(node: Node<'_>, source: usize) -> bool {
     stored.is_some_and(|stored| stored.tensor().buffer.as_any().is::<PackedBuffer>())
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use super::layout::PackedLayout;
     use super::*;
@@ -92,26 +108,25 @@ mod tests {
     use crate::simd::float::{Column, Panel};
     use samite_core::Layout;
 
-    /// What there is for packed weights.
-    fn levels() -> Vec<Isa> {
-        let all = Isa::all().into_iter();
-        all.filter(|isa| product(*isa, DType::Q8_0, 256, 1).is_some())
-            .collect()
-    }
-
     #[test]
     fn every_type_that_can_be_packed_has_a_product() {
-        for isa in levels() {
+        for isa in Isa::all() {
+            let quantized = product(isa, DType::Q8_0, 256, 1).is_some();
             for dtype in DType::all() {
                 let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
                     continue;
                 };
                 let packed = PackedLayout::new(&layout).is_some();
-                assert_eq!(packed, product(isa, dtype, 256, 1).is_some(), "{dtype}");
+                let wanted = packed && (quantized || dtype.block_len() == 1);
+                assert_eq!(wanted, product(isa, dtype, 256, 1).is_some(), "{dtype}");
             }
-            assert!(product(isa, DType::F32, 256, 1).is_none());
         }
     }
+
+    /// Memory that is aligned as products want it.
+    #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C, align(64))]
+    struct Line([u64; 8]);
 
     /// Products of packed rows with `columns`, `batch` of them at a time.
     fn multiply(
@@ -123,13 +138,15 @@ mod tests {
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
-        let mut memory = vec![[0u64; 8]; packed.bytes() / 64];
+        let mut memory = vec![Line::default(); packed.bytes() / 64];
         let panels = bytemuck::cast_slice_mut(&mut memory).chunks_mut(packed.panel_bytes);
         for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
             packed.pack(rows, panel);
         }
         let product = product(isa, layout.dtype(), k, x.len() / k)?;
-        let mut columns = vec![[0u64; 8]; product.columns.bytes / 64];
+        let form = product.form;
+        let (stride, bytes) = (form.stride(k)?, form.bytes(k, x.len() / k)?);
+        let mut columns = vec![Line::default(); bytes / 64];
         let base = columns.as_mut_ptr().cast::<u8>();
         let mut out = vec![f32::NAN; x.len() / k * rows];
         let places: Vec<_> = x
@@ -137,22 +154,24 @@ mod tests {
             .zip(out.chunks_mut(rows))
             .enumerate()
             .map(|(c, (x, out))| {
-                let to = base.wrapping_add(c * product.columns.stride());
+                let to = base.wrapping_add(c * stride);
                 // SAFETY: there is memory for each column.
-                unsafe { product.columns.quantize(x, 0, to) };
+                unsafe { form.write(x, 0, to, isa) };
                 Column {
                     x: to,
                     out: out.as_mut_ptr(),
                 }
             })
             .collect();
+        let mut scratch = vec![Line::default(); form.worker_bytes() / 64];
         let panel = Panel {
             weights: memory.as_ptr().cast(),
             stride: packed.panel_bytes,
             rows,
             k,
             first: 0,
-            slabs: product.columns.slabs,
+            slabs: form.slabs(),
+            scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(batch) {
             // SAFETY: everything is as large as said, and the instructions were detected.
@@ -163,46 +182,54 @@ mod tests {
 
     #[test]
     fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
-        let levels = levels();
-        let Some(&isa) = levels.first() else { return };
-        for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256, 1).is_some()) {
-            let lengths = if dtype.block_len() == 256 {
-                [256, 768]
-            } else {
-                [32, 608]
+        for dtype in DType::all() {
+            let levels: Vec<_> = Isa::all()
+                .into_iter()
+                .filter(|isa| product(*isa, dtype, 256, 1).is_some())
+                .collect();
+            let (lengths, bound) = match dtype.block_len() {
+                256 => ([256, 768], 1e-4),
+                32 => ([32, 608], 1e-4),
+                // Floats are rounded in another order at each level.
+                _ => ([33, 600], 1e-10),
             };
             for (k, rows) in lengths
                 .into_iter()
                 .flat_map(|k| [1, 16, 31, 50].map(|m| (k, m)))
             {
-                let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+                let Some(layout) = Layout::contiguous(dtype, [k, rows, 1, 1])
+                    .ok()
+                    .filter(|_| !levels.is_empty())
+                else {
+                    continue;
+                };
                 let mut weights = vec![0; layout.bytes()];
                 samite_quant::encode_row(dtype, &numbers(7, k * rows), &mut weights).unwrap();
                 let mut decoded = vec![0.0; k * rows];
                 samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                 let x = numbers(11, k * 67);
-                let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
-                for (isa, batch) in levels
-                    .iter()
-                    .flat_map(|&isa| [1, 2, 5, 9, 16, 64, 67].map(|batch| (isa, batch)))
-                {
-                    let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
-                    assert!(got == other, "{isa:?} {dtype} {k} {rows} {batch}");
-                }
-                let (mut error, mut power) = (0.0, 0.0);
-                for (c, x) in x.chunks(k).enumerate() {
-                    for (r, w) in decoded.chunks(k).enumerate() {
-                        let pairs = x.iter().zip(w);
-                        let exact: f64 = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                        error += (exact - f64::from(got[c * rows + r])).powi(2);
-                        power += exact * exact;
+                let mut first: Option<Vec<f32>> = None;
+                for &isa in &levels {
+                    let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
+                    for batch in [1, 2, 5, 9, 16, 64] {
+                        let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
+                        assert!(got == other, "{isa:?} {dtype} {k} {rows} {batch}");
                     }
+                    let (mut error, mut power) = (0.0, 0.0);
+                    for (c, x) in x.chunks(k).enumerate() {
+                        for (r, w) in decoded.chunks(k).enumerate() {
+                            let pairs = x.iter().zip(w);
+                            let exact: f64 =
+                                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            error += (exact - f64::from(got[c * rows + r])).powi(2);
+                            power += exact * exact;
+                        }
+                    }
+                    let nmse = error / power;
+                    assert!(nmse < bound, "{isa:?} {dtype} {k} {rows}: {nmse}");
+                    let first = first.get_or_insert_with(|| got.clone());
+                    assert!(dtype.block_len() == 1 || got == *first, "{isa:?} {dtype}");
                 }
-                assert!(
-                    error / power < 1e-4,
-                    "{dtype} {k} {rows}: {}",
-                    error / power
-                );
             }
         }
     }

@@ -12,8 +12,8 @@
 
 use super::activations::{SLAB, Sums};
 use super::formats::{Format, Half, PanelSlab, Sink, Slab};
-use super::kernels::{self, PART, Sum, is_wide, store_all};
-use super::{LANES, PANEL};
+use super::kernels::{self, PART, is_wide, store_all};
+use super::{LANES, PANEL, Sum};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -379,7 +379,7 @@ use store_tile;
 
 /// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
 #[repr(C, align(64))]
-struct Configuration {
+pub(super) struct Configuration {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -404,9 +404,14 @@ impl Configuration {
         }
     }
 
+    /// All tiles are whole: 16 rows of 64 bytes.
+    pub fn whole() -> Self {
+        Self::new(64)
+    }
+
     /// What this thread has now.
     #[inline(always)]
-    unsafe fn current() -> Self {
+    pub unsafe fn current() -> Self {
         let mut configuration = MaybeUninit::<Self>::uninit();
         // SAFETY: the caller's contract: AMX is there; all bytes are written.
         unsafe {
@@ -417,7 +422,7 @@ impl Configuration {
 
     /// Makes it this thread's.
     #[inline(always)]
-    unsafe fn set(&self) {
+    pub unsafe fn set(&self) {
         // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
         unsafe {
             if self.palette == 0 {
@@ -458,6 +463,7 @@ mod tests {
             k: 32,
             first: 0,
             slabs: 0,
+            scratch: std::ptr::null_mut(),
         };
         // SAFETY: AMX was detected; everything is as large as it has to be.
         let [during, after] = unsafe {
