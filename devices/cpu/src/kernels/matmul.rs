@@ -16,7 +16,7 @@ use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
-use samite_core::{DType, Error, Layout, Node, Result};
+use samite_core::{DType, Error, Layout, Node, Op, Result};
 use std::ops::Range;
 
 /// Most columns that a task multiplies with a block of rows.
@@ -132,10 +132,18 @@ impl Product {
     pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
-        let columns = node.source_layout(1)?.rows();
+        let x = node.source_layout(1)?;
+        let (columns, each) = match node.op() {
+            // The third source has the chosen experts.
+            Op::MulMatId { .. } => (
+                x.rows(),
+                node.source_layout(2)?.elements() / weights.shape()[2].max(1),
+            ),
+            _ => (x.rows(), x.shape()[1]),
+        };
         if packed::is_packed(node, 0) {
             let PackedProduct { function, form } =
-                packed::product(isa, weights.dtype(), k, columns)?;
+                packed::product(isa, weights.dtype(), k, columns, each)?;
             return Some(Product {
                 function,
                 form,

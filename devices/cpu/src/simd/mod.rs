@@ -61,6 +61,8 @@ pub(crate) trait Vector: Copy {
 pub(crate) trait Element {
     /// Bytes of an element.
     const BYTES: usize;
+    /// Whether the lower 16 bits of every element are zeros as f32.
+    const UPPER_ONLY: bool = false;
 
     /// Loads elements from element `i` on.
     ///
@@ -128,6 +130,7 @@ impl Element for F16 {
 
 impl Element for Bf16 {
     const BYTES: usize = 2;
+    const UPPER_ONLY: bool = true;
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
