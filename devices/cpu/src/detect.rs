@@ -167,7 +167,8 @@ impl Isa {
         }
     }
 
-    /// Calls `f`, compiled for this instruction set: simple loops in it become vector code.
+    /// Calls `f`, compiled for this instruction set: simple loops in it become vector code. Only what is small enough to be
+    /// inlined is; for more, there is [`vectorized`].
     #[inline(always)]
     pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
         match self {
@@ -201,6 +202,40 @@ impl Isa {
         all
     }
 }
+
+/// Defines a function whose loops become vector code, once for each instruction set: it takes an [`Isa`] first.
+macro_rules! vectorized {
+    ($(#[$meta:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block) => {
+        $(#[$meta])*
+        $visibility fn $name(isa: $crate::detect::Isa, $($argument: $type),*) -> $result {
+            #[inline(always)]
+            fn body($($argument: $type),*) -> $result $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn avx2($($argument: $type),*) -> $result {
+                body($($argument),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+            fn avx512($($argument: $type),*) -> $result {
+                body($($argument),*)
+            }
+
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the token proves that the instructions are there.
+                $crate::detect::Isa::Avx2(_) => unsafe { avx2($($argument),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the token proves that the instructions are there.
+                $crate::detect::Isa::Avx512(_) => unsafe { avx512($($argument),*) },
+                _ => body($($argument),*),
+            }
+        }
+    };
+}
+pub(crate) use vectorized;
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -7,7 +7,7 @@
 
 use super::reduce::{max_of, sum_of};
 use super::softmax::Slopes;
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn, Weighted, WeightedFn};
@@ -182,6 +182,20 @@ struct Row {
     sum: f32,
 }
 
+impl Row {
+    /// The mask of `len` keys from `key` on.
+    ///
+    /// # Safety
+    /// It must cover them.
+    #[inline(always)]
+    unsafe fn mask_of<'a>(&self, key: usize, len: usize) -> Option<&'a [u16]> {
+        // SAFETY: the caller's contract.
+        let at =
+            |mask: *const f16| unsafe { std::slice::from_raw_parts(mask.add(key).cast(), len) };
+        self.mask.map(at)
+    }
+}
+
 fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let plan = plan(site.node, site.threads)
         .ok_or_else(|| Error::shape("flash_attn_ext: the size of its workspace overflows"))?;
@@ -300,6 +314,10 @@ impl Attention {
         } else {
             (split * SPLIT, ((split + 1) * SPLIT).min(plan.keys))
         };
+        let logits = Logits {
+            scale: plan.scale,
+            softcap: plan.softcap,
+        };
         for key in (start..end).step_by(KEYS) {
             let len = KEYS.min(end - key);
             // SAFETY: masks are at least as long as there are keys.
@@ -331,7 +349,8 @@ impl Attention {
                     .zip(scores.chunks_exact_mut(KEYS))
                     .zip(sums.chunks_exact_mut(plan.dv.max(1)))
                 {
-                    self.soften(row, key, &mut scores[..len], sums);
+                    let mask = row.mask_of(key, len);
+                    soften(self.isa, logits, row, mask, &mut scores[..len], sums);
                 }
                 let decoded =
                     decoded.wrapping_add(if plan.decode_keys { KEYS * plan.d } else { 0 });
@@ -395,63 +414,6 @@ impl Attention {
             }
         }
         (decoded.cast_const().cast(), n0 * 4)
-    }
-
-    /// Turns products into weights, and scales what was summed so far.
-    ///
-    /// # Safety
-    /// The row's mask must cover the keys.
-    #[inline]
-    unsafe fn soften(&self, row: &mut Row, key: usize, scores: &mut [f32], sums: &mut [f32]) {
-        let (scale, softcap) = (self.plan.scale, self.plan.softcap);
-        // SAFETY: the caller's contract.
-        let mask = row.mask.map(|mask| unsafe {
-            std::slice::from_raw_parts(mask.add(key).cast::<u16>(), scores.len())
-        });
-        self.isa.run(|| {
-            scores.iter_mut().for_each(|x| *x *= scale);
-            if softcap != 0.0 {
-                scores
-                    .iter_mut()
-                    .for_each(|x| *x = softcap * math::tanh(*x));
-            }
-        });
-        if let Some(mask) = mask {
-            let (all, others) = self.isa.run(|| {
-                let (mut all, mut others) = (true, false);
-                for (x, &m) in scores.iter_mut().zip(mask) {
-                    all &= m == NO_KEY;
-                    others |= m != NO_KEY && m != 0;
-                    // Whatever an unused place of a cache holds must not be seen.
-                    *x = if m == NO_KEY { f32::NEG_INFINITY } else { *x };
-                }
-                (all, others)
-            });
-            if all {
-                scores.fill(0.0);
-                return;
-            }
-            if others {
-                for (x, &m) in scores.iter_mut().zip(mask).filter(|(_, m)| **m != NO_KEY) {
-                    *x += row.slope * f16::from_bits(m).to_f32();
-                }
-            }
-        }
-        self.isa.run(|| {
-            let max = row.max.max(max_of(scores));
-            if max == f32::NEG_INFINITY {
-                scores.fill(0.0);
-                return;
-            }
-            scores.iter_mut().for_each(|x| *x = math::exp(*x - max));
-            if max > row.max {
-                let factor = math::exp(row.max - max);
-                row.sum *= factor;
-                sums.iter_mut().for_each(|x| *x *= factor);
-                row.max = max;
-            }
-            row.sum += sum_of(scores, |x| x);
-        });
     }
 
     /// Divides by the sum of weights, with the sink's; a row that saw no key becomes 0.
@@ -524,13 +486,71 @@ impl Attention {
 unsafe fn visible(rows: &[Row], key: usize, len: usize) -> usize {
     let mut visible = 0;
     for row in rows {
-        let Some(mask) = row.mask else {
+        // SAFETY: the caller's contract.
+        let Some(mask) = (unsafe { row.mask_of(key, len) }) else {
             return len;
         };
-        // SAFETY: the caller's contract.
-        let mask = unsafe { std::slice::from_raw_parts(mask.add(key).cast::<u16>(), len) };
+        // Mostly all or nothing: the last key first.
         let last = mask.iter().rposition(|&m| m != NO_KEY);
         visible = visible.max(last.map_or(0, |last| last + 1));
+        if visible == len {
+            return len;
+        }
     }
     visible
+}
+
+/// How products become logits.
+#[derive(Clone, Copy)]
+struct Logits {
+    scale: f32,
+    softcap: f32,
+}
+
+vectorized! {
+    /// Turns the products of a row into weights, and scales what was summed so far.
+    fn soften(
+        logits: Logits,
+        row: &mut Row,
+        mask: Option<&[u16]>,
+        scores: &mut [f32],
+        sums: &mut [f32],
+    ) -> () {
+        let Logits { scale, softcap } = logits;
+        scores.iter_mut().for_each(|x| *x *= scale);
+        if softcap != 0.0 {
+            scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+        }
+        if let Some(mask) = mask {
+            let (mut seen, mut others) = (false, false);
+            for (x, &m) in scores.iter_mut().zip(mask) {
+                seen |= m != NO_KEY;
+                others |= m != NO_KEY && m != 0;
+                // Whatever an unused place of a cache holds must not be seen.
+                *x = if m == NO_KEY { f32::NEG_INFINITY } else { *x };
+            }
+            if !seen {
+                scores.fill(0.0);
+                return;
+            }
+            if others {
+                for (x, &m) in scores.iter_mut().zip(mask).filter(|(_, m)| **m != NO_KEY) {
+                    *x += row.slope * f16::from_bits(m).to_f32();
+                }
+            }
+        }
+        let max = row.max.max(max_of(scores));
+        if max == f32::NEG_INFINITY {
+            scores.fill(0.0);
+            return;
+        }
+        scores.iter_mut().for_each(|x| *x = math::exp(*x - max));
+        if max > row.max {
+            let factor = math::exp(row.max - max);
+            row.sum *= factor;
+            sums.iter_mut().for_each(|x| *x *= factor);
+            row.max = max;
+        }
+        row.sum += sum_of(scores, |x| x);
+    }
 }

@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
-use super::{LANES, PANEL, Sum};
+use super::{LANES, PANEL, Sum, store};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
@@ -69,7 +69,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D:
                 let rows = PANEL.min(panel.rows - row);
                 for (c, column) in columns.iter().enumerate() {
                     let out = column.out.add(panel.first + row);
-                    out.copy_from_nonoverlapping(results.add(c).cast(), rows);
+                    store(results.add(c), out, rows);
                 }
             }
         }

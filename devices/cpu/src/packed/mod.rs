@@ -42,6 +42,23 @@ pub(crate) const PANEL: usize = 2 * LANES;
 /// Sums of one column for the rows of a panel.
 type Sum = [[f32; LANES]; 2];
 
+/// Stores the sums of the first `rows` rows of a panel.
+///
+/// # Safety
+/// There must be sums, and room for so many.
+#[inline(always)]
+unsafe fn store(sums: *const Sum, out: *mut f32, rows: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if rows == PANEL {
+            // A copy of known size needs no call.
+            out.cast::<Sum>().write_unaligned(*sums);
+        } else {
+            out.copy_from_nonoverlapping(sums.cast(), rows);
+        }
+    }
+}
+
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {

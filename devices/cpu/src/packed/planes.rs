@@ -16,7 +16,7 @@ use super::formats::{
     Format, Half, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab,
 };
 use super::tiles::Configuration;
-use super::{LANES, PANEL, Sum};
+use super::{LANES, PANEL, Sum, store};
 use crate::detect::{Avx512, Bf16Tiles};
 use crate::simd::float::{Column, Panel, PanelFn};
 use crate::simd::{Bf16, Element, F16, Vector};
@@ -332,7 +332,7 @@ impl<F: Format> Rows for Quantized<F> {
 #[repr(C, align(64))]
 struct Memory {
     slab: Slab,
-    /// A part of each panel. Products ask for what comes next, also behind the last one.
+    /// A part of each panel.
     tiles: [[u8; PART_BYTES * PANEL]; PANELS],
     /// A tile's columns, if they do not lie at equal distances.
     gathered: [[[u8; STRIDE]; TILE]; 2],
@@ -460,8 +460,7 @@ unsafe fn panels<R: Rows>(
             for number in 0..count {
                 let first = number * PANEL;
                 let out = column.out.add(panel.first + row + first);
-                let sums = results(number).add(c).cast();
-                out.copy_from_nonoverlapping(sums, PANEL.min(rows - first));
+                store(results(number).add(c), out, PANEL.min(rows - first));
             }
         }
     }
@@ -562,9 +561,6 @@ impl Group {
             for step in 0..steps {
                 let columns = self.at.map(|at| at.wrapping_add(step * STEP * 2));
                 let rows = rows.wrapping_add(step * R::PLANES * 2 * TILE_BYTES);
-                for line in (0..R::PLANES * 2 * TILE_BYTES).step_by(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(rows.wrapping_add(AHEAD + line).cast());
-                }
                 self.load_columns::<T>(columns);
                 if R::PLANES == 2 {
                     load_rows(rows.wrapping_add(2 * TILE_BYTES));
@@ -611,9 +607,6 @@ impl Group {
         }
     }
 }
-
-/// Bytes of rows that are asked for before they are needed.
-const AHEAD: usize = 4 * TILE_BYTES;
 
 /// Loads the tiles of both halves of a panel.
 ///
