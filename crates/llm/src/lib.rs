@@ -42,13 +42,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod arch;
 mod batch;
 mod context;
+mod convert;
 mod cost;
 mod error;
 mod hparams;
 mod kv;
+pub mod merge;
 mod model;
 mod perplexity;
 pub mod quantize;
@@ -60,6 +63,7 @@ mod testing;
 mod vocab;
 mod weights;
 
+pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
 pub use context::{Context, ContextOptions, MemoryUse};
 pub use cost::TokenCost;
