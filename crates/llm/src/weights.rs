@@ -78,7 +78,7 @@ impl Weights {
     }
 
     /// The number of the device that the weight called `name` is for.
-    pub(crate) fn device(&self, name: &str) -> Option<usize> {
+    pub fn device(&self, name: &str) -> Option<usize> {
         self.tensors.get(name).map(|weight| weight.device)
     }
 

@@ -334,7 +334,8 @@ impl Rule<'_> {
         Ok(graph.div(rest, length)?)
     }
 
-    /// With `y = mul_mat(w, x)`: `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)`.
+    /// With `y = mul_mat(w, x)`: `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)`. Blocks lie along the rows, the wrong way for
+    /// sums over them, so quantized weights are decoded first.
     fn mul_mat(&mut self, number: usize) -> Result<TensorId> {
         if number == 0 {
             let x = self.source(1)?;
@@ -342,7 +343,10 @@ impl Rule<'_> {
             let whole = self.graph.out_prod(x, self.g)?;
             return self.summed_batches(whole);
         }
-        let w = self.source(0)?;
+        let mut w = self.source(0)?;
+        if self.graph.tensor(w).layout.dtype().is_quantized() {
+            w = self.graph.cast(w, DType::F32)?;
+        }
         let turned = self.graph.transpose(self.g)?;
         Ok(self.graph.out_prod(w, turned)?)
     }

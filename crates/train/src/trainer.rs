@@ -1,14 +1,16 @@
 //! The loop: batches in, steps out, all of it graphs on a scheduler.
 
-use crate::config::{Config, ModelConfig};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gradient::Gradients;
-use crate::model::{Constants, Forward, ParameterSpec};
+use crate::lora;
+use crate::model::{Constants, Forward, ParameterSpec, Parts};
 use crate::optimizer::Parameter;
 use samite_core::{
     CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, TensorId, TensorRef,
     Usage,
 };
+use samite_llm::{Hyperparameters, Model};
 use samite_sched::{Options, Scheduler, Watch};
 use samite_text::Rng;
 use std::collections::HashMap;
@@ -43,10 +45,34 @@ pub(crate) struct Stored {
     pub means: [Arc<StoredTensor>; 2],
 }
 
+/// The model behind a loss: what does not change from one graph to the next.
+struct Subject {
+    hparams: Hyperparameters,
+    /// The model that an adapter is trained for.
+    base: Option<Arc<Model>>,
+    parameters: Vec<Stored>,
+    /// Weights that are used as they are.
+    frozen: Vec<(String, Arc<StoredTensor>)>,
+    constants: StoredConstants,
+}
+
+/// What a graph of the loss is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// The loss alone.
+    Measure,
+    /// Gradients that take the place of those before.
+    SetGradients,
+    /// Gradients that are added to those before.
+    AddGradients,
+}
+
 /// A graph that computes the loss, and perhaps gradients.
 struct LossGraph {
     graph: Graph,
     forward: Forward,
+    context: usize,
+    vocabulary: usize,
 }
 
 /// A graph that changes the weights.
@@ -61,7 +87,7 @@ struct StepGraph {
 pub struct Trainer {
     config: Config,
     scheduler: Scheduler,
-    parameters: Vec<Stored>,
+    subject: Subject,
     evaluate: LossGraph,
     /// Sets the gradients; adds to them.
     learn: [LossGraph; 2],
@@ -83,8 +109,7 @@ impl std::fmt::Debug for Trainer {
 struct StoredConstants([Arc<StoredTensor>; 3]);
 
 impl StoredConstants {
-    fn new(config: &ModelConfig, batch: usize, device: &Arc<dyn Device>) -> Result<Self> {
-        let n = config.context;
+    fn new(n: usize, batch: usize, device: &Arc<dyn Device>) -> Result<Self> {
         let layout = |dtype, shape| Layout::contiguous(dtype, shape);
         let group = TensorGroup::allocate(
             &device.buffer_type(),
@@ -140,7 +165,8 @@ impl Trainer {
     /// A model with random weights. Layer `i` lies on device number `layers[i]`, everything else and missing ones on the first.
     ///
     /// # Errors
-    /// [`Error::Config`]; if there is no device, a device has not enough memory or cannot do something.
+    /// [`Error::Config`], also for a configuration of an adapter; if there is no device, a device has not enough memory or
+    /// cannot do something.
     pub fn new(
         config: Config,
         devices: Vec<Arc<dyn Device>>,
@@ -148,26 +174,69 @@ impl Trainer {
         cancel: CancelToken,
     ) -> Result<Self> {
         config.check()?;
+        let Some(model) = config.model else {
+            return Err(Error::config("an adapter needs its model: load it first"));
+        };
+        let place = |spec: ParameterSpec| {
+            let number = spec.layer.and_then(|layer| layers.get(layer)).copied();
+            (spec, number.unwrap_or(0))
+        };
+        let parameters = model.parameters().into_iter().map(place).collect();
+        Self::build(config, model.hparams()?, None, parameters, devices, cancel)
+    }
+
+    /// A random adapter of `base` that changes nothing yet. The model's weights stay as they are, whatever their type, but
+    /// must lie in their file's layout ([`ModelOptions::repack`](samite_llm::ModelOptions::repack) is off). Each pair lies on the
+    /// device of its weight.
+    ///
+    /// # Errors
+    /// [`Error::Config`], also for a configuration of a model, for architectures that cannot be trained and targets that the
+    /// model does not have; if a device has not enough memory or cannot do something.
+    pub fn for_adapter(config: Config, base: Arc<Model>, cancel: CancelToken) -> Result<Self> {
+        config.check()?;
+        let Some(lora) = &config.lora else {
+            return Err(Error::config("a model is trained without another one"));
+        };
+        let parameters = lora.parameters(&base)?;
+        let devices = base.devices().iter().cloned().collect();
+        let hparams = base.hparams().clone();
+        Self::build(config, hparams, Some(base), parameters, devices, cancel)
+    }
+
+    /// `parameters` are given with the numbers of their devices.
+    fn build(
+        config: Config,
+        hparams: Hyperparameters,
+        base: Option<Arc<Model>>,
+        parameters: Vec<(ParameterSpec, usize)>,
+        devices: Vec<Arc<dyn Device>>,
+        cancel: CancelToken,
+    ) -> Result<Self> {
         let Some(first) = devices.first().map(Arc::clone) else {
             return Err(Error::config("there is no device to train on"));
         };
-        let mut parameters = Vec::new();
-        for spec in config.model.parameters() {
-            let number = spec.layer.and_then(|layer| layers.get(layer)).copied();
-            let device = devices.get(number.unwrap_or(0)).ok_or_else(|| {
-                Error::config(format!("there is no device {number:?} for {}", spec.name))
+        let mut stored = Vec::new();
+        for (spec, number) in parameters {
+            let device = devices.get(number).ok_or_else(|| {
+                Error::config(format!("there is no device {number} for {}", spec.name))
             })?;
-            parameters.push(Stored::allocate(spec, device)?);
+            stored.push(Stored::allocate(spec, device)?);
         }
-        initialize(&parameters, config.seed)?;
-        let constants = StoredConstants::new(&config.model, config.training.batch, &first)?;
-        let loss = |learn| LossGraph::new(&config, &parameters, &constants, learn);
+        initialize(&stored, config.seed)?;
+        let subject = Subject {
+            frozen: base.as_ref().map_or(Vec::new(), |base| lora::weights(base)),
+            constants: StoredConstants::new(config.context(), config.training.batch, &first)?,
+            parameters: stored,
+            hparams,
+            base,
+        };
+        let loss = |purpose| LossGraph::new(&config, &subject, purpose);
         Ok(Trainer {
-            evaluate: loss(None)?,
-            learn: [loss(Some(false))?, loss(Some(true))?],
-            change: StepGraph::new(&config, &parameters)?,
+            evaluate: loss(Purpose::Measure)?,
+            learn: [loss(Purpose::SetGradients)?, loss(Purpose::AddGradients)?],
+            change: StepGraph::new(&config, &subject.parameters)?,
             scheduler: Scheduler::new(devices, Options::default())?,
-            parameters,
+            subject,
             step: 0,
             cancel,
             config,
@@ -189,7 +258,12 @@ impl Trainer {
     }
 
     pub(crate) fn parameters(&self) -> &[Stored] {
-        &self.parameters
+        &self.subject.parameters
+    }
+
+    /// The model that an adapter is trained for.
+    pub fn base(&self) -> Option<&Arc<Model>> {
+        self.subject.base.as_ref()
     }
 
     /// The scheduler, for traces and plans.
@@ -197,10 +271,10 @@ impl Trainer {
         &mut self.scheduler
     }
 
-    /// Number of weights.
+    /// Number of weights that are learnt.
     pub fn weights(&self) -> usize {
         let elements = |p: &Stored| p.spec.shape.iter().product::<usize>();
-        self.parameters.iter().map(elements).sum()
+        self.parameters().iter().map(elements).sum()
     }
 
     /// The weights of parameter `name`.
@@ -209,7 +283,7 @@ impl Trainer {
     /// If there is no such parameter, or its memory cannot be read.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
         self.scheduler.synchronize()?;
-        let known = self.parameters.iter().find(|p| p.spec.name == name);
+        let known = self.parameters().iter().find(|p| p.spec.name == name);
         let known =
             known.ok_or_else(|| Error::config(format!("the model has no parameter '{name}'")))?;
         read(&known.weights)
@@ -233,7 +307,7 @@ impl Trainer {
         let mut sum = 0.0;
         for (number, batch) in windows.chunks(training.batch).enumerate() {
             let work = &self.learn[usize::from(number > 0)];
-            let loss = work.run(&mut self.scheduler, &self.config, batch, &self.cancel)?;
+            let loss = work.run(&mut self.scheduler, batch, &self.cancel)?;
             if !loss.is_finite() {
                 return Err(self.diverged(loss, batch)?);
             }
@@ -272,7 +346,7 @@ impl Trainer {
         for batch in windows.chunks(batch) {
             let loss = self
                 .evaluate
-                .run(&mut self.scheduler, &self.config, batch, &self.cancel)?;
+                .run(&mut self.scheduler, batch, &self.cancel)?;
             losses.push(f64::from(loss));
         }
         let count = losses.len() as f64;
@@ -292,7 +366,7 @@ impl Trainer {
     /// Runs a batch node by node to find where the first number comes from that is not finite.
     fn diverged(&mut self, loss: f32, batch: &[&[u32]]) -> Result<Error> {
         let work = &self.evaluate;
-        work.write(&mut self.scheduler, &self.config, batch)?;
+        work.write(&mut self.scheduler, batch)?;
         let mut first = None;
         let graph = &work.graph;
         let cancel = CancelToken::new();
@@ -401,37 +475,43 @@ fn normal(rng: &mut Rng) -> f32 {
 }
 
 impl LossGraph {
-    /// The graph of the loss. `learn` says that it also computes gradients: that it sets them (`false`) or adds to them.
-    fn new(
-        config: &Config,
-        parameters: &[Stored],
-        constants: &StoredConstants,
-        learn: Option<bool>,
-    ) -> Result<Self> {
+    fn new(config: &Config, subject: &Subject, purpose: Purpose) -> Result<Self> {
         let mut graph = Graph::new();
-        let constants = constants.append(&mut graph)?;
+        let constants = subject.constants.append(&mut graph)?;
         let mut weights = HashMap::new();
-        for parameter in parameters {
+        for (name, stored) in &subject.frozen {
+            weights.insert(name.clone(), graph.stored(stored)?);
+        }
+        let mut ids = Vec::new();
+        for parameter in &subject.parameters {
             let id = graph.stored(&parameter.weights)?;
             weights.insert(parameter.spec.name.clone(), id);
+            ids.push(id);
         }
-        let forward = Forward::append(
-            &mut graph,
-            &config.model,
-            config.training.batch,
-            &weights,
+        let parts = Parts {
+            hparams: &subject.hparams,
+            context: config.context(),
+            batch: config.training.batch,
+            weights: &weights,
+            adapter_factor: config.lora.as_ref().map_or(1.0, |lora| lora.factor()),
             constants,
-        )?;
-        if let Some(adds) = learn {
-            let ids: Vec<_> = parameters.iter().map(|p| weights[&p.spec.name]).collect();
+        };
+        let forward = Forward::append(&mut graph, parts)?;
+        if purpose != Purpose::Measure {
             let share = 1.0 / config.training.accumulate as f32;
-            let gradients = Gradients::append(&mut graph, forward.loss, share, &ids)?;
-            for (parameter, id) in parameters.iter().zip(ids) {
+            let kept = if config.training.recompute {
+                &forward.layers[..]
+            } else {
+                &[]
+            };
+            let gradients =
+                Gradients::append_recomputing(&mut graph, forward.loss, share, &ids, kept)?;
+            for (parameter, id) in subject.parameters.iter().zip(ids) {
                 let Some(gradient) = gradients.of(id) else {
                     continue;
                 };
                 let into = graph.stored(&parameter.gradient)?;
-                let value = if adds {
+                let value = if purpose == Purpose::AddGradients {
                     graph.add(into, gradient)?
                 } else {
                     gradient
@@ -440,15 +520,16 @@ impl LossGraph {
             }
         }
         graph.set_output(forward.loss);
-        Ok(LossGraph { graph, forward })
+        Ok(LossGraph {
+            graph,
+            forward,
+            context: config.context(),
+            vocabulary: subject.hparams.n_vocab,
+        })
     }
 
-    fn write(&self, scheduler: &mut Scheduler, config: &Config, windows: &[&[u32]]) -> Result<()> {
-        let ModelConfig {
-            context,
-            vocabulary,
-            ..
-        } = config.model;
+    fn write(&self, scheduler: &mut Scheduler, windows: &[&[u32]]) -> Result<()> {
+        let (context, vocabulary) = (self.context, self.vocabulary);
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
         for window in windows {
             if window.len() != context + 1 {
@@ -478,11 +559,10 @@ impl LossGraph {
     fn run(
         &self,
         scheduler: &mut Scheduler,
-        config: &Config,
         windows: &[&[u32]],
         cancel: &CancelToken,
     ) -> Result<f32> {
-        self.write(scheduler, config, windows)?;
+        self.write(scheduler, windows)?;
         scheduler.run(cancel)?;
         scalar(scheduler, self.forward.loss)
     }

@@ -7,7 +7,7 @@ use samite_core::{
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Options, Scheduler};
-use samite_train::{Constants, Forward, Gradients, ModelConfig};
+use samite_train::{Constants, Forward, Gradients, ModelConfig, Parts};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -425,7 +425,15 @@ fn whole_model() {
             mask: constant(s, mask.collect(), [n, n, 1, 1]),
             ones: constant(s, vec![1.0; count], [1, count, 1, 1]),
         };
-        let forward = Forward::append(&mut s.graph, &config, 2, &weights, constants).unwrap();
+        let parts = Parts {
+            hparams: &config.hparams().unwrap(),
+            context: config.context,
+            batch: 2,
+            weights: &weights,
+            adapter_factor: 1.0,
+            constants,
+        };
+        let forward = Forward::append(&mut s.graph, parts).unwrap();
         let tokens = [3i32, 0, 6, 3, 1, 2, 2, 5]
             .iter()
             .flat_map(|t| t.to_le_bytes());
