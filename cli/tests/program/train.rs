@@ -28,6 +28,16 @@ evaluate_batches = 2
 checkpoint_every = 2
 "#;
 
+/// What takes the place of `[model]` to train an adapter of a model that was trained before.
+const LORA: &str = r#"
+[lora]
+base = "base/model.gguf"
+rank = 4
+alpha = 8.0
+targets = ["attn_q", "attn_v", "ffn_down"]
+context = 16
+"#;
+
 /// A folder with stories and a configuration.
 fn project() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -90,6 +100,85 @@ fn a_stopped_run_goes_on_where_it_was() {
     assert!(text.ok().starts_with("One"));
 }
 
+/// A project with a trained model in `base`, and the configuration of an adapter of it.
+fn adapter_project() -> (TempDir, PathBuf) {
+    let (dir, config) = project();
+    train(&config, &dir.path().join("base"), "-t 1 --sample=").ok();
+    let (head, rest) = CONFIG.split_once("[model]").unwrap();
+    let (_, rest) = rest.split_once("[data]").unwrap();
+    let rest = rest.replacen("rate = 0.01", "rate = 0.1", 1);
+    let config = dir.path().join("lora.toml");
+    std::fs::write(&config, format!("{head}{LORA}[data]{rest}")).unwrap();
+    (dir, config)
+}
+
+#[test]
+fn an_adapter_is_trained_run_and_merged() {
+    let (dir, config) = adapter_project();
+    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    let run = train(&config, &whole, "-t 1");
+    assert!(run.stderr.contains("the adapter is"), "{}", run.stderr);
+    run.ok();
+    assert_eq!(
+        listing(&whole),
+        ["adapter.gguf", "checkpoint.gguf", "loss.csv", "loss.svg"]
+    );
+    let stopped = train(&config, &parts, "--stop-after 5 -t 1 --sample=");
+    assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    train(&config, &parts, "--resume -t 1 --sample=").ok();
+    for file in ["adapter.gguf", "checkpoint.gguf"] {
+        let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+        assert!(read(&whole) == read(&parts), "{file} differs");
+    }
+
+    let (base, adapter) = (
+        dir.path().join("base/model.gguf"),
+        whole.join("adapter.gguf"),
+    );
+    let (base, adapter) = (base.to_str().unwrap(), adapter.to_str().unwrap());
+    let write = |model: &str, flags: &[String]| {
+        let fixed = [
+            "run", "-m", model, "-q", "-n", "20", "--temp", "0", "One day",
+        ];
+        let flags = flags.iter().map(String::as_str);
+        samite(fixed.into_iter().chain(flags))
+    };
+    let plain = write(base, &[]).ok();
+    let adapted = write(base, &[format!("--lora={adapter}")]).ok();
+    assert_ne!(adapted, plain);
+    let scaled = |scale: &str| write(base, &[format!("--lora-scaled={adapter}:{scale}")]);
+    assert_eq!(scaled("1").ok(), adapted);
+    assert_eq!(scaled("0").ok(), plain);
+    let twice = [
+        format!("--lora={adapter}"),
+        format!("--lora-scaled={adapter}:-1,{adapter}:1"),
+    ];
+    assert_eq!(write(base, &twice).ok(), adapted);
+    scaled("x").fails(2, &["--lora-scaled", "'x' is not a number"]);
+    scaled("nan").fails(2, &["--lora-scaled", "'nan' is not a number"]);
+    write(base, &["--lora-scaled=file".to_owned()]).fails(2, &["a file and a number"]);
+    write(base, &[format!("--lora={base}")]).fails(1, &["model.gguf", "is no adapter"]);
+    write(base, &["--lora=missing.gguf".to_owned()]).fails(1, &["missing.gguf"]);
+
+    let merged = dir.path().join("merged.gguf");
+    let merged = merged.to_str().unwrap();
+    let merge = |flags: &[&str]| samite(["merge-lora"].into_iter().chain(flags.iter().copied()));
+    let text = merge(&[base, merged, "--lora", adapter]).ok();
+    assert!(text.starts_with("6 of 20 tensors changed"), "{text}");
+    assert_eq!(write(merged, &[]).ok(), adapted);
+    merge(&[base, merged]).fails(2, &["--lora"]);
+    merge(&[base, merged, "--lora", adapter, "--dtype", "q9"]).fails(2, &["--dtype", "q9"]);
+    merge(&[base, base, "--lora", adapter]).fails(2, &["the same file"]);
+    merge(&[base, "no/folder.gguf", "--lora", adapter]).fails(1, &["no/folder.gguf"]);
+
+    // A model of another shape, and no model at all.
+    let (_other, other) = crate::tiny();
+    let other = other.to_str().unwrap();
+    write(other, &[format!("--lora={adapter}")]).fails(1, &["adapter.gguf", "another model"]);
+    std::fs::remove_file(base).unwrap();
+    train(&config, &dir.path().join("none"), "").fails(1, &["base/model.gguf"]);
+}
+
 #[test]
 fn what_is_wrong_is_said_before_anything_is_learnt() {
     let (dir, config) = project();
@@ -112,7 +201,7 @@ fn what_is_wrong_is_said_before_anything_is_learnt() {
         train(&changed, &out, "").fails(1, &[part]);
     }
     std::fs::write(dir.path().join("train.txt"), "").unwrap();
-    train(&config, &out, "").fails(1, &["model.vocabulary"]);
+    train(&config, &out, "").fails(1, &["train.txt", "is empty"]);
 }
 
 #[test]
