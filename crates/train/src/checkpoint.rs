@@ -3,7 +3,8 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::lora;
-use crate::trainer::{Stored, Trainer};
+use crate::parameters::Stored;
+use crate::trainer::Trainer;
 use samite_core::{DType, StoredTensor};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
 use std::path::Path;

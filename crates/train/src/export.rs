@@ -1,7 +1,8 @@
 //! What was learnt, as GGUF files that every program which reads them can use: models and adapters.
 
 use crate::error::{Error, Result};
-use crate::trainer::{Stored, Trainer, read};
+use crate::parameters::{Stored, read};
+use crate::trainer::Trainer;
 use crate::vocabulary::Vocabulary;
 use samite_core::DType;
 use samite_gguf::{AtomicFile, KEY_ARCHITECTURE, Metadata, TensorSpec, Writer};

@@ -2,18 +2,14 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::gradient::Gradients;
+use crate::evaluation::Evaluation;
 use crate::lora;
-use crate::model::{Constants, Forward, ParameterSpec, Parts};
-use crate::optimizer::Parameter;
-use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, TensorId, TensorRef,
-    Usage,
-};
+use crate::loss_graph::{LossGraph, Purpose, StoredConstants, Subject};
+use crate::model::ParameterSpec;
+use crate::parameters::{StepGraph, Stored, initialize, numbers, read};
+use samite_core::{CancelToken, DType, Device, TensorRef};
 use samite_llm::{Hyperparameters, Model};
 use samite_sched::{Options, Scheduler, Watch};
-use samite_text::Rng;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// What a step did.
@@ -25,62 +21,6 @@ pub struct StepReport {
     pub gradient_norm: f32,
     /// Learning rate.
     pub rate: f32,
-}
-
-/// How well held-out texts are predicted.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evaluation {
-    /// Mean loss, in nats per token.
-    pub loss: f32,
-    /// Standard error of that mean, from the differences between batches; 0 for one batch.
-    pub error: f32,
-}
-
-/// One parameter in memory.
-#[derive(Clone, Debug)]
-pub(crate) struct Stored {
-    pub spec: ParameterSpec,
-    pub weights: Arc<StoredTensor>,
-    pub gradient: Arc<StoredTensor>,
-    pub means: [Arc<StoredTensor>; 2],
-}
-
-/// The model behind a loss: what does not change from one graph to the next.
-struct Subject {
-    hparams: Hyperparameters,
-    /// The model that an adapter is trained for.
-    base: Option<Arc<Model>>,
-    parameters: Vec<Stored>,
-    /// Weights that are used as they are.
-    frozen: Vec<(String, Arc<StoredTensor>)>,
-    constants: StoredConstants,
-}
-
-/// What a graph of the loss is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Purpose {
-    /// The loss alone.
-    Measure,
-    /// Gradients that take the place of those before.
-    SetGradients,
-    /// Gradients that are added to those before.
-    AddGradients,
-}
-
-/// A graph that computes the loss, and perhaps gradients.
-struct LossGraph {
-    graph: Graph,
-    forward: Forward,
-    context: usize,
-    vocabulary: usize,
-}
-
-/// A graph that changes the weights.
-struct StepGraph {
-    graph: Graph,
-    /// The optimizer's numbers for matrices and for other weights.
-    numbers: [TensorId; 2],
-    norm: TensorId,
 }
 
 /// A model with its optimizer, in the memory of devices.
@@ -103,62 +43,6 @@ impl std::fmt::Debug for Trainer {
             .field("step", &self.step)
             .finish_non_exhaustive()
     }
-}
-
-/// Stored constants: positions, mask, ones.
-struct StoredConstants([Arc<StoredTensor>; 3]);
-
-impl StoredConstants {
-    fn new(n: usize, batch: usize, device: &Arc<dyn Device>) -> Result<Self> {
-        let layout = |dtype, shape| Layout::contiguous(dtype, shape);
-        let group = TensorGroup::allocate(
-            &device.buffer_type(),
-            Usage::Any,
-            &[
-                ("positions", layout(DType::I32, [n, 1, 1, 1])?),
-                ("mask", layout(DType::F32, [n, n, 1, 1])?),
-                ("ones", layout(DType::F32, [1, n * batch, 1, 1])?),
-            ],
-        )?;
-        let positions: Vec<u8> = (0..n as i32).flat_map(i32::to_le_bytes).collect();
-        let mask = (0..n * n).map(|i| {
-            if i % n > i / n {
-                f32::NEG_INFINITY
-            } else {
-                0.0
-            }
-        });
-        let data = [
-            positions,
-            bytes(mask),
-            bytes(std::iter::repeat_n(1.0, n * batch)),
-        ];
-        for (tensor, data) in group.tensors.iter().zip(&data) {
-            tensor.tensor().write(0, data)?;
-        }
-        let [positions, mask, ones] = &group.tensors[..] else {
-            return Err(Error::config("the constants have no memory"));
-        };
-        Ok(StoredConstants([positions, mask, ones].map(Arc::clone)))
-    }
-
-    fn append(&self, graph: &mut Graph) -> Result<Constants> {
-        let [positions, mask, ones] = &self.0;
-        Ok(Constants {
-            positions: graph.stored(positions)?,
-            mask: graph.stored(mask)?,
-            ones: graph.stored(ones)?,
-        })
-    }
-}
-
-fn bytes(values: impl Iterator<Item = f32>) -> Vec<u8> {
-    values.flat_map(f32::to_le_bytes).collect()
-}
-
-fn numbers(bytes: &[u8]) -> Vec<f32> {
-    let values = bytes.as_chunks().0.iter();
-    values.map(|value| f32::from_le_bytes(*value)).collect()
 }
 
 impl Trainer {
@@ -230,11 +114,12 @@ impl Trainer {
             hparams,
             base,
         };
+        let training = config.training;
         let loss = |purpose| LossGraph::new(&config, &subject, purpose);
         Ok(Trainer {
             evaluate: loss(Purpose::Measure)?,
             learn: [loss(Purpose::SetGradients)?, loss(Purpose::AddGradients)?],
-            change: StepGraph::new(&config, &subject.parameters)?,
+            change: StepGraph::new(training.optimizer, training.clip, &subject.parameters)?,
             scheduler: Scheduler::new(devices, Options::default())?,
             subject,
             step: 0,
@@ -314,14 +199,8 @@ impl Trainer {
             sum += f64::from(loss);
         }
         let rate = training.schedule.rate(self.step, training.steps);
-        let change = &self.change;
-        self.scheduler.load(&change.graph)?;
-        for (id, decays) in change.numbers.into_iter().zip([true, false]) {
-            let values = training.optimizer.values(self.step, rate, decays);
-            self.scheduler.write(id, 0, &bytes(values.into_iter()))?;
-        }
-        self.scheduler.run(&self.cancel)?;
-        let gradient_norm = scalar(&mut self.scheduler, change.norm)?;
+        let gradient_norm =
+            (self.change).run(&mut self.scheduler, self.step, rate, &self.cancel)?;
         self.step += 1;
         Ok(StepReport {
             loss: (sum / training.accumulate as f64) as f32,
@@ -347,20 +226,9 @@ impl Trainer {
             let loss = self
                 .evaluate
                 .run(&mut self.scheduler, batch, &self.cancel)?;
-            losses.push(f64::from(loss));
+            losses.push(loss);
         }
-        let count = losses.len() as f64;
-        let mean = losses.iter().sum::<f64>() / count;
-        let spread: f64 = losses.iter().map(|loss| (loss - mean).powi(2)).sum();
-        let error = if losses.len() > 1 {
-            (spread / (count - 1.0) / count).sqrt()
-        } else {
-            0.0
-        };
-        Ok(Evaluation {
-            loss: mean as f32,
-            error: error as f32,
-        })
+        Ok(Evaluation::of(&losses))
     }
 
     /// Runs a batch node by node to find where the first number comes from that is not finite.
@@ -412,211 +280,4 @@ fn is_finite(place: &TensorRef) -> samite_core::Result<bool> {
     let mut data = vec![0; place.layout().bytes()];
     place.read(0, &mut data)?;
     Ok(numbers(&data).iter().all(|x| x.is_finite()))
-}
-
-fn scalar(scheduler: &mut Scheduler, id: TensorId) -> Result<f32> {
-    let mut data = [0; 4];
-    scheduler.read(id, 0, &mut data)?;
-    Ok(f32::from_le_bytes(data))
-}
-
-/// All numbers of a stored tensor.
-pub(crate) fn read(tensor: &StoredTensor) -> Result<Vec<f32>> {
-    let place = tensor.tensor();
-    let mut data = vec![0; place.layout().bytes()];
-    place.read(0, &mut data)?;
-    Ok(numbers(&data))
-}
-
-impl Stored {
-    fn allocate(spec: ParameterSpec, device: &Arc<dyn Device>) -> Result<Self> {
-        let layout = Layout::contiguous(DType::F32, spec.shape)?;
-        let names =
-            ["", ".gradient", ".mean", ".square"].map(|part| format!("{}{part}", spec.name));
-        let wanted: Vec<_> = names.iter().map(|name| (name.as_str(), layout)).collect();
-        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &wanted)?;
-        let [weights, gradient, mean, square] = &group.tensors[..] else {
-            return Err(Error::config("a parameter has no memory"));
-        };
-        let zeros = vec![0; layout.bytes()];
-        for tensor in [gradient, mean, square] {
-            tensor.tensor().write(0, &zeros)?;
-        }
-        Ok(Stored {
-            weights: Arc::clone(weights),
-            gradient: Arc::clone(gradient),
-            means: [mean, square].map(Arc::clone),
-            spec,
-        })
-    }
-}
-
-/// Writes the initial weights: normally distributed, or ones.
-fn initialize(parameters: &[Stored], seed: u64) -> Result<()> {
-    let mut rng = Rng::new(seed);
-    for parameter in parameters {
-        let count = parameter.spec.shape.iter().product();
-        let values: Vec<f32> = match parameter.spec.deviation {
-            None => vec![1.0; count],
-            Some(deviation) => std::iter::repeat_with(|| normal(&mut rng) * deviation)
-                .take(count)
-                .collect(),
-        };
-        let data = bytes(values.into_iter());
-        parameter.weights.tensor().write(0, &data)?;
-    }
-    Ok(())
-}
-
-/// A normally distributed number (Box and Muller 1958).
-fn normal(rng: &mut Rng) -> f32 {
-    let radius = (-2.0 * (1.0 - rng.uniform()).ln()).sqrt();
-    (radius * (2.0 * std::f64::consts::PI * rng.uniform()).cos()) as f32
-}
-
-impl LossGraph {
-    fn new(config: &Config, subject: &Subject, purpose: Purpose) -> Result<Self> {
-        let mut graph = Graph::new();
-        let constants = subject.constants.append(&mut graph)?;
-        let mut weights = HashMap::new();
-        for (name, stored) in &subject.frozen {
-            weights.insert(name.clone(), graph.stored(stored)?);
-        }
-        let mut ids = Vec::new();
-        for parameter in &subject.parameters {
-            let id = graph.stored(&parameter.weights)?;
-            weights.insert(parameter.spec.name.clone(), id);
-            ids.push(id);
-        }
-        let parts = Parts {
-            hparams: &subject.hparams,
-            context: config.context(),
-            batch: config.training.batch,
-            weights: &weights,
-            adapter_factor: config.lora.as_ref().map_or(1.0, |lora| lora.factor()),
-            constants,
-        };
-        let forward = Forward::append(&mut graph, parts)?;
-        if purpose != Purpose::Measure {
-            let share = 1.0 / config.training.accumulate as f32;
-            let kept = if config.training.recompute {
-                &forward.layers[..]
-            } else {
-                &[]
-            };
-            let gradients =
-                Gradients::append_recomputing(&mut graph, forward.loss, share, &ids, kept)?;
-            for (parameter, id) in subject.parameters.iter().zip(ids) {
-                let Some(gradient) = gradients.of(id) else {
-                    continue;
-                };
-                let into = graph.stored(&parameter.gradient)?;
-                let value = if purpose == Purpose::AddGradients {
-                    graph.add(into, gradient)?
-                } else {
-                    gradient
-                };
-                graph.cpy(value, into)?;
-            }
-        }
-        graph.set_output(forward.loss);
-        Ok(LossGraph {
-            graph,
-            forward,
-            context: config.context(),
-            vocabulary: subject.hparams.n_vocab,
-        })
-    }
-
-    fn write(&self, scheduler: &mut Scheduler, windows: &[&[u32]]) -> Result<()> {
-        let (context, vocabulary) = (self.context, self.vocabulary);
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        for window in windows {
-            if window.len() != context + 1 {
-                return Err(Error::data(format!(
-                    "a window has {} tokens, not {}",
-                    window.len(),
-                    context + 1
-                )));
-            }
-            if let Some(id) = window.iter().find(|&&id| id as usize >= vocabulary) {
-                return Err(Error::data(format!(
-                    "token {id} is not one of the {vocabulary} of the vocabulary"
-                )));
-            }
-            for pair in window.windows(2) {
-                let place = targets.len() / 8 * vocabulary + pair[1] as usize;
-                tokens.extend((pair[0] as i32).to_le_bytes());
-                targets.extend((place as i64).to_le_bytes());
-            }
-        }
-        scheduler.load(&self.graph)?;
-        scheduler.write(self.forward.tokens, 0, &tokens)?;
-        scheduler.write(self.forward.targets, 0, &targets)?;
-        Ok(())
-    }
-
-    fn run(
-        &self,
-        scheduler: &mut Scheduler,
-        windows: &[&[u32]],
-        cancel: &CancelToken,
-    ) -> Result<f32> {
-        self.write(scheduler, windows)?;
-        scheduler.run(cancel)?;
-        scalar(scheduler, self.forward.loss)
-    }
-}
-
-impl StepGraph {
-    fn new(config: &Config, parameters: &[Stored]) -> Result<Self> {
-        let mut graph = Graph::new();
-        let optimizer = config.training.optimizer;
-        let shape = [optimizer.numbers(), 1, 1, 1];
-        let numbers = [
-            graph.input("numbers for matrices", DType::F32, shape)?,
-            graph.input("numbers", DType::F32, shape)?,
-        ];
-        let mut all = Vec::new();
-        let mut total = None;
-        for parameter in parameters {
-            let [m, v] = &parameter.means;
-            let ids = Parameter {
-                weights: graph.stored(&parameter.weights)?,
-                gradient: graph.stored(&parameter.gradient)?,
-                means: [graph.stored(m)?, graph.stored(v)?],
-            };
-            all.push(ids);
-            let squares = graph.sqr(ids.gradient)?;
-            let sum = graph.sum(squares)?;
-            total = Some(match total {
-                Some(total) => graph.add(total, sum)?,
-                None => sum,
-            });
-        }
-        let total = total.ok_or_else(|| Error::config("the model has no parameters"))?;
-        let norm = graph.sqrt(total)?;
-        graph.set_name(norm, "gradient norm");
-        graph.set_output(norm);
-        let clip = config.training.clip;
-        let factor = if clip > 0.0 {
-            let limit = graph.fill(norm, clip)?;
-            let longest = graph.clamp(norm, clip, f32::INFINITY)?;
-            Some(graph.div(limit, longest)?)
-        } else {
-            None
-        };
-        for (parameter, mut ids) in parameters.iter().zip(all) {
-            if let Some(factor) = factor {
-                ids.gradient = graph.mul(ids.gradient, factor)?;
-            }
-            let number = numbers[usize::from(!parameter.spec.is_matrix())];
-            optimizer.append(&mut graph, ids, number)?;
-        }
-        Ok(StepGraph {
-            graph,
-            numbers,
-            norm,
-        })
-    }
 }

@@ -7,7 +7,7 @@ use samite_core::{
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Options, Scheduler};
-use samite_train::{Constants, Forward, Gradients, ModelConfig, Parts};
+use samite_train::{Constants, Forward, Gradients, Loss, ModelConfig, Parts};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -250,6 +250,11 @@ fn gated_units() {
         Glu::Swiglu,
         Glu::GegluErf,
         Glu::GegluQuick,
+        Glu::SwigluOai {
+            alpha: 1.7,
+            limit: 0.5,
+        },
+        Glu::SwigluClamp { limit: 0.5 },
     ] {
         check(kind.name(), |s| {
             let (x, gate) = (s.input([5, 3, 1, 1]), s.input([5, 3, 1, 1]));
@@ -391,6 +396,18 @@ fn cross_entropy() {
         let labels = s.graph.fill(logits, 0.25).unwrap();
         s.graph.cross_entropy_loss(logits, labels).unwrap()
     });
+}
+
+#[test]
+fn losses() {
+    for loss in [Loss::Mean, Loss::Sum, Loss::MeanSquaredError] {
+        check(&format!("{loss:?}"), |s| {
+            let x = s.input([4, 3, 1, 1]);
+            // Labels may depend on weights, too.
+            let labels = loss.has_labels().then(|| s.input([4, 3, 1, 1]));
+            loss.append(&mut s.graph, x, labels).unwrap()
+        });
+    }
 }
 
 /// A llama of two layers, over two texts at a time, by every one of its weights.
