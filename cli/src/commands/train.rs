@@ -79,6 +79,34 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// Removes files that a run which was killed had not finished.
+    fn remove_leftovers(&self) {
+        const NAMES: [&str; 5] = [
+            "checkpoint.gguf",
+            "model.gguf",
+            "adapter.gguf",
+            "loss.csv",
+            "loss.svg",
+        ];
+        let is_leftover = |name: &str| {
+            let rest = name.strip_prefix('.').filter(|rest| rest.ends_with(".tmp"));
+            rest.is_some_and(|rest| {
+                NAMES.iter().any(|known| {
+                    rest.strip_prefix(known)
+                        .is_some_and(|rest| rest.starts_with('.'))
+                })
+            })
+        };
+        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(is_leftover) {
+                // What cannot be removed only takes space.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
 /// What is trained.
 enum Subject {
     /// A model from the start, with a vocabulary of its own.
@@ -172,6 +200,7 @@ pub fn run(args: TrainArgs) -> Outcome {
     std::fs::create_dir_all(&folder.0).map_err(|error| {
         Failure::error(format_args!("cannot make {}: {error}", folder.0.display()))
     })?;
+    folder.remove_leftovers();
     let cancel = interrupt::token()?;
     let devices = args.devices.devices(args.threads.count())?;
     let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
@@ -267,11 +296,14 @@ impl Run {
                 rate: report.rate,
                 gradient_norm: report.gradient_norm,
             });
+            // The checkpoint comes last: a run that ends in between goes on from the one before and does all of this again.
+            if measured.is_some() {
+                self.export()?;
+            }
             if last || step.is_multiple_of(training.checkpoint_every) {
                 self.save()?;
             }
             if measured.is_some() {
-                self.export()?;
                 let text = self.write_sample()?;
                 progress::pause(|| eprint!("{text}"));
                 (begin, counted) = (Instant::now(), 0);
@@ -317,16 +349,13 @@ impl Run {
     }
 
     fn save(&mut self) -> Outcome {
-        Checkpoint::save(
-            self.folder.checkpoint(),
-            &mut self.trainer,
-            self.fingerprint,
-        )?;
         let title = format!("{}: loss in nats per token", self.trainer.config().name);
         let table = AtomicFile::create(self.folder.table())?;
         files::finish(table, &self.curve.to_csv())?;
         let picture = AtomicFile::create(self.folder.picture())?;
-        files::finish(picture, &self.curve.to_svg(&title))
+        files::finish(picture, &self.curve.to_svg(&title))?;
+        let (path, trainer) = (self.folder.checkpoint(), &mut self.trainer);
+        Ok(Checkpoint::save(path, trainer, self.fingerprint)?)
     }
 
     /// Some text of the model as it is, in a line of its own.

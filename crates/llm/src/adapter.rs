@@ -118,9 +118,8 @@ fn pairs(file: &GgufFile, wrong: &dyn Fn(String) -> Error) -> Result<BTreeMap<St
     let mut halves: BTreeMap<String, [Option<&TensorInfo>; 2]> = BTreeMap::new();
     for info in file.tensors().iter() {
         let name = &*info.name;
-        let half = [SUFFIX_A, SUFFIX_B].into_iter().enumerate();
-        let half = half.filter_map(|(i, suffix)| Some((i, name.strip_suffix(suffix)?)));
-        match half.last() {
+        let mut suffixes = [SUFFIX_A, SUFFIX_B].into_iter().enumerate();
+        match suffixes.find_map(|(i, suffix)| Some((i, name.strip_suffix(suffix)?))) {
             Some((i, weight)) => halves.entry(weight.to_owned()).or_default()[i] = Some(info),
             // llama.cpp does without them, too.
             None if name.ends_with("_norm.weight") => {
