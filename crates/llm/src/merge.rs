@@ -50,8 +50,8 @@ impl Delta {
     fn add(&self, row: usize, rows: usize, values: &mut [f32]) {
         let columns = values.len();
         let weights = self.left.chunks_exact(self.rank).nth(row);
-        let matrices = self.right.chunks_exact(columns * self.rank);
-        let matrix = { matrices }.nth(row / rows.max(1));
+        let matrix = row / rows.max(1);
+        let matrix = self.right.chunks_exact(columns * self.rank).nth(matrix);
         let (Some(weights), Some(matrix)) = (weights, matrix) else {
             return;
         };
