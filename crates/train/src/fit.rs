@@ -338,7 +338,7 @@ impl Work {
         options: &FitOptions,
         [input, label]: [usize; 2],
         parameters: &[Stored],
-        build: &dyn Fn(&mut Graph, TensorId, &[TensorId]) -> Result<TensorId>,
+        build: impl Fn(&mut Graph, TensorId, &[TensorId]) -> Result<TensorId>,
         learns: bool,
     ) -> Result<Self> {
         let mut graph = Graph::new();

@@ -32,7 +32,7 @@ fn rate(rate: f32, last_rate: f32) -> Schedule {
 /// `y = 3 x - 2`, with noise that does not depend on `x`.
 fn line() -> Samples {
     let xs: Vec<f32> = (0..64).map(|i| i as f32 / 32.0 - 1.0).collect();
-    let noise = |i: usize| 0.1 * if i % 2 == 0 { 1.0 } else { -1.0 };
+    let noise = |i: usize| 0.1 * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
     let ys = xs
         .iter()
         .enumerate()
