@@ -5,7 +5,9 @@ use crate::progress;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use samite::gguf::{GgufFile, LoadMode};
-use samite::llm::{Context, ContextOptions, Model, ModelOptions, PlacementRule};
+use samite::llm::{
+    Adapter, Context, ContextOptions, Model, ModelOptions, PlacementRule, ScaledAdapter,
+};
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
 use samite::{CancelToken, DType, Device, DeviceKind};
@@ -122,12 +124,46 @@ fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
     }
 }
 
+/// Adapters of a model.
+#[derive(Clone, Debug, Args)]
+pub struct AdapterArgs {
+    /// Adapters that change the model: GGUF files, several separated by `,`
+    #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    lora: Vec<String>,
+
+    /// Adapters that count more or less than 1, or the other way round: `FILE:SCALE`, several separated by `,`
+    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file)]
+    lora_scaled: Vec<(PathBuf, f32)>,
+}
+
+impl AdapterArgs {
+    /// The files, each with its share.
+    pub fn files(&self) -> Vec<(PathBuf, f32)> {
+        let plain = self.lora.iter().map(|file| (file.into(), 1.0));
+        plain.chain(self.lora_scaled.iter().cloned()).collect()
+    }
+}
+
+/// A file, and how much of it counts.
+fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
+    match text.rsplit_once(':') {
+        Some((file, scale)) if !file.is_empty() => match scale.parse::<f32>() {
+            Ok(scale) if scale.is_finite() => Ok((file.into(), scale)),
+            _ => Err(format!("'{scale}' is not a number")),
+        },
+        _ => Err("must be a file and a number, such as adapter.gguf:0.5".to_owned()),
+    }
+}
+
 /// Which model, where its parts go, and how it is set up.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
     /// GGUF file; of a split model, any part. A small model that writes stories is part of this program and the default
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+
+    #[command(flatten)]
+    adapters: AdapterArgs,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -319,14 +355,23 @@ impl ModelArgs {
             ..ContextOptions::default()
         })
     }
-}
 
-/// A context for `model`.
-pub fn context(model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
-    Context::new(model, options).map_err(|error| match error {
-        samite::llm::Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(
-            format_args!("{error}; see --ctx-size (-c) and --ubatch-size (-ub)"),
-        ),
-        error => error.into(),
-    })
+    /// Whether adapters change the model.
+    pub fn has_adapters(&self) -> bool {
+        !self.adapters.files().is_empty()
+    }
+
+    /// A context for `model`, with the adapters that the flags name.
+    pub fn context(&self, model: Arc<Model>, mut options: ContextOptions) -> Outcome<Context> {
+        for (path, share) in self.adapters.files() {
+            let adapter = Adapter::load(path, &model)?;
+            options.adapters.push(ScaledAdapter { adapter, share });
+        }
+        Context::new(model, options).map_err(|error| match error {
+            samite::llm::Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(
+                format_args!("{error}; see --ctx-size (-c) and --ubatch-size (-ub)"),
+            ),
+            error => error.into(),
+        })
+    }
 }

@@ -47,3 +47,14 @@ pub fn finish(mut file: AtomicFile, content: &str) -> Outcome {
         .map_err(|error| Failure::error(format_args!("{}: {error}", file.target().display())))?;
     Ok(file.commit()?)
 }
+
+/// Refuses to write a file over the one that it is made from.
+pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
+    let same = |input| output.canonicalize().is_ok_and(|output| input == output);
+    if input.canonicalize().is_ok_and(same) {
+        return Err(Failure::usage(
+            "input and output are the same file: name another output",
+        ));
+    }
+    Ok(())
+}

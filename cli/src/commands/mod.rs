@@ -3,6 +3,7 @@
 mod bench;
 mod devices;
 mod inspect;
+mod merge_lora;
 mod perplexity;
 mod plan;
 #[cfg(unix)]
@@ -35,6 +36,8 @@ pub enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Convert a model's weights to other types
     Quantize(quantize::QuantizeArgs),
+    /// Write a model with adapters merged into its weights
+    MergeLora(merge_lora::MergeLoraArgs),
     /// Write a model of a known shape with random weights
     Synth(synth::SynthArgs),
     /// Compare a device's operations with the reference
@@ -61,6 +64,7 @@ impl Command {
             Command::Inspect(args) => inspect::run(args),
             Command::Tokenize(args) => tokenize::run(args),
             Command::Quantize(args) => quantize::run(args),
+            Command::MergeLora(args) => merge_lora::run(args),
             Command::Synth(args) => synth::run(args),
             Command::TestOps(args) => test_ops::run(args),
             Command::Bench(args) => bench::run(args),

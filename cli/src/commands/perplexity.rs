@@ -1,6 +1,6 @@
 //! `samite perplexity`
 
-use crate::args::{self, ModelArgs, ThreadArgs};
+use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
 use crate::{files, interrupt, progress};
 use clap::Args;
@@ -58,7 +58,7 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     }
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let mut context = args::context(model, options)?;
+    let mut context = args.model.context(model, options)?;
     if let Some(chunks) = args.chunks {
         tokens.truncate(chunk.saturating_mul(chunks as usize));
     }

@@ -1,6 +1,6 @@
 //! `samite plan`
 
-use crate::args::{self, ModelArgs, ThreadArgs};
+use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
 use crate::{files, interrupt};
 use clap::Args;
@@ -39,7 +39,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     let options = args.model.context_options(&cancel)?;
     let picture = files::create(&args.svg)?;
     let model = args.model.load(args.threads, &cancel)?;
-    let context = args::context(model, options)?;
+    let context = args.model.context(model, options)?;
     let plan = context.plan(tokens)?;
     if let Some(file) = picture {
         files::finish(file, &plan.to_svg())?;

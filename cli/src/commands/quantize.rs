@@ -1,8 +1,8 @@
 //! `samite quantize`
 
 use crate::args::ThreadArgs;
-use crate::failure::{Failure, Outcome};
-use crate::{interrupt, progress};
+use crate::failure::Outcome;
+use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
@@ -36,16 +36,7 @@ pub struct QuantizeArgs {
 pub fn run(args: QuantizeArgs) -> Outcome {
     let cancel = interrupt::token()?;
     let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
-    let same = |a: &PathBuf, b: &PathBuf| {
-        a.canonicalize()
-            .ok()
-            .is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b))
-    };
-    if same(&args.input, &args.output) {
-        return Err(Failure::usage(
-            "input and output are the same file: name another output",
-        ));
-    }
+    files::refuse_same(&args.input, &args.output)?;
     let bar = progress::count("quantizing");
     let threads = args.threads.count();
     let threads = threads.unwrap_or_else(samite::registry::allowed_threads);

@@ -1,6 +1,6 @@
 //! `samite run`
 
-use crate::args::{self, ModelArgs, ThreadArgs, number_or_all, token_count};
+use crate::args::{ModelArgs, ThreadArgs, number_or_all, token_count};
 use crate::failure::{Failure, Outcome};
 use crate::{files, interrupt};
 use clap::Args;
@@ -134,7 +134,7 @@ pub fn run(args: RunArgs) -> Outcome {
     let context_options = args.model.context_options(&cancel)?;
     let model = args.model.load(args.threads, &cancel)?;
     let load_time = model.load_time();
-    let mut session = Session::new(args::context(model, context_options)?)?;
+    let mut session = Session::new(args.model.context(model, context_options)?)?;
     let tokens = session
         .tokenizer()
         .tokenize(&prompt, true, true)

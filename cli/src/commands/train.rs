@@ -5,10 +5,13 @@ use crate::failure::{Failure, Outcome};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::gguf::AtomicFile;
-use samite::llm::{Context, ContextOptions, GenerateOptions, Model, ModelOptions, Session};
-use samite::text::{Sampler, SamplerParams};
+use samite::llm::{
+    Adapter, Context, ContextOptions, GenerateOptions, Model, ModelOptions, ScaledAdapter, Session,
+};
+use samite::text::{Sampler, SamplerParams, Tokenizer};
 use samite::train::{
     Checkpoint, Config, Curve, Dataset, Error, Order, Point, Trainer, Vocabulary, export,
+    export_adapter,
 };
 use samite::{CancelToken, DType, Device};
 use std::ops::ControlFlow;
@@ -25,7 +28,7 @@ pub struct TrainArgs {
     /// What to train, how, and on what: a TOML file (see docs/training.md)
     config: PathBuf,
 
-    /// Folder for the checkpoint, the loss as table and picture, and the model
+    /// Folder for the checkpoint, the loss as table and picture, and the model or adapter
     #[arg(short, long, value_name = "FOLDER")]
     out: PathBuf,
 
@@ -41,7 +44,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "TEXT", default_value = "Once upon a time")]
     sample: String,
 
-    /// Type of the matrices in the model
+    /// Type of the matrices in the model or adapter
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: String,
 
@@ -60,8 +63,11 @@ impl Folder {
         self.0.join("checkpoint.gguf")
     }
 
-    fn model(&self) -> PathBuf {
-        self.0.join("model.gguf")
+    fn result(&self, subject: &Subject) -> PathBuf {
+        self.0.join(match subject {
+            Subject::Model(_) => "model.gguf",
+            Subject::Adapter(_) => "adapter.gguf",
+        })
     }
 
     fn table(&self) -> PathBuf {
@@ -73,10 +79,91 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// Removes files that a run which was killed had not finished.
+    fn remove_leftovers(&self) {
+        const NAMES: [&str; 5] = [
+            "checkpoint.gguf",
+            "model.gguf",
+            "adapter.gguf",
+            "loss.csv",
+            "loss.svg",
+        ];
+        let is_leftover = |name: &str| {
+            let rest = name.strip_prefix('.').filter(|rest| rest.ends_with(".tmp"));
+            rest.is_some_and(|rest| {
+                NAMES.iter().any(|known| {
+                    rest.strip_prefix(known)
+                        .is_some_and(|rest| rest.starts_with('.'))
+                })
+            })
+        };
+        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(is_leftover) {
+                // What cannot be removed only takes space.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// What is trained.
+enum Subject {
+    /// A model from the start, with a vocabulary of its own.
+    Model(Vocabulary),
+    /// An adapter of a model.
+    Adapter(Arc<Model>),
+}
+
+impl Subject {
+    /// What the configuration says; a vocabulary is trained on `text`.
+    fn new(
+        config: &Config,
+        text: &str,
+        devices: &[Arc<dyn Device>],
+        cancel: &CancelToken,
+    ) -> Outcome<Self> {
+        if let Some(lora) = &config.lora {
+            let options = ModelOptions {
+                // Packed weights are for running only.
+                repack: false,
+                cancel: cancel.clone(),
+                ..ModelOptions::new(devices.to_vec())
+            };
+            return Ok(Subject::Adapter(Model::load(&lora.base, &options)?));
+        }
+        let part = text.len().min(VOCABULARY_BYTES);
+        let part = text[..text.floor_char_boundary(part)].trim_end_matches(|c| c != '\n');
+        let part = if part.is_empty() { text } else { part };
+        let size = config.model.map_or(0, |model| model.vocabulary);
+        Ok(Subject::Model(Vocabulary::train(part, size)?))
+    }
+
+    fn tokenizer(&self) -> Outcome<Arc<Tokenizer>> {
+        Ok(match self {
+            Subject::Model(vocabulary) => Arc::new(vocabulary.tokenizer()?),
+            Subject::Adapter(base) => Arc::clone(base.tokenizer()?),
+        })
+    }
+
+    fn trainer(
+        &self,
+        config: Config,
+        devices: &[Arc<dyn Device>],
+        cancel: &CancelToken,
+    ) -> Outcome<Trainer> {
+        let cancel = cancel.clone();
+        Ok(match self {
+            Subject::Model(_) => Trainer::new(config, devices.to_vec(), &[], cancel)?,
+            Subject::Adapter(base) => Trainer::for_adapter(config, Arc::clone(base), cancel)?,
+        })
+    }
+}
+
 /// A run with everything that belongs to it.
 struct Run {
     trainer: Trainer,
-    vocabulary: Vocabulary,
+    subject: Subject,
     train: Dataset,
     held_out: Dataset,
     order: Order,
@@ -113,6 +200,7 @@ pub fn run(args: TrainArgs) -> Outcome {
     std::fs::create_dir_all(&folder.0).map_err(|error| {
         Failure::error(format_args!("cannot make {}: {error}", folder.0.display()))
     })?;
+    folder.remove_leftovers();
     let cancel = interrupt::token()?;
     let devices = args.devices.devices(args.threads.count())?;
     let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
@@ -148,24 +236,20 @@ impl Run {
         dtype: DType,
         cancel: &CancelToken,
     ) -> Outcome<Self> {
-        let text = files::read_text(&config.data.train)?;
-        let part = text.len().min(VOCABULARY_BYTES);
-        let part = text[..text.floor_char_boundary(part)].trim_end_matches(|c| c != '\n');
-        let part = if part.is_empty() { &text } else { part };
-        let vocabulary = Vocabulary::train(part, config.model.vocabulary)?;
-        let tokenizer = vocabulary.tokenizer()?;
-        let context = config.model.context;
+        let text = read_lines(&config.data.train)?;
+        let subject = Subject::new(&config, &text, &devices, cancel)?;
+        let (tokenizer, context) = (subject.tokenizer()?, config.context());
         let train = Dataset::from_lines(&text, &tokenizer, context)?;
-        let text = files::read_text(&config.data.held_out)?;
+        let text = read_lines(&config.data.held_out)?;
         let held_out = Dataset::from_lines(&text, &tokenizer, context)?;
         let (seed, windows) = (config.seed, train.len());
-        let trainer = Trainer::new(config, devices.clone(), &[], cancel.clone())?;
+        let trainer = subject.trainer(config, &devices, cancel)?;
         Ok(Run {
             order: Order::new(seed, windows),
             fingerprint: train.fingerprint(),
             curve: Curve::new(),
             trainer,
-            vocabulary,
+            subject,
             train,
             held_out,
             folder,
@@ -177,7 +261,7 @@ impl Run {
 
     fn learn(&mut self, cancel: &CancelToken, stop_after: u64) -> Outcome {
         let training = self.trainer.config().training;
-        let tokens = training.batch * training.accumulate * self.trainer.config().model.context;
+        let tokens = training.batch * training.accumulate * self.trainer.config().context();
         let bar = progress::count("training");
         bar.set_length(training.steps);
         let (mut begin, mut counted) = (Instant::now(), 0);
@@ -212,16 +296,14 @@ impl Run {
                 rate: report.rate,
                 gradient_norm: report.gradient_norm,
             });
+            // The checkpoint comes last: a run that ends in between goes on from the one before and does all of this again.
+            if measured.is_some() {
+                self.export()?;
+            }
             if last || step.is_multiple_of(training.checkpoint_every) {
                 self.save()?;
             }
             if measured.is_some() {
-                export(
-                    self.folder.model(),
-                    &mut self.trainer,
-                    &self.vocabulary,
-                    self.dtype,
-                )?;
                 let text = self.write_sample()?;
                 progress::pause(|| eprint!("{text}"));
                 (begin, counted) = (Instant::now(), 0);
@@ -233,7 +315,21 @@ impl Run {
         if self.trainer.steps() < training.steps {
             return Err(Failure::Interrupted);
         }
-        eprintln!("the model is {}", self.folder.model().display());
+        let result = self.folder.result(&self.subject);
+        match self.subject {
+            Subject::Model(_) => eprintln!("the model is {}", result.display()),
+            Subject::Adapter(_) => eprintln!("the adapter is {}", result.display()),
+        }
+        Ok(())
+    }
+
+    /// Writes what was learnt for those who run it.
+    fn export(&mut self) -> Outcome {
+        let path = self.folder.result(&self.subject);
+        match &self.subject {
+            Subject::Model(vocabulary) => export(path, &mut self.trainer, vocabulary, self.dtype)?,
+            Subject::Adapter(_) => export_adapter(path, &mut self.trainer, self.dtype)?,
+        }
         Ok(())
     }
 
@@ -253,16 +349,13 @@ impl Run {
     }
 
     fn save(&mut self) -> Outcome {
-        Checkpoint::save(
-            self.folder.checkpoint(),
-            &mut self.trainer,
-            self.fingerprint,
-        )?;
         let title = format!("{}: loss in nats per token", self.trainer.config().name);
         let table = AtomicFile::create(self.folder.table())?;
         files::finish(table, &self.curve.to_csv())?;
         let picture = AtomicFile::create(self.folder.picture())?;
-        files::finish(picture, &self.curve.to_svg(&title))
+        files::finish(picture, &self.curve.to_svg(&title))?;
+        let (path, trainer) = (self.folder.checkpoint(), &mut self.trainer);
+        Ok(Checkpoint::save(path, trainer, self.fingerprint)?)
     }
 
     /// Some text of the model as it is, in a line of its own.
@@ -270,17 +363,47 @@ impl Run {
         if self.sample.is_empty() {
             return Ok(String::new());
         }
-        let text = sample(&self.folder.model(), &self.devices, &self.sample)?;
+        let path = self.folder.result(&self.subject);
+        let (model, adapters) = match &self.subject {
+            Subject::Model(_) => {
+                let options = ModelOptions::new(self.devices.clone());
+                (Model::load(path, &options)?, Vec::new())
+            }
+            Subject::Adapter(base) => {
+                let adapter = Adapter::load(path, base)?;
+                let adapters = vec![ScaledAdapter {
+                    adapter,
+                    share: 1.0,
+                }];
+                (Arc::clone(base), adapters)
+            }
+        };
+        let text = sample(model, adapters, &self.sample)?;
         Ok(format!("  {}{}\n", self.sample, text.replace('\n', " ")))
     }
 }
 
-/// The next tokens that the model at `path` writes after `prompt`.
-fn sample(path: &Path, devices: &[Arc<dyn Device>], prompt: &str) -> Outcome<String> {
-    let model = Model::load(path, &ModelOptions::new(devices.to_vec()))?;
+/// The lines of a file, of which there must be some.
+fn read_lines(path: &Path) -> Outcome<String> {
+    let text = files::read_text(path)?;
+    if text.trim().is_empty() {
+        return Err(Failure::error(format_args!(
+            "{}: is empty: it needs texts, one in each line",
+            path.display()
+        )));
+    }
+    Ok(text)
+}
+
+/// The next tokens that a model writes after `prompt`.
+fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> Outcome<String> {
     let tokens = model.tokenizer()?.tokenize(prompt, true, false);
     let tokens = tokens.map_err(Failure::error)?;
-    let mut session = Session::new(Context::new(model, ContextOptions::default())?)?;
+    let options = ContextOptions {
+        adapters,
+        ..ContextOptions::default()
+    };
+    let mut session = Session::new(Context::new(model, options)?)?;
     let mut sampler = Sampler::new(SamplerParams {
         temperature: 0.8,
         seed: 1,
@@ -303,6 +426,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Core(error) => error.into(),
+            Error::Model(error) => error.into(),
             error => Failure::error(error),
         }
     }

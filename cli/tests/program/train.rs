@@ -28,6 +28,16 @@ evaluate_batches = 2
 checkpoint_every = 2
 "#;
 
+/// What takes the place of `[model]` to train an adapter of a model that was trained before.
+const LORA: &str = r#"
+[lora]
+base = "base/model.gguf"
+rank = 4
+alpha = 8.0
+targets = ["attn_q", "attn_v", "ffn_down"]
+context = 16
+"#;
+
 /// A folder with stories and a configuration.
 fn project() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -90,6 +100,85 @@ fn a_stopped_run_goes_on_where_it_was() {
     assert!(text.ok().starts_with("One"));
 }
 
+/// A project with a trained model in `base`, and the configuration of an adapter of it.
+fn adapter_project() -> (TempDir, PathBuf) {
+    let (dir, config) = project();
+    train(&config, &dir.path().join("base"), "-t 1 --sample=").ok();
+    let (head, rest) = CONFIG.split_once("[model]").unwrap();
+    let (_, rest) = rest.split_once("[data]").unwrap();
+    let rest = rest.replacen("rate = 0.01", "rate = 0.1", 1);
+    let config = dir.path().join("lora.toml");
+    std::fs::write(&config, format!("{head}{LORA}[data]{rest}")).unwrap();
+    (dir, config)
+}
+
+#[test]
+fn an_adapter_is_trained_run_and_merged() {
+    let (dir, config) = adapter_project();
+    let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
+    let run = train(&config, &whole, "-t 1");
+    assert!(run.stderr.contains("the adapter is"), "{}", run.stderr);
+    run.ok();
+    assert_eq!(
+        listing(&whole),
+        ["adapter.gguf", "checkpoint.gguf", "loss.csv", "loss.svg"]
+    );
+    let stopped = train(&config, &parts, "--stop-after 5 -t 1 --sample=");
+    assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    train(&config, &parts, "--resume -t 1 --sample=").ok();
+    for file in ["adapter.gguf", "checkpoint.gguf"] {
+        let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+        assert!(read(&whole) == read(&parts), "{file} differs");
+    }
+
+    let (base, adapter) = (
+        dir.path().join("base/model.gguf"),
+        whole.join("adapter.gguf"),
+    );
+    let (base, adapter) = (base.to_str().unwrap(), adapter.to_str().unwrap());
+    let write = |model: &str, flags: &[String]| {
+        let fixed = [
+            "run", "-m", model, "-q", "-n", "20", "--temp", "0", "One day",
+        ];
+        let flags = flags.iter().map(String::as_str);
+        samite(fixed.into_iter().chain(flags))
+    };
+    let plain = write(base, &[]).ok();
+    let adapted = write(base, &[format!("--lora={adapter}")]).ok();
+    assert_ne!(adapted, plain);
+    let scaled = |scale: &str| write(base, &[format!("--lora-scaled={adapter}:{scale}")]);
+    assert_eq!(scaled("1").ok(), adapted);
+    assert_eq!(scaled("0").ok(), plain);
+    let twice = [
+        format!("--lora={adapter}"),
+        format!("--lora-scaled={adapter}:-1,{adapter}:1"),
+    ];
+    assert_eq!(write(base, &twice).ok(), adapted);
+    scaled("x").fails(2, &["--lora-scaled", "'x' is not a number"]);
+    scaled("nan").fails(2, &["--lora-scaled", "'nan' is not a number"]);
+    write(base, &["--lora-scaled=file".to_owned()]).fails(2, &["a file and a number"]);
+    write(base, &[format!("--lora={base}")]).fails(1, &["model.gguf", "is no adapter"]);
+    write(base, &["--lora=missing.gguf".to_owned()]).fails(1, &["missing.gguf"]);
+
+    let merged = dir.path().join("merged.gguf");
+    let merged = merged.to_str().unwrap();
+    let merge = |flags: &[&str]| samite(["merge-lora"].into_iter().chain(flags.iter().copied()));
+    let text = merge(&[base, merged, "--lora", adapter]).ok();
+    assert!(text.starts_with("6 of 20 tensors changed"), "{text}");
+    assert_eq!(write(merged, &[]).ok(), adapted);
+    merge(&[base, merged]).fails(2, &["--lora"]);
+    merge(&[base, merged, "--lora", adapter, "--dtype", "q9"]).fails(2, &["--dtype", "q9"]);
+    merge(&[base, base, "--lora", adapter]).fails(2, &["the same file"]);
+    merge(&[base, "no/folder.gguf", "--lora", adapter]).fails(1, &["no/folder.gguf"]);
+
+    // A model of another shape, and no model at all.
+    let (_other, other) = crate::tiny();
+    let other = other.to_str().unwrap();
+    write(other, &[format!("--lora={adapter}")]).fails(1, &["adapter.gguf", "another model"]);
+    std::fs::remove_file(base).unwrap();
+    train(&config, &dir.path().join("none"), "").fails(1, &["base/model.gguf"]);
+}
+
 #[test]
 fn what_is_wrong_is_said_before_anything_is_learnt() {
     let (dir, config) = project();
@@ -112,7 +201,161 @@ fn what_is_wrong_is_said_before_anything_is_learnt() {
         train(&changed, &out, "").fails(1, &[part]);
     }
     std::fs::write(dir.path().join("train.txt"), "").unwrap();
-    train(&config, &out, "").fails(1, &["model.vocabulary"]);
+    train(&config, &out, "").fails(1, &["train.txt", "is empty"]);
+}
+
+const FILES: [&str; 4] = ["checkpoint.gguf", "loss.csv", "loss.svg", "model.gguf"];
+
+#[track_caller]
+fn same_files(a: &Path, b: &Path) {
+    for folder in [a, b] {
+        assert_eq!(listing(folder), FILES);
+    }
+    for file in FILES {
+        let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
+        assert!(read(a) == read(b), "{file} differs");
+    }
+}
+
+/// Writes the configuration with something replaced.
+fn changed(config: &Path, changes: &[(&str, &str)]) -> PathBuf {
+    let mut text = std::fs::read_to_string(config).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    let path = config.with_file_name("changed.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
+    let (dir, config) = project();
+    let changes = [
+        ("steps = 8", "steps = 120"),
+        ("evaluate_every = 4", "evaluate_every = 3"),
+    ];
+    let config = changed(&config, &changes);
+    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
+    train(&config, &whole, "-t 1 --sample=").ok();
+    let mut kills = 0;
+    let mut seed = std::process::id();
+    for _ in 0..100 {
+        let resume = killed.join("checkpoint.gguf").exists();
+        let mut words = vec!["train", config.to_str().unwrap(), "-t", "1", "--sample="];
+        words.extend(["-o", killed.to_str().unwrap()]);
+        words.extend(resume.then_some("--resume"));
+        let mut child = crate::command(words)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Any moment from the start to about half a run.
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let moment = std::time::Duration::from_millis(u64::from(seed >> 16) % 150);
+        if kills < 8 {
+            std::thread::sleep(moment);
+            child.kill().unwrap();
+        }
+        let run = Run::new(child.wait_with_output().unwrap());
+        match run.code {
+            None => kills += 1,
+            Some(_) => {
+                run.ok();
+                break;
+            }
+        }
+    }
+    assert!(kills > 0);
+    same_files(&whole, &killed);
+}
+
+/// A disk on which a file can have only so many bytes: what comes after is refused, as on a full one.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_the_last_checkpoint() {
+    let (dir, config) = project();
+    let config = changed(&config, &[("evaluate_every = 4", "evaluate_every = 8")]);
+    let (whole, full) = (dir.path().join("whole"), dir.path().join("full"));
+    train(&config, &whole, "-t 1 --sample=").ok();
+    let stopped = train(&config, &full, "-t 1 --sample= --stop-after 3");
+    assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    let before = std::fs::read(full.join("checkpoint.gguf")).unwrap();
+    assert!(before.len() > 64 << 10);
+    // Units are 512 or 1024 bytes.
+    let script = "trap '' XFSZ; ulimit -f 64; exec \"$@\"";
+    let output = std::process::Command::new("sh")
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_samite"), "train"])
+        .arg(&config)
+        .arg("-o")
+        .arg(&full)
+        .args(["--resume", "-t", "1", "--sample="])
+        .output()
+        .unwrap();
+    let run = Run::new(output);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    let error = run.stderr.lines().last().unwrap();
+    assert!(
+        error.starts_with("error: ") && error.contains("checkpoint.gguf"),
+        "{error}"
+    );
+    assert!(error.contains("too large"), "{error}");
+    assert!(std::fs::read(full.join("checkpoint.gguf")).unwrap() == before);
+    assert_eq!(listing(&full), ["checkpoint.gguf", "loss.csv", "loss.svg"]);
+    train(&config, &full, "--resume -t 1 --sample=").ok();
+    same_files(&whole, &full);
+}
+
+#[test]
+fn what_goes_wrong_while_learning_is_named() {
+    let (dir, config) = project();
+    let out = dir.path().join("out");
+    let wild = changed(
+        &config,
+        &[
+            ("rate = 0.01, warmup = 2", "rate = 1e30"),
+            ("clip = 1.0", ""),
+        ],
+    );
+    let run = train(&wild, &out, "-t 1 --sample=");
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    let error = run.stderr.lines().last().unwrap();
+    for part in [
+        "error: step ",
+        ": the loss is ",
+        "the first result that is not finite is that of",
+        "training.clip",
+    ] {
+        assert!(error.contains(part), "no {part:?} in: {error}");
+    }
+    // What it had learnt before is there.
+    let stopped = train(
+        &config,
+        &dir.path().join("good"),
+        "-t 1 --sample= --stop-after 3",
+    );
+    assert_eq!(stopped.code, Some(130), "{}", stopped.stderr);
+    let good = dir.path().join("good");
+    for (from, to, part) in [
+        (
+            "width = 32",
+            "width = 64",
+            "model.width was 32 there and is 64 here",
+        ),
+        ("seed = 5", "seed = 6", "seed was 5 there and is 6 here"),
+    ] {
+        let other = changed(&config, &[(from, to)]);
+        train(&other, &good, "--resume").fails(1, &["checkpoint.gguf", "another run", part]);
+    }
+    let text = std::fs::read_to_string(dir.path().join("train.txt")).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    std::fs::write(dir.path().join("train.txt"), format!("{rest}{first}\n")).unwrap();
+    train(&config, &good, "--resume").fails(1, &["checkpoint.gguf", "other data"]);
+    std::fs::write(good.join("checkpoint.gguf"), "GGUF").unwrap();
+    train(&config, &good, "--resume").fails(1, &["checkpoint.gguf"]);
+    std::fs::write(dir.path().join("held-out.txt"), "\n").unwrap();
+    train(&config, &dir.path().join("new"), "").fails(1, &["held-out.txt", "is empty"]);
 }
 
 #[test]

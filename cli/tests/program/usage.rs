@@ -21,6 +21,7 @@ fn help_and_version_go_to_standard_output() {
         "inspect",
         "tokenize",
         "quantize",
+        "merge-lora",
         "test-ops",
         "bench",
         "perplexity",

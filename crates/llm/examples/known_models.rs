@@ -14,10 +14,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(&folder)?;
     let mut cases = String::new();
     for known in known::known() {
-        known
-            .model
-            .write(folder.join(format!("{}.gguf", known.name)))?;
-        writeln!(cases, "{} {} {}", known.name, known.cut, known.model.dtype)?;
+        let path = folder.join(format!("{}.gguf", known.name));
+        known.model.write(&path)?;
+        write!(cases, "{} {} {}", known.name, known.cut, known.model.dtype)?;
+        for (number, share) in known.adapters.iter().enumerate() {
+            known::write_adapter(&path, number, |name| known.is_changed(name))?;
+            write!(cases, " {share}")?;
+        }
+        writeln!(cases)?;
     }
     let tokens: Vec<String> = (known::known_tokens().iter())
         .map(ToString::to_string)

@@ -1,5 +1,6 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
+use crate::adapter::{self, ScaledAdapter};
 use crate::arch::{Blocks, GraphInputs, GraphShape, LayerCache};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
@@ -35,6 +36,8 @@ pub struct ContextOptions {
     pub kv_types: [DType; 2],
     /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
     pub flash: bool,
+    /// Adapters of the model, each with the share in which it counts.
+    pub adapters: Vec<ScaledAdapter>,
     /// Pipeline copies, see [`Options::copies`].
     pub copies: usize,
     /// Whether devices take over operations on weights in host memory, see [`Options::offload`].
@@ -55,6 +58,7 @@ impl Default for ContextOptions {
             n_logits: None,
             kv_types: [DType::F16, DType::F16],
             flash: true,
+            adapters: Vec::new(),
             copies: 1,
             offload: true,
             fallback: Fallback::default(),
@@ -68,7 +72,7 @@ impl Default for ContextOptions {
 pub struct MemoryUse {
     /// Name of the memory, such as `host`.
     pub memory: String,
-    /// Weights of the model, shared by all of its contexts; mapped files included.
+    /// Weights of the model and its adapters, shared by all contexts; mapped files included.
     pub weights: usize,
     /// The KV cache.
     pub kv: usize,
@@ -147,6 +151,7 @@ impl Context {
                 )));
             }
         }
+        adapter::check(&model, &options.adapters)?;
         let v_type = options.kv_types[1];
         if !options.flash && v_type.is_quantized() {
             return Err(Error::invalid(format!(
@@ -195,9 +200,14 @@ impl Context {
             },
             model,
         };
-        context.reserve(n_ubatch, n_logits)?;
-        context.reserve(1, 1)?;
+        context.reserve_all()?;
         Ok(context)
+    }
+
+    /// Takes the memory for the largest graph and for single tokens.
+    fn reserve_all(&mut self) -> Result<()> {
+        self.reserve(self.options.n_ubatch, self.n_logits)?;
+        self.reserve(1, 1)
     }
 
     fn reserve(&mut self, n_tokens: usize, n_outputs: usize) -> Result<()> {
@@ -212,6 +222,22 @@ impl Context {
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Has other adapters, or the same ones in other shares, change the model from the next token on. What is in the cache
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an adapter of another model or a share that is no number; if there is not enough memory.
+    /// Then the adapters are those from before.
+    pub fn set_adapters(&mut self, adapters: Vec<ScaledAdapter>) -> Result<()> {
+        adapter::check(&self.model, &adapters)?;
+        self.graphs.clear();
+        self.loaded = None;
+        let before = std::mem::replace(&mut self.options.adapters, adapters);
+        self.reserve_all().inspect_err(|_| {
+            self.options.adapters = before;
+        })
     }
 
     /// The options, with `n_ubatch` limited to what can occur.
@@ -271,6 +297,11 @@ impl Context {
         };
         for (name, bytes) in self.model.weights().bytes() {
             add(name, bytes, |row| &mut row.weights);
+        }
+        for ScaledAdapter { adapter, .. } in &self.options.adapters {
+            for (name, bytes) in adapter.bytes() {
+                add(name, bytes, |row| &mut row.weights);
+            }
         }
         for (name, bytes) in self.cache.bytes() {
             add(name, bytes, |row| &mut row.kv);
@@ -539,6 +570,7 @@ impl Context {
             model.hparams(),
             model.weights(),
             layers,
+            &self.options.adapters,
             shape,
             self.options.flash,
         )?;

@@ -15,6 +15,8 @@
 //! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
 //!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.
 //!
+//! An [`Adapter`] changes a model's products while they are computed; [`merge`] writes the changed model to a file.
+//!
 //! # Contract
 //! - What comes from a file or a caller is checked where it comes in; [`Error`] names key, tensor, rule or limit.
 //! - A decode that fails or is cancelled leaves the cache as it was: the cells that it took are free again.
@@ -42,13 +44,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod arch;
 mod batch;
 mod context;
+mod convert;
 mod cost;
 mod error;
 mod hparams;
 mod kv;
+pub mod merge;
 mod model;
 mod perplexity;
 pub mod quantize;
@@ -60,6 +65,7 @@ mod testing;
 mod vocab;
 mod weights;
 
+pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
 pub use context::{Context, ContextOptions, MemoryUse};
 pub use cost::TokenCost;

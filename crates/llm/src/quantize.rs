@@ -3,19 +3,12 @@
 //! A [`Mixture`] names a quantization the way llama.cpp does: mostly one type, with more bits where they matter. Which
 //! tensors get which type follows llama.cpp's rules for models of the llama family.
 
+use crate::convert::{Converter, cancelled};
 use samite_core::{CancelToken, DType};
-use samite_gguf::{
-    Error, ErrorKind, GgufFile, LoadOptions, Metadata, TensorInfo, TensorSlot, TensorSpec, Writer,
-};
-use samite_quant::{
-    blocks::BlockIq4Nl, blocks_of_mut, can_decode, can_encode, decode_row, encode_row,
-};
+use samite_gguf::{Error, ErrorKind, GgufFile, Metadata, TensorInfo, TensorSpec, Writer};
+use samite_quant::{can_decode, can_encode};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
-const ELEMENTS_PER_JOB: usize = 1 << 17;
 
 /// A named choice of types: name, llama.cpp's number for `general.file_type`, the type of most tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -354,6 +347,17 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     Ok(conversions)
 }
 
+/// Removes what says that a file is one of several parts.
+pub(crate) fn unsplit(metadata: &mut Metadata) {
+    for key in [
+        samite_gguf::KEY_SPLIT_COUNT,
+        samite_gguf::KEY_SPLIT_NO,
+        samite_gguf::KEY_SPLIT_TENSORS_COUNT,
+    ] {
+        metadata.remove(key);
+    }
+}
+
 /// Writes `source` with converted weights to `target`. The file appears complete or not at all.
 ///
 /// # Errors
@@ -367,13 +371,7 @@ pub fn quantize(
     let mut metadata: Metadata = source.metadata().clone();
     metadata.set("general.file_type", options.mixture.file_type)?;
     metadata.set("general.quantization_version", 2u32)?;
-    for key in [
-        samite_gguf::KEY_SPLIT_COUNT,
-        samite_gguf::KEY_SPLIT_NO,
-        samite_gguf::KEY_SPLIT_TENSORS_COUNT,
-    ] {
-        metadata.remove(key);
-    }
+    unsplit(&mut metadata);
     let specs = source
         .tensors()
         .iter()
@@ -384,16 +382,11 @@ pub fn quantize(
 
     let total = source.tensors().total_elements();
     let mut done = 0u64;
-    let converter = Converter {
-        source,
-        options,
-        spare: Mutex::new(Vec::new()),
-    };
+    let converter = Converter::new(source, options.threads, options.cancel);
     for (tensor, conversion) in source.tensors().iter().zip(&conversions) {
         writer.fill_tensor(|slot| {
-            converter.convert(tensor, conversion.to, slot, &|elements| {
-                (options.progress)(done + elements, total);
-            })
+            let progress = |elements| (options.progress)(done + elements, total);
+            converter.convert(tensor, conversion.to, slot, None, &progress)
         })?;
         done += tensor.elements() as u64;
         (options.progress)(done, total);
@@ -403,103 +396,4 @@ pub fn quantize(
     }
     writer.commit()?;
     Ok(conversions)
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, "", "cancelled".to_owned())
-}
-
-/// Encodes one row as llama.cpp's files hold it: IQ4_NL with the better search that is too slow for activations.
-fn encode(to: DType, values: &[f32], into: &mut [u8]) -> samite_core::Result<()> {
-    if to != DType::IQ4_NL {
-        return encode_row(to, values, into);
-    }
-    let blocks = blocks_of_mut::<BlockIq4Nl>(into)?;
-    for (block, values) in blocks.iter_mut().zip(values.as_chunks().0) {
-        *block = BlockIq4Nl::encode_best(values);
-    }
-    Ok(())
-}
-
-/// Buffers of one thread: a decoded row, and the rows of a job as they are written.
-#[derive(Default)]
-struct Spare {
-    values: Vec<f32>,
-    output: Vec<u8>,
-}
-
-/// Converts tensors piece by piece: each thread reads some rows, converts them and writes them where they belong, all while
-/// they are in its cache.
-struct Converter<'a> {
-    source: &'a GgufFile,
-    options: &'a QuantizeOptions<'a>,
-    spare: Mutex<Vec<Spare>>,
-}
-
-impl Converter<'_> {
-    fn convert(
-        &self,
-        tensor: &TensorInfo,
-        to: DType,
-        slot: &TensorSlot<'_>,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<(), Error> {
-        let columns = tensor.shape[0];
-        let row_bytes = |dtype: DType| dtype.row_bytes(columns).map_err(|e| wrap(tensor, &e));
-        let (row_in, row_out) = (row_bytes(tensor.dtype)?, row_bytes(to)?);
-        let rows_per_job = (ELEMENTS_PER_JOB / columns).max(1);
-        let options = LoadOptions {
-            threads: self.options.threads.max(1),
-            in_place: false,
-            progress: &|bytes, _| progress(bytes / row_in as u64 * columns as u64),
-            cancel: &|| self.options.cancel.is_cancelled(),
-        };
-        let job_bytes = row_in.saturating_mul(rows_per_job);
-        let list = std::iter::once(tensor);
-        self.source
-            .load_chunks(list, job_bytes, &options, |_, offset, bytes| {
-                let at = offset / row_in * row_out;
-                if tensor.dtype == to {
-                    return slot.write_at(at, bytes);
-                }
-                let mut spare = self.lock().pop().unwrap_or_default();
-                let Spare { values, output } = &mut spare;
-                values.resize(columns, 0.0);
-                output.resize(bytes.len() / row_in * row_out, 0);
-                let rows = bytes
-                    .chunks_exact(row_in)
-                    .zip(output.chunks_exact_mut(row_out));
-                for (from, into) in rows {
-                    decode_row(tensor.dtype, from, values).map_err(|e| wrap(tensor, &e))?;
-                    // All at once first: a search that stops early is slow.
-                    if !values
-                        .iter()
-                        .fold(true, |all, value| all & value.is_finite())
-                    {
-                        let at = values.iter().position(|value| !value.is_finite());
-                        let at = at.unwrap_or_default();
-                        let message =
-                            format!("holds {} in column {at}: the model is damaged", values[at]);
-                        return Err(unsupported(tensor, message));
-                    }
-                    encode(to, values, into).map_err(|e| wrap(tensor, &e))?;
-                }
-                slot.write_at(at, output)?;
-                self.lock().push(spare);
-                Ok(())
-            })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn unsupported(tensor: &TensorInfo, message: String) -> Error {
-    let field = format!("tensor '{}'", tensor.name);
-    Error::new(ErrorKind::Unsupported, field, message)
-}
-
-fn wrap(tensor: &TensorInfo, error: &samite_core::Error) -> Error {
-    unsupported(tensor, error.to_string())
 }

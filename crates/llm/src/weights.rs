@@ -47,12 +47,21 @@ pub(crate) struct WeightPlan {
     pub kv: Vec<Choice>,
 }
 
+/// A weight with what is known about it.
+#[derive(Debug)]
+struct Weight {
+    stored: Arc<StoredTensor>,
+    /// Name of its data in the file.
+    data: Box<str>,
+    device: usize,
+    /// Whether a rule put it there.
+    explicit: bool,
+}
+
 /// The weights of a model by name.
 #[derive(Debug, Default)]
 pub struct Weights {
-    tensors: HashMap<String, Arc<StoredTensor>>,
-    /// Tensors that a rule put on a device.
-    explicit: HashMap<String, usize>,
+    tensors: HashMap<String, Weight>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
 }
@@ -60,12 +69,23 @@ pub struct Weights {
 impl Weights {
     /// The weight called `name`, if the model has it.
     pub fn get(&self, name: &str) -> Option<&Arc<StoredTensor>> {
-        self.tensors.get(name)
+        self.tensors.get(name).map(|weight| &weight.stored)
+    }
+
+    /// The name in the file of the data of the weight called `name`: another one for an embedding that is the output, too.
+    pub fn data_name(&self, name: &str) -> Option<&str> {
+        self.tensors.get(name).map(|weight| &*weight.data)
+    }
+
+    /// The number of the device that the weight called `name` is for.
+    pub fn device(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).map(|weight| weight.device)
     }
 
     /// The device on which operations with the weight called `name` must run, by number, if a rule says so.
     pub fn assigned(&self, name: &str) -> Option<usize> {
-        self.explicit.get(name).copied()
+        let weight = self.tensors.get(name)?;
+        weight.explicit.then_some(weight.device)
     }
 
     /// Bytes by name of the memory, mapped ones included.
@@ -301,10 +321,13 @@ impl WeightPlan {
         file.load(in_place, &options, |_, _| Ok::<_, Error>(()))?;
 
         for (tensor, stored) in self.tensors.into_iter().zip(stored) {
-            if tensor.explicit {
-                weights.explicit.insert(tensor.name.clone(), tensor.device);
-            }
-            weights.tensors.insert(tensor.name, stored);
+            let weight = Weight {
+                stored,
+                data: tensor.data.name.clone(),
+                device: tensor.device,
+                explicit: tensor.explicit,
+            };
+            weights.tensors.insert(tensor.name, weight);
         }
         Ok(weights)
     }

@@ -7,9 +7,9 @@ mod common;
 mod known;
 
 use common::*;
-use known::{Known, known, known_tokens};
+use known::{Known, adapter_path, known, known_tokens, write_adapter};
 use samite_core::{DType, Device};
-use samite_llm::{ContextOptions, SyntheticModel};
+use samite_llm::{Adapter, ContextOptions, ScaledAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,9 +47,15 @@ fn select(logits: &[Vec<f32>]) -> Vec<Vec<f32>> {
 fn compute(known: &Known, device: &Arc<dyn Device>, flash: bool) -> Vec<Vec<f32>> {
     let file = TestModel::write(&known.model);
     let model = file.load(vec![Arc::clone(device)], "");
+    let adapters = known.adapters.iter().enumerate().map(|(number, &share)| {
+        write_adapter(&file.path, number, |name| known.is_changed(name)).unwrap();
+        let adapter = Adapter::load(adapter_path(&file.path, number), &model).unwrap();
+        ScaledAdapter { adapter, share }
+    });
     let options = ContextOptions {
         n_ctx: Some(256),
         flash,
+        adapters: adapters.collect(),
         // Not all tokens at once, so that later ones find earlier ones in the cache.
         n_ubatch: 40,
         ..precise()

@@ -2,7 +2,9 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::trainer::{Stored, Trainer};
+use crate::lora;
+use crate::parameters::Stored;
+use crate::trainer::Trainer;
 use samite_core::{DType, StoredTensor};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
 use std::path::Path;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 const ARCHITECTURE: &str = "samite-checkpoint";
 const STEP: &str = "samite.checkpoint.step";
 const CONFIG: &str = "samite.checkpoint.config";
+const BASE: &str = "samite.checkpoint.base";
 const DATA: &str = "samite.checkpoint.data";
 
 /// A checkpoint's file.
@@ -28,11 +31,16 @@ fn tensors(parameter: &Stored) -> [(String, &Arc<StoredTensor>); 3] {
     ]
 }
 
-/// What must be the same for a run to go on. Where the data lies and how often is measured and saved, may change.
+/// What must be the same for a run to go on. Where files lie, how often is measured and saved, and what is computed twice, may
+/// change.
 fn identity(config: &Config) -> Config {
     let mut config = config.clone();
     config.data.train = "".into();
     config.data.held_out = "".into();
+    if let Some(lora) = &mut config.lora {
+        lora.base = "".into();
+    }
+    config.training.recompute = false;
     config.training.checkpoint_every = 1;
     config.training.evaluate_every = 1;
     config.training.evaluate_batches = 1;
@@ -54,6 +62,9 @@ impl Checkpoint {
         metadata.set(STEP, trainer.steps())?;
         metadata.set(CONFIG, config.as_str())?;
         metadata.set(DATA, data)?;
+        if let Some(base) = trainer.base() {
+            metadata.set(BASE, lora::fingerprint(base)?)?;
+        }
         let mut specs = Vec::new();
         for parameter in trainer.parameters() {
             for (name, tensor) in tensors(parameter) {
@@ -103,6 +114,16 @@ impl Checkpoint {
         if metadata.require::<u64>(DATA)? != data {
             return Err(wrong(
                 "it learnt from other data: go on with that, or start anew in another folder"
+                    .into(),
+            ));
+        }
+        let base = trainer
+            .base()
+            .map(|base| lora::fingerprint(base))
+            .transpose()?;
+        if metadata.get::<u64>(BASE)? != base {
+            return Err(wrong(
+                "it is of an adapter of another model: go on with that model, or start anew in another folder"
                     .into(),
             ));
         }

@@ -19,8 +19,12 @@ pub struct Config {
     /// Start of all random numbers: initial weights and the order of the data.
     #[serde(default)]
     pub seed: u64,
-    /// The shape of the model.
-    pub model: ModelConfig,
+    /// The shape of a model that is trained from the start.
+    #[serde(default)]
+    pub model: Option<ModelConfig>,
+    /// The adapter that is trained instead, of a model that is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
     /// The texts.
     pub data: DataConfig,
     /// Steps and rates.
@@ -53,6 +57,24 @@ pub struct ModelConfig {
     pub norm_eps: f32,
 }
 
+/// The shape of an adapter: for each of some matrices `W` of a model, two small ones, so that `W x` becomes
+/// `W x + alpha / rank · B (A x)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraConfig {
+    /// The model: a GGUF file, which is only read. A relative path starts at the configuration file.
+    pub base: PathBuf,
+    /// Rows of `A` and columns of `B`.
+    pub rank: usize,
+    /// How much the adapter counts, times its rank.
+    pub alpha: f32,
+    /// Which matrices: `attn_q` for that of every layer; `output`.
+    #[serde(default = "targets")]
+    pub targets: Vec<String>,
+    /// Tokens of a text that are seen together.
+    pub context: usize,
+}
+
 /// Text files with one text in each line. Relative paths start at the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -82,6 +104,9 @@ pub struct TrainingConfig {
     /// Longest that the gradient of all weights together may be; longer ones are scaled down. 0 for no limit.
     #[serde(default)]
     pub clip: f32,
+    /// Computes what a layer needs for its gradients again instead of keeping it: less memory, more time, the same results.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recompute: bool,
     /// Steps between measurements on held-out texts.
     #[serde(default = "hundred")]
     pub evaluate_every: u64,
@@ -91,6 +116,10 @@ pub struct TrainingConfig {
     /// Steps between checkpoints.
     #[serde(default = "hundred")]
     pub checkpoint_every: u64,
+}
+
+fn targets() -> Vec<String> {
+    vec!["attn_q".into(), "attn_v".into()]
 }
 
 fn untitled() -> String {
@@ -133,6 +162,9 @@ impl Config {
         let folder = path.parent().unwrap_or(Path::new(""));
         config.data.train = folder.join(&config.data.train);
         config.data.held_out = folder.join(&config.data.held_out);
+        if let Some(lora) = &mut config.lora {
+            lora.base = folder.join(&lora.base);
+        }
         Ok(config)
     }
 
@@ -147,12 +179,26 @@ impl Config {
         Ok(config)
     }
 
+    /// Tokens of a text that are seen together.
+    pub fn context(&self) -> usize {
+        let lora = self.lora.as_ref().map(|lora| lora.context);
+        lora.or(self.model.map(|model| model.context)).unwrap_or(0)
+    }
+
     /// Checks that the numbers fit together.
     ///
     /// # Errors
     /// [`Error::Config`] with the field.
     pub fn check(&self) -> Result<()> {
-        self.model.check()?;
+        match (&self.model, &self.lora) {
+            (Some(model), None) => model.check()?,
+            (None, Some(lora)) => lora.check()?,
+            _ => {
+                return Err(Error::config(
+                    "either [model] says what is trained, or [lora] does: one of the two is needed",
+                ));
+            }
+        }
         let training = &self.training;
         for (field, value) in [
             ("batch", training.batch),
@@ -185,6 +231,24 @@ fn bounded(field: &str, value: usize) -> Result<()> {
         Err(Error::config(format!(
             "{field} is {value}, not from 1 to {MOST}"
         )))
+    }
+}
+
+impl LoraConfig {
+    /// Checks that the numbers fit together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the field.
+    pub fn check(&self) -> Result<()> {
+        bounded("lora.rank", self.rank)?;
+        bounded("lora.context", self.context)?;
+        if !(self.alpha > 0.0 && self.alpha.is_finite()) {
+            return Err(Error::config("lora.alpha is not above 0"));
+        }
+        if self.targets.is_empty() {
+            return Err(Error::config("lora.targets is empty"));
+        }
+        Ok(())
     }
 }
 
@@ -258,7 +322,7 @@ pub(crate) mod tests {
     #[test]
     fn files_are_checked_field_by_field() {
         let config = Config::from_toml(SMALL).unwrap();
-        assert_eq!(config.model.head(), 8);
+        assert_eq!(config.model.unwrap().head(), 8);
         assert_eq!(config.training.accumulate, 1);
         for (from, to, message) in [
             ("heads = 4", "heads = 5", "model.width"),
@@ -270,6 +334,33 @@ pub(crate) mod tests {
             ("context = 16", "context = 99999999999", "model.context"),
         ] {
             let error = Config::from_toml(&SMALL.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_takes_the_place_of_a_model() {
+        const LORA: &str = "[lora]\nbase = 'base.gguf'\nrank = 4\nalpha = 8.0\ncontext = 16\n";
+        let (_, rest) = SMALL.split_once("[data]").unwrap();
+        let text = format!("{LORA}[data]{rest}");
+        let config = Config::from_toml(&text).unwrap();
+        assert_eq!(config.context(), 16);
+        assert_eq!(config.lora.unwrap().targets, ["attn_q", "attn_v"]);
+        for (text, message) in [
+            (format!("{LORA}{SMALL}"), "either [model]"),
+            (format!("[data]{rest}"), "either [model]"),
+            (text.replacen("rank = 4", "rank = 0", 1), "lora.rank"),
+            (text.replacen("8.0", "0.0", 1), "lora.alpha"),
+            (
+                text.replacen("context = 16", "context = 0", 1),
+                "lora.context",
+            ),
+            (
+                text.replacen("rank", "targets = []\nrank", 1),
+                "lora.targets",
+            ),
+        ] {
+            let error = Config::from_toml(&text).unwrap_err();
             assert!(error.to_string().contains(message), "{error}");
         }
     }

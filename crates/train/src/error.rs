@@ -42,6 +42,9 @@ pub enum Error {
     /// Files of tensors.
     #[error(transparent)]
     Gguf(#[from] samite_gguf::Error),
+    /// Models.
+    #[error(transparent)]
+    Model(#[from] samite_llm::Error),
     /// Vocabularies.
     #[error(transparent)]
     Vocabulary(#[from] samite_text::VocabError),

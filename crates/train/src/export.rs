@@ -1,21 +1,59 @@
-//! Models: what was learnt, as a GGUF file that every program which reads them can run.
+//! What was learnt, as GGUF files that every program which reads them can use: models and adapters.
 
 use crate::error::{Error, Result};
-use crate::trainer::{Trainer, read};
+use crate::parameters::{Stored, read};
+use crate::trainer::Trainer;
 use crate::vocabulary::Vocabulary;
 use samite_core::DType;
-use samite_gguf::{TensorSpec, Writer};
+use samite_gguf::{AtomicFile, KEY_ARCHITECTURE, Metadata, TensorSpec, Writer};
+use samite_llm::adapter::{KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE};
 use samite_quant::{can_encode, encode_row};
 use std::path::Path;
 
 /// Writes the weights of `trainer` with `vocabulary` to `path`: matrices as `dtype`, vectors as F32. Complete, or not at all.
 ///
 /// # Errors
-/// [`Error::Config`] if `dtype` cannot be written or its blocks do not fill the rows of a matrix; if the file cannot be written.
+/// [`Error::Config`] if an adapter is learnt, if `dtype` cannot be written or its blocks do not fill the rows of a matrix; if the
+/// file cannot be written.
 pub fn export(
     path: impl AsRef<Path>,
     trainer: &mut Trainer,
     vocabulary: &Vocabulary,
+    dtype: DType,
+) -> Result<()> {
+    let Some(model) = trainer.config().model else {
+        return Err(Error::config(
+            "an adapter is no model: it is written by export_adapter",
+        ));
+    };
+    let mut metadata = model.metadata()?;
+    vocabulary.write(&mut metadata)?;
+    write(path, trainer, metadata, dtype)
+}
+
+/// Writes the adapter that `trainer` learns to `path`, as `dtype`, for `samite run --lora` and llama.cpp. Complete, or not at all.
+///
+/// # Errors
+/// [`Error::Config`] if no adapter is learnt, if `dtype` cannot be written or its blocks do not fill the rows of a matrix; if
+/// the file cannot be written.
+pub fn export_adapter(path: impl AsRef<Path>, trainer: &mut Trainer, dtype: DType) -> Result<()> {
+    let (Some(lora), Some(base)) = (&trainer.config().lora, trainer.base()) else {
+        return Err(Error::config(
+            "a model is no adapter: it is written by export",
+        ));
+    };
+    let mut metadata = Metadata::new();
+    metadata.set(KEY_TYPE, "adapter")?;
+    metadata.set(KEY_ARCHITECTURE, base.architecture().name())?;
+    metadata.set(KEY_ADAPTER_TYPE, "lora")?;
+    metadata.set(KEY_ALPHA, lora.alpha)?;
+    write(path, trainer, metadata, dtype)
+}
+
+fn write(
+    path: impl AsRef<Path>,
+    trainer: &mut Trainer,
+    mut metadata: Metadata,
     dtype: DType,
 ) -> Result<()> {
     if !can_encode(dtype) {
@@ -25,12 +63,10 @@ pub fn export(
     }
     trainer.scheduler_mut().synchronize()?;
     let config = trainer.config();
-    let mut metadata = config.model.metadata()?;
     metadata.set("general.name", config.name.as_str())?;
     if let Some(license) = &config.license {
         metadata.set("general.license", license.as_str())?;
     }
-    vocabulary.write(&mut metadata)?;
     let mut specs = Vec::new();
     for parameter in trainer.parameters() {
         let spec = &parameter.spec;
@@ -44,13 +80,17 @@ pub fn export(
     let types: Vec<_> = specs.iter().map(TensorSpec::dtype).collect();
     let mut writer = Writer::create(path, &metadata, specs)?;
     for (parameter, dtype) in trainer.parameters().iter().zip(types) {
-        let values = read(&parameter.weights)?;
-        let width = parameter.spec.shape[0];
-        let mut row_bytes = vec![0; dtype.row_bytes(width)?];
-        for row in values.chunks_exact(width) {
-            encode_row(dtype, row, &mut row_bytes)?;
-            writer.append(&row_bytes)?;
-        }
+        append(&mut writer, parameter, dtype)?;
     }
     Ok(writer.commit()?)
+}
+
+fn append(writer: &mut Writer<AtomicFile>, parameter: &Stored, dtype: DType) -> Result<()> {
+    let width = parameter.spec.shape[0];
+    let mut row_bytes = vec![0; dtype.row_bytes(width)?];
+    for row in read(&parameter.weights)?.chunks_exact(width) {
+        encode_row(dtype, row, &mut row_bytes)?;
+        writer.append(&row_bytes)?;
+    }
+    Ok(())
 }

@@ -28,6 +28,23 @@ impl Gradients {
         scale: f32,
         parameters: &[TensorId],
     ) -> Result<Self> {
+        Self::append_recomputing(graph, loss, scale, parameters, &[])
+    }
+
+    /// As [`append`](Self::append), but what lies between two neighbours of `kept`, which are in the order of the graph, is
+    /// computed once more when the backward pass comes there, from the first of the two, instead of being kept until then. The
+    /// results are the same, bit for bit; what is computed again and not needed is dropped by the scheduler if the graph has
+    /// outputs.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append); [`Error::Gradient`] if a node in between writes to its operands.
+    pub fn append_recomputing(
+        graph: &mut Graph,
+        loss: TensorId,
+        scale: f32,
+        parameters: &[TensorId],
+        kept: &[TensorId],
+    ) -> Result<Self> {
         let loss_layout = graph.tensor(loss).layout;
         if loss_layout.elements() != 1 || loss_layout.dtype() != DType::F32 {
             return Err(Error::gradient(format!(
@@ -44,8 +61,15 @@ impl Gradients {
             graph.set_name(seed, "grad:loss");
             gradients.of[loss.index()] = Some(seed);
         }
+        let mut again = Again::default();
         for index in (0..=loss.index()).rev() {
             let id = TensorId::from_index(index);
+            if let Some(place) = kept.iter().position(|&end| end == id) {
+                again = Again::default();
+                if let Some(&start) = place.checked_sub(1).and_then(|before| kept.get(before)) {
+                    again = Again::append(graph, start, id)?;
+                }
+            }
             let (Some(gradient), true) = (gradients.of[index], wanted[index]) else {
                 continue;
             };
@@ -57,7 +81,7 @@ impl Gradients {
                 })
                 .collect();
             for (number, source) in sources {
-                let part = rules::apply(graph, id, gradient, number)?;
+                let part = rules::apply(graph, again.of(id), gradient, number)?;
                 gradients.add(graph, source, part)?;
             }
         }
@@ -91,6 +115,53 @@ impl Gradients {
     /// depend on it, or nobody asked for a parameter behind it.
     pub fn of(&self, id: TensorId) -> Option<TensorId> {
         self.of.get(id.index()).copied().flatten()
+    }
+}
+
+/// Part of a graph that is there a second time.
+#[derive(Debug, Default)]
+struct Again {
+    /// Position of the first tensor in the part.
+    first: usize,
+    /// For each of them, the one that takes its place.
+    copies: Vec<TensorId>,
+}
+
+impl Again {
+    /// Appends the nodes behind `start` up to `end` once more.
+    fn append(graph: &mut Graph, start: TensorId, end: TensorId) -> Result<Self> {
+        let mut again = Again {
+            first: start.index() + 1,
+            copies: Vec::new(),
+        };
+        for index in again.first..=end.index() {
+            let id = TensorId::from_index(index);
+            let tensor = graph.tensor(id);
+            if tensor.sources.is_empty() {
+                again.copies.push(id);
+                continue;
+            }
+            if tensor.written().next().is_some() {
+                return Err(Error::gradient(format!(
+                    "{:?} writes to memory and cannot be computed once more: let it be kept",
+                    graph.node(id)
+                )));
+            }
+            let (op, name) = (tensor.op, tensor.name.clone());
+            let source = |source: &Option<TensorId>| source.map(|source| again.of(source));
+            let sources: Vec<_> = tensor.sources.iter().map(source).collect();
+            let copy = graph.push(op, &sources)?;
+            graph.set_name(copy, format!("again:{name}"));
+            again.copies.push(copy);
+        }
+        Ok(again)
+    }
+
+    /// What takes the place of `id`: itself, if it is not in the part.
+    fn of(&self, id: TensorId) -> TensorId {
+        let place = id.index().checked_sub(self.first);
+        let copy = place.and_then(|place| self.copies.get(place));
+        copy.copied().unwrap_or(id)
     }
 }
 

@@ -1,10 +1,15 @@
-//! The model that is trained: llama's architecture over whole texts, without a cache.
+//! The model that is trained, or whose adapter is: llama's architecture over whole texts, without a cache.
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use samite_core::{DType, Glu, Graph, Rope, RopeMode, Shape, TensorId};
+use samite_core::{DType, Glu, Graph, RopeMode, Shape, TensorId};
 use samite_gguf::{KEY_ARCHITECTURE, Metadata};
+use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
+use samite_llm::{ExpertUse, Hyperparameters};
 use std::collections::HashMap;
+
+/// What models are, that are trained from the start.
+const ARCHITECTURE: &str = "llama";
 
 /// One parameter of a model: its name in files, its shape, and how it begins.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,7 +18,7 @@ pub struct ParameterSpec {
     pub name: String,
     /// Extents, innermost first.
     pub shape: Shape,
-    /// Deviation of the initial weights; `None` for ones.
+    /// Deviation of the initial weights, which are zeros for 0; `None` for ones.
     pub deviation: Option<f32>,
     /// The layer that it belongs to.
     pub layer: Option<usize>,
@@ -81,13 +86,28 @@ impl ModelConfig {
         all
     }
 
+    /// The numbers that describe the model.
+    ///
+    /// # Errors
+    /// If they contradict each other.
+    pub fn hparams(&self) -> Result<Hyperparameters> {
+        let metadata = self.metadata()?;
+        Ok(Hyperparameters::from_metadata(
+            &metadata,
+            ARCHITECTURE,
+            RopeMode::Normal,
+            ExpertUse::Never,
+            usize::MAX,
+        )?)
+    }
+
     /// What a model's file says about its shape.
     ///
     /// # Errors
     /// If a key cannot be set.
     pub fn metadata(&self) -> Result<Metadata> {
         let mut metadata = Metadata::new();
-        metadata.set(KEY_ARCHITECTURE, "llama")?;
+        metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
         for (key, value) in [
             ("block_count", self.layers),
             ("context_length", self.context),
@@ -100,7 +120,7 @@ impl ModelConfig {
         ] {
             let value = u32::try_from(value)
                 .map_err(|_| Error::config(format!("{key} of {value} is too large")))?;
-            metadata.set(&format!("llama.{key}"), value)?;
+            metadata.set(&format!("{ARCHITECTURE}.{key}"), value)?;
         }
         metadata.set("llama.rope.freq_base", self.rope_base)?;
         metadata.set("llama.attention.layer_norm_rms_epsilon", self.norm_eps)?;
@@ -119,13 +139,32 @@ pub struct Constants {
     pub ones: TensorId,
 }
 
-/// The inputs and results of a model's graph.
+/// What a graph of a model is made of.
 #[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// The model's numbers.
+    pub hparams: &'a Hyperparameters,
+    /// Tokens of a text that are seen together.
+    pub context: usize,
+    /// Texts.
+    pub batch: usize,
+    /// Weights by llama.cpp's names, and those of an adapter. Without an output matrix, the embedding is it, too.
+    pub weights: &'a HashMap<String, TensorId>,
+    /// What the products of the adapter are multiplied with: its alpha over its rank.
+    pub adapter_factor: f32,
+    /// The values that are the same in each run.
+    pub constants: Constants,
+}
+
+/// The inputs and results of a model's graph.
+#[derive(Clone, Debug)]
 pub struct Forward {
     /// Token ids, text after text: i32 `[context · batch]`.
     pub tokens: TensorId,
     /// For each token, where among all logits that of the next one is, `vocabulary · i + id`: i64 `[context · batch]`.
     pub targets: TensorId,
+    /// What goes into the first layer and comes out of each one: f32 `[width, context · batch]`.
+    pub layers: Vec<TensorId>,
     /// f32 `[vocabulary, context · batch]`.
     pub logits: TensorId,
     /// Cross entropy in nats per token, one element.
@@ -133,37 +172,31 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Appends the model and its loss to `graph`; `weights` are the parameters by name.
+    /// Appends a model and its loss to `graph`.
     ///
     /// # Errors
     /// If a parameter is missing or operands do not fit.
-    pub fn append(
-        graph: &mut Graph,
-        config: &ModelConfig,
-        batch: usize,
-        weights: &HashMap<String, TensorId>,
-        constants: Constants,
-    ) -> Result<Self> {
-        let count = config.context * batch;
-        let mut model = Builder {
-            graph,
-            config,
-            batch,
-            weights,
-            constants,
-        };
+    pub fn append(graph: &mut Graph, parts: Parts<'_>) -> Result<Self> {
+        let count = parts.context * parts.batch;
+        let mut model = Builder { graph, parts };
         let tokens = model.graph.input("tokens", DType::I32, [count, 1, 1, 1])?;
         let targets = model.graph.input("targets", DType::I64, [count, 1, 1, 1])?;
         let embedding = model.weight("token_embd.weight")?;
         let mut x = model.graph.get_rows(embedding, tokens)?;
-        for layer in 0..config.layers {
+        let mut layers = vec![x];
+        for layer in 0..parts.hparams.n_layer() {
             let part = model.attention(x, layer)?;
             x = model.graph.add(x, part)?;
             let part = model.feed_forward(x, layer)?;
             x = model.graph.add(x, part)?;
+            layers.push(x);
         }
         let normed = model.norm(x, "output_norm.weight")?;
-        let logits = model.graph.mul_mat(embedding, normed)?;
+        let output = match model.optional("output.weight") {
+            Some(_) => "output",
+            None => "token_embd",
+        };
+        let logits = model.product(normed, output)?;
         model.graph.set_name(logits, "logits");
         let labels = model.labels(logits, targets)?;
         let loss = model.graph.cross_entropy_loss(logits, labels)?;
@@ -171,6 +204,7 @@ impl Forward {
         Ok(Forward {
             tokens,
             targets,
+            layers,
             logits,
             loss,
         })
@@ -179,70 +213,92 @@ impl Forward {
 
 struct Builder<'a> {
     graph: &'a mut Graph,
-    config: &'a ModelConfig,
-    batch: usize,
-    weights: &'a HashMap<String, TensorId>,
-    constants: Constants,
+    parts: Parts<'a>,
 }
 
 impl Builder<'_> {
+    fn optional(&self, name: &str) -> Option<TensorId> {
+        self.parts.weights.get(name).copied()
+    }
+
     fn weight(&self, name: &str) -> Result<TensorId> {
-        let known = self.weights.get(name).copied();
+        let known = self.optional(name);
         known.ok_or_else(|| Error::config(format!("the model has no parameter '{name}'")))
     }
 
     fn norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let scale = self.weight(name)?;
-        let normed = self.graph.rms_norm(x, self.config.norm_eps)?;
+        let normed = self.graph.rms_norm(x, self.parts.hparams.rms_eps)?;
         Ok(self.graph.mul(normed, scale)?)
     }
 
-    fn product(&mut self, x: TensorId, part: &str, layer: usize) -> Result<TensorId> {
-        let weights = self.weight(&format!("blk.{layer}.{part}.weight"))?;
-        let y = self.graph.mul_mat(weights, x)?;
-        self.graph.set_name(y, format!("{part}-{layer}"));
+    /// The product with the matrix of `part`, what the adapter adds to it, and the bias.
+    fn product(&mut self, x: TensorId, part: &str) -> Result<TensorId> {
+        let name = format!("{part}.weight");
+        let weights = self.weight(&name)?;
+        let mut y = self.graph.mul_mat(weights, x)?;
+        self.graph.set_name(y, part);
+        if let Some(a) = self.optional(&format!("{name}{SUFFIX_A}")) {
+            let b = self.weight(&format!("{name}{SUFFIX_B}"))?;
+            let inner = self.graph.mul_mat(a, x)?;
+            let change = self.graph.mul_mat(b, inner)?;
+            let change = self.graph.scale(change, self.parts.adapter_factor)?;
+            y = self.graph.add(y, change)?;
+        }
+        if let Some(bias) = self.optional(&format!("{part}.bias")) {
+            y = self.graph.add(y, bias)?;
+        }
         Ok(y)
     }
 
     /// Splits rows into heads: `[head, tokens, heads, batch]`.
-    fn heads(&mut self, x: TensorId, heads: usize, turned: bool) -> Result<TensorId> {
-        let shape = [self.config.head(), heads, self.config.context, self.batch];
-        let mut x = self.graph.reshape(x, shape)?;
+    fn heads(&mut self, x: TensorId, [size, heads]: [usize; 2], turned: bool) -> Result<TensorId> {
+        let Parts { context, batch, .. } = self.parts;
+        let mut x = self.graph.reshape(x, [size, heads, context, batch])?;
         if turned {
-            let rope = Rope::new(self.config.head(), RopeMode::Normal, self.config.rope_base);
-            x = self.graph.rope(x, self.constants.positions, None, rope)?;
+            let divisors = self.optional("rope_freqs.weight");
+            let (positions, rope) = (self.parts.constants.positions, self.parts.hparams.rope());
+            x = self.graph.rope(x, positions, divisors, rope)?;
         }
         Ok(self.graph.permute(x, [0, 2, 1, 3])?)
     }
 
     fn attention(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
-        let normed = self.norm(x, &format!("blk.{layer}.attn_norm.weight"))?;
-        let q = self.product(normed, "attn_q", layer)?;
-        let k = self.product(normed, "attn_k", layer)?;
-        let v = self.product(normed, "attn_v", layer)?;
-        let q = self.heads(q, self.config.heads, true)?;
-        let k = self.heads(k, self.config.kv_heads, true)?;
-        let v = self.heads(v, self.config.kv_heads, false)?;
+        let hparams = self.parts.hparams;
+        let (n_head, n_head_kv) = (
+            hparams.layers[layer].n_head,
+            hparams.layers[layer].n_head_kv,
+        );
+        let [size_k, size_v] = [hparams.head_dim_k, hparams.head_dim_v];
+        let part = |name: &str| format!("blk.{layer}.{name}");
+        let normed = self.norm(x, &part("attn_norm.weight"))?;
+        let q = self.product(normed, &part("attn_q"))?;
+        let k = self.product(normed, &part("attn_k"))?;
+        let v = self.product(normed, &part("attn_v"))?;
+        let q = self.heads(q, [size_k, n_head], true)?;
+        let k = self.heads(k, [size_k, n_head_kv], true)?;
+        let v = self.heads(v, [size_v, n_head_kv], false)?;
         let scores = self.graph.mul_mat(k, q)?;
-        let scale = (self.config.head() as f32).sqrt().recip();
-        let mask = Some(self.constants.mask);
+        let scale = (size_k as f32).sqrt().recip();
+        let mask = Some(self.parts.constants.mask);
         let shares = self.graph.soft_max(scores, mask, None, scale, 0.0)?;
         // The sum of values, each times its share, is a product with the transposed values.
         let turned = self.graph.transpose(shares)?;
         let seen = self.graph.out_prod(v, turned)?;
         let seen = self.graph.permute(seen, [0, 2, 1, 3])?;
         let seen = self.graph.cont(seen)?;
-        let count = self.config.context * self.batch;
-        let seen = self.graph.reshape(seen, [self.config.width, count, 1, 1])?;
-        self.product(seen, "attn_output", layer)
+        let count = self.parts.context * self.parts.batch;
+        let seen = self.graph.reshape(seen, [size_v * n_head, count, 1, 1])?;
+        self.product(seen, &part("attn_output"))
     }
 
     fn feed_forward(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
-        let normed = self.norm(x, &format!("blk.{layer}.ffn_norm.weight"))?;
-        let gate = self.product(normed, "ffn_gate", layer)?;
-        let up = self.product(normed, "ffn_up", layer)?;
+        let part = |name: &str| format!("blk.{layer}.{name}");
+        let normed = self.norm(x, &part("ffn_norm.weight"))?;
+        let gate = self.product(normed, &part("ffn_gate"))?;
+        let up = self.product(normed, &part("ffn_up"))?;
         let inner = self.graph.glu_split(gate, up, Glu::Swiglu)?;
-        self.product(inner, "ffn_down", layer)
+        self.product(inner, &part("ffn_down"))
     }
 
     /// 1 for the next token of each, 0 for all others.
@@ -250,7 +306,9 @@ impl Builder<'_> {
         let shape = self.graph.tensor(logits).layout.shape();
         let zeros = self.graph.fill(logits, 0.0)?;
         let list = self.graph.reshape(zeros, [1, shape[0] * shape[1], 1, 1])?;
-        let labels = self.graph.set_rows(self.constants.ones, targets, list)?;
+        let labels = self
+            .graph
+            .set_rows(self.parts.constants.ones, targets, list)?;
         Ok(self.graph.reshape(labels, shape)?)
     }
 }

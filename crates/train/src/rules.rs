@@ -334,7 +334,8 @@ impl Rule<'_> {
         Ok(graph.div(rest, length)?)
     }
 
-    /// With `y = mul_mat(w, x)`: `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)`.
+    /// With `y = mul_mat(w, x)`: `dw = out_prod(x, g)` and `dx = out_prod(w, gᵀ)`. Blocks lie along the rows, the wrong way for
+    /// sums over them, so quantized weights are decoded first.
     fn mul_mat(&mut self, number: usize) -> Result<TensorId> {
         if number == 0 {
             let x = self.source(1)?;
@@ -342,7 +343,10 @@ impl Rule<'_> {
             let whole = self.graph.out_prod(x, self.g)?;
             return self.summed_batches(whole);
         }
-        let w = self.source(0)?;
+        let mut w = self.source(0)?;
+        if self.graph.tensor(w).layout.dtype().is_quantized() {
+            w = self.graph.cast(w, DType::F32)?;
+        }
         let turned = self.graph.transpose(self.g)?;
         Ok(self.graph.out_prod(w, turned)?)
     }
@@ -438,14 +442,6 @@ impl Rule<'_> {
 
     /// `y = f(x) gate`: the gradients are `f'(x) gate g` and `f(x) g`.
     fn glu(&mut self, kind: Glu, swapped: bool, number: usize) -> Result<TensorId> {
-        let function = match kind {
-            Glu::Reglu => Unary::Relu,
-            Glu::Geglu => Unary::Gelu,
-            Glu::Swiglu => Unary::Silu,
-            Glu::GegluErf => Unary::GeluErf,
-            Glu::GegluQuick => Unary::GeluQuick,
-            Glu::SwigluOai { .. } | Glu::SwigluClamp { .. } => return self.unsupported(""),
-        };
         let whole = self.source(0)?;
         let Some(gate) = self.optional(1) else {
             let layout = self.graph.tensor(whole).layout;
@@ -458,27 +454,88 @@ impl Rule<'_> {
             } else {
                 (first, second)
             };
-            let dx = self.glu_x(function, x, gate)?;
-            let dgate = self.glu_gate(function, x)?;
+            let dx = self.glu_x(kind, x, gate)?;
+            let dgate = self.glu_gate(kind, x, gate)?;
             let (first, second) = if swapped { (dgate, dx) } else { (dx, dgate) };
             return Ok(self.graph.concat(first, second, 0)?);
         };
-        let gradient = if number == 0 {
-            self.glu_x(function, whole, gate)?
+        if number == 0 {
+            self.glu_x(kind, whole, gate)
         } else {
-            self.glu_gate(function, whole)?
-        };
-        Ok(gradient)
+            self.glu_gate(kind, whole, gate)
+        }
     }
 
-    fn glu_x(&mut self, function: Unary, x: TensorId, gate: TensorId) -> Result<TensorId> {
-        let h = self.graph.mul(self.g, gate)?;
-        self.unary(function, x, None, h)
+    fn glu_x(&mut self, kind: Glu, x: TensorId, gate: TensorId) -> Result<TensorId> {
+        match Gated::of(kind) {
+            Gated::Unary(function) => {
+                let h = self.graph.mul(self.g, gate)?;
+                self.unary(function, x, None, h)
+            }
+            Gated::Limited { alpha, limit, bias } => {
+                let graph = &mut *self.graph;
+                let inside = graph.clamp(x, f32::NEG_INFINITY, limit)?;
+                let gate = graph.clamp(gate, -limit, limit)?;
+                let gate = graph.scale_bias(gate, 1.0, bias)?;
+                let h = graph.mul(self.g, gate)?;
+                let inner = graph.scale(inside, alpha)?;
+                let slope = |graph: &mut Graph| Ok(graph.fill(inside, alpha)?);
+                let slope = logistic_slope(graph, inside, inner, slope)?;
+                let part = graph.mul(h, slope)?;
+                let below = graph.scale_bias(x, -1.0, limit)?;
+                let below = graph.unary(below, Unary::Step)?;
+                Ok(graph.mul(part, below)?)
+            }
+        }
     }
 
-    fn glu_gate(&mut self, function: Unary, x: TensorId) -> Result<TensorId> {
-        let value = self.graph.unary(x, function)?;
-        Ok(self.graph.mul(value, self.g)?)
+    fn glu_gate(&mut self, kind: Glu, x: TensorId, gate: TensorId) -> Result<TensorId> {
+        match Gated::of(kind) {
+            Gated::Unary(function) => {
+                let value = self.graph.unary(x, function)?;
+                Ok(self.graph.mul(value, self.g)?)
+            }
+            Gated::Limited { alpha, limit, .. } => {
+                let graph = &mut *self.graph;
+                let inside = graph.clamp(x, f32::NEG_INFINITY, limit)?;
+                let share = graph.scale(inside, alpha)?;
+                let share = graph.unary(share, Unary::Sigmoid)?;
+                let value = graph.mul(inside, share)?;
+                let part = graph.mul(value, self.g)?;
+                let size = graph.unary(gate, Unary::Abs)?;
+                let below = graph.scale_bias(size, -1.0, limit)?;
+                let below = graph.unary(below, Unary::Step)?;
+                Ok(graph.mul(part, below)?)
+            }
+        }
+    }
+}
+
+/// What a gated unit computes.
+enum Gated {
+    /// `f(x) gate`.
+    Unary(Unary),
+    /// `x sigmoid(alpha x) (gate + bias)`, where neither `x` nor the size of `gate` goes above a limit.
+    Limited { alpha: f32, limit: f32, bias: f32 },
+}
+
+impl Gated {
+    fn of(kind: Glu) -> Self {
+        Gated::Unary(match kind {
+            Glu::Reglu => Unary::Relu,
+            Glu::Geglu => Unary::Gelu,
+            Glu::Swiglu => Unary::Silu,
+            Glu::GegluErf => Unary::GeluErf,
+            Glu::GegluQuick => Unary::GeluQuick,
+            Glu::SwigluOai { alpha, limit } => {
+                let bias = 1.0;
+                return Gated::Limited { alpha, limit, bias };
+            }
+            Glu::SwigluClamp { limit } => {
+                let (alpha, bias) = (1.0, 0.0);
+                return Gated::Limited { alpha, limit, bias };
+            }
+        })
     }
 }
 

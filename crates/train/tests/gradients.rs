@@ -7,7 +7,7 @@ use samite_core::{
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Options, Scheduler};
-use samite_train::{Constants, Forward, Gradients, ModelConfig};
+use samite_train::{Constants, Forward, Gradients, Loss, ModelConfig, Parts};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -125,11 +125,18 @@ impl Running<'_> {
 /// Compares the gradients of everything in `build` with finite differences.
 #[track_caller]
 fn check(what: &str, build: impl FnOnce(&mut Subject) -> TensorId) {
+    check_kept(what, |subject| (build(subject), Vec::new()));
+}
+
+/// As [`check`], where only some tensors are kept for the backward pass: `build` returns them, too.
+#[track_caller]
+fn check_kept(what: &str, build: impl FnOnce(&mut Subject) -> (TensorId, Vec<TensorId>)) {
     let mut subject = Subject::default();
-    let y = build(&mut subject);
+    let (y, kept) = build(&mut subject);
     let loss = subject.loss(y);
     let inputs: Vec<_> = subject.floats.iter().map(|(id, _)| *id).collect();
-    let gradients = Gradients::append(&mut subject.graph, loss, 1.0, &inputs).unwrap();
+    let graph = &mut subject.graph;
+    let gradients = Gradients::append_recomputing(graph, loss, 1.0, &inputs, &kept).unwrap();
     // Results are read as float64.
     let mut wide = |id| {
         let id = subject.graph.cont(id).unwrap();
@@ -243,6 +250,11 @@ fn gated_units() {
         Glu::Swiglu,
         Glu::GegluErf,
         Glu::GegluQuick,
+        Glu::SwigluOai {
+            alpha: 1.7,
+            limit: 0.5,
+        },
+        Glu::SwigluClamp { limit: 0.5 },
     ] {
         check(kind.name(), |s| {
             let (x, gate) = (s.input([5, 3, 1, 1]), s.input([5, 3, 1, 1]));
@@ -386,9 +398,37 @@ fn cross_entropy() {
     });
 }
 
+#[test]
+fn losses() {
+    for loss in [Loss::Mean, Loss::Sum, Loss::MeanSquaredError] {
+        check(&format!("{loss:?}"), |s| {
+            let x = s.input([4, 3, 1, 1]);
+            // Labels may depend on weights, too.
+            let labels = loss.has_labels().then(|| s.input([4, 3, 1, 1]));
+            loss.append(&mut s.graph, x, labels).unwrap()
+        });
+    }
+}
+
 /// A llama of two layers, over two texts at a time, by every one of its weights.
 #[test]
 fn whole_model() {
+    check_model("llama", false, false);
+}
+
+#[test]
+fn whole_model_with_layers_computed_again() {
+    check_model("llama, computed again", false, true);
+}
+
+/// With an adapter that changes a matrix of each kind, biases, and an output matrix of its own.
+#[test]
+fn whole_model_with_an_adapter() {
+    check_model("llama with an adapter", true, false);
+    check_model("llama with an adapter, computed again", true, true);
+}
+
+fn check_model(what: &str, adapted: bool, again: bool) {
     let config = ModelConfig {
         vocabulary: 7,
         layers: 2,
@@ -401,11 +441,26 @@ fn whole_model() {
         norm_eps: 1e-5,
     };
     let count = 2 * config.context;
-    check("llama", |s| {
+    check_kept(what, |s| {
         let mut weights = HashMap::new();
         for parameter in config.parameters() {
             let id = s.input(parameter.shape);
             weights.insert(parameter.name, id);
+        }
+        let more: &[(&str, Shape)] = &[
+            ("blk.0.attn_q.weight.lora_a", [8, 2, 1, 1]),
+            ("blk.0.attn_q.weight.lora_b", [2, 8, 1, 1]),
+            ("blk.0.attn_v.bias", [4, 1, 1, 1]),
+            ("blk.1.ffn_down.weight.lora_a", [6, 3, 1, 1]),
+            ("blk.1.ffn_down.weight.lora_b", [3, 8, 1, 1]),
+            ("blk.1.ffn_down.bias", [8, 1, 1, 1]),
+            ("output.weight", [8, 7, 1, 1]),
+            ("output.weight.lora_a", [8, 2, 1, 1]),
+            ("output.weight.lora_b", [2, 7, 1, 1]),
+        ];
+        for &(name, shape) in more.iter().filter(|_| adapted) {
+            let id = s.input(shape);
+            weights.insert(name.to_owned(), id);
         }
         let constant = |s: &mut Subject, values: Vec<f32>, shape| {
             let id = s.graph.input("constant", DType::F32, shape).unwrap();
@@ -425,7 +480,15 @@ fn whole_model() {
             mask: constant(s, mask.collect(), [n, n, 1, 1]),
             ones: constant(s, vec![1.0; count], [1, count, 1, 1]),
         };
-        let forward = Forward::append(&mut s.graph, &config, 2, &weights, constants).unwrap();
+        let parts = Parts {
+            hparams: &config.hparams().unwrap(),
+            context: config.context,
+            batch: 2,
+            weights: &weights,
+            adapter_factor: 1.5,
+            constants,
+        };
+        let forward = Forward::append(&mut s.graph, parts).unwrap();
         let tokens = [3i32, 0, 6, 3, 1, 2, 2, 5]
             .iter()
             .flat_map(|t| t.to_le_bytes());
@@ -433,8 +496,37 @@ fn whole_model() {
         let next = [0, 6, 3, 1, 2, 2, 5, 4].iter().enumerate();
         let targets = next.flat_map(|(i, t)| (7 * i as i64 + t).to_le_bytes());
         s.integers.push((forward.targets, targets.collect()));
-        forward.loss
+        let kept = if again { forward.layers } else { Vec::new() };
+        (forward.loss, kept)
     });
+}
+
+/// Weights of blocks are not learnt, but what comes before them can be.
+#[test]
+fn products_with_quantized_weights() {
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::F16] {
+        check(dtype.name(), |s| {
+            let w = s.graph.input("w", dtype, [64, 5, 1, 1]).unwrap();
+            let mut data = vec![0; 5 * dtype.row_bytes(64).unwrap()];
+            samite_quant::encode_row(dtype, &numbers(7, 5 * 64, [-1.0, 1.0]), &mut data).unwrap();
+            s.integers.push((w, data));
+            let x = s.input([64, 3, 1, 1]);
+            s.graph.mul_mat(w, x).unwrap()
+        });
+    }
+}
+
+#[test]
+fn what_writes_is_not_computed_again() {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let start = graph.sqr(x).unwrap();
+    let zeros = graph.fill(x, 0.0).unwrap();
+    let copy = graph.cpy(start, zeros).unwrap();
+    let loss = graph.sum(copy).unwrap();
+    let error = Gradients::append_recomputing(&mut graph, loss, 1.0, &[x], &[start, copy]);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("cannot be computed once more"), "{error}");
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
             .to_string()
     };
     let mut other = config.clone();
-    other.model.feed_forward = 20;
+    other.model.as_mut().unwrap().feed_forward = 20;
     let error = message(&other, data);
     assert!(
         error.contains("model.feed_forward was 24 there and is 20"),
@@ -181,13 +181,45 @@ fn a_checkpoint_survives_a_failed_one() {
 }
 
 #[test]
+fn what_is_computed_again_is_the_same_and_takes_less_memory() {
+    let mut config = config();
+    let model = config.model.as_mut().unwrap();
+    (model.layers, model.feed_forward) = (6, 64);
+    config.training.batch = 4;
+    let run = |recompute| {
+        let mut config = config.clone();
+        config.training.recompute = recompute;
+        let mut run = trainer(&config, vec![cpu(2)], &[]);
+        let losses = losses(&mut run, 10);
+        let names = [
+            "token_embd.weight",
+            "blk.0.attn_k.weight",
+            "blk.5.ffn_down.weight",
+        ];
+        let weights = names.map(|name| run.read(name).unwrap());
+        let bytes: usize = run
+            .scheduler_mut()
+            .buffer_sizes()
+            .iter()
+            .map(|(_, bytes)| bytes)
+            .sum();
+        (losses, weights, bytes)
+    };
+    let (kept, again) = (run(false), run(true));
+    assert_eq!(kept.0, again.0);
+    assert_eq!(kept.1, again.1);
+    assert!(2 * again.2 < kept.2, "{} and {} bytes", again.2, kept.2);
+}
+
+#[test]
 fn models_are_written_with_their_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let vocabulary = Vocabulary::train("the cat sat on the mat, the end", 280).unwrap();
     let mut config = config();
-    config.model.vocabulary = vocabulary.len();
-    config.model.width = 32;
-    config.model.feed_forward = 64;
+    let model = config.model.as_mut().unwrap();
+    model.vocabulary = vocabulary.len();
+    model.width = 32;
+    model.feed_forward = 64;
     let mut run = trainer(&config, vec![cpu(1)], &[]);
     for dtype in [DType::F32, DType::F16, DType::Q8_0] {
         let path = folder.path().join(format!("{dtype}.gguf"));

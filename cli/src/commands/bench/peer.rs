@@ -40,6 +40,11 @@ impl Peer {
         let model = flags.file().ok_or_else(|| {
             Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
         })?;
+        if flags.has_adapters() {
+            return Err(Failure::usage(
+                "--compare: llama.cpp's llama-bench takes no adapters: leave out --lora and --lora-scaled",
+            ));
+        }
         Ok(Peer {
             bench: bench.to_owned(),
             model: model.to_owned(),

@@ -1,6 +1,6 @@
 //! What is measured, and samite at it.
 
-use crate::args::{self, ModelArgs};
+use crate::args::ModelArgs;
 use crate::failure::Outcome;
 use samite::CancelToken;
 use samite::llm::{Batch, Context, Model};
@@ -80,7 +80,7 @@ impl Bench {
         options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
         options.n_seq = work.sequences;
         let mut bench = Bench {
-            context: args::context(Arc::clone(model), options)?,
+            context: flags.context(Arc::clone(model), options)?,
             work,
             n_vocab: model.hparams().n_vocab as u32,
             batch: Batch::new(),

@@ -1,5 +1,6 @@
 //! The building blocks of architectures: each method appends some nodes, named as in llama.cpp.
 
+use crate::adapter::{Pair, ScaledAdapter};
 use crate::hparams::{Experts, Hyperparameters};
 use crate::weights::Weights;
 use samite_core::{DType, Error, Glu, Graph, Result, SortOrder, StoredTensor, TensorId};
@@ -53,6 +54,7 @@ pub struct Blocks<'a> {
     hparams: &'a Hyperparameters,
     weights: &'a Weights,
     cache: &'a [LayerCache],
+    adapters: &'a [ScaledAdapter],
     /// One operation for the attention instead of several.
     flash: bool,
     /// Leaves of stored tensors that are in the graph already.
@@ -64,6 +66,7 @@ impl<'a> Blocks<'a> {
         hparams: &'a Hyperparameters,
         weights: &'a Weights,
         cache: &'a [LayerCache],
+        adapters: &'a [ScaledAdapter],
         shape: GraphShape,
         flash: bool,
     ) -> Result<Self> {
@@ -84,6 +87,7 @@ impl<'a> Blocks<'a> {
             hparams,
             weights,
             cache,
+            adapters,
             flash,
             leaves: HashMap::new(),
         })
@@ -129,13 +133,56 @@ impl<'a> Blocks<'a> {
             .ok_or_else(|| Error::invalid(format!("the model has no tensor '{name}'")))
     }
 
+    /// `y`, the result of an operation with the weight called `name`, and what adapters add to it. `change` appends the product
+    /// with the two matrices of a pair.
+    fn adapted(
+        &mut self,
+        mut y: TensorId,
+        name: &str,
+        change: impl Fn(&mut Self, &Pair, [TensorId; 2]) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let (adapters, name) = (self.adapters, self.weights.data_name(name).unwrap_or(name));
+        for adapter in adapters {
+            let Some((pair, scale)) = adapter.pair(name) else {
+                continue;
+            };
+            let matrices = [self.stored(&pair.a)?, self.stored(&pair.b)?];
+            let change = change(self, pair, matrices)?;
+            let change = self.graph.scale(change, scale)?;
+            y = self.graph.add(y, change)?;
+        }
+        Ok(y)
+    }
+
+    /// The product of the matrix called `name`, as adapters change it, and `x`.
+    fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let matrix = self.weight(name)?;
+        let y = self.graph.mul_mat(matrix, x)?;
+        self.adapted(y, name, |blocks, pair, [a, b]| {
+            // The pair of an embedding is the other way round.
+            let [first, second] = if pair.is_embedding {
+                let turned = blocks.graph.transpose(b)?;
+                [blocks.graph.cont(turned)?, a]
+            } else {
+                [a, b]
+            };
+            let inner = blocks.graph.mul_mat(first, x)?;
+            blocks.graph.mul_mat(second, inner)
+        })
+    }
+
     /// The embeddings of the tokens: `[width, tokens]`.
     ///
     /// # Errors
     /// If operands do not fit.
     pub fn embedding(&mut self) -> Result<TensorId> {
-        let table = self.weight("token_embd.weight")?;
-        let x = self.graph.get_rows(table, self.inputs.tokens)?;
+        const NAME: &str = "token_embd.weight";
+        let (table, tokens) = (self.weight(NAME)?, self.inputs.tokens);
+        let x = self.graph.get_rows(table, tokens)?;
+        let x = self.adapted(x, NAME, |blocks, _, [a, b]| {
+            let rows = blocks.graph.get_rows(a, tokens)?;
+            blocks.graph.mul_mat(b, rows)
+        })?;
         self.graph.set_name(x, "inp_embd");
         Ok(x)
     }
@@ -163,8 +210,7 @@ impl<'a> Blocks<'a> {
         name: &str,
         il: usize,
     ) -> Result<TensorId> {
-        let matrix = self.weight(&format!("blk.{il}.{weights}.weight"))?;
-        let y = self.graph.mul_mat(matrix, x)?;
+        let y = self.product(x, &format!("blk.{il}.{weights}.weight"))?;
         self.named(y, name, il);
         match self.optional_weight(&format!("blk.{il}.{weights}.bias"))? {
             Some(bias) => self.add(y, bias, name, il),
@@ -445,8 +491,13 @@ impl<'a> Blocks<'a> {
         name: &str,
         il: usize,
     ) -> Result<TensorId> {
-        let matrices = self.weight(&format!("blk.{il}.{weights}.weight"))?;
+        let weights = format!("blk.{il}.{weights}.weight");
+        let matrices = self.weight(&weights)?;
         let y = self.graph.mul_mat_id(matrices, x, chosen)?;
+        let y = self.adapted(y, &weights, |blocks, _, [a, b]| {
+            let inner = blocks.graph.mul_mat_id(a, x, chosen)?;
+            blocks.graph.mul_mat_id(b, inner, chosen)
+        })?;
         Ok(self.named(y, name, il))
     }
 
@@ -460,8 +511,7 @@ impl<'a> Blocks<'a> {
         self.graph.set_name(normed, "norm");
         let normed = self.graph.mul(normed, scale)?;
         self.graph.set_name(normed, "result_norm");
-        let matrix = self.weight("output.weight")?;
-        let mut logits = self.graph.mul_mat(matrix, normed)?;
+        let mut logits = self.product(normed, "output.weight")?;
         if let Some(bias) = self.optional_weight("output.bias")? {
             self.graph.set_name(logits, "result_output_no_bias");
             logits = self.graph.add(logits, bias)?;

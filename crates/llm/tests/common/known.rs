@@ -1,8 +1,9 @@
 //! The models whose logits llama.cpp was asked for. `tests/fixtures/llama_cpp` has the answers.
 
 use samite_core::DType;
-use samite_gguf::Value;
+use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::SyntheticModel;
+use std::path::{Path, PathBuf};
 
 /// How many tokens are decoded: enough for slow rotations to matter.
 pub const N_TOKENS: usize = 96;
@@ -14,6 +15,15 @@ pub struct Known {
     pub model: SyntheticModel,
     /// So many positions from 8 on are removed before a second batch; 0 for a single batch.
     pub cut: usize,
+    /// The shares of adapters that change all of its matrices; of adapter 0, then 1, and so on.
+    pub adapters: Vec<f32>,
+}
+
+impl Known {
+    /// Whether the adapters change a tensor: llama.cpp cannot change an embedding that is the output, too.
+    pub fn is_changed(&self, tensor: &str) -> bool {
+        !(self.model.tied && tensor == "token_embd.weight")
+    }
 }
 
 /// Heads as wide as the model's width shared by them, which all architectures allow.
@@ -188,9 +198,76 @@ pub fn known() -> Vec<Known> {
     ] {
         all.push((name, quantized(architecture, dtype), 0));
     }
-    let to_known =
-        |(name, model, cut): (&'static str, SyntheticModel, usize)| Known { name, model, cut };
-    all.into_iter().map(to_known).collect()
+    let known = |name, model, cut, adapters: &[f32]| Known {
+        name,
+        model,
+        cut,
+        adapters: adapters.to_vec(),
+    };
+    let plain = all
+        .into_iter()
+        .map(|(name, model, cut)| known(name, model, cut, &[]));
+    let adapted = [
+        known("llama-lora", narrow("llama"), 0, &[1.0]),
+        known("llama-loras", narrow("llama"), 0, &[0.5, -1.5]),
+        known(
+            "llama-lora-biases",
+            having(wide("llama"), &qkv_biases),
+            0,
+            &[1.0],
+        ),
+        known("qwen3-lora-tied", tied(wide("qwen3")), 0, &[0.75]),
+        known("qwen3moe-lora", narrow("qwen3moe"), 0, &[1.0, 0.25]),
+    ];
+    plain.chain(adapted).collect()
+}
+
+/// Where the adapters of a model's file go.
+pub fn adapter_path(model: &Path, number: usize) -> PathBuf {
+    model.with_extension(format!("lora{number}.gguf"))
+}
+
+/// Writes adapter `number` of the model in a file: random pairs for all matrices that `changes` names. The first one has a
+/// factor, the second one has none.
+pub fn write_adapter(
+    model: &Path,
+    number: usize,
+    changes: impl Fn(&str) -> bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let base = GgufFile::open(model, LoadMode::Read)?;
+    let mut metadata = Metadata::new();
+    metadata.set("general.type", "adapter")?;
+    let architecture: &str = base.metadata().require("general.architecture")?;
+    metadata.set("general.architecture", architecture)?;
+    metadata.set("adapter.type", "lora")?;
+    metadata.set("adapter.lora.alpha", if number == 0 { 6.0f32 } else { 0.0 })?;
+    let rank = 4 + 3 * number;
+    let mut specs = Vec::new();
+    for info in base.tensors().iter() {
+        if info.n_dims < 2 || !changes(&info.name) {
+            continue;
+        }
+        let is_embedding = &*info.name == "token_embd.weight";
+        let [inputs, outputs, matrices, _] = info.shape;
+        let [a, b] = if is_embedding {
+            [[rank, outputs, 1], [rank, inputs, 1]]
+        } else {
+            [[inputs, rank, matrices], [rank, outputs, matrices]]
+        };
+        for (suffix, dims) in [("lora_a", a), ("lora_b", b)] {
+            let name = format!("{}.{suffix}", info.name);
+            specs.push(TensorSpec::new(&name, DType::F32, &dims[..info.n_dims])?);
+        }
+    }
+    let sizes: Vec<usize> = specs.iter().map(TensorSpec::size).collect();
+    let mut writer = Writer::create(adapter_path(model, number), &metadata, specs)?;
+    let mut rng = samite_text::Rng::new(7 + number as u64);
+    for size in sizes {
+        let mut next = || (0.5 * rng.uniform() - 0.25) as f32;
+        let data: Vec<u8> = (0..size / 4).flat_map(|_| next().to_le_bytes()).collect();
+        writer.append(&data)?;
+    }
+    Ok(writer.commit()?)
 }
 
 /// The tokens that are decoded.

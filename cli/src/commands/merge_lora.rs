@@ -1,0 +1,68 @@
+//! `samite merge-lora`
+
+use crate::args::{AdapterArgs, ThreadArgs};
+use crate::failure::{Failure, Outcome};
+use crate::{files, interrupt, progress};
+use clap::Args;
+use samite::DType;
+use samite::gguf::{GgufFile, LoadMode};
+use samite::llm::merge::{MergeOptions, merge};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite merge-lora`.
+#[derive(Debug, Args)]
+pub struct MergeLoraArgs {
+    /// Model that the adapters belong to
+    input: PathBuf,
+    /// File to write
+    output: PathBuf,
+    #[command(flatten)]
+    adapters: AdapterArgs,
+    /// Type of the matrices that change; the one that they have by default
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<String>,
+    #[command(flatten)]
+    threads: ThreadArgs,
+}
+
+pub fn run(args: MergeLoraArgs) -> Outcome {
+    let named = |name: &String| {
+        DType::from_name(name).ok_or_else(|| {
+            Failure::usage(format_args!(
+                "--dtype: '{name}' is not a type; try f32, f16 or q8_0"
+            ))
+        })
+    };
+    let dtype = args.dtype.as_ref().map(named).transpose()?;
+    let adapters = args.adapters.files();
+    if adapters.is_empty() {
+        return Err(Failure::usage(
+            "there is no adapter to merge: name one with --lora or --lora-scaled",
+        ));
+    }
+    let cancel = interrupt::token()?;
+    let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
+    files::refuse_same(&args.input, &args.output)?;
+    let bar = progress::count("merging");
+    let threads = args.threads.count();
+    let options = MergeOptions {
+        adapters: &adapters,
+        dtype,
+        threads: threads.unwrap_or_else(samite::registry::allowed_threads),
+        progress: &|done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        },
+        cancel: &cancel,
+    };
+    let changed = merge(&source, &args.output, &options)?;
+    bar.finish_and_clear();
+    writeln!(
+        std::io::stdout().lock(),
+        "{changed} of {} tensors changed, written to {}",
+        source.tensors().len(),
+        args.output.display()
+    )?;
+    Ok(())
+}

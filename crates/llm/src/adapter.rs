@@ -1,0 +1,339 @@
+//! Adapters: small changes of a model's weights, in files of their own ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)).
+//!
+//! An adapter has pairs of matrices with few rows in the middle: instead of `W x`, the graph computes `W x + s B (A x)` with
+//! `s = share · alpha / rank`. The files are llama.cpp's: the pair of weight `w` is `w.lora_a` and `w.lora_b`.
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use samite_core::{Layout, Shape, StoredTensor, TensorGroup, Usage};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorInfo};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The kind of a file: absent or `model` for models.
+pub const KEY_TYPE: &str = "general.type";
+/// The kind of an adapter.
+pub const KEY_ADAPTER_TYPE: &str = "adapter.type";
+/// What the product of a pair is multiplied with, times its rank; 0 for no factor.
+pub const KEY_ALPHA: &str = "adapter.lora.alpha";
+/// What ends the name of the matrix that is multiplied first.
+pub const SUFFIX_A: &str = ".lora_a";
+/// What ends the name of the matrix that is multiplied second.
+pub const SUFFIX_B: &str = ".lora_b";
+
+/// The pair of this weight is the other way round, so that rows of the first matrix can be looked up.
+const EMBEDDING: &str = "token_embd.weight";
+
+/// Tokens that an adapter waits for before it changes anything.
+const KEY_INVOCATION: &str = "adapter.alora.invocation_tokens";
+
+/// An adapter's file whose pairs fit a model's tensors.
+#[derive(Debug)]
+pub(crate) struct AdapterFile {
+    pub file: GgufFile,
+    alpha: f32,
+    pub pairs: BTreeMap<String, FilePair>,
+}
+
+/// The matrices of a pair in a file.
+#[derive(Clone, Debug)]
+pub(crate) struct FilePair {
+    pub a: TensorInfo,
+    pub b: TensorInfo,
+    pub is_embedding: bool,
+}
+
+impl FilePair {
+    pub fn rank(&self) -> usize {
+        self.b.shape[0]
+    }
+}
+
+impl AdapterFile {
+    /// Opens an adapter of a model of an architecture; `shape_of` says which tensors that has.
+    pub fn open(
+        path: &Path,
+        architecture: &str,
+        shape_of: impl Fn(&str) -> Option<Shape>,
+    ) -> Result<Self> {
+        let file = GgufFile::open(path, LoadMode::Read)?;
+        let wrong = |message: String| Error::model(format!("{}: {message}", path.display()));
+        let metadata = file.metadata();
+        let text = |key: &str| Ok::<_, Error>(metadata.get::<&str>(key)?.unwrap_or("").to_owned());
+        let kind = text(KEY_TYPE)?;
+        if kind != "adapter" {
+            let kind = if kind.is_empty() { "model" } else { &kind };
+            return Err(wrong(format!(
+                "is no adapter: key \"{KEY_TYPE}\" says {kind:?}"
+            )));
+        }
+        let kind = text(KEY_ADAPTER_TYPE)?;
+        if kind != "lora" {
+            return Err(wrong(format!(
+                "key \"{KEY_ADAPTER_TYPE}\": adapters of type {kind:?} are not supported, only \"lora\""
+            )));
+        }
+        let known = text(KEY_ARCHITECTURE)?;
+        if known != architecture {
+            return Err(wrong(format!(
+                "is an adapter of a model of architecture {known:?}, this model is {architecture:?}"
+            )));
+        }
+        if metadata.contains(KEY_INVOCATION) {
+            return Err(wrong(format!(
+                "waits for certain tokens (key \"{KEY_INVOCATION}\"), which is not supported"
+            )));
+        }
+        let alpha = metadata.get_or(KEY_ALPHA, 0.0f32)?;
+        if !alpha.is_finite() {
+            return Err(wrong(format!("key \"{KEY_ALPHA}\" is {alpha}")));
+        }
+        let pairs = pairs(&file, &wrong)?;
+        for (name, pair) in &pairs {
+            let Some(shape) = shape_of(name) else {
+                return Err(wrong(format!(
+                    "changes tensor {name:?}, which the model does not have: it is an adapter of another model"
+                )));
+            };
+            if let Some(problem) = pair.misfit(shape) {
+                return Err(wrong(format!("tensor {name:?}: {problem}")));
+            }
+        }
+        Ok(AdapterFile { file, alpha, pairs })
+    }
+
+    /// What a pair's product is multiplied with for share 1.
+    pub fn factor(&self, rank: usize) -> f32 {
+        if self.alpha == 0.0 {
+            1.0
+        } else {
+            self.alpha / rank as f32
+        }
+    }
+}
+
+/// All pairs of a file by the name of their weight.
+fn pairs(file: &GgufFile, wrong: &dyn Fn(String) -> Error) -> Result<BTreeMap<String, FilePair>> {
+    let mut halves: BTreeMap<String, [Option<&TensorInfo>; 2]> = BTreeMap::new();
+    for info in file.tensors().iter() {
+        let name = &*info.name;
+        let mut suffixes = [SUFFIX_A, SUFFIX_B].into_iter().enumerate();
+        match suffixes.find_map(|(i, suffix)| Some((i, name.strip_suffix(suffix)?))) {
+            Some((i, weight)) => halves.entry(weight.to_owned()).or_default()[i] = Some(info),
+            // llama.cpp does without them, too.
+            None if name.ends_with("_norm.weight") => {
+                tracing::warn!(tensor = name, "changes of norms by adapters are left out");
+            }
+            None => {
+                return Err(wrong(format!(
+                    "tensor {name:?} is no part of a pair: its name ends neither with {SUFFIX_A:?} nor with {SUFFIX_B:?}"
+                )));
+            }
+        }
+    }
+    if halves.is_empty() {
+        return Err(wrong("changes nothing: it has no pairs of tensors".into()));
+    }
+    let pair = |(name, halves): (String, [Option<&TensorInfo>; 2])| match halves {
+        [Some(a), Some(b)] => {
+            let pair = FilePair {
+                a: a.clone(),
+                b: b.clone(),
+                is_embedding: name == EMBEDDING,
+            };
+            Ok((name, pair))
+        }
+        [a, _] => {
+            let missing = if a.is_none() { SUFFIX_A } else { SUFFIX_B };
+            Err(wrong(format!("tensor \"{name}{missing}\" is missing")))
+        }
+    };
+    halves.into_iter().map(pair).collect()
+}
+
+impl FilePair {
+    /// Why the pair does not fit a weight of a shape, if it does not.
+    fn misfit(&self, weight: Shape) -> Option<String> {
+        let [inputs, outputs, n2, n3] = weight;
+        if weight[1..] == [1, 1, 1] {
+            return Some("is a vector: adapters change matrices only".into());
+        }
+        let rank = self.rank();
+        let (a, b) = if self.is_embedding {
+            ([rank, outputs, 1, 1], [rank, inputs, 1, 1])
+        } else {
+            ([inputs, rank, n2, n3], [rank, outputs, n2, n3])
+        };
+        for (info, wanted) in [(&self.a, a), (&self.b, b)] {
+            if info.shape != wanted {
+                return Some(format!(
+                    "{:?} has shape {:?}, but for a weight of shape {weight:?} and rank {rank} it must be {wanted:?}: it is an \
+                     adapter of another model",
+                    info.name, info.shape
+                ));
+            }
+            if info.dtype.is_integer() || !samite_quant::can_decode(info.dtype) {
+                return Some(format!(
+                    "{:?} has the type {}: numbers are expected",
+                    info.name, info.dtype
+                ));
+            }
+        }
+        (self.is_embedding && self.b.dtype.is_quantized()).then(|| {
+            format!(
+                "{:?} has the type {}: for an embedding, it must be f32, f16 or bf16",
+                self.b.name, self.b.dtype
+            )
+        })
+    }
+}
+
+/// The matrices of a pair in memory.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    /// `[inputs, rank]`; of an embedding `[rank, vocabulary]`.
+    pub a: Arc<StoredTensor>,
+    /// `[rank, outputs]`; of an embedding `[rank, width]`.
+    pub b: Arc<StoredTensor>,
+    pub is_embedding: bool,
+    /// What the product is multiplied with for share 1.
+    factor: f32,
+}
+
+/// An adapter in the memory of its model's devices. Contexts share it.
+#[derive(Debug)]
+pub struct Adapter {
+    path: PathBuf,
+    metadata: Metadata,
+    model: Arc<Model>,
+    pairs: HashMap<String, Pair>,
+    /// Bytes by name of the memory.
+    bytes: BTreeMap<String, usize>,
+}
+
+impl Adapter {
+    /// Loads the adapter of `model` in the file at `path`: each pair to the device of its weight.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the file is no adapter, one of another architecture or model, or its tensors do not belong
+    /// together; if it cannot be read or a device has not enough memory.
+    pub fn load(path: impl AsRef<Path>, model: &Arc<Model>) -> Result<Arc<Self>> {
+        let path = path.as_ref();
+        let weights = model.weights();
+        let known = AdapterFile::open(path, model.architecture().name(), |name| {
+            // A name that stands for another tensor's data is not in the file.
+            let weight = weights.get(name)?;
+            (weights.data_name(name) == Some(name)).then(|| weight.layout().shape())
+        })?;
+        let mut by_device: BTreeMap<usize, Vec<(&String, &FilePair)>> = BTreeMap::new();
+        for entry in &known.pairs {
+            let device = weights.device(entry.0).unwrap_or(0);
+            by_device.entry(device).or_default().push(entry);
+        }
+        let (mut pairs, mut bytes) = (HashMap::new(), BTreeMap::new());
+        for (device, entries) in by_device {
+            let device = model.devices().get(device);
+            let infos: Vec<_> = entries.iter().flat_map(|(_, p)| [&p.a, &p.b]).collect();
+            let mut layouts = Vec::with_capacity(infos.len());
+            for info in &infos {
+                layouts.push((&*info.name, Layout::contiguous(info.dtype, info.shape)?));
+            }
+            let memory = device.buffer_type();
+            let sizes = layouts.iter().map(|(_, layout)| layout.bytes());
+            let size = sizes.fold(0usize, usize::saturating_add);
+            device.check_free(size, "an adapter")?;
+            *bytes.entry(memory.name().to_owned()).or_insert(0) += size;
+            let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
+            for (info, stored) in infos.iter().zip(&group.tensors) {
+                let data = read(&known.file, info)?;
+                stored.tensor().write(0, &data)?;
+            }
+            for ((name, pair), stored) in entries.into_iter().zip(group.tensors.chunks(2)) {
+                let [a, b] = stored else { continue };
+                let pair = Pair {
+                    a: Arc::clone(a),
+                    b: Arc::clone(b),
+                    is_embedding: pair.is_embedding,
+                    factor: known.factor(pair.rank()),
+                };
+                pairs.insert(name.clone(), pair);
+            }
+        }
+        Ok(Arc::new(Adapter {
+            path: path.to_owned(),
+            metadata: known.file.metadata().clone(),
+            model: Arc::clone(model),
+            pairs,
+            bytes,
+        }))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All keys and values of the file.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The model that it belongs to.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The names of the weights that it changes, in no particular order.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        self.pairs.keys().map(String::as_str)
+    }
+
+    /// Bytes by name of the memory.
+    pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
+        let bytes = self.bytes.iter();
+        bytes.map(|(name, &bytes)| (name.as_str(), bytes))
+    }
+}
+
+/// All of a tensor's data.
+pub(crate) fn read(file: &GgufFile, info: &TensorInfo) -> Result<Vec<u8>> {
+    let mut data = crate::error::try_filled(0, Some(info.size), "an adapter")?;
+    file.read_tensor_into(info, &mut data)?;
+    Ok(data)
+}
+
+/// An adapter, and how much of it counts.
+#[derive(Clone, Debug)]
+pub struct ScaledAdapter {
+    /// The adapter.
+    pub adapter: Arc<Adapter>,
+    /// 1 for what was learnt, 0 for nothing, below 0 for the opposite.
+    pub share: f32,
+}
+
+impl ScaledAdapter {
+    /// The pair of the weight whose data is called `name`, and the factor of its product, if there is something to add.
+    pub(crate) fn pair(&self, name: &str) -> Option<(&Pair, f32)> {
+        let pair = self.adapter.pairs.get(name)?;
+        (self.share != 0.0).then_some((pair, self.share * pair.factor))
+    }
+}
+
+/// Checks that adapters can be used with `model`.
+pub(crate) fn check(model: &Arc<Model>, adapters: &[ScaledAdapter]) -> Result<()> {
+    for ScaledAdapter { adapter, share } in adapters {
+        let path = adapter.path.display();
+        if !Arc::ptr_eq(&adapter.model, model) {
+            return Err(Error::invalid(format!(
+                "{path}: the adapter was loaded for another model: load it for this one"
+            )));
+        }
+        if !share.is_finite() {
+            return Err(Error::invalid(format!(
+                "{path}: the adapter's share is {share}, not a number"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Weights on their way from one file to another: read, decoded, perhaps changed, encoded, written, by several threads.
+
+use samite_core::{CancelToken, DType};
+use samite_gguf::{Error, ErrorKind, GgufFile, LoadOptions, TensorInfo, TensorSlot};
+use samite_quant::{blocks::BlockIq4Nl, blocks_of_mut, decode_row, encode_row};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
+const ELEMENTS_PER_JOB: usize = 1 << 17;
+
+/// Encodes one row as llama.cpp's files hold it: IQ4_NL with the better search that is too slow for activations.
+fn encode(to: DType, values: &[f32], into: &mut [u8]) -> samite_core::Result<()> {
+    if to != DType::IQ4_NL {
+        return encode_row(to, values, into);
+    }
+    let blocks = blocks_of_mut::<BlockIq4Nl>(into)?;
+    for (block, values) in blocks.iter_mut().zip(values.as_chunks().0) {
+        *block = BlockIq4Nl::encode_best(values);
+    }
+    Ok(())
+}
+
+/// Buffers of one thread: a decoded row, and the rows of a job as they are written.
+#[derive(Default)]
+struct Spare {
+    values: Vec<f32>,
+    output: Vec<u8>,
+}
+
+/// Converts tensors piece by piece: each thread reads some rows, converts them and writes them where they belong, all while
+/// they are in its cache.
+pub(crate) struct Converter<'a> {
+    source: &'a GgufFile,
+    threads: usize,
+    cancel: &'a CancelToken,
+    spare: Mutex<Vec<Spare>>,
+}
+
+/// Changes the decoded values of a row, which is given by its number.
+pub(crate) type Change<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+impl<'a> Converter<'a> {
+    pub fn new(source: &'a GgufFile, threads: usize, cancel: &'a CancelToken) -> Self {
+        Converter {
+            source,
+            threads: threads.max(1),
+            cancel,
+            spare: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Writes `tensor` with elements of type `to` to `slot`, after `change`.
+    pub fn convert(
+        &self,
+        tensor: &TensorInfo,
+        to: DType,
+        slot: &TensorSlot<'_>,
+        change: Option<Change<'_>>,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), Error> {
+        let columns = tensor.shape[0];
+        let row_bytes = |dtype: DType| dtype.row_bytes(columns).map_err(|e| wrap(tensor, &e));
+        let (row_in, row_out) = (row_bytes(tensor.dtype)?, row_bytes(to)?);
+        let rows_per_job = (ELEMENTS_PER_JOB / columns).max(1);
+        let options = LoadOptions {
+            threads: self.threads,
+            in_place: false,
+            progress: &|bytes, _| progress(bytes / row_in as u64 * columns as u64),
+            cancel: &|| self.cancel.is_cancelled(),
+        };
+        let job_bytes = row_in.saturating_mul(rows_per_job);
+        let list = std::iter::once(tensor);
+        self.source
+            .load_chunks(list, job_bytes, &options, |_, offset, bytes| {
+                let first = offset / row_in;
+                let at = first * row_out;
+                if tensor.dtype == to && change.is_none() {
+                    return slot.write_at(at, bytes);
+                }
+                let mut spare = self.lock().pop().unwrap_or_default();
+                let Spare { values, output } = &mut spare;
+                values.resize(columns, 0.0);
+                output.resize(bytes.len() / row_in * row_out, 0);
+                let rows = bytes
+                    .chunks_exact(row_in)
+                    .zip(output.chunks_exact_mut(row_out));
+                for (row, (from, into)) in (first..).zip(rows) {
+                    decode_row(tensor.dtype, from, values).map_err(|e| wrap(tensor, &e))?;
+                    // All at once first: a search that stops early is slow.
+                    if !values
+                        .iter()
+                        .fold(true, |all, value| all & value.is_finite())
+                    {
+                        let at = values.iter().position(|value| !value.is_finite());
+                        let at = at.unwrap_or_default();
+                        let message =
+                            format!("holds {} in column {at}: the model is damaged", values[at]);
+                        return Err(unsupported(tensor, message));
+                    }
+                    if let Some(change) = change {
+                        change(row, values);
+                    }
+                    encode(to, values, into).map_err(|e| wrap(tensor, &e))?;
+                }
+                slot.write_at(at, output)?;
+                self.lock().push(spare);
+                Ok(())
+            })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unsupported(tensor: &TensorInfo, message: String) -> Error {
+    let field = format!("tensor '{}'", tensor.name);
+    Error::new(ErrorKind::Unsupported, field, message)
+}
+
+fn wrap(tensor: &TensorInfo, error: &samite_core::Error) -> Error {
+    unsupported(tensor, error.to_string())
+}
+
+pub(crate) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "", "cancelled".to_owned())
+}

@@ -1,0 +1,157 @@
+//! Models with adapters merged into their weights: what costs nothing any more when it runs, and cannot be taken back.
+
+use crate::adapter::{self, AdapterFile, FilePair};
+use crate::convert::{Converter, cancelled};
+use crate::error::{Error, Result};
+use crate::quantize::unsplit;
+use samite_core::{CancelToken, DType};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, TensorInfo, TensorSpec, Writer};
+use samite_quant::{can_decode, can_encode, decode_row};
+use std::path::{Path, PathBuf};
+
+/// How to merge.
+pub struct MergeOptions<'a> {
+    /// The adapters, each with its [share](crate::ScaledAdapter::share).
+    pub adapters: &'a [(PathBuf, f32)],
+    /// The type of the matrices that change; `None` for the one that they have.
+    pub dtype: Option<DType>,
+    /// Threads that convert.
+    pub threads: usize,
+    /// Told the number of elements done and in all.
+    pub progress: &'a (dyn Fn(u64, u64) + Sync),
+    /// Stops the work.
+    pub cancel: &'a CancelToken,
+}
+
+/// What adapters change about one tensor: the sum of rows of `right`, each times an element of a row of `left`.
+struct Delta {
+    rank: usize,
+    /// `[rank]` for each row of the tensor, with the factor in it.
+    left: Vec<f32>,
+    /// `[columns, rank]` for each matrix of the tensor.
+    right: Vec<f32>,
+}
+
+impl Delta {
+    fn read(file: &AdapterFile, pair: &FilePair, share: f32) -> Result<Self> {
+        let rank = pair.rank();
+        let [a, b] = [decoded(&file.file, &pair.a)?, decoded(&file.file, &pair.b)?];
+        let (mut left, right) = if pair.is_embedding {
+            (a, turned(&b, rank))
+        } else {
+            (b, a)
+        };
+        let factor = share * file.factor(rank);
+        left.iter_mut().for_each(|x| *x *= factor);
+        Ok(Delta { rank, left, right })
+    }
+
+    /// Adds what is to be added to row `row` of a tensor whose matrices have `rows` rows.
+    fn add(&self, row: usize, rows: usize, values: &mut [f32]) {
+        let columns = values.len();
+        let weights = self.left.chunks_exact(self.rank).nth(row);
+        let matrix = row / rows.max(1);
+        let matrix = self.right.chunks_exact(columns * self.rank).nth(matrix);
+        let (Some(weights), Some(matrix)) = (weights, matrix) else {
+            return;
+        };
+        for (weight, row) in weights.iter().zip(matrix.chunks_exact(columns)) {
+            for (value, x) in values.iter_mut().zip(row) {
+                *value += weight * x;
+            }
+        }
+    }
+}
+
+/// Rows of `len` elements as columns.
+fn turned(values: &[f32], len: usize) -> Vec<f32> {
+    let column = |i: usize| values.iter().skip(i).step_by(len).copied();
+    (0..len).flat_map(column).collect()
+}
+
+fn decoded(file: &GgufFile, info: &TensorInfo) -> Result<Vec<f32>> {
+    let data = adapter::read(file, info)?;
+    let columns = info.shape[0];
+    let mut values = crate::error::try_filled(0.0, Some(info.elements()), "an adapter")?;
+    let rows = data.chunks_exact(info.dtype.row_bytes(columns)?);
+    for (row, values) in rows.zip(values.chunks_exact_mut(columns)) {
+        decode_row(info.dtype, row, values)?;
+    }
+    Ok(values)
+}
+
+/// Writes the model in `source` with adapters merged into its weights to `target`. The file appears complete or not at all.
+/// Returns how many tensors changed.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] without adapters, or for a share that is no number; [`Error::Model`] for adapters that are none, or
+/// of another model, and for types that cannot be converted; if reading, writing or memory fails; when cancelled.
+pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Result<usize> {
+    if options.adapters.is_empty() {
+        return Err(Error::invalid("there is no adapter to merge: name one"));
+    }
+    let architecture = source.metadata().require::<&str>(KEY_ARCHITECTURE)?;
+    let mut adapters = Vec::new();
+    for (path, share) in options.adapters {
+        if !share.is_finite() {
+            return Err(Error::invalid(format!(
+                "{}: the adapter's share is {share}, not a number",
+                path.display()
+            )));
+        }
+        let shape_of = |name: &str| source.tensor(name).map(|info| info.shape);
+        adapters.push((AdapterFile::open(path, architecture, shape_of)?, *share));
+    }
+    let changes = |info: &TensorInfo| {
+        adapters
+            .iter()
+            .any(|(a, _)| a.pairs.contains_key(&*info.name))
+    };
+    let mut specs = Vec::new();
+    for info in source.tensors().iter() {
+        let dtype = options
+            .dtype
+            .filter(|_| changes(info))
+            .unwrap_or(info.dtype);
+        if changes(info) && !(can_decode(info.dtype) && can_encode(dtype)) {
+            return Err(Error::model(format!(
+                "tensor {:?} of type {} cannot be written as {dtype}: choose another type",
+                info.name, info.dtype
+            )));
+        }
+        specs.push(TensorSpec::from_info(info, dtype)?);
+    }
+    let types: Vec<DType> = specs.iter().map(TensorSpec::dtype).collect();
+    let mut metadata = source.metadata().clone();
+    unsplit(&mut metadata);
+    let mut writer = Writer::create(target, &metadata, specs)?;
+    let converter = Converter::new(source, options.threads, options.cancel);
+    let total = source.tensors().total_elements();
+    let (mut done, mut changed) = (0, 0);
+    for (info, dtype) in source.tensors().iter().zip(types) {
+        let mut deltas = Vec::new();
+        for (adapter, share) in &adapters {
+            if let Some(pair) = adapter.pairs.get(&*info.name) {
+                deltas.push(Delta::read(adapter, pair, *share)?);
+            }
+        }
+        changed += usize::from(!deltas.is_empty());
+        let change = |row: usize, values: &mut [f32]| {
+            for delta in &deltas {
+                delta.add(row, info.shape[1], values);
+            }
+        };
+        let change = (!deltas.is_empty()).then_some(&change as crate::convert::Change<'_>);
+        writer.fill_tensor(|slot| {
+            let progress = |elements| (options.progress)(done + elements, total);
+            converter.convert(info, dtype, slot, change, &progress)
+        })?;
+        done += info.elements() as u64;
+        (options.progress)(done, total);
+        if options.cancel.is_cancelled() {
+            return Err(cancelled().into());
+        }
+    }
+    writer.commit()?;
+    Ok(changed)
+}

@@ -1,0 +1,267 @@
+//! Adapters: applied, changed while a context runs, merged, and refused. `llama_cpp.rs` compares them with llama.cpp.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
+mod common;
+#[path = "common/known.rs"]
+#[allow(dead_code)]
+mod known;
+
+use common::*;
+use known::{adapter_path, write_adapter};
+use samite_core::{CancelToken, DType, Device};
+use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
+use samite_llm::merge::{MergeOptions, merge};
+use samite_llm::{Adapter, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticModel};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn load(path: &Path, device: Arc<dyn Device>) -> Arc<Model> {
+    Model::load(path, &ModelOptions::new(vec![device])).unwrap()
+}
+
+/// The logits of some tokens with adapters of these shares.
+fn logits(model: &Arc<Model>, path: &Path, shares: &[f32]) -> Vec<Vec<f32>> {
+    let options = ContextOptions {
+        adapters: scaled(model, path, shares),
+        ..precise()
+    };
+    decode(&mut context(model, options), &tokens(20), 0, 0)
+}
+
+fn scaled(model: &Arc<Model>, path: &Path, shares: &[f32]) -> Vec<ScaledAdapter> {
+    let load = |(number, &share)| {
+        let adapter = Adapter::load(adapter_path(path, number), model).unwrap();
+        ScaledAdapter { adapter, share }
+    };
+    shares.iter().enumerate().map(load).collect()
+}
+
+fn merged(
+    path: &Path,
+    shares: &[f32],
+    dtype: Option<DType>,
+) -> samite_llm::Result<(PathBuf, usize)> {
+    let named = |(number, &share)| (adapter_path(path, number), share);
+    let adapters: Vec<_> = shares.iter().enumerate().map(named).collect();
+    let target = path.with_extension("merged.gguf");
+    let options = MergeOptions {
+        adapters: &adapters,
+        dtype,
+        threads: 2,
+        progress: &|_, _| {},
+        cancel: &CancelToken::new(),
+    };
+    let changed = merge(&GgufFile::open(path, LoadMode::Mmap)?, &target, &options)?;
+    Ok((target, changed))
+}
+
+#[test]
+fn a_merged_model_is_the_model_with_its_adapters() {
+    let experts = SyntheticModel {
+        experts: Some([5, 2]),
+        ..SyntheticModel::tiny("llama")
+    };
+    let tied = SyntheticModel {
+        tied: true,
+        ..SyntheticModel::tiny("llama")
+    };
+    for (model, matrices) in [
+        (SyntheticModel::tiny("qwen2"), 23),
+        (tied, 22),
+        (experts, 26),
+    ] {
+        let file = TestModel::write(&model);
+        for number in [0, 1] {
+            write_adapter(&file.path, number, |_| true).unwrap();
+        }
+        let shares = [0.7, -0.4];
+        let base = load(&file.path, cpu());
+        let applied = logits(&base, &file.path, &shares);
+        assert!(nmse(&applied, &logits(&base, &file.path, &[])) > 0.1);
+        let (path, changed) = merged(&file.path, &shares, None).unwrap();
+        assert_eq!(changed, matrices);
+        let error = nmse(&logits(&load(&path, cpu()), &path, &[]), &applied);
+        assert!(error < 1e-10, "{error:.1e}");
+    }
+}
+
+#[test]
+fn merged_weights_keep_their_type_or_get_another_one() {
+    let model = SyntheticModel {
+        dtype: DType::Q8_0,
+        ..SyntheticModel::tiny("llama")
+    };
+    let file = TestModel::write(&model);
+    let is_query = |name: &str| name.ends_with("attn_q.weight");
+    write_adapter(&file.path, 0, is_query).unwrap();
+    let base = load(&file.path, reference("r"));
+    let applied = logits(&base, &file.path, &[1.0]);
+    for (dtype, limit) in [(None, 1e-3), (Some(DType::F16), 1e-5)] {
+        let (path, changed) = merged(&file.path, &[1.0], dtype).unwrap();
+        assert_eq!(changed, 3);
+        let written = GgufFile::open(&path, LoadMode::Read).unwrap();
+        for info in written.tensors().iter().filter(|info| info.n_dims == 2) {
+            let wanted = dtype.filter(|_| is_query(&info.name));
+            assert_eq!(info.dtype, wanted.unwrap_or(DType::Q8_0), "{}", info.name);
+        }
+        let got = logits(&load(&path, reference("r")), &path, &[]);
+        let error = nmse(&got, &applied);
+        assert!(error < limit, "{error:.1e}");
+    }
+    let error = merged(&file.path, &[1.0], Some(DType::I32)).unwrap_err();
+    assert!(
+        error.to_string().contains("cannot be written as i32"),
+        "{error}"
+    );
+    let error = merged(&file.path, &[], None).unwrap_err();
+    assert!(error.to_string().contains("no adapter"), "{error}");
+    let error = merged(&file.path, &[f32::NAN], None).unwrap_err();
+    assert!(error.to_string().contains("share is NaN"), "{error}");
+}
+
+#[test]
+fn adapters_change_while_a_context_runs() {
+    let file = TestModel::tiny("llama");
+    write_adapter(&file.path, 0, |_| true).unwrap();
+    let model = load(&file.path, cpu());
+    let plain = logits(&model, &file.path, &[]);
+    assert_eq!(logits(&model, &file.path, &[0.0]), plain);
+    let (whole, half) = (
+        logits(&model, &file.path, &[1.0]),
+        logits(&model, &file.path, &[0.5]),
+    );
+    let mut running = context(&model, precise());
+    for (shares, expected) in [(&[1.0][..], &whole), (&[0.5], &half), (&[], &plain)] {
+        running
+            .set_adapters(scaled(&model, &file.path, shares))
+            .unwrap();
+        running.clear().unwrap();
+        assert_eq!(&decode(&mut running, &tokens(20), 0, 0), expected);
+    }
+    // One of another copy of the model, or of no size.
+    let other = load(&file.path, cpu());
+    let wrong = scaled(&other, &file.path, &[1.0]);
+    let error = running.set_adapters(wrong).unwrap_err().to_string();
+    assert!(error.contains("another model"), "{error}");
+    let wrong = scaled(&model, &file.path, &[f32::INFINITY]);
+    let error = running.set_adapters(wrong).unwrap_err().to_string();
+    assert!(error.contains("share is inf"), "{error}");
+    running.clear().unwrap();
+    assert_eq!(decode(&mut running, &tokens(20), 0, 0), plain);
+}
+
+#[test]
+fn layers_on_two_devices_have_their_adapters_there() {
+    let file = TestModel::tiny("llama");
+    write_adapter(&file.path, 0, |_| true).unwrap();
+    let alone = logits(&load(&file.path, cpu()), &file.path, &[1.0]);
+    let both = file.load(vec![reference("r"), cpu()], "layers=1:r");
+    let adapters = scaled(&both, &file.path, &[1.0]);
+    assert_eq!(adapters[0].adapter.bytes().count(), 2);
+    let options = ContextOptions {
+        adapters,
+        ..precise()
+    };
+    let mut context = context(&both, options);
+    let split = decode(&mut context, &tokens(20), 0, 0);
+    assert!(nmse(&split, &alone) < 1e-10);
+}
+
+#[test]
+fn what_is_no_adapter_of_the_model_is_refused() {
+    let file = TestModel::tiny("llama");
+    let model = load(&file.path, cpu());
+    let path = file.path.with_extension("bad.gguf");
+    let refused = |change: &dyn Fn(&mut Metadata), tensors: &[(&str, DType, &[usize])]| {
+        let mut metadata = Metadata::new();
+        metadata.set("general.type", "adapter").unwrap();
+        metadata.set("general.architecture", "llama").unwrap();
+        metadata.set("adapter.type", "lora").unwrap();
+        metadata.set("adapter.lora.alpha", 4.0f32).unwrap();
+        change(&mut metadata);
+        let specs = tensors
+            .iter()
+            .map(|(name, dtype, dims)| TensorSpec::new(name, *dtype, dims).unwrap());
+        let specs: Vec<_> = specs.collect();
+        let sizes: Vec<_> = specs.iter().map(TensorSpec::size).collect();
+        let mut writer = Writer::create(&path, &metadata, specs).unwrap();
+        sizes
+            .iter()
+            .for_each(|&size| writer.append(&vec![0; size]).unwrap());
+        writer.commit().unwrap();
+        let error = Adapter::load(&path, &model).unwrap_err().to_string();
+        assert!(error.contains("bad.gguf"), "{error}");
+        error
+    };
+    let none = |_: &mut Metadata| {};
+    let f32 = DType::F32;
+    let good: [(&str, DType, &[usize]); 2] = [
+        ("blk.0.attn_k.weight.lora_a", f32, &[64, 4]),
+        ("blk.0.attn_k.weight.lora_b", f32, &[4, 64]),
+    ];
+    for (key, value, part) in [
+        ("general.type", "model", "is no adapter"),
+        ("adapter.type", "vera", "\"vera\" are not supported"),
+        ("general.architecture", "qwen2", "this model is \"llama\""),
+    ] {
+        let change = |metadata: &mut Metadata| {
+            metadata.set(key, value).unwrap();
+        };
+        let error = refused(&change, &good);
+        assert!(error.contains(part), "{error}");
+    }
+    let nan = |metadata: &mut Metadata| {
+        metadata.set("adapter.lora.alpha", f32::NAN).unwrap();
+    };
+    assert!(refused(&nan, &good).contains("adapter.lora.alpha"));
+    let waits = |metadata: &mut Metadata| {
+        metadata
+            .set("adapter.alora.invocation_tokens", vec![1u32])
+            .unwrap();
+    };
+    assert!(refused(&waits, &good).contains("waits for certain tokens"));
+
+    for (tensors, part) in [
+        (&[][..], "changes nothing"),
+        (&good[..1], "\"blk.0.attn_k.weight.lora_b\" is missing"),
+        (&good[1..], "\"blk.0.attn_k.weight.lora_a\" is missing"),
+        (
+            &[("blk.0.attn_k.weight", f32, &[64, 64])],
+            "no part of a pair",
+        ),
+        (
+            &[
+                ("blk.9.attn_k.weight.lora_a", f32, &[64, 4]),
+                ("blk.9.attn_k.weight.lora_b", f32, &[4, 64]),
+            ],
+            "blk.9.attn_k.weight\", which the model does not have",
+        ),
+        (
+            &[("blk.0.attn_k.weight.lora_a", f32, &[4, 64]), good[1]],
+            "[64, 4, 1, 1]",
+        ),
+        (
+            &[good[0], ("blk.0.attn_k.weight.lora_b", f32, &[4, 63])],
+            "[4, 64, 1, 1]",
+        ),
+        (
+            &[
+                ("blk.0.attn_k.weight.lora_a", DType::I32, &[64, 4]),
+                good[1],
+            ],
+            "type i32",
+        ),
+        (
+            &[
+                ("output_norm.weight.lora_a", f32, &[64, 4]),
+                ("output_norm.weight.lora_b", f32, &[4, 1]),
+            ],
+            "is a vector",
+        ),
+    ] {
+        let error = refused(&none, tensors);
+        assert!(error.contains(part), "{error}");
+    }
+    let error = Adapter::load(&file.path, &model).unwrap_err().to_string();
+    assert!(error.contains("is no adapter"), "{error}");
+}

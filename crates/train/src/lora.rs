@@ -1,0 +1,118 @@
+//! Adapters: of which models, and which of their matrices they change.
+
+use crate::config::LoraConfig;
+use crate::error::{Error, Result};
+use crate::model::ParameterSpec;
+use samite_core::StoredTensor;
+use samite_llm::Model;
+use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
+use samite_llm::arch::{TensorList, WeightUse};
+use std::sync::Arc;
+
+/// Architectures whose models are llama's, up to biases.
+const ARCHITECTURES: [&str; 2] = ["llama", "qwen2"];
+
+/// The weights of a model by llama.cpp's names, each once.
+pub(crate) fn weights(base: &Model) -> Vec<(String, Arc<StoredTensor>)> {
+    let mut list = TensorList::new(base.hparams());
+    base.architecture().tensors(&mut list);
+    let weights = base.weights();
+    let stored = |name: String| {
+        let own = weights.data_name(&name) == Some(&name);
+        let stored = weights.get(&name).filter(|_| own).cloned()?;
+        Some((name, stored))
+    };
+    let specs = list.into_specs().into_iter();
+    specs.filter_map(|spec| stored(spec.name)).collect()
+}
+
+/// A number that differs for different models: of names, types, shapes, and the first bytes of each weight.
+pub(crate) fn fingerprint(base: &Model) -> Result<u64> {
+    const FIRST: usize = 1024;
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |bytes: &[u8]| {
+        // FNV-1a.
+        for &byte in bytes {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    };
+    for (name, stored) in weights(base) {
+        let layout = stored.layout();
+        add(name.as_bytes());
+        add(layout.to_string().as_bytes());
+        let mut first = vec![0; layout.bytes().min(FIRST)];
+        stored.tensor().read(0, &mut first)?;
+        add(&first);
+    }
+    Ok(hash)
+}
+
+impl LoraConfig {
+    /// What the products of pairs are multiplied with.
+    pub(crate) fn factor(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// The parameters of an adapter of `base`, each with the number of its device.
+    pub(crate) fn parameters(&self, base: &Model) -> Result<Vec<(ParameterSpec, usize)>> {
+        let architecture = base.architecture().name();
+        if !ARCHITECTURES.contains(&architecture) || base.hparams().experts.is_some() {
+            return Err(Error::config(format!(
+                "lora.base: {}: adapters are trained for models of architecture {} without experts, not for {architecture}",
+                base.path().display(),
+                ARCHITECTURES.join(" and ")
+            )));
+        }
+        let mut list = TensorList::new(base.hparams());
+        base.architecture().tensors(&mut list);
+        let specs = list.into_specs();
+        let mut all = Vec::new();
+        let mut found = vec![false; self.targets.len()];
+        for spec in &specs {
+            let name = &spec.name;
+            let part = name.strip_suffix(".weight").unwrap_or(name);
+            let part = part.rsplit('.').next().unwrap_or(part);
+            let Some(target) = self.targets.iter().position(|target| target == part) else {
+                continue;
+            };
+            let weights = base.weights();
+            let own = weights.data_name(name) == Some(name);
+            let Some(device) = weights.device(name).filter(|_| own) else {
+                continue;
+            };
+            if spec.usage != WeightUse::Product {
+                continue;
+            }
+            found[target] = true;
+            let layer = name
+                .strip_prefix("blk.")
+                .and_then(|rest| rest.split('.').next()?.parse().ok());
+            let [inputs, outputs, ..] = spec.shape;
+            let parameter = |suffix, shape, deviation| ParameterSpec {
+                name: format!("{name}{suffix}"),
+                shape,
+                deviation: Some(deviation),
+                layer,
+            };
+            let deviation = (inputs as f32).sqrt().recip();
+            all.push((
+                parameter(SUFFIX_A, [inputs, self.rank, 1, 1], deviation),
+                device,
+            ));
+            // Zeros, so that the adapter changes nothing in the beginning.
+            all.push((parameter(SUFFIX_B, [self.rank, outputs, 1, 1], 0.0), device));
+        }
+        if let Some(missing) = found.iter().position(|found| !found) {
+            return Err(Error::config(format!(
+                "lora.targets: the model has no matrix '{}' that an adapter can change; it has attn_q, attn_k, attn_v, attn_output, \
+                 ffn_gate, ffn_up, ffn_down{}",
+                self.targets[missing],
+                match base.weights().data_name("output.weight") {
+                    Some("output.weight") => " and output",
+                    _ => "",
+                }
+            )));
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,61 @@
+//! What is made as small as possible.
+
+use crate::error::{Error, Result};
+use samite_core::{Graph, TensorId};
+
+/// Makes one number out of a graph's outputs, and the labels that they should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// The mean of all outputs.
+    Mean,
+    /// The sum of all outputs.
+    Sum,
+    /// The mean over rows of the cross entropy between the softmax of outputs and labels, which are probabilities.
+    CrossEntropy,
+    /// The mean of squared differences between outputs and labels.
+    MeanSquaredError,
+}
+
+impl Loss {
+    /// Whether outputs are compared with labels.
+    pub fn has_labels(self) -> bool {
+        matches!(self, Loss::CrossEntropy | Loss::MeanSquaredError)
+    }
+
+    /// Appends the loss, one element, to `graph`. Labels are needed, and of the outputs' shape, where there [are](Self::has_labels)
+    /// any.
+    ///
+    /// # Errors
+    /// [`Error::Gradient`] if labels are missing, or there and not needed; if operands do not fit.
+    pub fn append(
+        self,
+        graph: &mut Graph,
+        outputs: TensorId,
+        labels: Option<TensorId>,
+    ) -> Result<TensorId> {
+        let count = graph.tensor(outputs).layout.elements();
+        let share = 1.0 / count as f32;
+        let loss = match (self, labels) {
+            (Loss::Mean, None) => {
+                let sum = graph.sum(outputs)?;
+                graph.scale(sum, share)?
+            }
+            (Loss::Sum, None) => graph.sum(outputs)?,
+            (Loss::CrossEntropy, Some(labels)) => graph.cross_entropy_loss(outputs, labels)?,
+            (Loss::MeanSquaredError, Some(labels)) => {
+                let difference = graph.sub(outputs, labels)?;
+                let squares = graph.sqr(difference)?;
+                let sum = graph.sum(squares)?;
+                graph.scale(sum, share)?
+            }
+            (loss, labels) => {
+                let how = if labels.is_some() { "with" } else { "without" };
+                return Err(Error::gradient(format!(
+                    "there is no loss {loss:?} {how} labels"
+                )));
+            }
+        };
+        graph.set_name(loss, "loss");
+        Ok(loss)
+    }
+}
