@@ -4,6 +4,9 @@
 //! reasons. A plugin passes a handshake before its tables are used: `ggml_version` of its `libggml-base`, its
 //! score, the number of its interface, and that the functions which cannot be missing are there.
 //!
+//! A plugin whose `libggml-base` is not found gets samite's own, see [`base`](crate::base), and has to compute a few results that
+//! are known, because it cannot say which release it is of.
+//!
 //! A library can abort the whole process while it is loaded. With a [prober](GgmlOptions::prober), each one is first tried in a
 //! process of its own, and only the best ones that survive that are loaded here.
 //!
@@ -14,12 +17,16 @@
 
 mod backend;
 mod buffer;
+mod check;
 mod device;
 mod discover;
 mod gaps;
 mod library;
+mod log;
 mod probe;
 mod stream;
 
 pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
+pub(crate) use library::loader_error;
+pub(crate) use log::event;
 pub use probe::probe;
