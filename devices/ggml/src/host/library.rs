@@ -202,6 +202,26 @@ impl Plugin {
         Ok(plugin)
     }
 
+    /// A plugin that is part of the test.
+    #[cfg(test)]
+    pub fn of_test(
+        device: *mut Device,
+        reg: *mut Reg,
+        buffer_free: unsafe extern "C" fn(*mut Buffer),
+    ) -> Self {
+        Plugin {
+            path: "/test".into(),
+            version: Version::V2,
+            release: "test".into(),
+            alone: false,
+            name: "test".into(),
+            score: 1,
+            devices: vec![device],
+            reg,
+            buffer_free,
+        }
+    }
+
     /// Frees a buffer.
     ///
     /// # Safety
