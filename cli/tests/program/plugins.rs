@@ -312,3 +312,33 @@ fn upstreams_plugin_writes_the_same_text() {
         assert_eq!(text(flags), expected, "{flags:?}");
     }
 }
+
+#[test]
+fn upstreams_vulkan_plugin_writes_the_same_text() {
+    let (Some(folder), Some(model)) = (std::env::var_os("SAMITE_TEST_GGML_VULKAN"), trained())
+    else {
+        println!("skipped: SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
+        return;
+    };
+    // Queues, events and memory that only the plugin can reach.
+    let folder = Path::new(&folder);
+    let text = devices(folder);
+    assert!(
+        text.contains("ggml:Vulkan0: memory 'ggml:Vulkan0'; asynchronous, events"),
+        "{text}"
+    );
+    let expected = greedy(folder, &model, &["--device", "cpu"]);
+    for flags in [
+        &["--device", "ggml:Vulkan0,cpu"] as &[_],
+        &[
+            "--device",
+            "ggml:Vulkan0,cpu",
+            "--place",
+            "layers=0-1:ggml:Vulkan0",
+            "--copies",
+            "4",
+        ],
+    ] {
+        assert_eq!(greedy(folder, &model, flags), expected, "{flags:?}");
+    }
+}
