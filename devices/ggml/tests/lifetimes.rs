@@ -1,6 +1,7 @@
 //! A plugin of upstream's is loaded, used and dropped a thousand times, in every order of destruction.
 
 #![cfg(unix)]
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use samite_core::{
     Backend, CancelToken, DType, Device, Graph, Layout, Placed, Prepared, RunControl, Slot, Stream,
