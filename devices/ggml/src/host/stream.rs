@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Host memory of others is made known to the plugin from a multiple of this on, as ggml's CPU backend wants it.
 const HOST_ALIGNMENT: usize = 64;
 
-/// A stream with more bytes than these in queued writes waits for them first.
+/// A stream with more bytes than these in queued writes waits for them before it queues more.
 const MOST_STAGED: usize = 64 << 20;
 
 /// One of ggml's backends.
@@ -122,7 +122,10 @@ impl GgmlStream {
         let raw = unsafe { init(core.raw, std::ptr::null()) };
         let raw = NonNull::new(raw).ok_or_else(failed)?;
         // SAFETY: the backend is new.
-        if unsafe { (*raw.as_ptr()).iface.graph_compute }.is_none() {
+        let iface = unsafe { (*raw.as_ptr()).iface };
+        if iface.graph_compute.is_none()
+            || (device.is_asynchronous() && iface.synchronize.is_none())
+        {
             return Err(failed());
         }
         if let (Some(threads), Some(set_threads)) = (threads, core.plugin.set_threads()) {
@@ -353,7 +356,7 @@ impl Stream for GgmlStream {
             self.synchronize()?;
             return to.write(offset, data);
         };
-        let bytes = self.stage(data)?;
+        let bytes = self.pending.stage(data);
         // SAFETY: the tensor and its range were checked; the bytes stay until the stream is synchronized.
         unsafe { set(self.raw.as_ptr(), tensor, bytes, offset, data.len()) };
         Ok(())
@@ -382,7 +385,7 @@ impl Stream for GgmlStream {
             self.synchronize()?;
             return to.write_rows(rows, data);
         };
-        let bytes = self.stage(data)?;
+        let bytes = self.pending.stage(data);
         let Rows {
             len,
             count,
@@ -515,17 +518,12 @@ impl GgmlStream {
             return Ok(None);
         }
         GgmlBuffer::check_range(place.slot, offset, len)?;
+        if self.pending.staged_bytes > MOST_STAGED {
+            self.synchronize()?;
+        }
         let tensor = buffer.tensor(place.slot)?;
         self.pending.buffers.push(Arc::clone(&place.buffer));
         Ok(Some(tensor))
-    }
-
-    /// A copy of `data` that stays until the stream is synchronized.
-    fn stage(&mut self, data: &[u8]) -> Result<*const c_void> {
-        if self.pending.staged_bytes.saturating_add(data.len()) > MOST_STAGED {
-            self.synchronize()?;
-        }
-        Ok(self.pending.stage(data))
     }
 }
 
