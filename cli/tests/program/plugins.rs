@@ -29,14 +29,35 @@ fn refused(path: &Path) -> String {
 
 /// A library with the functions of a plugin, made with these definitions.
 fn build(directory: &Path, name: &str, definitions: &[&str]) -> Option<PathBuf> {
+    let definitions = definitions.iter().map(|d| format!("-D{d}"));
+    compile(directory, name, definitions)
+}
+
+/// The same, linked with a `libggml-base.so.0` that is not there any more.
+fn build_alone(directory: &Path, name: &str, definitions: &[&str]) -> Option<PathBuf> {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let soname = "-Wl,-soname,libggml-base.so.0".to_owned();
+    let base = compile(elsewhere.path(), "base", ["-DBASE".into(), soname])?;
+    let definitions = definitions.iter().map(|d| format!("-D{d}"));
+    let linked = ["-DNO_BASE".to_owned(), "-Wl,--no-as-needed".into()].into_iter();
+    compile(
+        directory,
+        name,
+        linked.chain([base.to_str()?.to_owned()]).chain(definitions),
+    )
+}
+
+fn compile(
+    directory: &Path,
+    name: &str,
+    flags: impl IntoIterator<Item = String>,
+) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/plugin.c");
     let path = directory.join(format!("libggml-{name}.so"));
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut cc = Command::new(compiler);
-    cc.args(["-shared", "-fPIC", "-o"]).arg(&path);
-    cc.args(definitions.iter().map(|d| format!("-D{d}")))
-        .arg(source);
-    match cc.status() {
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source);
+    match cc.args(flags).status() {
         Ok(status) => assert!(status.success(), "the fixture does not compile"),
         Err(error) => {
             println!("skipped: no C compiler ({error})");
@@ -125,6 +146,38 @@ fn plugins_that_end_the_process_are_refused() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn plugins_without_libggml_base_pass_the_same_handshake() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&str, &[&str], &str); 5] = [
+        (
+            "api",
+            &["API=99"],
+            "its interface has version 99; known are 2 and 3",
+        ),
+        (
+            "old",
+            &["API=1"],
+            "its interface has version 1; known are 2 and 3",
+        ),
+        (
+            "symbol",
+            &["IMPORT"],
+            "undefined symbol: ggml_no_such_function",
+        ),
+        ("gives-up", &["GIVE_UP"], "signal 6"),
+        ("table", &[], "its registration lacks functions"),
+    ];
+    for (name, definitions, reason) in cases {
+        let Some(path) = build_alone(dir.path(), name, definitions) else {
+            return;
+        };
+        let found = refused(&path);
+        assert!(found.contains(reason), "{name}: {found}");
+    }
+}
+
 /// The folder with upstream's prebuilt plugins, if the environment names one.
 fn peers() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");
@@ -153,27 +206,81 @@ fn the_best_of_upstreams_plugins_is_a_device() {
     assert!(report.contains("rms_norm"), "{report}");
 }
 
+/// Sixty greedy tokens, with plugins in `folder`.
+fn greedy(folder: &Path, model: &Path, flags: &[&str]) -> String {
+    let mut arguments = vec![
+        "run",
+        "-p",
+        "Once upon a time",
+        "--temp",
+        "0",
+        "-q",
+        "-n",
+        "60",
+    ];
+    arguments.extend(["-m", model.to_str().unwrap()]);
+    with_plugins(folder, &[&arguments, flags].concat()).ok()
+}
+
+/// Upstream's plugins for this processor in a folder of their own, without their `libggml-base`.
+fn alone(peers: &Path) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(peers).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("libggml-cpu") {
+            std::fs::copy(&path, folder.path().join(name)).unwrap();
+        }
+    }
+    folder
+}
+
+#[test]
+fn a_plugins_file_alone_is_enough() {
+    let (Some(peers), Some(model)) = (peers(), trained()) else {
+        return;
+    };
+    let alone = alone(&peers);
+    let text = devices(alone.path());
+    assert!(text.contains("  ggml:CPU "), "{text}");
+    assert!(
+        text.contains("(interface 2 on samite's libggml-base, score "),
+        "{text}"
+    );
+    let expected = greedy(&peers, &model, &["--device", "cpu"]);
+    assert!(expected.len() > 100, "{expected}");
+    for flags in [
+        &["--device", "ggml:CPU"] as &[_],
+        &["--device", "ggml:CPU", "-t", "2"],
+        &["--device", "ggml:CPU,cpu", "--place", "layers=0-1:ggml:CPU"],
+    ] {
+        assert_eq!(greedy(alone.path(), &model, flags), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn samites_libggml_base_gives_the_same_results_as_upstreams() {
+    let Some(peers) = peers() else { return };
+    let alone = alone(&peers);
+    // With conversions from and to every type; the others call little of it.
+    for operation in ["cpy", "get_rows", "set_rows", "rope", "glu"] {
+        let arguments = ["test-ops", "--device", "ggml:CPU", "-f", operation];
+        let [with, without] = [&*peers, alone.path()].map(|path| with_plugins(path, &arguments));
+        assert!(
+            with.stdout.lines().count() > 1,
+            "{operation}: {}",
+            with.stdout
+        );
+        assert_eq!(with.stdout, without.stdout, "{operation}");
+    }
+}
+
 #[test]
 fn upstreams_plugin_writes_the_same_text() {
     let (Some(peers), Some(model)) = (peers(), trained()) else {
         return;
     };
-    let text = |flags: &[&str]| {
-        let model = model.to_str().unwrap();
-        let fixed = [
-            "run",
-            "-p",
-            "Once upon a time",
-            "--temp",
-            "0",
-            "-q",
-            "-n",
-            "60",
-            "-m",
-            model,
-        ];
-        with_plugins(&peers, &[&fixed, flags].concat()).ok()
-    };
+    let text = |flags: &[&str]| greedy(&peers, &model, flags);
     let expected = text(&["--device", "cpu"]);
     assert!(expected.len() > 100, "{expected}");
     for flags in [
@@ -203,5 +310,35 @@ fn upstreams_plugin_writes_the_same_text() {
         &["--device", "ggml:CPU", "--load-mode", "read"],
     ] {
         assert_eq!(text(flags), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn upstreams_vulkan_plugin_writes_the_same_text() {
+    let (Some(folder), Some(model)) = (std::env::var_os("SAMITE_TEST_GGML_VULKAN"), trained())
+    else {
+        println!("skipped: SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
+        return;
+    };
+    // Queues, events and memory that only the plugin can reach.
+    let folder = Path::new(&folder);
+    let text = devices(folder);
+    assert!(
+        text.contains("ggml:Vulkan0: memory 'ggml:Vulkan0'; asynchronous, events"),
+        "{text}"
+    );
+    let expected = greedy(folder, &model, &["--device", "cpu"]);
+    for flags in [
+        &["--device", "ggml:Vulkan0,cpu"] as &[_],
+        &[
+            "--device",
+            "ggml:Vulkan0,cpu",
+            "--place",
+            "layers=0-1:ggml:Vulkan0",
+            "--copies",
+            "4",
+        ],
+    ] {
+        assert_eq!(greedy(folder, &model, flags), expected, "{flags:?}");
     }
 }

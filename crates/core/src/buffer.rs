@@ -164,14 +164,9 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`write`](Buffer::write).
     fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
-        if !rows.check(tensor.layout.bytes(), data.len())? {
-            return Ok(());
-        }
-        for row in 0..rows.count {
-            let piece = rows.host_piece(row, data.len())?;
-            self.write(tensor, rows.tensor_offset(row)?, &data[piece])?;
-        }
-        Ok(())
+        rows.each(tensor.layout.bytes(), data.len(), |offset, piece| {
+            self.write(tensor, offset, &data[piece])
+        })
     }
 
     /// Reads pieces at even distances.
@@ -179,24 +174,35 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`read`](Buffer::read).
     fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
-        if !rows.check(tensor.layout.bytes(), out.len())? {
-            return Ok(());
-        }
-        for row in 0..rows.count {
-            let piece = rows.host_piece(row, out.len())?;
-            self.read(tensor, rows.tensor_offset(row)?, &mut out[piece])?;
-        }
-        Ok(())
+        rows.each(tensor.layout.bytes(), out.len(), |offset, piece| {
+            self.read(tensor, offset, &mut out[piece])
+        })
     }
-
-    /// Forgets what [`init_tensor`](Buffer::init_tensor) was told, before the memory is used for other tensors.
-    fn reset(&self) {}
 
     /// For a device to recognise its own buffers.
     fn as_any(&self) -> &dyn Any;
 }
 
 impl Rows {
+    /// Calls `f` with each piece's byte offset in a tensor of `tensor` bytes and its range in `host` bytes.
+    ///
+    /// # Errors
+    /// If a piece is not inside of either, before anything is done; and the first error of `f`.
+    pub fn each(
+        &self,
+        tensor: usize,
+        host: usize,
+        mut f: impl FnMut(usize, std::ops::Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        if !self.check(tensor, host)? {
+            return Ok(());
+        }
+        for row in 0..self.count {
+            f(self.tensor_offset(row)?, self.host_piece(row, host)?)?;
+        }
+        Ok(())
+    }
+
     /// Whether there is anything to do, once every piece is known to be inside of both sides.
     fn check(&self, tensor: usize, host: usize) -> Result<bool> {
         if self.len == 0 || self.count == 0 {

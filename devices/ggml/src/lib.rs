@@ -4,7 +4,8 @@
 //! interface is a set of C structures with tables of functions: [`abi`]. This crate
 //!
 //! - converts operations, tensors and graphs to those structures and back without loss: [`convert`];
-//! - uses ggml's plugins as devices of samite: [`GgmlBackend`];
+//! - uses ggml's plugins as devices of samite: [`GgmlBackend`], also without the library `libggml-base` that they are linked
+//!   with;
 //! - is the ground of `samite-ggml-plugin`, the library `libggml-samite.so`, with which samite's CPU device computes in
 //!   ggml's programs.
 //!
@@ -13,6 +14,11 @@
 //! versions, types, shapes, strides and places in memory are checked before anything relies on them.
 
 pub mod abi;
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod base;
 pub mod convert;
 #[cfg(unix)]
 mod host;

@@ -1,5 +1,6 @@
 //! All plugins that were found, as one backend.
 
+use super::check::computes;
 use super::device::GgmlDevice;
 use super::discover::{Candidate, in_directory};
 use super::library::Plugin;
@@ -160,7 +161,7 @@ impl GgmlBackend {
             features.push((
                 plugin.name.clone(),
                 format!(
-                    "{} (ggml {}, score {})",
+                    "{} ({}, score {})",
                     plugin.path.display(),
                     plugin.release,
                     plugin.score
@@ -170,7 +171,17 @@ impl GgmlBackend {
             features.extend(about.map(|(name, value)| (format!("{}.{name}", plugin.name), value)));
             for &device in &plugin.devices {
                 let is_taken = |name: &str| devices.iter().any(|device| device.name() == name);
-                match GgmlDevice::new(Arc::clone(&plugin), device, options.threads, is_taken) {
+                let device =
+                    GgmlDevice::new(Arc::clone(&plugin), device, options.threads, is_taken)
+                        .and_then(|device| {
+                            let device: Arc<dyn Device> = device;
+                            // Who has a prober has checked this there.
+                            match plugin.alone && options.prober.is_none() {
+                                true => computes(&device).map(|()| device),
+                                false => Ok(device),
+                            }
+                        });
+                match device {
                     Ok(device) => devices.push(device),
                     Err(reason) => search.reject(&plugin.path, reason),
                 }

@@ -1,10 +1,11 @@
 //! A plugin's memory.
 
 use super::library::{Plugin, string};
+use super::stream::span;
 use crate::abi::{self, Status, Tensor, usage};
 use crate::convert::export::bare;
 use samite_core::{
-    BufferType, Error, HostMemory, Layout, Node, Result, Slot, Support, TensorRef, Usage,
+    BufferType, Error, HostMemory, Layout, Node, Result, Rows, Slot, Support, TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -314,6 +315,11 @@ impl GgmlBuffer {
         self.raw.as_ptr()
     }
 
+    /// Whether it is memory of this type that only the plugin touches.
+    pub fn is_private(&self, buffer_type: &Arc<GgmlBufferType>) -> bool {
+        Arc::ptr_eq(&self.owner, buffer_type) && self.host.is_none() && self.owner.accepts.is_none()
+    }
+
     pub fn address(&self, offset: usize) -> *mut u8 {
         self.base.wrapping_add(offset)
     }
@@ -371,7 +377,11 @@ impl GgmlBuffer {
         Error::unsupported(&self.owner.name, what, "the plugin has no function for it")
     }
 
-    fn check_range(tensor: Slot, offset: usize, len: usize) -> Result<()> {
+    /// Whether so many bytes at `offset` lie in a tensor.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn check_range(tensor: Slot, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= tensor.layout.bytes() => Ok(()),
             _ => Err(Error::invalid(format!(
@@ -478,6 +488,58 @@ impl samite_core::Buffer for GgmlBuffer {
                 out.len(),
             )
         };
+        Ok(())
+    }
+
+    fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
+        let set = self.raw.iface().set_tensor_2d;
+        let inside = span(rows, tensor.layout.bytes(), data.len()).is_some();
+        let (Some(set), true, None, None) = (set, inside, &self.host, &self.owner.accepts) else {
+            return rows.each(tensor.layout.bytes(), data.len(), |offset, piece| {
+                self.write(tensor, offset, &data[piece])
+            });
+        };
+        let tensor = self.tensor(tensor)?;
+        let bytes = data.as_ptr().cast::<c_void>();
+        // SAFETY: the pieces lie in the tensor and in the bytes.
+        unsafe {
+            set(
+                self.raw(),
+                tensor,
+                bytes,
+                rows.offset,
+                rows.len,
+                rows.count,
+                rows.stride,
+                rows.host_stride,
+            );
+        }
+        Ok(())
+    }
+
+    fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
+        let get = self.raw.iface().get_tensor_2d;
+        let inside = span(rows, tensor.layout.bytes(), out.len()).is_some();
+        let (Some(get), true, None) = (get, inside, &self.host) else {
+            return rows.each(tensor.layout.bytes(), out.len(), |offset, piece| {
+                self.read(tensor, offset, &mut out[piece])
+            });
+        };
+        let tensor = self.tensor(tensor)?;
+        let bytes = out.as_mut_ptr().cast::<c_void>();
+        // SAFETY: the pieces lie in the tensor and in the bytes.
+        unsafe {
+            get(
+                self.raw(),
+                tensor,
+                bytes,
+                rows.offset,
+                rows.len,
+                rows.count,
+                rows.stride,
+                rows.host_stride,
+            );
+        }
         Ok(())
     }
 

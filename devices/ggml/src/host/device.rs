@@ -1,14 +1,17 @@
 //! A plugin's device.
 
 use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
+use super::event::GgmlEvent;
 use super::gaps;
 use super::library::{Plugin, string};
 use super::stream::GgmlStream;
-use crate::abi::{self, DevProps, Tensor, device_type};
+use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
+use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    BufferType, Device, DeviceKind, MemoryInfo, Node, Op, Result, Stream, Support, TensorId,
+    BufferType, Capabilities, Device, DeviceKind, Event, MemoryInfo, Node, Op, Result, Stream,
+    Support, TensorId,
 };
 use std::any::Any;
 use std::fmt;
@@ -20,6 +23,8 @@ pub struct GgmlDevice {
     name: String,
     core: Arc<DeviceCore>,
     buffer_type: Arc<GgmlBufferType>,
+    /// Host memory that it copies to and from quickly.
+    host_type: Option<Arc<GgmlBufferType>>,
     extra_types: Vec<Arc<GgmlBufferType>>,
     threads: Option<usize>,
 }
@@ -29,6 +34,7 @@ pub struct DeviceCore {
     pub plugin: Arc<Plugin>,
     pub raw: *mut abi::Device,
     is_cpu: bool,
+    caps: DevCaps,
 }
 
 // SAFETY: ggml's devices may be asked from any thread.
@@ -46,7 +52,7 @@ impl fmt::Debug for GgmlDevice {
 }
 
 impl DeviceCore {
-    fn table(&self) -> abi::DeviceI {
+    pub fn table(&self) -> abi::DeviceI {
         // SAFETY: devices live as long as their plugin.
         unsafe { (*self.raw).iface }
     }
@@ -60,6 +66,25 @@ impl DeviceCore {
         props
     }
 
+    /// Whether the plugin can find functions for the types of a node in our `libggml-base`.
+    fn check_codecs(&self, node: Node<'_>) -> Support {
+        // The CPU plugin's kernels for products have everything themselves.
+        if self.is_cpu && matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) {
+            return Support::Yes;
+        }
+        let sources = node.tensor().operands();
+        let sources = sources.map(|(_, id)| node.graph().node(id).layout().dtype());
+        match sources
+            .chain([node.layout().dtype()])
+            .find(|&dtype| !base::has_codec(dtype))
+        {
+            Some(dtype) => Support::no(format!(
+                "samite's libggml-base cannot convert {dtype}; put upstream's beside the plugin"
+            )),
+            None => Support::Yes,
+        }
+    }
+
     /// Asks the plugin about one node. Sources that lie in a plugin's buffer say so; `weights` is where source 0 lies, if it
     /// is not there yet.
     fn supports(
@@ -70,6 +95,11 @@ impl DeviceCore {
     ) -> Support {
         if self.is_cpu
             && let Support::No(reason) = gaps::check(node)
+        {
+            return Support::No(reason);
+        }
+        if self.plugin.alone
+            && let Support::No(reason) = self.check_codecs(node)
         {
             return Support::No(reason);
         }
@@ -121,8 +151,10 @@ impl GgmlDevice {
             plugin: Arc::clone(&plugin),
             raw,
             is_cpu: false,
+            caps: DevCaps::default(),
         };
-        core.is_cpu = core.props().kind == device_type::CPU;
+        let props = core.props();
+        (core.is_cpu, core.caps) = (props.kind == device_type::CPU, props.caps);
         let core = Arc::new(core);
         let table = core.table();
         // SAFETY: the functions belong to this device.
@@ -142,6 +174,17 @@ impl GgmlDevice {
         // SAFETY: the type is of this plugin.
         let buffer_type =
             unsafe { GgmlBufferType::new(Arc::clone(&plugin), buffer_type, &name, None) }?;
+        // One that is the default type or makes no sense is not worth losing the device for.
+        let host_type = table
+            .get_host_buffer_type
+            // SAFETY: the function belongs to this device.
+            .map(|get| unsafe { get(raw) })
+            .filter(|&host| core.caps.host_buffer && host != buffer_type.raw)
+            .and_then(|host| {
+                // SAFETY: the type is of this plugin.
+                unsafe { GgmlBufferType::new(Arc::clone(&plugin), host, &name, None) }.ok()
+            })
+            .filter(|host| host.is_host());
         let mut extra_types = Vec::new();
         for extra in plugin.extra_types(raw) {
             let core = Arc::clone(&core);
@@ -159,13 +202,13 @@ impl GgmlDevice {
             // SAFETY: as above.
             let extra =
                 unsafe { GgmlBufferType::new(Arc::clone(&plugin), extra, &name, Some(accepts)) };
-            // One that makes no sense is not worth losing the device for.
             extra_types.extend(extra);
         }
         Ok(Arc::new(GgmlDevice {
             name,
             core,
             buffer_type,
+            host_type,
             extra_types,
             threads,
         }))
@@ -175,10 +218,20 @@ impl GgmlDevice {
         &self.core
     }
 
+    /// Whether its streams return before the work is done.
+    pub fn is_asynchronous(&self) -> bool {
+        self.core.caps.async_
+    }
+
+    /// Whether a buffer is memory of this device that only the plugin touches.
+    pub fn owns(&self, buffer: &GgmlBuffer) -> bool {
+        buffer.is_private(&self.buffer_type)
+    }
+
     /// Whether it can use host memory that is not the plugin's.
     pub fn takes_host_memory(&self) -> bool {
         self.buffer_type.is_host()
-            && self.core.props().caps.buffer_from_host_ptr
+            && self.core.caps.buffer_from_host_ptr
             && self.core.table().buffer_from_host_ptr.is_some()
     }
 }
@@ -222,6 +275,27 @@ impl Device for GgmlDevice {
         }
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            asynchronous: self.is_asynchronous(),
+            host_buffer: self.host_type.is_some(),
+            import_host: false,
+            events: self.core.caps.events && self.core.table().event_new.is_some(),
+        }
+    }
+
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
+        let host = self.host_type.clone()?;
+        Some(host as Arc<dyn BufferType>)
+    }
+
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(GgmlEvent::new(
+            Arc::clone(&self.core),
+            &self.name,
+        )?))
+    }
+
     fn buffer_type(&self) -> Arc<dyn BufferType> {
         Arc::clone(&self.buffer_type) as Arc<dyn BufferType>
     }
@@ -260,7 +334,10 @@ impl Device for GgmlDevice {
     }
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
-        from.is_host() && to.is_host() && self.supports_buffer_type(to)
+        let own = |buffer_type: &Arc<dyn BufferType>| {
+            std::ptr::addr_eq(Arc::as_ptr(&self.buffer_type), Arc::as_ptr(buffer_type))
+        };
+        (own(from) && own(to)) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {

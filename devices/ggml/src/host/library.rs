@@ -1,9 +1,11 @@
 //! A loaded plugin and its handshake.
 
+use super::log::{self, SetLogFn};
 use crate::abi::{
     AbortCallback, Backend, Buffer, BufferType, Device, Feature, InitFn, Reg, ScoreFn, Version,
     proc_name,
 };
+use crate::base;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -19,8 +21,10 @@ type GetExtraTypesFn = unsafe extern "C" fn(*mut Device) -> *mut *mut BufferType
 pub struct Plugin {
     pub path: PathBuf,
     pub version: Version,
-    /// What `ggml_version` says.
+    /// The release that its `libggml-base` says, or what is known instead.
     pub release: String,
+    /// Whether it came without upstream's `libggml-base`, and uses ours.
+    pub alone: bool,
     /// What the plugin calls itself.
     pub name: String,
     /// How well it fits this machine; 1 without a score.
@@ -46,6 +50,19 @@ pub unsafe fn string(text: *const c_char) -> Option<String> {
     // SAFETY: the caller's promise.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().into_owned())
+}
+
+/// What the dynamic loader says itself, which is one level down.
+pub fn loader_error(error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    source.unwrap_or_else(|| error.to_string())
+}
+
+fn open(path: &Path) -> Result<Library, String> {
+    // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can write to
+    // it.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| loader_error(&error))
 }
 
 /// Why a file is not even tried.
@@ -77,14 +94,15 @@ impl Plugin {
     /// The reason, if it cannot be used.
     pub fn load(path: &Path) -> Result<Self, String> {
         check_file(path)?;
-        // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can
-        // write to it.
-        let library =
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-                // The loader's own words are one level down.
-                let source = std::error::Error::source(&error).map(ToString::to_string);
-                source.unwrap_or_else(|| error.to_string())
-            })?;
+        let library = match open(path) {
+            // The loader's words begin with the library that it missed.
+            Err(reason) if reason.starts_with("libggml-base.") => {
+                let needed = reason.split(':').next().unwrap_or_default();
+                base::provide(needed)?;
+                open(path)
+            }
+            other => other,
+        }?;
         let symbol = |name: &str| {
             // SAFETY: only the address is taken here; its type is given below.
             unsafe { library.get::<*mut c_void>(name.as_bytes()) }
@@ -95,10 +113,14 @@ impl Plugin {
         let missing = |name: &str| format!("{name} is missing: not a plugin of ggml");
         // All libraries that a plugin needs are searched, so this finds the functions of `libggml-base`.
         let init = symbol("ggml_backend_init").ok_or_else(|| missing("ggml_backend_init"))?;
-        let base = |name: &str| {
+        let of_base = |name: &str| {
             symbol(name).ok_or_else(|| format!("{name} is missing: it comes without libggml-base"))
         };
-        let (version, buffer_free) = (base("ggml_version")?, base("ggml_backend_buffer_free")?);
+        let (version, buffer_free) = (
+            of_base("ggml_version")?,
+            of_base("ggml_backend_buffer_free")?,
+        );
+        let alone = base::is_used(version);
         // SAFETY: this is the type of `ggml_version` wherever it exists.
         let version = unsafe {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(version)()
@@ -108,7 +130,14 @@ impl Plugin {
         }
         // SAFETY: it returns a static string.
         let release = unsafe { CStr::from_ptr(version) };
-        let version = Version::of_release(release).map_err(|error| error.to_string())?;
+        let known = Version::of_release(release).map_err(|error| error.to_string())?;
+        if let Some(set_log) = symbol("ggml_log_set") {
+            // SAFETY: the type of the function in all versions; the listener takes any text.
+            unsafe {
+                let set_log = std::mem::transmute::<*mut c_void, SetLogFn>(set_log);
+                set_log(Some(log::listener), std::ptr::null_mut());
+            }
+        }
         let score = match symbol("ggml_backend_score") {
             // SAFETY: the type of the function in all versions.
             Some(score) => unsafe { std::mem::transmute::<*mut c_void, ScoreFn>(score)() },
@@ -124,13 +153,18 @@ impl Plugin {
         }
         // SAFETY: the number comes first in all versions.
         let api = unsafe { (*reg).api_version };
-        if api != version.api() {
-            return Err(format!(
-                "its interface has version {api}; that of ggml {} is {}",
-                release.to_string_lossy(),
-                version.api()
-            ));
-        }
+        let version = match alone {
+            // Our library fits what the plugin says, where upstream's says what the plugin has to fit.
+            true => base::settle(api)?,
+            false if api == known.api() => known,
+            false => {
+                return Err(format!(
+                    "its interface has version {api}; that of ggml {} is {}",
+                    release.to_string_lossy(),
+                    known.api()
+                ));
+            }
+        };
         // SAFETY: the version is one whose registration looks so.
         let table = unsafe { (*reg).iface };
         let (Some(get_name), Some(count), Some(get_device)) =
@@ -150,7 +184,11 @@ impl Plugin {
         let plugin = Plugin {
             path: path.to_owned(),
             version,
-            release: release.to_string_lossy().into_owned(),
+            release: match alone {
+                true => format!("interface {api} on samite's libggml-base"),
+                false => format!("ggml {}", release.to_string_lossy()),
+            },
+            alone,
             name,
             score,
             devices,
@@ -162,6 +200,26 @@ impl Plugin {
         };
         std::mem::forget(library);
         Ok(plugin)
+    }
+
+    /// A plugin that is part of the test.
+    #[cfg(test)]
+    pub fn of_test(
+        device: *mut Device,
+        reg: *mut Reg,
+        buffer_free: unsafe extern "C" fn(*mut Buffer),
+    ) -> Self {
+        Plugin {
+            path: "/test".into(),
+            version: Version::V2,
+            release: "test".into(),
+            alone: false,
+            name: "test".into(),
+            score: 1,
+            devices: vec![device],
+            reg,
+            buffer_free,
+        }
     }
 
     /// Frees a buffer.

@@ -1,9 +1,13 @@
 //! Trying a plugin in a process of its own.
 
+use super::check::computes;
+use super::device::GgmlDevice;
 use super::library::Plugin;
+use samite_core::Device;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A plugin that needs longer than this to say what it is, is refused.
@@ -13,24 +17,32 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const OK: &str = "samite-probe-ok ";
 const REFUSED: &str = "samite-probe-refused ";
 
-/// What a [prober](super::GgmlOptions::prober) does: loads the plugin at `path`, asks its devices who they are, and returns
-/// one line, which the program prints to its standard output.
+/// What a [prober](super::GgmlOptions::prober) does: loads the plugin at `path`, asks its devices who they are, lets those of a
+/// plugin that came without `libggml-base` compute a little, and returns one line, which the program prints to its standard
+/// output.
 pub fn probe(path: &Path) -> String {
-    match Plugin::load(path) {
-        Ok(plugin) => {
-            for &device in &plugin.devices {
-                // SAFETY: loading checked that the function is there; the device belongs to the loaded plugin.
-                unsafe {
-                    let mut props = crate::abi::DevProps::zeroed();
-                    if let Some(get_props) = (*device).iface.get_props {
-                        get_props(device, &raw mut props);
-                    }
-                }
-            }
-            format!("{OK}{}", plugin.score)
-        }
+    match try_out(path) {
+        Ok(score) => format!("{OK}{score}"),
         Err(reason) => format!("{REFUSED}{}", reason.replace('\n', " ")),
     }
+}
+
+fn try_out(path: &Path) -> Result<i32, String> {
+    let plugin = Arc::new(Plugin::load(path)?);
+    for &raw in &plugin.devices {
+        // SAFETY: loading checked that the function is there; the device belongs to the loaded plugin.
+        unsafe {
+            let mut props = crate::abi::DevProps::zeroed();
+            if let Some(get_props) = (*raw).iface.get_props {
+                get_props(raw, &raw mut props);
+            }
+        }
+        if plugin.alone {
+            let device = GgmlDevice::new(Arc::clone(&plugin), raw, Some(1), |_| false)?;
+            computes(&(device as Arc<dyn Device>))?;
+        }
+    }
+    Ok(plugin.score)
 }
 
 /// The score of the plugin at `path`, found out by another process.

@@ -2,12 +2,13 @@
 
 use super::buffer::{GgmlBuffer, RawBuffer};
 use super::device::GgmlDevice;
+use super::event::GgmlEvent;
 use crate::abi::{self, Status};
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    Access, Buffer, CancelToken, Device, Error, HostMemory, MemorySet, Placed, Prepared, Result,
-    RunControl, Stream, TensorRef,
+    Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, Placed, Prepared,
+    Result, Rows, RunControl, Stream, TensorRef,
 };
 use std::any::Any;
 use std::ffi::c_void;
@@ -17,10 +18,46 @@ use std::sync::Arc;
 /// Host memory of others is made known to the plugin from a multiple of this on, as ggml's CPU backend wants it.
 const HOST_ALIGNMENT: usize = 64;
 
+/// A stream with more bytes than these in queued writes waits for them before it queues more.
+const MOST_STAGED: usize = 64 << 20;
+
 /// One of ggml's backends.
 pub struct GgmlStream {
     device: Arc<GgmlDevice>,
     raw: NonNull<abi::Backend>,
+    /// What queued work uses, until the next synchronization.
+    pending: Pending,
+}
+
+/// What must not go away before queued work is done.
+#[derive(Default)]
+struct Pending {
+    graphs: Vec<Arc<Keep>>,
+    buffers: Vec<Arc<dyn Buffer>>,
+    /// Copies of bytes to write: plugins read them when they get to it.
+    staged: Vec<Vec<u8>>,
+    staged_bytes: usize,
+    /// Memory for the next copies.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Pending {
+    fn stage(&mut self, data: &[u8]) -> *const c_void {
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.clear();
+        copy.extend_from_slice(data);
+        self.staged_bytes += data.len();
+        let address = copy.as_ptr().cast();
+        self.staged.push(copy); // its bytes stay where they are
+        address
+    }
+
+    fn done(&mut self) {
+        self.graphs.clear();
+        self.buffers.clear();
+        self.spare.append(&mut self.staged);
+        self.staged_bytes = 0;
+    }
 }
 
 // SAFETY: a backend may be used from any thread, one at a time.
@@ -30,10 +67,9 @@ unsafe impl Send for GgmlStream {}
 struct Work {
     graph: Exported,
     memory: MemorySet,
-    /// Keeps the plugin's buffers.
-    _buffers: Vec<Arc<dyn Buffer>>,
-    /// Host memory of others.
-    _wrapped: Vec<Wrapped>,
+    /// Whether there is guarded host memory, which is entered for the time of a call only.
+    guarded: bool,
+    keep: Arc<Keep>,
     device: *const GgmlDevice,
 }
 
@@ -44,6 +80,15 @@ impl Prepared for Work {
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }
+}
+
+/// First byte and length of all pieces together in the tensor, if there are some and they lie inside of both sides.
+pub fn span(rows: Rows, tensor: usize, host: usize) -> Option<(usize, usize)> {
+    let last = rows.count.checked_sub(1)?;
+    let len = last.checked_mul(rows.stride)?.checked_add(rows.len)?;
+    let host_len = last.checked_mul(rows.host_stride)?.checked_add(rows.len)?;
+    let inside = rows.len > 0 && rows.offset.checked_add(len)? <= tensor && host_len <= host;
+    inside.then_some((rows.offset, len))
 }
 
 /// Host memory as a buffer of the plugin's.
@@ -77,7 +122,10 @@ impl GgmlStream {
         let raw = unsafe { init(core.raw, std::ptr::null()) };
         let raw = NonNull::new(raw).ok_or_else(failed)?;
         // SAFETY: the backend is new.
-        if unsafe { (*raw.as_ptr()).iface.graph_compute }.is_none() {
+        let iface = unsafe { (*raw.as_ptr()).iface };
+        if iface.graph_compute.is_none()
+            || (device.is_asynchronous() && iface.synchronize.is_none())
+        {
             return Err(failed());
         }
         if let (Some(threads), Some(set_threads)) = (threads, core.plugin.set_threads()) {
@@ -85,7 +133,11 @@ impl GgmlStream {
             // SAFETY: the function belongs to the plugin that the backend is of.
             unsafe { set_threads(raw.as_ptr(), threads) };
         }
-        Ok(GgmlStream { device, raw })
+        Ok(GgmlStream {
+            device,
+            raw,
+            pending: Pending::default(),
+        })
     }
 
     fn iface(&self) -> abi::BackendI {
@@ -156,6 +208,7 @@ impl GgmlStream {
 #[derive(Default)]
 struct Keep {
     buffers: Vec<Arc<dyn Buffer>>,
+    /// Host memory of others.
     wrapped: Vec<Wrapped>,
 }
 
@@ -184,7 +237,7 @@ impl Stream for GgmlStream {
 
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         let mut keep = Keep::default();
-        let mut memory = MemorySet::default();
+        let (mut memory, mut guarded) = (MemorySet::default(), false);
         for node in work.computed() {
             if let samite_core::Support::No(reason) = self.device.supports(node) {
                 return Err(Error::unsupported(
@@ -200,6 +253,7 @@ impl Stream for GgmlStream {
             {
                 if let Some(host) = work.place(id)?.buffer.host() {
                     memory.add(host, access)?;
+                    guarded = true;
                 }
             }
         }
@@ -234,8 +288,8 @@ impl Stream for GgmlStream {
         Ok(Box::new(Work {
             graph,
             memory,
-            _buffers: keep.buffers,
-            _wrapped: keep.wrapped,
+            guarded,
+            keep: Arc::new(keep),
             device: Arc::as_ptr(&self.device),
         }))
     }
@@ -253,6 +307,7 @@ impl Stream for GgmlStream {
             .graph_compute
             .ok_or_else(|| Error::device(self.device.name(), "it cannot compute graphs"))?;
         let set_abort = self.device.core().plugin.set_abort();
+        let waits = work.guarded || !self.device.is_asynchronous();
         let mut graph = work.graph.graph();
         let status = work.memory.with(|| {
             // SAFETY: the functions belong to this backend, the graph is valid, its memory is entered, and the token outlives
@@ -266,7 +321,7 @@ impl Stream for GgmlStream {
                     0 => Status::SUCCESS,
                     _ => compute(raw, &raw mut graph),
                 };
-                if let Some(synchronize) = iface.synchronize {
+                if waits && let Some(synchronize) = iface.synchronize {
                     synchronize(raw);
                 }
                 if let Some(set_abort) = set_abort {
@@ -275,6 +330,10 @@ impl Stream for GgmlStream {
                 status
             }
         });
+        match waits {
+            true => self.pending.done(),
+            false => self.pending.graphs.push(Arc::clone(&work.keep)),
+        }
         match status {
             Status::SUCCESS => Ok(()),
             Status::ABORTED => Err(Error::Cancelled),
@@ -291,17 +350,187 @@ impl Stream for GgmlStream {
         }
     }
 
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        let set = self.iface().set_tensor_async;
+        let (Some(set), Some(tensor)) = (set, self.queue(to, offset, data.len())?) else {
+            self.synchronize()?;
+            return to.write(offset, data);
+        };
+        let bytes = self.pending.stage(data);
+        // SAFETY: the tensor and its range were checked; the bytes stay until the stream is synchronized.
+        unsafe { set(self.raw.as_ptr(), tensor, bytes, offset, data.len()) };
+        Ok(())
+    }
+
+    fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
+        let get = self.iface().get_tensor_async;
+        let (Some(get), Some(tensor)) = (get, self.queue(from, offset, out.len())?) else {
+            self.synchronize()?;
+            return from.read(offset, out);
+        };
+        let bytes = out.as_mut_ptr().cast();
+        // SAFETY: the tensor and its range were checked; the bytes are there until the synchronization.
+        unsafe { get(self.raw.as_ptr(), tensor, bytes, offset, out.len()) };
+        self.synchronize()
+    }
+
+    fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
+        let set = self.iface().set_tensor_2d_async;
+        let span = span(rows, to.layout().bytes(), data.len());
+        let (Some(set), Some((offset, len))) = (set, span) else {
+            self.synchronize()?;
+            return to.write_rows(rows, data);
+        };
+        let Some(tensor) = self.queue(to, offset, len)? else {
+            self.synchronize()?;
+            return to.write_rows(rows, data);
+        };
+        let bytes = self.pending.stage(data);
+        let Rows {
+            len,
+            count,
+            stride,
+            host_stride,
+            ..
+        } = rows;
+        // SAFETY: the pieces lie in the tensor and in the bytes, which stay until the stream is synchronized.
+        unsafe {
+            set(
+                self.raw.as_ptr(),
+                tensor,
+                bytes,
+                offset,
+                len,
+                count,
+                stride,
+                host_stride,
+            )
+        };
+        Ok(())
+    }
+
+    fn read_rows(&mut self, from: &TensorRef, rows: Rows, out: &mut [u8]) -> Result<()> {
+        let get = self.iface().get_tensor_2d_async;
+        let span = span(rows, from.layout().bytes(), out.len());
+        let (Some(get), Some((offset, len))) = (get, span) else {
+            self.synchronize()?;
+            return from.read_rows(rows, out);
+        };
+        let Some(tensor) = self.queue(from, offset, len)? else {
+            self.synchronize()?;
+            return from.read_rows(rows, out);
+        };
+        let bytes = out.as_mut_ptr().cast();
+        let Rows {
+            len,
+            count,
+            stride,
+            host_stride,
+            ..
+        } = rows;
+        // SAFETY: the pieces lie in the tensor and in the bytes, which are there until the synchronization.
+        unsafe {
+            get(
+                self.raw.as_ptr(),
+                tensor,
+                bytes,
+                offset,
+                len,
+                count,
+                stride,
+                host_stride,
+            )
+        };
+        self.synchronize()
+    }
+
     fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        if from.layout() == to.layout()
+            && let Some(copy) = self.iface().cpy_tensor_async
+        {
+            let len = from.layout().bytes();
+            let (source, target) = (self.queue(from, 0, len)?, self.queue(to, 0, len)?);
+            if let (Some(source), Some(target)) = (source, target) {
+                let stream = self.raw.as_ptr();
+                // SAFETY: tensors of equal layout in buffers of this stream's device.
+                if unsafe { copy(stream, stream, source, target) } {
+                    return Ok(());
+                }
+            }
+        }
+        self.synchronize()?;
         to.copy_from(from)
     }
 
-    fn synchronize(&mut self) -> Result<()> {
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = GgmlEvent::of(event, self.device.core())
+            .ok_or_else(|| Error::invalid("an event of another device cannot be recorded here"))?;
+        let record = self.iface().event_record.ok_or_else(|| {
+            Error::unsupported(
+                self.device.name(),
+                "events",
+                "the plugin has no function for it",
+            )
+        })?;
+        // SAFETY: the function belongs to this backend, and the event to its device.
+        unsafe { record(self.raw.as_ptr(), event.raw()) };
+        event.set_recorded();
         Ok(())
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        let own = GgmlEvent::of(event, self.device.core());
+        match (own, self.iface().event_wait) {
+            (Some(own), Some(wait)) => {
+                if own.was_recorded() {
+                    // SAFETY: the function belongs to this backend, and the event to its device.
+                    unsafe { wait(self.raw.as_ptr(), own.raw()) };
+                }
+                Ok(())
+            }
+            _ => event.synchronize(),
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        if let Some(synchronize) = self.iface().synchronize {
+            // SAFETY: the function belongs to this backend.
+            unsafe { synchronize(self.raw.as_ptr()) };
+        }
+        self.pending.done();
+        Ok(())
+    }
+}
+
+impl GgmlStream {
+    /// The structure of a tensor for the plugin's queue, if it can be used there: it lies in memory of this device that nobody else
+    /// touches, and the range lies in it.
+    fn queue(
+        &mut self,
+        place: &TensorRef,
+        offset: usize,
+        len: usize,
+    ) -> Result<Option<*mut abi::Tensor>> {
+        let Some(buffer) = place.buffer.as_any().downcast_ref::<GgmlBuffer>() else {
+            return Ok(None);
+        };
+        if !self.device.is_asynchronous() || !self.device.owns(buffer) || len == 0 {
+            return Ok(None);
+        }
+        GgmlBuffer::check_range(place.slot, offset, len)?;
+        if self.pending.staged_bytes > MOST_STAGED {
+            self.synchronize()?;
+        }
+        let tensor = buffer.tensor(place.slot)?;
+        self.pending.buffers.push(Arc::clone(&place.buffer));
+        Ok(Some(tensor))
     }
 }
 
 impl Drop for GgmlStream {
     fn drop(&mut self) {
+        // Work may still use what goes away now; there is nobody to tell if it failed.
+        let _ = self.synchronize();
         if let Some(free) = self.iface().free {
             // SAFETY: owned, and not used again.
             unsafe { free(self.raw.as_ptr()) };

@@ -1,0 +1,25 @@
+//! Where samite has no `libggml-base` of its own: plugins need upstream's.
+
+use crate::abi::Version;
+use samite_core::DType;
+use std::ffi::c_void;
+
+pub fn provide(name: &str) -> Result<(), String> {
+    Err(format!(
+        "{name} is not there, and samite's own is for Linux on x86-64 and aarch64 only"
+    ))
+}
+
+pub fn is_used(_ggml_version: *const c_void) -> bool {
+    false
+}
+
+pub fn settle(api_version: i32) -> Result<Version, String> {
+    Err(format!(
+        "its interface has version {api_version}, of a release that it does not say"
+    ))
+}
+
+pub fn has_codec(_dtype: DType) -> bool {
+    true
+}

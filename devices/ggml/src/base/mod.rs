@@ -1,0 +1,145 @@
+//! What plugins import from `libggml-base.so`, from samite: a plugin's file alone is enough.
+//!
+//! ggml's plugins are linked with upstream's `libggml-base`, which has the functions that look at tensors, convert numbers and
+//! own buffers. Where the dynamic loader does not find that library, [`provide`] gives it one: a shared library without code,
+//! made in memory, whose symbols are the functions of this module. So there is no second file to install, both names of the
+//! library (`libggml-base.so`, `libggml-base.so.0`) are served, and nothing is exported to other libraries of the process.
+//!
+//! # What is there
+//! Everything that upstream's CPU and Vulkan plugins of ggml 0.25 import, and what the CUDA, SYCL, OpenCL and CANN backends
+//! call. A plugin that wants more is refused by the loader, which names the symbol. Not worth their code are
+//! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for programs that are linked
+//!   with the plugin call them, and the plugin itself never does;
+//! - codecs of `nvfp4`, `q1_0`, `q2_0` and the codebook types, which samite does not have: see [`has_codec`].
+//!
+//! # Versions
+//! The layout of buffer types depends on the version of the interface, which a plugin only says after it was loaded. The first
+//! one settles it for the process: see [`settle`].
+
+mod buffers;
+mod image;
+mod names;
+mod process;
+mod tensors;
+mod text;
+mod types;
+
+use crate::abi::Version;
+use samite_core::DType;
+use std::ffi::{c_char, c_void};
+use std::fs::File;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// A function under the name that plugins know.
+struct Symbol {
+    name: &'static str,
+    address: *const (),
+}
+
+/// Makes a list of symbols of functions whose names are those that plugins know.
+macro_rules! exports {
+    ($($function:path as $name:ident),* $(,)?) => {
+        vec![$(Symbol { name: stringify!($name), address: $function as *const () }),*]
+    };
+}
+use exports;
+
+/// All functions, in the order of their names.
+fn symbols() -> Vec<Symbol> {
+    let mut all = exports![version_text as ggml_version];
+    all.extend(buffers::symbols());
+    all.extend(process::symbols());
+    all.extend(tensors::symbols());
+    all.extend(text::symbols());
+    all.extend(types::symbols());
+    all.sort_unstable_by_key(|symbol| symbol.name);
+    all
+}
+
+/// The interface of the plugins that use this library.
+static SETTLED: OnceLock<Version> = OnceLock::new();
+
+/// The version that was settled. Whoever needs it before the plugin said its own is taken for one of version 2; if it then says
+/// something else, it is refused.
+fn version() -> Version {
+    *SETTLED.get_or_init(|| Version::V2)
+}
+
+/// `ggml_version` of this library. It says what the functions are like, not what plugins were made for: those have to be asked
+/// for their number of the interface.
+unsafe extern "C" fn version_text() -> *const c_char {
+    match SETTLED.get() {
+        Some(Version::V3) => c"0.26".as_ptr(),
+        _ => c"0.25".as_ptr(),
+    }
+}
+
+/// Whether the address of a plugin's `ggml_version` says that it uses this library.
+pub fn is_used(ggml_version: *const c_void) -> bool {
+    std::ptr::eq(ggml_version, version_text as *const c_void)
+}
+
+/// Decides for which version of the interface this library is, from the number that a plugin which uses it says.
+///
+/// # Errors
+/// If the number is not known, or if it was decided otherwise before.
+pub fn settle(api_version: i32) -> Result<Version, String> {
+    let wanted = [Version::V2, Version::V3]
+        .into_iter()
+        .find(|version| version.api() == api_version)
+        .ok_or_else(|| format!("its interface has version {api_version}; known are 2 and 3"))?;
+    let settled = *SETTLED.get_or_init(|| wanted);
+    match settled == wanted {
+        true => Ok(settled),
+        false => Err(format!(
+            "its interface has version {api_version}, but samite's libggml-base serves plugins of version {} in this process",
+            settled.api()
+        )),
+    }
+}
+
+/// Whether plugins can convert rows of `dtype` with this library's functions.
+pub fn has_codec(dtype: DType) -> bool {
+    dtype.is_integer() || samite_quant::can_decode(dtype)
+}
+
+/// Loads this library under the name that a plugin needs, such as `libggml-base.so.0`, from now until the process ends.
+///
+/// # Errors
+/// If the system does not take it.
+pub fn provide(name: &str) -> Result<(), String> {
+    /// Libraries are known by the number of their file, so this stays open.
+    static LOADED: Mutex<Vec<(String, File)>> = Mutex::new(Vec::new());
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if loaded.iter().any(|(known, _)| known == name) {
+        return Ok(());
+    }
+    let file = image::load(name, &symbols()).map_err(|reason| {
+        format!("{name} is not there, and samite's cannot be loaded: {reason}")
+    })?;
+    loaded.push((name.to_owned(), file));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_are_unique() {
+        let all = symbols();
+        assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(all.iter().all(|symbol| !symbol.address.is_null()));
+    }
+
+    #[test]
+    fn the_first_plugin_settles_the_version() {
+        // The only test of this process that settles, and by whichever comes first.
+        assert!(settle(99).unwrap_err().contains("known are 2 and 3"));
+        assert_eq!(settle(2), Ok(Version::V2));
+        let error = settle(3).unwrap_err();
+        assert!(error.contains("serves plugins of version 2"), "{error}");
+        assert_eq!(settle(2), Ok(Version::V2));
+        assert_eq!(version(), Version::V2);
+    }
+}

@@ -1,0 +1,201 @@
+//! Memory, time, locks and threads.
+
+use super::text::fail;
+use super::{Symbol, exports};
+use crate::abi::{Device, Guid, Reg};
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::time::Instant;
+
+/// Memory for tensors starts at a multiple of this.
+const ALIGNMENT: usize = 64;
+/// Most threads of a pool of ggml's.
+const MAX_THREADS: usize = 512;
+/// How long a thread looks for work before it sleeps, out of 100.
+const POLL: u32 = 50;
+
+pub fn symbols() -> Vec<Symbol> {
+    exports![
+        aligned_free as ggml_aligned_free,
+        aligned_malloc as ggml_aligned_malloc,
+        context_free as ggml_free,
+        context_init as ggml_init,
+        context_no_alloc as ggml_get_no_alloc,
+        critical_section_end as ggml_critical_section_end,
+        critical_section_start as ggml_critical_section_start,
+        device_of as ggml_backend_reg_dev_get,
+        guid_matches as ggml_guid_matches,
+        new_buffer as ggml_new_buffer,
+        new_tensor as ggml_new_tensor_1d,
+        threadpool_params as ggml_threadpool_params_default,
+        time_ms as ggml_time_ms,
+        time_us as ggml_time_us,
+    ]
+}
+
+/// `ggml_aligned_malloc`. Null for nothing, and if there is not enough.
+pub unsafe extern "C" fn aligned_malloc(size: usize) -> *mut c_void {
+    if size == 0 {
+        return null_mut();
+    }
+    let mut memory = null_mut();
+    // SAFETY: the alignment is a power of two and a multiple of a pointer's size.
+    match unsafe { libc::posix_memalign(&raw mut memory, ALIGNMENT, size) } {
+        0 => memory,
+        _ => null_mut(),
+    }
+}
+
+/// `ggml_aligned_free`
+pub unsafe extern "C" fn aligned_free(memory: *mut c_void, _size: usize) {
+    // SAFETY: the caller has it from `aligned_malloc`.
+    unsafe { libc::free(memory) };
+}
+
+/// A lock that is taken by one call and given back by another.
+struct CriticalSection(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is made to be used by several threads.
+unsafe impl Sync for CriticalSection {}
+
+static CRITICAL_SECTION: CriticalSection =
+    CriticalSection(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+unsafe extern "C" fn critical_section_start() {
+    // SAFETY: it is initialised, and never moved.
+    unsafe { libc::pthread_mutex_lock(CRITICAL_SECTION.0.get()) };
+}
+
+unsafe extern "C" fn critical_section_end() {
+    // SAFETY: as above; the caller has locked it.
+    unsafe { libc::pthread_mutex_unlock(CRITICAL_SECTION.0.get()) };
+}
+
+fn since_start() -> std::time::Duration {
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
+unsafe extern "C" fn time_us() -> i64 {
+    i64::try_from(since_start().as_micros()).unwrap_or(i64::MAX)
+}
+
+unsafe extern "C" fn time_ms() -> i64 {
+    i64::try_from(since_start().as_millis()).unwrap_or(i64::MAX)
+}
+
+unsafe extern "C" fn guid_matches(a: *const Guid, b: *const Guid) -> bool {
+    // SAFETY: the caller passes two.
+    unsafe { *a == *b }
+}
+
+unsafe extern "C" fn device_of(reg: *mut Reg, index: usize) -> *mut Device {
+    // SAFETY: the caller passes its own registration.
+    match unsafe { (*reg).iface.get_device } {
+        // SAFETY: the function belongs to it.
+        Some(get) => unsafe { get(reg, index) },
+        None => fail("a registration without get_device"),
+    }
+}
+
+/// `ggml_threadpool_params`
+#[repr(C)]
+struct ThreadpoolParams {
+    cpumask: [bool; MAX_THREADS],
+    n_threads: c_int,
+    priority: c_int,
+    poll: u32,
+    strict_cpu: bool,
+    paused: bool,
+}
+
+unsafe extern "C" fn threadpool_params(threads: c_int) -> ThreadpoolParams {
+    ThreadpoolParams {
+        cpumask: [false; MAX_THREADS],
+        n_threads: threads,
+        priority: 0,
+        poll: POLL,
+        strict_cpu: false,
+        paused: false,
+    }
+}
+
+/// `ggml_init_params`
+#[repr(C)]
+struct ContextParams {
+    size: usize,
+    memory: *mut c_void,
+    no_alloc: bool,
+}
+
+/// A context is opened and closed by `ggml_cpu_init`, which wants nothing but the side effects that upstream's has. So all are
+/// this one, and nothing can be made in it.
+static CONTEXT: u8 = 0;
+
+unsafe extern "C" fn context_init(_params: ContextParams) -> *mut c_void {
+    (&raw const CONTEXT).cast_mut().cast()
+}
+
+unsafe extern "C" fn context_free(_context: *mut c_void) {}
+
+unsafe extern "C" fn context_no_alloc(_context: *mut c_void) -> bool {
+    true
+}
+
+unsafe extern "C" fn new_tensor(_context: *mut c_void, _dtype: u32, _len: i64) -> *mut c_void {
+    fail("ggml_new_tensor_1d: samite's libggml-base makes no tensors")
+}
+
+unsafe extern "C" fn new_buffer(_context: *mut c_void, _size: usize) -> *mut c_void {
+    fail("ggml_new_buffer: samite's libggml-base has no memory in contexts")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{offset_of, size_of};
+
+    #[test]
+    fn layouts_are_those_of_upstream() {
+        assert_eq!(size_of::<ThreadpoolParams>(), 528);
+        assert_eq!(offset_of!(ThreadpoolParams, n_threads), 512);
+        assert_eq!(offset_of!(ThreadpoolParams, poll), 520);
+        assert_eq!(offset_of!(ThreadpoolParams, paused), 525);
+        assert_eq!(size_of::<ContextParams>(), 24);
+    }
+
+    #[test]
+    fn memory_is_aligned() {
+        // SAFETY: what is allocated is freed.
+        unsafe {
+            let memory = aligned_malloc(100);
+            assert!(!memory.is_null() && (memory as usize).is_multiple_of(ALIGNMENT));
+            aligned_free(memory, 100);
+            assert!(aligned_malloc(0).is_null());
+            assert!(aligned_malloc(usize::MAX / 2).is_null());
+        }
+    }
+
+    #[test]
+    fn one_thread_at_a_time() {
+        let mut count = 0u32;
+        let address = &raw mut count as usize;
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        // SAFETY: the section is left after it was entered, and only one thread is in it.
+                        unsafe {
+                            critical_section_start();
+                            let count = address as *mut u32;
+                            count.write_volatile(count.read_volatile() + 1);
+                            critical_section_end();
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(count, 4000);
+    }
+}

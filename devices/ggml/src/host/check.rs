@@ -1,0 +1,217 @@
+//! A few results of a device that are known, to find out whether its plugin numbers operations and lays structures out as expected.
+//!
+//! A plugin that comes with upstream's `libggml-base` is of the release that this says. One that comes alone only says the number
+//! of its interface, which several releases share. Numbers of operations were inserted in the middle since, so that the last
+//! ones tell them apart; a plugin of another release computes something else, or ends the process that tries it.
+
+use samite_core::{
+    CancelToken, DType, Device, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
+    Stream, TensorRef, Unary, Usage,
+};
+use std::sync::Arc;
+
+/// Operands are matrices of this shape.
+const COLUMNS: usize = 32;
+const ROWS: usize = 2;
+
+/// An operation on one or two operands, and its result.
+struct Question {
+    op: Op,
+    operands: usize,
+    answer: fn(&[f32], &[f32]) -> Vec<f32>,
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// From all over ggml's numbering.
+fn questions() -> Vec<Question> {
+    let each = |op, answer| Question {
+        op,
+        operands: 1,
+        answer,
+    };
+    let both = |op, answer| Question {
+        op,
+        operands: 2,
+        answer,
+    };
+    vec![
+        both(Op::Add, |a, b| {
+            a.iter().zip(b).map(|(a, b)| a + b).collect()
+        }),
+        each(Op::Sqr, |a, _| a.iter().map(|a| a * a).collect()),
+        each(Op::RmsNorm { eps: 0.5 }, |a, _| {
+            let rows = a.chunks(COLUMNS);
+            rows.flat_map(|row| {
+                let mean = row.iter().map(|x| x * x).sum::<f32>() / COLUMNS as f32;
+                row.iter().map(move |x| x / (mean + 0.5).sqrt())
+            })
+            .collect()
+        }),
+        both(
+            Op::MulMat {
+                precision: Precision::F32,
+            },
+            |a, b| {
+                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum();
+                let columns = b.chunks(COLUMNS);
+                columns
+                    .flat_map(|b| a.chunks(COLUMNS).map(move |a| dot(a, b)))
+                    .collect()
+            },
+        ),
+        each(
+            Op::Scale {
+                scale: 2.0,
+                bias: 0.5,
+            },
+            |a, _| a.iter().map(|a| 2.0 * a + 0.5).collect(),
+        ),
+        each(
+            Op::Clamp {
+                min: -0.5,
+                max: 0.75,
+            },
+            |a, _| a.iter().map(|a| a.clamp(-0.5, 0.75)).collect(),
+        ),
+        each(Op::Unary(Unary::Silu), |a, _| {
+            a.iter().map(|&a| silu(a)).collect()
+        }),
+        both(
+            Op::Glu {
+                kind: Glu::Swiglu,
+                swapped: false,
+            },
+            |a, b| a.iter().zip(b).map(|(&a, b)| silu(a) * b).collect(),
+        ),
+    ]
+}
+
+/// What the device answers, or nothing if it does not support the operation.
+fn ask(
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    question: &Question,
+    operands: [&[f32]; 2],
+) -> Result<Option<Vec<f32>>> {
+    let mut graph = Graph::new();
+    let mut ids = Vec::new();
+    for name in ["a", "b"].into_iter().take(question.operands) {
+        ids.push(Some(graph.input(
+            name,
+            DType::F32,
+            [COLUMNS, ROWS, 1, 1],
+        )?));
+    }
+    let node = graph.push(question.op, &ids)?;
+    graph.set_output(node);
+    if !device.supports(graph.node(node)).is_yes() {
+        return Ok(None);
+    }
+
+    let memory = device.buffer_type();
+    let mut end = 0;
+    let mut offsets = Vec::new();
+    for tensor in graph.tensors() {
+        offsets.push(end);
+        let size = memory.alloc_size(&tensor.layout)?;
+        end += size.next_multiple_of(memory.alignment());
+    }
+    let buffer = memory.allocate(end, Usage::Compute)?;
+    let tensors = graph.tensors().iter().zip(offsets);
+    let places: Vec<_> = tensors
+        .map(|(tensor, offset)| {
+            Some(TensorRef {
+                buffer: Arc::clone(&buffer),
+                slot: Slot {
+                    offset,
+                    layout: tensor.layout,
+                },
+            })
+        })
+        .collect();
+    for (place, values) in places
+        .iter()
+        .flatten()
+        .zip(operands)
+        .take(question.operands)
+    {
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        stream.write(place, 0, &bytes)?;
+    }
+    let mut prepared = stream.prepare(Placed {
+        graph: &graph,
+        nodes: &[node],
+        places: &places,
+        workspace: None,
+    })?;
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    stream.run(&mut *prepared, control)?;
+    let mut bytes = vec![0; graph.tensor(node).layout.bytes()];
+    if let Some(Some(result)) = places.get(node.index()) {
+        stream.read(result, 0, &mut bytes)?;
+    }
+    let values = bytes.as_chunks::<4>().0.iter();
+    Ok(Some(
+        values.map(|&bytes| f32::from_ne_bytes(bytes)).collect(),
+    ))
+}
+
+/// Whether the device computes what is known, as far as it supports it.
+///
+/// # Errors
+/// What it does not.
+pub fn computes(device: &Arc<dyn Device>) -> std::result::Result<(), String> {
+    let values = |factor: usize| -> Vec<f32> {
+        let numbers = 0..COLUMNS * ROWS;
+        numbers
+            .map(|i| (i * factor % 13) as f32 / 4.0 - 1.5)
+            .collect()
+    };
+    let (a, b) = (values(7), values(5));
+    let mut stream = Arc::clone(device)
+        .open_stream()
+        .map_err(|error| error.to_string())?;
+    for question in questions() {
+        let found = ask(&**device, &mut *stream, &question, [&a, &b])
+            .map_err(|error| format!("{}: {error}", question.op))?;
+        let Some(found) = found else { continue };
+        let expected = (question.answer)(&a, &b);
+        // Kernels may compute with 16 bits.
+        let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
+        if found.len() != expected.len() || !found.iter().zip(&expected).all(is_close) {
+            return Err(format!(
+                "{} does not compute {}: a plugin of another release, which has to come with its libggml-base",
+                device.name(),
+                question.op
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answers_are_those_of_the_reference() {
+        use samite_reference::{ReferenceDevice, ReferenceOptions};
+        let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+        assert_eq!(computes(&device), Ok(()));
+        let mut stream = Arc::clone(&device).open_stream().unwrap();
+        let operands = [1.0; COLUMNS * ROWS];
+        for question in questions() {
+            let answer = ask(&*device, &mut *stream, &question, [&operands; 2]);
+            assert!(answer.unwrap().is_some(), "{} is supported", question.op);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Events of a plugin's device.
+
+use super::device::DeviceCore;
+use crate::abi;
+use samite_core::{Error, Event, Result};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One of ggml's events.
+pub struct GgmlEvent {
+    core: Arc<DeviceCore>,
+    raw: NonNull<abi::Event>,
+    recorded: AtomicBool,
+}
+
+// SAFETY: ggml's events may be waited for from any thread; streams that record them are one at a time.
+unsafe impl Send for GgmlEvent {}
+// SAFETY: as above.
+unsafe impl Sync for GgmlEvent {}
+
+impl fmt::Debug for GgmlEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GgmlEvent({:?})", self.raw)
+    }
+}
+
+impl GgmlEvent {
+    /// A new event of a device called `name`.
+    ///
+    /// # Errors
+    /// If the plugin makes none.
+    pub fn new(core: Arc<DeviceCore>, name: &str) -> Result<Self> {
+        let failed = || Error::unsupported(name, "events", "the plugin makes none");
+        let new = core.table().event_new.ok_or_else(failed)?;
+        // SAFETY: the function belongs to the device.
+        let raw = unsafe { new(core.raw) };
+        Ok(GgmlEvent {
+            raw: NonNull::new(raw).ok_or_else(failed)?,
+            core,
+            recorded: AtomicBool::new(false),
+        })
+    }
+
+    /// `event`, if it is of this device.
+    pub fn of<'a>(event: &'a dyn Event, core: &Arc<DeviceCore>) -> Option<&'a Self> {
+        let event = event.as_any().downcast_ref::<GgmlEvent>();
+        event.filter(|event| Arc::ptr_eq(&event.core, core))
+    }
+
+    pub fn raw(&self) -> *mut abi::Event {
+        self.raw.as_ptr()
+    }
+
+    /// Remembers that there is something to wait for.
+    pub fn set_recorded(&self) {
+        self.recorded.store(true, Ordering::Release);
+    }
+
+    pub fn was_recorded(&self) -> bool {
+        self.recorded.load(Ordering::Acquire)
+    }
+}
+
+impl Event for GgmlEvent {
+    fn synchronize(&self) -> Result<()> {
+        if let Some(synchronize) = self.core.table().event_synchronize
+            && self.was_recorded()
+        {
+            // SAFETY: the function belongs to the event's device.
+            unsafe { synchronize(self.core.raw, self.raw()) };
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for GgmlEvent {
+    fn drop(&mut self) {
+        if let Some(free) = self.core.table().event_free {
+            // SAFETY: the function belongs to the event's device; the event is not used again.
+            unsafe { free(self.core.raw, self.raw()) };
+        }
+    }
+}

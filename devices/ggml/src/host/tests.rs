@@ -1,0 +1,565 @@
+//! A plugin as lazy as the interface allows: what is queued happens when somebody waits for it, and not before.
+
+use super::device::GgmlDevice;
+use super::library::Plugin;
+use crate::abi::{
+    Backend, BackendI, Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, CGraph, DevCaps,
+    DevProps, Device, DeviceI, Event, Reg, RegI, Status, Tensor, Version, device_type, op, usage,
+};
+use samite_core::{
+    CancelToken, DType, Device as _, Graph, Layout, Placed, Rows, RunControl, Slot, TensorRef,
+    Usage,
+};
+use std::ffi::{c_char, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+/// What was queued: addresses as numbers.
+enum Command {
+    Copy {
+        from: usize,
+        to: usize,
+        len: usize,
+    },
+    Scale {
+        from: usize,
+        to: usize,
+        len: usize,
+        factor: f32,
+    },
+}
+
+/// What the plugin was asked, in its device's context.
+#[derive(Default)]
+struct Log {
+    queue: Vec<Command>,
+    calls: Vec<&'static str>,
+}
+
+type Context = Mutex<Log>;
+
+/// # Safety
+/// The pointer must be the context of this plugin's device.
+unsafe fn log<R>(context: *mut c_void, f: impl FnOnce(&mut Log) -> R) -> R {
+    // SAFETY: the caller's promise.
+    f(&mut unsafe { &*context.cast::<Context>() }.lock().unwrap())
+}
+
+fn work_off(log: &mut Log) {
+    for command in log.queue.drain(..) {
+        // SAFETY: the host keeps everything that was queued until it has waited for it; that is what is tested.
+        unsafe {
+            match command {
+                Command::Copy { from, to, len } => {
+                    std::ptr::copy(from as *const u8, to as *mut u8, len);
+                }
+                Command::Scale {
+                    from,
+                    to,
+                    len,
+                    factor,
+                } => {
+                    for i in 0..len {
+                        let x = (from as *const f32).add(i).read();
+                        (to as *mut f32).add(i).write(x * factor);
+                    }
+                }
+            }
+        }
+    }
+}
+
+macro_rules! queued {
+    ($stream:expr, $name:literal, $($command:expr),*) => {
+        // SAFETY: streams have their device's context.
+        unsafe {
+            log((*$stream).context, |log| {
+                log.calls.push($name);
+                log.queue.extend([$($command),*]);
+            })
+        }
+    };
+}
+
+fn address(tensor: *const Tensor, offset: usize) -> usize {
+    // SAFETY: the host passes valid tensors.
+    unsafe { (*tensor).data as usize + offset }
+}
+
+unsafe extern "C" fn set(
+    s: *mut Backend,
+    t: *mut Tensor,
+    data: *const c_void,
+    at: usize,
+    len: usize,
+) {
+    queued!(
+        s,
+        "set",
+        Command::Copy {
+            from: data as usize,
+            to: address(t, at),
+            len
+        }
+    );
+}
+
+unsafe extern "C" fn get(
+    s: *mut Backend,
+    t: *const Tensor,
+    data: *mut c_void,
+    at: usize,
+    len: usize,
+) {
+    queued!(
+        s,
+        "get",
+        Command::Copy {
+            from: address(t, at),
+            to: data as usize,
+            len
+        }
+    );
+}
+
+unsafe extern "C" fn set_2d(
+    s: *mut Backend,
+    t: *mut Tensor,
+    data: *const c_void,
+    at: usize,
+    len: usize,
+    count: usize,
+    stride: usize,
+    data_stride: usize,
+) {
+    queued!(s, "set 2d",);
+    for row in 0..count {
+        let (from, to) = (
+            data as usize + row * data_stride,
+            address(t, at + row * stride),
+        );
+        queued!(s, "row", Command::Copy { from, to, len });
+    }
+}
+
+unsafe extern "C" fn copy(
+    s: *mut Backend,
+    _: *mut Backend,
+    from: *const Tensor,
+    to: *mut Tensor,
+) -> bool {
+    // SAFETY: valid tensors.
+    let len = unsafe { (*from).nb[3] * (*from).ne[3] as usize };
+    queued!(
+        s,
+        "copy",
+        Command::Copy {
+            from: address(from, 0),
+            to: address(to, 0),
+            len
+        }
+    );
+    true
+}
+
+unsafe extern "C" fn synchronize(s: *mut Backend) {
+    queued!(s, "synchronize",);
+    // SAFETY: as above.
+    unsafe { log((*s).context, work_off) };
+}
+
+unsafe extern "C" fn compute(s: *mut Backend, graph: *mut CGraph) -> Status {
+    // SAFETY: a valid graph of products with a number.
+    for &node in unsafe { (*graph).nodes() } {
+        // SAFETY: as above.
+        let t = unsafe { &*node };
+        queued!(
+            s,
+            "compute",
+            Command::Scale {
+                from: address(t.src[0], 0),
+                to: address(t, 0),
+                len: t.ne.iter().product::<i64>() as usize,
+                factor: f32::from_bits(t.op_params[0].cast_unsigned()),
+            }
+        );
+    }
+    Status::SUCCESS
+}
+
+unsafe extern "C" fn record(s: *mut Backend, _: *mut Event) {
+    queued!(s, "record",);
+}
+
+unsafe extern "C" fn wait(s: *mut Backend, _: *mut Event) {
+    queued!(s, "wait",);
+}
+
+unsafe extern "C" fn free_stream(stream: *mut Backend) {
+    // SAFETY: made by `open`, and given up.
+    drop(unsafe { Box::from_raw(stream) });
+}
+
+unsafe extern "C" fn open(device: *mut Device, _: *const c_char) -> *mut Backend {
+    Box::into_raw(Box::new(Backend {
+        guid: null_mut(),
+        iface: BackendI {
+            get_name: None,
+            free: Some(free_stream),
+            set_tensor_async: Some(set),
+            get_tensor_async: Some(get),
+            set_tensor_2d_async: Some(set_2d),
+            get_tensor_2d_async: None,
+            cpy_tensor_async: Some(copy),
+            synchronize: Some(synchronize),
+            graph_plan_create: None,
+            graph_plan_free: None,
+            graph_plan_update: None,
+            graph_plan_compute: None,
+            graph_compute: Some(compute),
+            event_record: Some(record),
+            event_wait: Some(wait),
+            graph_optimize: None,
+        },
+        device,
+        // SAFETY: the host passes the device of the test.
+        context: unsafe { (*device).context },
+    }))
+}
+
+unsafe extern "C" fn event_new(device: *mut Device) -> *mut Event {
+    // SAFETY: the host passes the device of the test.
+    let context = unsafe { (*device).context };
+    Box::into_raw(Box::new(Event { device, context }))
+}
+
+unsafe extern "C" fn event_free(_: *mut Device, event: *mut Event) {
+    // SAFETY: made by `event_new`, and given up.
+    drop(unsafe { Box::from_raw(event) });
+}
+
+unsafe extern "C" fn event_synchronize(device: *mut Device, _: *mut Event) {
+    // SAFETY: the device of the test.
+    unsafe { log((*device).context, work_off) };
+}
+
+unsafe extern "C" fn name(_: *mut Device) -> *const c_char {
+    c"Lazy".as_ptr()
+}
+
+unsafe extern "C" fn type_name(_: *mut BufferType) -> *const c_char {
+    c"Lazy".as_ptr()
+}
+
+unsafe extern "C" fn alignment(_: *mut BufferType) -> usize {
+    64
+}
+
+unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer {
+    let words = vec![0u64; size.div_ceil(8)].into_boxed_slice();
+    let iface = BufferI {
+        get_base: Some(base),
+        set_tensor: Some(set_now),
+        get_tensor: Some(get_now),
+        clear: Some(clear),
+        ..BufferI::NONE
+    };
+    let context = Box::into_raw(Box::new(words)).cast();
+    Box::into_raw(Box::new(Buffer {
+        iface,
+        buft,
+        context,
+        size,
+        usage: usage::ANY,
+    }))
+}
+
+unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
+    // SAFETY: made by `allocate`, and given up.
+    unsafe {
+        drop(Box::from_raw((*buffer).context.cast::<Box<[u64]>>()));
+        drop(Box::from_raw(buffer));
+    }
+}
+
+unsafe extern "C" fn base(buffer: *mut Buffer) -> *mut c_void {
+    // SAFETY: a buffer of `allocate`.
+    unsafe {
+        (*(*buffer).context.cast::<Box<[u64]>>())
+            .as_mut_ptr()
+            .cast()
+    }
+}
+
+unsafe extern "C" fn set_now(
+    _: *mut Buffer,
+    t: *mut Tensor,
+    data: *const c_void,
+    at: usize,
+    len: usize,
+) {
+    // SAFETY: the host checks ranges.
+    unsafe { std::ptr::copy(data.cast::<u8>(), address(t, at) as *mut u8, len) };
+}
+
+unsafe extern "C" fn get_now(
+    _: *mut Buffer,
+    t: *const Tensor,
+    data: *mut c_void,
+    at: usize,
+    len: usize,
+) {
+    // SAFETY: the host checks ranges.
+    unsafe { std::ptr::copy(address(t, at) as *const u8, data.cast::<u8>(), len) };
+}
+
+unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
+    // SAFETY: all of it.
+    unsafe { base(buffer).cast::<u8>().write_bytes(value, (*buffer).size) };
+}
+
+unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
+    let iface = BufferTypeI2 {
+        get_name: Some(type_name),
+        alloc_buffer: Some(allocate),
+        get_alignment: Some(alignment),
+        get_max_size: None,
+        get_alloc_size: None,
+        is_host: None,
+    };
+    BufferTypeTable {
+        iface,
+        device,
+        context: null_mut(),
+    }
+    .leak(Version::V2)
+}
+
+unsafe extern "C" fn host_type(device: *mut Device) -> *mut BufferType {
+    unsafe extern "C" fn yes(_: *mut BufferType) -> bool {
+        true
+    }
+    // SAFETY: a type of version 2, changed before anybody has it.
+    unsafe {
+        let host = buffer_type(device);
+        (*host.cast::<crate::abi::BufferTypeV2>()).iface.is_host = Some(yes);
+        host
+    }
+}
+
+unsafe extern "C" fn props(_: *mut Device, props: *mut DevProps) {
+    // SAFETY: the host passes room.
+    unsafe {
+        *props = DevProps {
+            kind: device_type::GPU,
+            caps: DevCaps {
+                async_: true,
+                host_buffer: true,
+                events: true,
+                ..DevCaps::default()
+            },
+            ..DevProps::zeroed()
+        };
+    }
+}
+
+unsafe extern "C" fn supports(_: *mut Device, tensor: *const Tensor) -> bool {
+    // SAFETY: a valid tensor.
+    unsafe { (*tensor).op == op::SCALE }
+}
+
+unsafe extern "C" fn supports_type(_: *mut Device, _: *mut BufferType) -> bool {
+    true
+}
+
+/// A device of the lazy plugin, which lives until the process ends, and what it was asked.
+fn lazy() -> (Arc<GgmlDevice>, &'static Context) {
+    let context: &'static Context = Box::leak(Box::default());
+    let reg = Box::into_raw(Box::new(Reg {
+        api_version: 2,
+        iface: RegI {
+            get_name: None,
+            get_device_count: None,
+            get_device: None,
+            get_proc_address: None,
+        },
+        context: null_mut(),
+    }));
+    let device = Box::into_raw(Box::new(Device {
+        iface: DeviceI {
+            get_name: Some(name),
+            get_description: None,
+            get_memory: None,
+            get_type: None,
+            get_props: Some(props),
+            init_backend: Some(open),
+            get_buffer_type: Some(buffer_type),
+            get_host_buffer_type: Some(host_type),
+            buffer_from_host_ptr: None,
+            supports_op: Some(supports),
+            supports_buft: Some(supports_type),
+            offload_op: None,
+            event_new: Some(event_new),
+            event_free: Some(event_free),
+            event_synchronize: Some(event_synchronize),
+        },
+        reg,
+        context: std::ptr::from_ref(context).cast_mut().cast(),
+    }));
+    let plugin = Arc::new(Plugin::of_test(device, reg, free_buffer));
+    (
+        GgmlDevice::new(plugin, device, None, |_| false).unwrap(),
+        context,
+    )
+}
+
+fn calls(context: &Context) -> Vec<&'static str> {
+    std::mem::take(&mut context.lock().unwrap().calls)
+}
+
+/// Rows of four numbers at `offset` of a new buffer of the device's.
+fn rows(device: &GgmlDevice, count: usize) -> TensorRef {
+    let layout = Layout::contiguous(DType::F32, [4, count, 1, 1]).unwrap();
+    TensorRef {
+        buffer: device
+            .buffer_type()
+            .allocate(layout.bytes(), Usage::Compute)
+            .unwrap(),
+        slot: Slot { offset: 0, layout },
+    }
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_ne_bytes())
+        .collect()
+}
+
+#[test]
+fn offers_are_passed_on() {
+    let (device, _) = lazy();
+    let capabilities = device.capabilities();
+    assert!(capabilities.asynchronous && capabilities.events && capabilities.host_buffer);
+    let host = device.host_buffer_type().unwrap();
+    let buffer = host.allocate(64, Usage::Any).unwrap();
+    assert!(host.is_host() && buffer.host().is_some());
+    assert!(!device.buffer_type().is_host());
+}
+
+#[test]
+fn writes_take_their_data_and_wait_for_nothing() {
+    let (device, context) = lazy();
+    let tensor = rows(&device, 3);
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    calls(context);
+    let mut data = bytes(&[1.0; 12]);
+    stream.write(&tensor, 0, &data).unwrap();
+    data.fill(0xff);
+    let mut data = bytes(&[2.0, 0.0, 3.0, 0.0]);
+    let pieces = Rows {
+        offset: 4,
+        len: 4,
+        count: 2,
+        stride: 16,
+        host_stride: 8,
+    };
+    stream.write_rows(&tensor, pieces, &data).unwrap();
+    data.fill(0xff);
+    drop(data);
+    assert_eq!(calls(context), ["set", "set 2d", "row", "row"]);
+    let mut out = vec![0; 48];
+    tensor.read(0, &mut out).unwrap();
+    assert_eq!(out, [0; 48], "nothing has happened yet");
+    stream.read(&tensor, 0, &mut out).unwrap();
+    assert_eq!(
+        out,
+        bytes(&[1.0, 2.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    );
+    assert_eq!(calls(context), ["get", "synchronize"]);
+
+    // Wrong ones are found before they are queued, and what has no function goes another way.
+    assert!(stream.write(&tensor, 40, &[0; 12]).is_err());
+    let wide = Rows {
+        stride: 48,
+        ..pieces
+    };
+    assert!(stream.write_rows(&tensor, wide, &[0; 16]).is_err());
+    let mut two = [0; 8];
+    stream
+        .read_rows(
+            &tensor,
+            Rows {
+                host_stride: 4,
+                ..pieces
+            },
+            &mut two,
+        )
+        .unwrap();
+    assert_eq!(two[..], bytes(&[2.0, 3.0]));
+}
+
+#[test]
+fn memory_lives_until_queued_work_is_done() {
+    let (device, context) = lazy();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let (x, copied) = (rows(&device, 1), rows(&device, 1));
+    {
+        let mut graph = Graph::new();
+        let a = graph.input("a", DType::F32, [4, 1, 1, 1]).unwrap();
+        let b = graph.scale(a, 3.0).unwrap();
+        let y = rows(&device, 1);
+        let places = [Some(x.clone()), Some(y.clone())];
+        let work = Placed {
+            graph: &graph,
+            nodes: &[b],
+            places: &places,
+            workspace: None,
+        };
+        let mut prepared = stream.prepare(work).unwrap();
+        stream.write(&x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0])).unwrap();
+        let control = RunControl {
+            cancel: &CancelToken::new(),
+            observer: None,
+        };
+        calls(context);
+        stream.run(&mut *prepared, control).unwrap();
+        assert!(device.can_copy(&device.buffer_type(), &device.buffer_type()));
+        stream.copy(&y, &copied).unwrap();
+        assert_eq!(calls(context), ["compute", "copy"], "nobody waited");
+        // The graph and its result's memory go away here, with everything still to be done.
+    }
+    let mut out = vec![0; 16];
+    stream.read(&copied, 0, &mut out).unwrap();
+    assert_eq!(out, bytes(&[3.0, 6.0, 9.0, 12.0]));
+    stream.write(&x, 0, &[0; 16]).unwrap();
+    drop(x);
+    drop(stream); // waits for the write
+    assert_eq!(calls(context).last(), Some(&"synchronize"));
+}
+
+#[test]
+fn events_are_the_plugins() {
+    let (device, context) = lazy();
+    let tensor = rows(&device, 1);
+    let [mut first, mut second] = [(), ()].map(|()| Arc::clone(&device).open_stream().unwrap());
+    let event = device.create_event().unwrap();
+    calls(context);
+    event.synchronize().unwrap();
+    second.wait(&*event).unwrap();
+    assert!(calls(context).is_empty(), "nothing was recorded");
+    first.write(&tensor, 0, &[7; 16]).unwrap();
+    first.record(&*event).unwrap();
+    second.wait(&*event).unwrap();
+    assert_eq!(calls(context), ["set", "record", "wait"]);
+    event.synchronize().unwrap();
+    let mut out = vec![0; 16];
+    tensor.read(0, &mut out).unwrap();
+    assert_eq!(out, [7; 16]);
+
+    let (other, _) = lazy();
+    let foreign = other.create_event().unwrap();
+    assert!(first.record(&*foreign).is_err());
+    first.wait(&*foreign).unwrap();
+}

@@ -1,0 +1,111 @@
+//! A plugin of upstream's is loaded, used and dropped a thousand times, in every order of destruction.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::{
+    Backend, CancelToken, DType, Device, Graph, Layout, Placed, Prepared, RunControl, Slot, Stream,
+    TensorRef, Usage,
+};
+use samite_ggml::{GgmlBackend, GgmlOptions};
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+
+const CYCLES: usize = 1000;
+const VALUES: usize = 64;
+
+/// All orders of `0..count`, one after the other.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = orders(count - 1).into_iter();
+    shorter
+        .flat_map(|order| {
+            (0..count).map(move |at| {
+                let mut order = order.clone();
+                order.insert(at, count - 1);
+                order
+            })
+        })
+        .collect()
+}
+
+/// Everything that using the plugin once makes, after it was used.
+fn things(path: &Path) -> Vec<Box<dyn Any>> {
+    let mut options = GgmlOptions::default();
+    options.paths = vec![path.to_owned()];
+    options.threads = Some(1);
+    let backend = GgmlBackend::find(&options);
+    assert_eq!(backend.rejected(), [], "the plugin is used");
+    let device: Arc<dyn Device> = Arc::clone(&backend.devices()[0]);
+
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [VALUES, 1, 1, 1]).unwrap();
+    let y = graph.scale(x, 2.0).unwrap();
+    let layout = Layout::contiguous(DType::F32, [VALUES, 1, 1, 1]).unwrap();
+    let memory = device.buffer_type();
+    let buffer = memory.allocate(2 * layout.bytes(), Usage::Compute).unwrap();
+    let place = |offset: usize| TensorRef {
+        buffer: Arc::clone(&buffer),
+        slot: Slot { offset, layout },
+    };
+    let places = [Some(place(0)), Some(place(layout.bytes()))];
+    let mut stream: Box<dyn Stream> = Arc::clone(&device).open_stream().unwrap();
+    let work = Placed {
+        graph: &graph,
+        nodes: &[y],
+        places: &places,
+        workspace: None,
+    };
+    let mut prepared: Box<dyn Prepared> = stream.prepare(work).unwrap();
+    let bytes: Vec<u8> = (0..VALUES).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+    stream.write(&place(0), 0, &bytes).unwrap();
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    stream.run(&mut *prepared, control).unwrap();
+    let mut out = vec![0; layout.bytes()];
+    stream.read(&place(layout.bytes()), 0, &mut out).unwrap();
+    let expected: Vec<u8> = (0..VALUES)
+        .flat_map(|i| (2.0 * i as f32).to_ne_bytes())
+        .collect();
+    assert_eq!(out, expected);
+    drop(places);
+    vec![
+        Box::new(backend),
+        Box::new(device),
+        Box::new(memory),
+        Box::new(buffer),
+        Box::new(stream),
+        Box::new(prepared),
+    ]
+}
+
+#[test]
+fn a_thousand_cycles_end_in_every_order() {
+    let Some(peers) = std::env::var_os("SAMITE_TEST_GGML_PLUGINS") else {
+        println!("skipped: SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so");
+        return;
+    };
+    // Alone, so that samite's libggml-base is part of it, where there is one.
+    let folder = tempfile::tempdir().unwrap();
+    let name = "libggml-cpu-x64.so";
+    let path = match cfg!(target_os = "linux") {
+        true => folder.path().join(name),
+        false => Path::new(&peers).join(name),
+    };
+    if !path.exists() {
+        std::fs::copy(Path::new(&peers).join(name), &path).unwrap();
+    }
+    let orders = orders(6);
+    assert_eq!(orders.len(), 720);
+    for order in orders.iter().cycle().take(CYCLES) {
+        let mut things: Vec<_> = things(&path).into_iter().map(Some).collect();
+        for &index in order {
+            drop(things[index].take());
+        }
+    }
+}
