@@ -47,8 +47,11 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of the feed-forward part.
     pub feed_forward: usize,
-    /// Tokens of a text that are seen together.
+    /// Tokens that the model can see together.
     pub context: usize,
+    /// Tokens of a text that are learnt together, if fewer than the context.
+    #[serde(default)]
+    pub window: Option<usize>,
     /// Base of the frequencies of rotary position embedding.
     #[serde(default = "rope_base")]
     pub rope_base: f32,
@@ -179,10 +182,11 @@ impl Config {
         Ok(config)
     }
 
-    /// Tokens of a text that are seen together.
+    /// Tokens of a text that are learnt together.
     pub fn context(&self) -> usize {
         let lora = self.lora.as_ref().map(|lora| lora.context);
-        lora.or(self.model.map(|model| model.context)).unwrap_or(0)
+        let model = || self.model.map(|model| model.window.unwrap_or(model.context));
+        lora.or_else(model).unwrap_or(0)
     }
 
     /// Checks that the numbers fit together.
@@ -274,6 +278,15 @@ impl ModelConfig {
         ] {
             bounded(&format!("model.{field}"), value)?;
         }
+        if let Some(window) = self.window {
+            bounded("model.window", window)?;
+            if window > self.context {
+                return Err(Error::config(format!(
+                    "model.window {window} is more than model.context {}",
+                    self.context
+                )));
+            }
+        }
         if !self.width.is_multiple_of(2 * self.heads) {
             return Err(Error::config(format!(
                 "model.width {} is not an even number for each of {} heads",
@@ -332,6 +345,7 @@ pub(crate) mod tests {
             ("clip = 1.0", "clip = -1.0", "training.clip"),
             ("rate = 0.01", "rate = nan", "training.schedule.rate"),
             ("context = 16", "context = 99999999999", "model.context"),
+            ("context = 16", "context = 16\nwindow = 17", "model.window"),
         ] {
             let error = Config::from_toml(&SMALL.replacen(from, to, 1)).unwrap_err();
             assert!(error.to_string().contains(message), "{error}");

@@ -437,6 +437,7 @@ fn check_model(what: &str, adapted: bool, again: bool) {
         kv_heads: 2,
         feed_forward: 6,
         context: 4,
+        window: None,
         rope_base: 100.0,
         norm_eps: 1e-5,
     };
