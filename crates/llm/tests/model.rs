@@ -160,6 +160,7 @@ fn a_plan_needs_no_weights_and_is_what_is_loaded() {
     let options = ModelOptions {
         rules: PlacementRule::parse_all("layers=2:b").unwrap(),
         load_mode: LoadMode::Read,
+        repack: false,
         ..ModelOptions::new(vec![reference("a"), reference("b"), cpu()])
     };
     let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();

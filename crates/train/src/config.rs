@@ -185,7 +185,10 @@ impl Config {
     /// Tokens of a text that are learnt together.
     pub fn context(&self) -> usize {
         let lora = self.lora.as_ref().map(|lora| lora.context);
-        let model = || self.model.map(|model| model.window.unwrap_or(model.context));
+        let model = || {
+            self.model
+                .map(|model| model.window.unwrap_or(model.context))
+        };
         lora.or_else(model).unwrap_or(0)
     }
 

@@ -522,18 +522,19 @@ vectorized! {
             scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
         }
         if let Some(mask) = mask {
-            let (mut seen, mut others) = (false, false);
+            // Bits, not truth values: these become vector code.
+            let (mut seen, mut others) = (0, 0);
             for (x, &m) in scores.iter_mut().zip(mask) {
-                seen |= m != NO_KEY;
-                others |= m != NO_KEY && m != 0;
+                seen |= m ^ NO_KEY;
+                others |= if m == NO_KEY { 0 } else { m };
                 // Whatever an unused place of a cache holds must not be seen.
                 *x = if m == NO_KEY { f32::NEG_INFINITY } else { *x };
             }
-            if !seen {
+            if seen == 0 {
                 scores.fill(0.0);
                 return;
             }
-            if others {
+            if others != 0 {
                 for (x, &m) in scores.iter_mut().zip(mask).filter(|(_, m)| **m != NO_KEY) {
                     *x += row.slope * f16::from_bits(m).to_f32();
                 }

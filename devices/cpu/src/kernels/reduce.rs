@@ -62,11 +62,17 @@ pub(crate) fn max_of(x: &[f32]) -> f32 {
             *lane = if *x > *lane { *x } else { *lane };
         }
     }
-    let rest = rest.iter().copied();
-    lanes
-        .into_iter()
-        .chain(rest)
-        .fold(f32::NEG_INFINITY, f32::max)
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = if *x > *lane { *x } else { *lane };
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        let pairs = low.iter_mut().zip(high);
+        pairs.for_each(|(a, b)| *a = if *b > *a { *b } else { *a });
+        width /= 2;
+    }
+    lanes[0]
 }
 
 /// Lets `f` change each row of the F32 result, after the source's row was copied to it.
