@@ -7,18 +7,18 @@
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`activations`]: the other side of products, rounded to 8 bits.
-//! - `formats`, `kernels`: how panels of each type become bytes, and products of those, for AVX-512 with VNNI.
+//! - [`formats`], [`kernels`]: how panels of each type become bytes, and products of those.
+//! - [`simd`]: the instruction sets for which these are compiled.
 //! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
-#[cfg(target_arch = "x86_64")]
 mod formats;
-#[cfg(target_arch = "x86_64")]
 mod kernels;
 pub(crate) mod layout;
 pub(crate) mod rows;
+mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -29,10 +29,10 @@ use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
 
-/// Rows of a register.
+/// Rows whose units lie together: those of the widest registers.
 pub(crate) const LANES: usize = 16;
 
-/// Rows of a panel: two registers, which is what products take at a time.
+/// Rows of a panel: what products take at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
 /// How rows of a packed type are multiplied with columns.
@@ -46,27 +46,12 @@ pub(crate) struct PackedProduct {
 }
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn product(isa: Isa, dtype: DType, k: usize, columns: usize) -> Option<PackedProduct> {
-    let Isa::Avx512(token) = isa else {
-        return None;
-    };
-    let (function, spec) = kernels::product(token, dtype)?;
+    let (function, spec) = kernels::product(isa, dtype)?;
     Some(PackedProduct {
         function,
-        columns: Activations::new(token, spec, k, columns)?,
+        columns: Activations::new(isa, spec, k, columns)?,
     })
-}
-
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn product(
-    _isa: Isa,
-    _dtype: DType,
-    _k: usize,
-    _columns: usize,
-) -> Option<PackedProduct> {
-    None
 }
 
 /// Host memory of a tensor, packed or not.
@@ -84,7 +69,7 @@ pub(crate) fn is_packed(node: Node<'_>, source: usize) -> bool {
     stored.is_some_and(|stored| stored.tensor().buffer.as_any().is::<PackedBuffer>())
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use super::layout::PackedLayout;
     use super::*;
@@ -92,16 +77,9 @@ mod tests {
     use crate::simd::float::{Column, Panel};
     use samite_core::Layout;
 
-    /// What there is for packed weights.
-    fn levels() -> Vec<Isa> {
-        let all = Isa::all().into_iter();
-        all.filter(|isa| product(*isa, DType::Q8_0, 256, 1).is_some())
-            .collect()
-    }
-
     #[test]
     fn every_type_that_can_be_packed_has_a_product() {
-        for isa in levels() {
+        for isa in Isa::all() {
             for dtype in DType::all() {
                 let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
                     continue;
@@ -163,8 +141,8 @@ mod tests {
 
     #[test]
     fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
-        let levels = levels();
-        let Some(&isa) = levels.first() else { return };
+        let levels = Isa::all();
+        let isa = levels[0];
         for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256, 1).is_some()) {
             let lengths = if dtype.block_len() == 256 {
                 [256, 768]
