@@ -80,34 +80,77 @@ impl Activations {
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         for (i, x) in x.chunks(SLAB).enumerate() {
             let slab = out.wrapping_add((start / SLAB + i) * self.slabs);
-            // SAFETY: the caller's contract.
-            self.isa.run(|| unsafe { self.spec.quantize(x, slab) });
+            let quantize = match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512(_) => avx512::quantize,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2(_) => avx2::quantize,
+                _ => base::quantize,
+            };
+            // SAFETY: the caller's contract; the token proves that the instructions are there.
+            unsafe { quantize(&self.spec, x, slab) };
         }
     }
 }
 
+/// Compiles quantization for one instruction set. (A closure would not always be made part of a function that may use
+/// the instructions.)
+macro_rules! compile {
+    ($name:ident $(, $features:literal)?) => {
+        mod $name {
+            use super::*;
+
+            /// Quantizes the elements of a slab.
+            ///
+            /// # Safety
+            /// The slab must be writable and aligned to 4.
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    match spec.scaled {
+                        32 => spec.quantize::<32>(x, slab),
+                        _ => spec.quantize::<SLAB>(x, slab),
+                    }
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    avx512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
+);
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, "avx2,fma,f16c");
+compile!(base);
+
 impl ColumnSpec {
-    /// Quantizes the elements of a slab.
+    /// Quantizes the elements of a slab; `SCALED` of them share a scale.
     ///
     /// # Safety
     /// The slab must be writable and aligned to 4.
     #[inline(always)]
-    unsafe fn quantize(&self, x: &[f32], slab: *mut u8) {
+    unsafe fn quantize<const SCALED: usize>(&self, x: &[f32], slab: *mut u8) {
         let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(self.sums_at()));
-        for (part, x) in x.chunks(self.scaled).enumerate() {
-            let at = part * self.scaled;
+        for (part, x) in x.as_chunks::<SCALED>().0.iter().enumerate() {
+            let at = part * SCALED;
             // SAFETY: a slab has room for the codes, scales and sums of so many elements.
             unsafe {
-                let codes = std::slice::from_raw_parts_mut(slab.add(at).cast::<i8>(), x.len());
+                let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
                 let scale = round(x, codes);
                 scales.cast::<f32>().add(part).write(scale);
-                for (g, codes) in codes.chunks(self.group).enumerate() {
+                let whole = codes.as_chunks::<16>().0;
+                for (g, codes) in whole.chunks(self.group / 16).enumerate() {
+                    let codes = codes.as_flattened();
                     let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
                     let sum = match self.sums {
                         Sums::Offset(offset) => -offset * sum,
                         Sums::Minus => {
-                            let scale = if self.scaled == 32 { scale } else { 1.0 };
-                            (-(sum as f32) * scale).to_bits() as i32
+                            let scale = if SCALED == 32 { scale } else { 1.0 };
+                            (-(sum as f32) * scale).to_bits().cast_signed()
                         }
                     };
                     sums.cast::<i32>().add(at / self.group + g).write(sum);
@@ -117,26 +160,19 @@ impl ColumnSpec {
     }
 }
 
-/// Rounds numbers, a multiple of 16, to codes from -127 to 127; the scale. If one is not finite, neither is the scale.
+/// Rounds numbers to codes from -127 to 127; the scale. If one is not finite, neither is the scale, and codes may be
+/// anything.
 #[inline(always)]
-fn round(x: &[f32], codes: &mut [i8]) -> f32 {
+fn round<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
     // Added to a number, it rounds it to a whole one, whose lowest bits then are those of the code.
     const ROUND: f32 = 12_582_912.0;
     // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
-    let mut largest = [0; 16];
-    for x in x.as_chunks::<16>().0 {
-        for (largest, x) in largest.iter_mut().zip(x) {
-            *largest = x.abs().to_bits().cast_signed().max(*largest);
-        }
-    }
-    let largest = largest.into_iter().fold(0, i32::max);
+    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
+    let largest = x.iter().map(magnitude).fold(0, i32::max);
     let largest = f32::from_bits(largest.cast_unsigned());
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let chunks = codes.as_chunks_mut::<16>().0.iter_mut();
-    for (codes, x) in chunks.zip(x.as_chunks::<16>().0) {
-        for (code, x) in codes.iter_mut().zip(x) {
-            *code = (x * inverse + ROUND).to_bits() as i8;
-        }
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = (x * inverse + ROUND).to_bits() as i8;
     }
     largest / 127.0
 }
