@@ -1,5 +1,9 @@
 //! Panels of each type, unpacked to bytes: what is different between types of weights.
 
+// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
+// of functions that may use the instructions.
+#![allow(clippy::needless_range_loop)]
+
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::simd::Simd;
 use super::{LANES, PANEL};
@@ -259,14 +263,16 @@ unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
 
 /// Nibbles of a block of 32: low ones are the first half, high ones the second.
 #[inline(always)]
-unsafe fn nibbles<V: Simd>(rows: Rows, block: usize, mut to: impl FnMut(usize, V::Words)) {
+unsafe fn nibbles<V: Simd>(rows: Rows, block: usize) -> [V::Words; 8] {
     // SAFETY: the caller's contract.
     unsafe {
+        let mut all = [V::splat(0); 8];
         for j in 0..4 {
             let both = rows.words::<V>(block * 4 + j);
-            to(j, low::<V>(both));
-            to(j + 4, high::<V>(both));
+            all[j] = low::<V>(both);
+            all[j + 4] = high::<V>(both);
         }
+        all
     }
 }
 
@@ -316,7 +322,10 @@ impl Format for Q4_0 {
         unsafe {
             let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles::<V>(rows, i, |j, codes| to.codes(i * 8 + j, codes));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, codes[j]);
+                }
                 to.scale(i, scales.halves::<V>(i));
             }
         }
@@ -336,9 +345,10 @@ impl Format for Iq4Nl {
         unsafe {
             let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles::<V>(rows, i, |j, codes| {
-                    to.codes(i * 8 + j, full_codes::<V>(&IQ4_NL_VALUES, codes));
-                });
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, full_codes::<V>(&IQ4_NL_VALUES, codes[j]));
+                }
                 to.scale(i, scales.halves::<V>(i));
             }
         }
@@ -359,15 +369,17 @@ impl Format for Mxfp4 {
             let values = MXFP4_VALUES.map(|value| value + 12);
             let exponents = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles::<V>(rows, i, |j, codes| {
-                    to.codes(i * 8 + j, V::look_up(&values, codes));
-                });
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::look_up(&values, codes[j]));
+                }
                 // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
                 let e = V::load_u8(exponents.unit(i, 1));
-                let power = |e| V::from_bits(V::shl(V::add(e, V::splat(63)), 23));
                 let half = V::shr(e, 1);
                 let rest = V::add(half, V::and(e, V::splat(1)));
-                to.scale(i, V::mul(power(half), power(rest)));
+                let a = V::shl(V::add(half, V::splat(63)), 23);
+                let b = V::shl(V::add(rest, V::splat(63)), 23);
+                to.scale(i, V::mul(V::from_bits(a), V::from_bits(b)));
             }
         }
     }
@@ -420,7 +432,10 @@ impl Format for Q4_1 {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
-                nibbles::<V>(rows, i, |j, codes| to.codes(i * 8 + j, codes));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, codes[j]);
+                }
                 to.scale(i, scales.halves::<V>(i));
                 let minimums = minimums.halves::<V>(i);
                 to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
@@ -444,9 +459,10 @@ impl Format for Q5_0 {
             let scales = bits.behind(blocks * 4);
             for i in 0..blocks {
                 let bits = bits.words::<V>(i);
-                nibbles::<V>(rows, i, |j, codes| {
-                    to.codes(i * 8 + j, V::or(codes, V::fifth_bits(bits, j)));
-                });
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                }
                 to.scale(i, scales.halves::<V>(i));
             }
         }
@@ -469,9 +485,10 @@ impl Format for Q5_1 {
             let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
                 let bits = bits.words::<V>(i);
-                nibbles::<V>(rows, i, |j, codes| {
-                    to.codes(i * 8 + j, V::or(codes, V::fifth_bits(bits, j)));
-                });
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                }
                 to.scale(i, scales.halves::<V>(i));
                 let minimums = minimums.halves::<V>(i);
                 to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
@@ -491,33 +508,38 @@ unsafe fn six_bits<F: Format, V: Simd>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let [a, b, c] = [0, 1, 2].map(|i| fields.words::<V>(i));
+        let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+        let c = fields.words::<V>(2);
         let six = V::splat(0x3f3f_3f3f);
-        let upper = |first| V::and(V::shr(first, 2), V::splat(0x3030_3030));
-        let scales = [V::and(a, six), V::or(low::<V>(c), upper(a))];
-        let minimums = [V::and(b, six), V::or(high::<V>(c), upper(b))];
+        let scales = [
+            V::and(a, six),
+            or_masked::<V>(low::<V>(c), V::shr(a, 2), 0x30),
+        ];
+        let minimums = [
+            V::and(b, six),
+            or_masked::<V>(high::<V>(c), V::shr(b, 2), 0x30),
+        ];
         for group in 0..8 {
-            let byte = |from: [V::Words; 2]| number::<V>(from[group / 4], group % 4 * 8, 8);
-            to.scale(group, scaled::<V>(byte(scales), d));
-            to.minimum(group, scaled::<V>(byte(minimums), d_min));
+            let (word, byte) = (group / 4, group % 4 * 8);
+            let scale = number::<V>(scales[word], byte, 8);
+            let minimum = number::<V>(minimums[word], byte, 8);
+            to.scale(group, scaled::<V>(scale, d));
+            to.minimum(group, scaled::<V>(minimum, d_min));
         }
     }
 }
 
-/// Codes of two bits of a block of 256: bits `2 * j..2 * j + 2` of the bytes of each half are 32 elements.
+/// Codes of two bits in word `i`: four times four elements, each 32 behind those before.
 #[inline(always)]
-unsafe fn two_bits<V: Simd>(rows: Rows, mut to: impl FnMut(usize, usize, usize, V::Words)) {
+unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
     // SAFETY: the caller's contract.
     unsafe {
-        for part in 0..2 {
-            for u in 0..8 {
-                let all = rows.words::<V>(part * 8 + u);
-                for j in 0..4 {
-                    let codes = V::and(V::shr(all, 2 * j), V::splat(0x0303_0303));
-                    to(part, j, u, codes);
-                }
-            }
+        let all = rows.words::<V>(i);
+        let mut codes = [all; 4];
+        for j in 0..4 {
+            codes[j] = V::and(V::shr(all, 2 * j), V::splat(0x0303_0303));
         }
+        codes
     }
 }
 
@@ -539,9 +561,12 @@ impl Format for Q2K {
             let d = fields.behind(blocks * 16);
             let d_min = d.behind(blocks * 2).halves::<V>(0);
             let d = d.halves::<V>(0);
-            two_bits::<V>(rows, |part, j, u, codes| {
-                to.codes(part * 32 + j * 8 + u, codes);
-            });
+            for i in 0..16 {
+                let codes = two_bits::<V>(rows, i);
+                for j in 0..4 {
+                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes[j]);
+                }
+            }
             for group in 0..16 {
                 let both = V::load_u8(fields.unit(group, 1));
                 to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
@@ -568,19 +593,24 @@ impl Format for Q3K {
             let bits = rows.behind(blocks * 64);
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12).halves::<V>(0);
-            two_bits::<V>(rows, |part, j, u, codes| {
-                // Bit `4 * part + j` is the third one.
-                let bits = bits.words::<V>(u);
-                let third = moved::<V>(bits, part * 4 + j, 2);
-                to.codes(part * 32 + j * 8 + u, or_masked::<V>(codes, third, 4));
-            });
+            for i in 0..16 {
+                let codes = two_bits::<V>(rows, i);
+                let bits = bits.words::<V>(i % 8);
+                for j in 0..4 {
+                    let third = moved::<V>(bits, i / 8 * 4 + j, 2);
+                    let codes = or_masked::<V>(codes[j], third, 4);
+                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes);
+                }
+            }
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
             // the upper two of all.
-            let words = [0, 1, 2].map(|i| fields.words::<V>(i));
+            let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+            let upper = fields.words::<V>(2);
             for group in 0..16 {
-                let (word, byte) = (group % 8 / 4, group % 4 * 8);
-                let low = number::<V>(words[word], byte + group / 8 * 4, 4);
-                let high = number::<V>(words[2], byte + group / 4 * 2, 2);
+                let byte = group % 4 * 8;
+                let lower = if group % 8 < 4 { a } else { b };
+                let low = number::<V>(lower, byte + group / 8 * 4, 4);
+                let high = number::<V>(upper, byte + group / 4 * 2, 2);
                 to.scale(group, six_bit_scale::<V>(low, high, d));
             }
         }
@@ -638,9 +668,9 @@ impl Format for Q5K {
                 for i in 0..4 {
                     let both = rows.words::<V>(i * 8 + j);
                     let codes = [low::<V>(both), high::<V>(both)];
-                    for (k, codes) in codes.into_iter().enumerate() {
+                    for k in 0..2 {
                         let fifth = moved::<V>(bits, 2 * i + k, 4);
-                        to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes, fifth, 16));
+                        to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
                 }
             }
@@ -668,12 +698,13 @@ impl Format for Q6K {
             let d = scales.behind(blocks * 16);
             for part in 0..2 {
                 for j in 0..8 {
-                    let [a, b] = [j, j + 8].map(|i| rows.words::<V>(part * 16 + i));
+                    let a = rows.words::<V>(part * 16 + j);
+                    let b = rows.words::<V>(part * 16 + j + 8);
                     let bits = bits.words::<V>(part * 8 + j);
                     let codes = [low::<V>(a), low::<V>(b), high::<V>(a), high::<V>(b)];
-                    for (i, codes) in codes.into_iter().enumerate() {
+                    for i in 0..4 {
                         let upper = moved::<V>(bits, 2 * i, 4);
-                        let codes = or_masked::<V>(codes, upper, 0x30);
+                        let codes = or_masked::<V>(codes[i], upper, 0x30);
                         to.codes(part * 32 + i * 8 + j, codes);
                     }
                 }

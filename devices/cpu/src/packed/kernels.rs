@@ -178,9 +178,11 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
             for part in PanelSlab::all::<F>(panel, row) {
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
                 for first in (0..PANEL).step_by(V::LANES) {
-                    let place = |c: usize| (&raw mut (*results.add(c))[first]);
-                    let sums = std::array::from_fn(|c| V::load_floats(place(c)));
-                    let mut direct = Direct::<V, C>::new(x, sums);
+                    let place = |c: usize| &raw mut (*results.add(c))[first];
+                    let mut direct = Direct::<V, C>::new(x);
+                    for c in 0..C {
+                        direct.sums[c] = V::load_floats(place(c));
+                    }
                     part.unpack::<F, V>(first, &mut direct);
                     for c in 0..C {
                         V::store_floats(direct.sums[c], place(c));
@@ -205,14 +207,14 @@ struct Direct<V: Simd, const C: usize> {
 
 impl<V: Simd, const C: usize> Direct<V, C> {
     #[inline(always)]
-    unsafe fn new(x: [*const u8; C], sums: [V::Floats; C]) -> Self {
+    unsafe fn new(x: [*const u8; C]) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
             Direct {
                 x,
                 whole: [[V::start(0); C]; SLAB / 16],
                 part: [V::splat_float(0.0); C],
-                sums,
+                sums: [V::splat_float(0.0); C],
             }
         }
     }
