@@ -23,24 +23,32 @@ use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
 use std::mem::MaybeUninit;
 
+/// What an expression is for the format of a type, if it can be packed.
+macro_rules! for_format {
+    ($dtype:expr, $format:ident => $result:expr) => {
+        for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
+            IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K)
+    };
+    ($dtype:expr, $format:ident => $result:expr; $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(DType::$name => {
+                type $format = $type;
+                Some($result)
+            })*
+            _ => None,
+        }
+    };
+}
+
 /// The product for a type and what it needs columns to be.
 pub(super) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
-    Some(match dtype {
-        DType::Q8_0 => (compiled::<Q8_0>(isa), Q8_0::COLUMNS),
-        DType::Q4_0 => (compiled::<Q4_0>(isa), Q4_0::COLUMNS),
-        DType::Q4_1 => (compiled::<Q4_1>(isa), Q4_1::COLUMNS),
-        DType::Q5_0 => (compiled::<Q5_0>(isa), Q5_0::COLUMNS),
-        DType::Q5_1 => (compiled::<Q5_1>(isa), Q5_1::COLUMNS),
-        DType::IQ4_NL => (compiled::<Iq4Nl>(isa), Iq4Nl::COLUMNS),
-        DType::IQ4_XS => (compiled::<Iq4Xs>(isa), Iq4Xs::COLUMNS),
-        DType::MXFP4 => (compiled::<Mxfp4>(isa), Mxfp4::COLUMNS),
-        DType::Q2_K => (compiled::<Q2K>(isa), Q2K::COLUMNS),
-        DType::Q3_K => (compiled::<Q3K>(isa), Q3K::COLUMNS),
-        DType::Q4_K => (compiled::<Q4K>(isa), Q4K::COLUMNS),
-        DType::Q5_K => (compiled::<Q5K>(isa), Q5K::COLUMNS),
-        DType::Q6_K => (compiled::<Q6K>(isa), Q6K::COLUMNS),
-        _ => return None,
-    })
+    for_format!(dtype, F => (compiled::<F>(isa), F::COLUMNS))
+}
+
+/// The product of portable code.
+#[cfg(test)]
+pub(super) fn portable_product(dtype: DType) -> Option<PanelFn> {
+    for_format!(dtype, F => portable::multiply::<F> as PanelFn)
 }
 
 /// The product for an instruction set, whose token proves that the function may be called.
@@ -92,8 +100,12 @@ compile!(avx2, simd::avx2::Ymm<false>, 2 x 4, "avx2,fma,f16c");
 compile!(dotprod, simd::neon::Neon<true>, 4 x 4, "neon,dotprod");
 #[cfg(target_arch = "aarch64")]
 compile!(base, simd::neon::Neon<false>, 2 x 4);
-#[cfg(not(target_arch = "aarch64"))]
-compile!(base, simd::portable::Portable, 1 x 2);
+#[cfg(target_arch = "x86_64")]
+compile!(base, simd::sse2::Xmm, 2 x 3);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) use portable as base;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile!(portable, simd::portable::Portable, 1 x 2);
 
 /// Columns that are multiplied with one slab: their sums stay in the first-level cache too.
 const COLUMNS: usize = 60;

@@ -91,9 +91,20 @@ mod tests {
         }
     }
 
+    /// All products for packed rows of `k` elements of `dtype`.
+    fn products(dtype: DType, k: usize, columns: usize) -> Vec<(&'static str, PackedProduct)> {
+        let of_isa = |isa: Isa| Some((isa.name(), product(isa, dtype, k, columns)?));
+        let mut all: Vec<_> = Isa::all().into_iter().filter_map(of_isa).collect();
+        if let Some(function) = kernels::portable_product(dtype) {
+            let columns = all[0].1.columns;
+            all.push(("portable", PackedProduct { function, columns }));
+        }
+        all
+    }
+
     /// Products of packed rows with `columns`, `batch` of them at a time.
     fn multiply(
-        isa: Isa,
+        product: PackedProduct,
         layout: &Layout,
         weights: &[u8],
         x: &[f32],
@@ -106,7 +117,6 @@ mod tests {
         for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
             packed.pack(rows, panel);
         }
-        let product = product(isa, layout.dtype(), k, x.len() / k)?;
         let mut columns = vec![[0u64; 8]; product.columns.bytes / 64];
         let base = columns.as_mut_ptr().cast::<u8>();
         let mut out = vec![f32::NAN; x.len() / k * rows];
@@ -141,9 +151,7 @@ mod tests {
 
     #[test]
     fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
-        let levels = Isa::all();
-        let isa = levels[0];
-        for dtype in DType::all().filter(|&dtype| product(isa, dtype, 256, 1).is_some()) {
+        for dtype in DType::all().filter(|&dtype| !products(dtype, 256, 1).is_empty()) {
             let lengths = if dtype.block_len() == 256 {
                 [256, 768]
             } else {
@@ -159,13 +167,14 @@ mod tests {
                 let mut decoded = vec![0.0; k * rows];
                 samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                 let x = numbers(11, k * 67);
-                let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
-                for (isa, batch) in levels
+                let products = products(dtype, k, 67);
+                let got = multiply(products[0].1, &layout, &weights, &x, 67).unwrap();
+                for ((name, product), batch) in products
                     .iter()
-                    .flat_map(|&isa| [1, 2, 5, 9, 16, 64, 67].map(|batch| (isa, batch)))
+                    .flat_map(|product| [1, 2, 5, 9, 16, 64, 67].map(|batch| (product, batch)))
                 {
-                    let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
-                    assert!(got == other, "{isa:?} {dtype} {k} {rows} {batch}");
+                    let other = multiply(*product, &layout, &weights, &x, batch).unwrap();
+                    assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                 }
                 let (mut error, mut power) = (0.0, 0.0);
                 for (c, x) in x.chunks(k).enumerate() {

@@ -18,8 +18,10 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
-#[cfg(not(target_arch = "aarch64"))]
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(super) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod sse2;
 
 /// Registers with 32 bits for each of some rows.
 ///
@@ -111,4 +113,78 @@ pub(super) const fn room(largest: usize) -> usize {
     // Two products, with codes of columns up to 128, come together in 16 bits.
     let room = i16::MAX as usize / (2 * 128 * largest);
     if room > 0 { room } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::portable::Portable;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Rows of [`Portable`], which others are compared with.
+    const ROWS: usize = Portable::LANES;
+
+    /// Results of the functions that have some work to do, for rows of `a`, `b` and `c`.
+    fn results<V: Simd>(a: [u32; ROWS], b: [u32; ROWS], c: [u32; ROWS]) -> Vec<[u32; ROWS]> {
+        let mut out = vec![];
+        let mut keep = |words: &dyn Fn(usize) -> V::Words| {
+            let mut all = [0; ROWS];
+            for row in (0..ROWS).step_by(V::LANES) {
+                // SAFETY: there are so many rows; the instruction set is the architecture's own.
+                unsafe { V::store(words(row), (&raw mut all[row]).cast()) };
+            }
+            out.push(all);
+        };
+        let at = |x: &[u32; ROWS], row: usize| (&raw const x[row]).cast::<u8>();
+        // SAFETY: as above.
+        unsafe {
+            keep(&|row| V::load_u8(at(&a, 0).add(row)));
+            keep(&|row| V::load_i8(at(&a, 0).add(row)));
+            keep(&|row| V::load_u16(at(&a, 0).add(2 * row)));
+            for i in 0..8 {
+                keep(&|row| V::fifth_bits(V::load(at(&a, row)), i));
+                keep(&|row| V::shl(V::load(at(&a, row)), i));
+                keep(&|row| V::shr(V::load(at(&a, row)), i));
+            }
+            keep(&|row| {
+                let bytes = V::and(V::load(at(&a, row)), V::splat(0x0f0f_0f0f));
+                V::look_up(&samite_quant::IQ4_NL_VALUES, bytes)
+            });
+            let mut floats = |floats: &dyn Fn(usize) -> V::Floats| {
+                let mut all = [0.0; ROWS];
+                for row in (0..ROWS).step_by(V::LANES) {
+                    V::store_floats(floats(row), &raw mut all[row]);
+                }
+                // Any NaN is as good as another.
+                let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+                out.push(all.map(bits));
+            };
+            floats(&|row| V::load_f16(at(&a, 0).add(2 * row)));
+            floats(&|row| V::floats(V::load(at(&a, row))));
+            floats(&|row| {
+                let [a, b, c] = [&a, &b, &c].map(|x| V::load_floats(at(x, row).cast()));
+                V::mul_add(a, b, c)
+            });
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_the_same_as_those_of_portable_code(
+            a: [u32; ROWS],
+            b: [u32; ROWS],
+            c: [u32; ROWS],
+            near: bool,
+        ) {
+            // So that a sum often lies between two numbers.
+            let like = |x: u32| (x & 0x83ff_ffff) | 0x3c00_0000;
+            let [a, b, c] = if near { [a, b, c].map(|x| x.map(like)) } else { [a, b, c] };
+            #[cfg(target_arch = "x86_64")]
+            let own = results::<sse2::Xmm>(a, b, c);
+            #[cfg(target_arch = "aarch64")]
+            let own = results::<neon::Neon<false>>(a, b, c);
+            prop_assert_eq!(own, results::<Portable>(a, b, c));
+        }
+    }
 }
