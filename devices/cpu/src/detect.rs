@@ -76,22 +76,36 @@ impl Avx512 {
 
 /// Proof that AMX for 8-bit integers is there, and that the system lets this process use it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tiles(());
+pub(crate) struct Tiles {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    bf16: Option<Bf16Tiles>,
+}
+
+/// Proof that AMX for BF16 is there too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bf16Tiles(());
 
 impl Tiles {
+    /// Whether tiles of BF16 can be multiplied too.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn bf16(self) -> Option<Bf16Tiles> {
+        self.bf16
+    }
+
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     fn detect() -> Option<Self> {
         use std::arch::x86_64::__cpuid_count;
+        const AMX_BF16: u32 = 1 << 22;
         const AMX_TILE: u32 = 1 << 24;
         const AMX_INT8: u32 = 1 << 25;
         // See https://docs.kernel.org/arch/x86/xstate.html
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_long = 18;
-        static DETECTED: OnceLock<bool> = OnceLock::new();
-        let detected = *DETECTED.get_or_init(|| {
+        static DETECTED: OnceLock<Option<Tiles>> = OnceLock::new();
+        *DETECTED.get_or_init(|| {
             let features = __cpuid_count(7, 0).edx;
             // SAFETY: asks the kernel for permission to use tiles; it touches no memory of ours.
-            features & AMX_TILE != 0
+            let detected = features & AMX_TILE != 0
                 && features & AMX_INT8 != 0
                 && unsafe {
                     libc::syscall(
@@ -99,9 +113,11 @@ impl Tiles {
                         ARCH_REQ_XCOMP_PERM,
                         XFEATURE_XTILEDATA,
                     ) == 0
-                }
-        });
-        detected.then_some(Tiles(()))
+                };
+            detected.then_some(Tiles {
+                bf16: (features & AMX_BF16 != 0).then_some(Bf16Tiles(())),
+            })
+        })
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

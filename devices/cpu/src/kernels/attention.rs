@@ -323,6 +323,7 @@ impl Attention {
                     k: plan.d,
                     first: 0,
                     slabs: 0,
+                    scratch: std::ptr::null_mut(),
                 };
                 (self.product)(&panel, &queries[..count]);
                 for ((row, scores), sums) in rows

@@ -1,6 +1,6 @@
 //! Matrix products with chosen experts.
 
-use super::matmul::{COLUMNS, Columns, Product, cost, rows_of_a_task};
+use super::matmul::{COLUMNS, Columns, Product, cost};
 use super::rows::row_number;
 use crate::detect::Isa;
 use crate::operand::Operand;
@@ -140,7 +140,8 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         experts,
         choices: used * tokens,
     };
-    let rows = rows_of_a_task(weights.layout().row_bytes());
+    let row_bytes = weights.layout().row_bytes();
+    let [rows, part] = product.form.task(m, row_bytes, site.threads);
     let row_blocks = m.div_ceil(rows);
 
     let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {
@@ -155,7 +156,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
                 let (expert, row) = (task / row_blocks, task % row_blocks * rows);
                 // SAFETY: the phase before completed the lists.
                 let choices = unsafe { lists.of(expert) };
-                for part in choices.chunks(COLUMNS) {
+                for part in choices.chunks(part) {
                     let list: [Column; COLUMNS] = std::array::from_fn(|c| {
                         // Those behind the end are not used.
                         let choice = part.get(c).copied().unwrap_or(0) as usize;

@@ -5,18 +5,22 @@
 
 use crate::detect::Isa;
 use crate::operand::Operand;
+#[cfg(target_arch = "x86_64")]
+use crate::packed::PANEL;
 use crate::packed::activations::Activations;
 use crate::packed::layout::PackedLayout;
+#[cfg(target_arch = "x86_64")]
+use crate::packed::planes::{self, Planes};
 use crate::packed::{self, PackedProduct};
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
-use samite_core::{DType, Error, Layout, Node, Result};
+use samite_core::{DType, Error, Layout, Node, Op, Result};
 use std::ops::Range;
 
 /// Most columns that a task multiplies with a block of rows.
-pub(crate) const COLUMNS: usize = 128;
+pub(crate) const COLUMNS: usize = 512;
 
 /// Rows that are decoded at a time where a type has no product of its own.
 const DECODED_ROWS: usize = 4;
@@ -33,23 +37,81 @@ pub(crate) enum Form {
     F32,
     Eight(Eight),
     Packed(Activations),
+    #[cfg(target_arch = "x86_64")]
+    Planes(Planes),
 }
 
 impl Form {
     /// Distance in bytes of columns of `k` elements.
-    fn stride(self, k: usize) -> Option<usize> {
+    pub fn stride(self, k: usize) -> Option<usize> {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
             Form::Eight(eight) => Some(eight.bytes),
             Form::Packed(activations) => Some(activations.stride()),
+            #[cfg(target_arch = "x86_64")]
+            Form::Planes(planes) => Some(planes.stride()),
         }
     }
 
     /// Bytes of all `columns` columns of `k` elements.
-    fn bytes(self, k: usize, columns: usize) -> Option<usize> {
+    pub fn bytes(self, k: usize, columns: usize) -> Option<usize> {
         match self {
             Form::Packed(activations) => Some(activations.bytes),
+            #[cfg(target_arch = "x86_64")]
+            Form::Planes(planes) => Some(planes.bytes),
             Form::F32 | Form::Eight(_) => self.stride(k)?.checked_mul(columns),
+        }
+    }
+
+    /// Writes elements of a column from element `start` on, a multiple of 256, to the column at `out`.
+    ///
+    /// # Safety
+    /// `out` must be the place of a column of this form, which has these elements; `isa` was detected.
+    pub unsafe fn write(self, x: &[f32], start: usize, out: *mut u8, isa: Isa) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self {
+                Form::F32 => {
+                    let out = out.cast::<f32>().add(start);
+                    out.copy_from_nonoverlapping(x.as_ptr(), x.len());
+                }
+                Form::Eight(eight) => isa.run(|| eight.quantize(x, start, out)),
+                Form::Packed(activations) => activations.quantize(x, start, out),
+                #[cfg(target_arch = "x86_64")]
+                Form::Planes(planes) => planes.split(x, start, out),
+            }
+        }
+    }
+
+    /// Bytes of scratch memory that products need for each worker.
+    pub fn worker_bytes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Form::Planes(_) => planes::WORKER_BYTES,
+            _ => 0,
+        }
+    }
+
+    /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
+    /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
+    pub fn task(self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Form::Planes(_) => {
+                let share = rows.div_ceil(4 * threads).next_multiple_of(PANEL);
+                [share.clamp(PANEL, planes::ROWS), COLUMNS]
+            }
+            _ => [(TASK_BYTES / row_bytes.max(1)).clamp(32, 256) & !31, 128],
+        }
+    }
+
+    /// Distance in bytes of the slabs of a column, if columns are in slabs.
+    pub fn slabs(self) -> usize {
+        match self {
+            Form::Packed(activations) => activations.slabs,
+            #[cfg(target_arch = "x86_64")]
+            Form::Planes(planes) => planes.slabs,
+            Form::F32 | Form::Eight(_) => 0,
         }
     }
 }
@@ -70,13 +132,21 @@ impl Product {
     pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
-        let columns = node.source_layout(1)?.rows();
+        let x = node.source_layout(1)?;
+        let (columns, each) = match node.op() {
+            // The third source has the chosen experts.
+            Op::MulMatId { .. } => (
+                x.rows(),
+                node.source_layout(2)?.elements() / weights.shape()[2].max(1),
+            ),
+            _ => (x.rows(), x.shape()[1]),
+        };
         if packed::is_packed(node, 0) {
-            let PackedProduct { function, columns } =
-                packed::product(isa, weights.dtype(), k, columns)?;
+            let PackedProduct { function, form } =
+                packed::product(isa, weights.dtype(), k, columns, each)?;
             return Some(Product {
                 function,
-                form: Form::Packed(columns),
+                form,
                 decode: false,
                 packed: Some(PackedLayout::new(weights)?),
             });
@@ -115,7 +185,7 @@ impl Product {
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         if !self.decode {
-            return Some(0);
+            return Some(self.form.worker_bytes());
         }
         k.checked_mul(4 * DECODED_ROWS)?
             .checked_next_multiple_of(64)
@@ -148,10 +218,8 @@ impl Product {
             rows: rows.len(),
             k,
             first: rows.start,
-            slabs: match self.form {
-                Form::Packed(activations) => activations.slabs,
-                Form::F32 | Form::Eight(_) => 0,
-            },
+            slabs: self.form.slabs(),
+            scratch,
         };
         // SAFETY: the caller's contract.
         unsafe {
@@ -253,30 +321,15 @@ unsafe fn pack_row(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        match form {
-            Form::F32 => source.load(row, 0, std::slice::from_raw_parts_mut(out.cast(), k)),
-            Form::Eight(eight) if is_usable(source.layout()) => {
-                let x = source.row::<f32>(row);
-                isa.run(|| eight.quantize(x, out));
-            }
-            Form::Packed(activations) if is_usable(source.layout()) => {
-                activations.quantize(source.row::<f32>(row), 0, out);
-            }
-            Form::Eight(_) | Form::Packed(_) => {
-                // Through a buffer of whole blocks; parts of the column follow each other in each of its arrays.
-                let mut buffer = [0.0; 256];
-                for start in (0..k).step_by(256) {
-                    let buffer = &mut buffer[..(k - start).min(256)];
-                    source.load(row, start, buffer);
-                    match form {
-                        Form::Eight(eight) => {
-                            isa.run(|| eight.quantize_part(buffer, start, out));
-                        }
-                        Form::Packed(activations) => activations.quantize(buffer, start, out),
-                        Form::F32 => {}
-                    }
-                }
-            }
+        if is_usable(source.layout()) {
+            return form.write(source.row::<f32>(row), 0, out, isa);
+        }
+        // Through a buffer of whole slabs.
+        let mut buffer = [0.0; 256];
+        for start in (0..k).step_by(256) {
+            let buffer = &mut buffer[..(k - start).min(256)];
+            source.load(row, start, buffer);
+            form.write(buffer, start, out, isa);
         }
     }
 }
@@ -313,11 +366,6 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     })
 }
 
-/// Rows of a task: a multiple of the rows of every tile.
-pub(crate) fn rows_of_a_task(row_bytes: usize) -> usize {
-    (TASK_BYTES / row_bytes.max(1)).clamp(32, 256) & !31
-}
-
 /// Estimated nanoseconds of a product.
 pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
     (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
@@ -333,8 +381,9 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let [_, m, w2, w3] = weights.shape();
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
-    let rows = rows_of_a_task(weights.layout().row_bytes());
-    let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(COLUMNS));
+    let row_bytes = weights.layout().row_bytes();
+    let [rows, part] = product.form.task(m, row_bytes, site.threads);
+    let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(part));
     let multiply = Phase::new(
         row_blocks * column_blocks * n2 * n3,
         cost(m, n * n2 * n3, k),
@@ -343,12 +392,12 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
                 let (block, rest) = (task % column_blocks, task / column_blocks);
                 let (row, matrix) = (rest % row_blocks * rows, rest / row_blocks);
                 let (i2, i3) = (matrix % n2, matrix / n2);
-                let first = block * COLUMNS;
+                let first = block * part;
                 let list: [Column; COLUMNS] = std::array::from_fn(|c| Column {
                     x: columns.at([first + c, i2, i3]),
                     out: result.at([first + c, i2, i3]).cast(),
                 });
-                let list = &list[..(n - first).min(COLUMNS)];
+                let list = &list[..(n - first).min(part)];
                 // SAFETY: rows and columns are inside of the shapes (addresses of others are not used), which inference
                 // checked to fit; tasks write different parts of the result; workers have their own scratch.
                 unsafe {

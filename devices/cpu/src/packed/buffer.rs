@@ -304,14 +304,15 @@ mod tests {
         };
         assert!(accepts(DType::Q8_0, [64, 5, 1, 1]));
         assert!(accepts(DType::Q4_K, [256, 5, 1, 1]));
-        assert!(!accepts(DType::F32, [64, 5, 1, 1]));
+        assert!(accepts(DType::F32, [63, 5, 1, 1]));
+        assert!(!accepts(DType::IQ2_XXS, [256, 5, 1, 1]));
         let mut g = Graph::new();
         let a = g.leaf("a", DType::Q8_0, [64, 5, 1, 1]).unwrap();
         let b = g.cont(a).unwrap();
         assert!(!memory.accepts(g.node(b)).is_yes());
         assert!(
             memory
-                .alloc_size(&Layout::contiguous(DType::F32, [64, 5, 1, 1]).unwrap())
+                .alloc_size(&Layout::contiguous(DType::I32, [64, 5, 1, 1]).unwrap())
                 .is_err()
         );
     }

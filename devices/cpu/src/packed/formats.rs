@@ -152,10 +152,7 @@ impl PanelSlab {
     pub unsafe fn unpack<F: Format, V: Simd>(&self, row: usize, to: &mut impl Sink<F, V>) {
         let blocks = self.len / F::DTYPE.block_len();
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
-        let rows = Rows {
-            at: self.at.wrapping_add(half),
-            first: row % LANES,
-        };
+        let rows = Rows::new(self.at.wrapping_add(half), row % LANES);
         // SAFETY: the caller's contract.
         unsafe { F::unpack::<V>(rows, blocks, to) }
     }
@@ -170,6 +167,12 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    /// Rows from row `first` of half a panel on.
+    #[inline(always)]
+    pub fn new(at: *const u8, first: usize) -> Self {
+        Rows { at, first }
+    }
+
     /// The same rows in what lies behind so many bytes of each row.
     #[inline(always)]
     fn behind(self, bytes: usize) -> Self {

@@ -11,13 +11,13 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::PANEL;
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
     Format, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
     Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
+use super::{LANES, PANEL, Sum};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -126,9 +126,6 @@ const fn is_offset<F: Format, V: Simd>() -> bool {
     matches!(F::SUMS, Sums::Offset(_)) && !(F::FULL && V::SIGNED)
 }
 
-/// Sums of one column for the rows of a panel.
-pub(super) type Sum = [f32; PANEL];
-
 #[repr(C, align(64))]
 struct Results<const N: usize>([Sum; N]);
 
@@ -183,14 +180,14 @@ pub(super) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], re
 #[inline(always)]
 unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Column; C]) {
     for row in (0..panel.rows).step_by(PANEL) {
-        let mut results = Results([[0.0; PANEL]; C]);
+        let mut results = Results([[[0.0; LANES]; 2]; C]);
         let results = results.0.as_mut_ptr();
         // SAFETY: the caller's contract: there are so many panels and columns.
         unsafe {
             for part in PanelSlab::all::<F>(panel, row) {
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
                 for first in (0..PANEL).step_by(V::LANES) {
-                    let place = |c: usize| &raw mut (*results.add(c))[first];
+                    let place = |c: usize| results.add(c).cast::<f32>().add(first);
                     let mut direct = Direct::<V, C>::new(x);
                     for c in 0..C {
                         direct.sums[c] = V::load_floats(place(c));
@@ -436,7 +433,7 @@ impl Strip {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
             let x = columns.map(|c| c.x.add(self.at));
-            let result = |c: usize, r: usize| &raw mut (*results.add(c))[row(r)];
+            let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let mut sums = [[zero; R]; C];
             if !is_wide::<F>() {
                 for c in 0..C {

@@ -11,6 +11,8 @@ type Field = (usize, usize, usize);
 /// The fields of a block in the order in which a panel has them; every byte of a block is in one of them.
 fn fields(dtype: DType) -> Option<&'static [Field]> {
     Some(match dtype {
+        DType::F32 => &[(0, 4, 4)],
+        DType::F16 | DType::BF16 => &[(0, 2, 2)],
         DType::Q8_0 => &[(2, 32, 4), (0, 2, 2)],
         DType::Q4_0 | DType::IQ4_NL => &[(2, 16, 4), (0, 2, 2)],
         DType::MXFP4 => &[(1, 16, 4), (0, 1, 1)],
@@ -111,6 +113,11 @@ impl PackedLayout {
 
     /// Packs rows: `rows` has up to [`PANEL`] of them, one after the other.
     pub fn pack(&self, rows: &[u8], panel: &mut [u8]) {
+        match self.block_bytes {
+            2 => return self.pack_elements::<2>(rows, panel),
+            4 => return self.pack_elements::<4>(rows, panel),
+            _ => {}
+        }
         for (row, bytes) in rows.chunks_exact(self.row_bytes.max(1)).enumerate() {
             for (block, bytes) in bytes.chunks_exact(self.block_bytes).enumerate() {
                 self.units(row, block, |from, to| match bytes[from] {
@@ -122,22 +129,63 @@ impl PackedLayout {
         }
     }
 
-    /// The inverse of [`pack`](PackedLayout::pack).
-    pub fn unpack(&self, panel: &[u8], rows: &mut [u8]) {
-        for (row, bytes) in rows.chunks_exact_mut(self.row_bytes.max(1)).enumerate() {
-            for (block, bytes) in bytes.chunks_exact_mut(self.block_bytes).enumerate() {
-                self.unpack_block(panel, row, block, bytes);
+    /// [`pack`](PackedLayout::pack) for blocks of one element of `N` bytes.
+    fn pack_elements<const N: usize>(&self, rows: &[u8], panel: &mut [u8]) {
+        let panel = panel.as_chunks_mut::<N>().0;
+        for (row, bytes) in rows.chunks_exact(self.row_bytes.max(1)).enumerate() {
+            let elements = bytes.as_chunks::<N>().0;
+            for (slab, elements) in elements.chunks(SLAB).enumerate() {
+                let start = slab_start(row, slab, elements.len());
+                let places = panel[start..].iter_mut().step_by(LANES);
+                places.zip(elements).for_each(|(to, from)| *to = *from);
             }
         }
     }
 
-    /// Unpacks one block of one row of a panel.
-    pub fn unpack_block(&self, panel: &[u8], row: usize, block: usize, out: &mut [u8]) {
-        self.units(row, block, |to, from| {
-            let len = to.len();
-            out[to].copy_from_slice(&panel[from..from + len]);
-        });
+    /// The inverse of [`pack`](PackedLayout::pack).
+    pub fn unpack(&self, panel: &[u8], rows: &mut [u8]) {
+        for (row, bytes) in rows.chunks_exact_mut(self.row_bytes.max(1)).enumerate() {
+            for (slab, bytes) in bytes.chunks_mut(self.slab_row_bytes()).enumerate() {
+                self.unpack_slab(panel, row, slab, bytes);
+            }
+        }
     }
+
+    /// Bytes of a row in a slab, if it is a whole one.
+    pub fn slab_row_bytes(&self) -> usize {
+        self.slab_blocks * self.block_bytes
+    }
+
+    /// Unpacks what one row of a panel has in a slab.
+    pub fn unpack_slab(&self, panel: &[u8], row: usize, slab: usize, out: &mut [u8]) {
+        match self.block_bytes {
+            2 => return unpack_elements::<2>(panel, row, slab, out),
+            4 => return unpack_elements::<4>(panel, row, slab, out),
+            _ => {}
+        }
+        for (block, out) in out.chunks_exact_mut(self.block_bytes).enumerate() {
+            self.units(row, slab * self.slab_blocks + block, |to, from| {
+                let len = to.len();
+                out[to].copy_from_slice(&panel[from..from + len]);
+            });
+        }
+    }
+}
+
+/// [`PackedLayout::unpack_slab`] for blocks of one element of `N` bytes.
+fn unpack_elements<const N: usize>(panel: &[u8], row: usize, slab: usize, out: &mut [u8]) {
+    let (panel, elements) = (panel.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    let start = slab_start(row, slab, elements.len());
+    let places = panel[start..].iter().step_by(LANES);
+    elements
+        .iter_mut()
+        .zip(places)
+        .for_each(|(to, from)| *to = *from);
+}
+
+/// Where the first element of a row lies in a slab of `len` elements, counted in elements of the panel.
+fn slab_start(row: usize, slab: usize, len: usize) -> usize {
+    slab * SLAB * PANEL + row / LANES * len * LANES + row % LANES
 }
 
 #[cfg(test)]
@@ -165,7 +213,7 @@ mod tests {
     #[test]
     fn unpacking_is_the_inverse_of_packing() {
         for dtype in DType::all().filter(|&dtype| fields(dtype).is_some()) {
-            for (blocks, rows) in [(1, 1), (2, 32), (9, 21)] {
+            for (blocks, rows) in [(1, 1), (2, 32), (9, 21), (300, 20)] {
                 let shape = [blocks * dtype.block_len(), rows, 1, 1];
                 let layout = Layout::contiguous(dtype, shape).unwrap();
                 let packed = PackedLayout::new(&layout).unwrap();
@@ -195,7 +243,7 @@ mod tests {
         assert_eq!(packed.panel_of(1, 32), 3 * 1088);
         let gaps = Layout::strided(DType::Q8_0, [32, 2, 1, 1], [34, 68, 136, 136]).unwrap();
         assert!(PackedLayout::new(&gaps).is_none());
-        let floats = Layout::contiguous(DType::F32, [32, 2, 1, 1]).unwrap();
-        assert!(PackedLayout::new(&floats).is_none());
+        let numbers = Layout::contiguous(DType::I32, [32, 2, 1, 1]).unwrap();
+        assert!(PackedLayout::new(&numbers).is_none());
     }
 }

@@ -9,20 +9,25 @@
 //! - [`activations`]: the other side of products, rounded to 8 bits.
 //! - [`formats`], [`kernels`]: how panels of each type become bytes, and products of those.
 //! - [`simd`]: the instruction sets for which these are compiled.
+//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX.
 //! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
+mod float;
 mod formats;
 mod kernels;
 pub(crate) mod layout;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod planes;
 pub(crate) mod rows;
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use crate::detect::Isa;
+use crate::kernels::matmul::Form;
 use crate::simd::float::PanelFn;
 use activations::Activations;
 use buffer::PackedBuffer;
@@ -35,6 +40,9 @@ pub(crate) const LANES: usize = 16;
 /// Rows of a panel: what products take at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
+/// Sums of one column for the rows of a panel.
+type Sum = [[f32; LANES]; 2];
+
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
@@ -42,15 +50,37 @@ pub(crate) struct PackedProduct {
     /// [`stride`](crate::simd::float::Panel) the distance of panels.
     pub function: PanelFn,
     /// What columns must be.
-    pub columns: Activations,
+    pub form: Form,
 }
 
-/// The product for packed rows of `k` elements of `dtype` with `columns` columns.
-pub(crate) fn product(isa: Isa, dtype: DType, k: usize, columns: usize) -> Option<PackedProduct> {
-    let (function, spec) = kernels::product(isa, dtype)?;
+/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with
+/// one matrix.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn product(
+    isa: Isa,
+    dtype: DType,
+    k: usize,
+    columns: usize,
+    each: usize,
+) -> Option<PackedProduct> {
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Avx512(token) = isa
+        && let Some((function, planes)) = planes::product(token, dtype, k, columns, each)
+    {
+        return Some(PackedProduct {
+            function,
+            form: Form::Planes(planes),
+        });
+    }
+    if let Some((function, spec)) = kernels::product(isa, dtype) {
+        return Some(PackedProduct {
+            function,
+            form: Form::Packed(Activations::new(isa, spec, k, columns)?),
+        });
+    }
     Some(PackedProduct {
-        function,
-        columns: Activations::new(isa, spec, k, columns)?,
+        function: float::product(isa, dtype)?,
+        form: Form::F32,
     })
 }
 
@@ -85,25 +115,37 @@ mod tests {
                     continue;
                 };
                 let packed = PackedLayout::new(&layout).is_some();
-                assert_eq!(packed, product(isa, dtype, 256, 1).is_some(), "{dtype}");
+                assert_eq!(packed, product(isa, dtype, 256, 1, 1).is_some(), "{dtype}");
             }
-            assert!(product(isa, DType::F32, 256, 1).is_none());
         }
     }
 
-    /// All products for packed rows of `k` elements of `dtype`.
-    fn products(dtype: DType, k: usize, columns: usize) -> Vec<(&'static str, PackedProduct)> {
-        let of_isa = |isa: Isa| Some((isa.name(), product(isa, dtype, k, columns)?));
-        let mut all: Vec<_> = Isa::all().into_iter().filter_map(of_isa).collect();
+    /// All products for packed rows of `k` elements of `dtype` with `columns` columns, with their names.
+    fn products(dtype: DType, k: usize, columns: usize) -> Vec<(String, Isa, PackedProduct)> {
+        let mut all = Vec::new();
+        for (isa, each) in Isa::all()
+            .into_iter()
+            .flat_map(|isa| [1, columns].map(|each| (isa, each)))
+        {
+            if let Some(product) = product(isa, dtype, k, columns, each) {
+                all.push((format!("{isa:?} for {each}"), isa, product));
+            }
+        }
         if let Some(function) = kernels::portable_product(dtype) {
-            let columns = all[0].1.columns;
-            all.push(("portable", PackedProduct { function, columns }));
+            let (_, isa, PackedProduct { form, .. }) = all[0];
+            all.push(("portable".into(), isa, PackedProduct { function, form }));
         }
         all
     }
 
-    /// Products of packed rows with `columns`, `batch` of them at a time.
+    /// Memory that is aligned as products want it.
+    #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+    #[repr(C, align(64))]
+    struct Line([u64; 8]);
+
+    /// Products of packed rows with columns, `batch` of them at a time.
     fn multiply(
+        isa: Isa,
         product: PackedProduct,
         layout: &Layout,
         weights: &[u8],
@@ -112,12 +154,14 @@ mod tests {
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
-        let mut memory = vec![[0u64; 8]; packed.bytes() / 64];
+        let mut memory = vec![Line::default(); packed.bytes() / 64];
         let panels = bytemuck::cast_slice_mut(&mut memory).chunks_mut(packed.panel_bytes);
         for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
             packed.pack(rows, panel);
         }
-        let mut columns = vec![[0u64; 8]; product.columns.bytes / 64];
+        let form = product.form;
+        let (stride, bytes) = (form.stride(k)?, form.bytes(k, x.len() / k)?);
+        let mut columns = vec![Line::default(); bytes / 64];
         let base = columns.as_mut_ptr().cast::<u8>();
         let mut out = vec![f32::NAN; x.len() / k * rows];
         let places: Vec<_> = x
@@ -125,22 +169,24 @@ mod tests {
             .zip(out.chunks_mut(rows))
             .enumerate()
             .map(|(c, (x, out))| {
-                let to = base.wrapping_add(c * product.columns.stride());
+                let to = base.wrapping_add(c * stride);
                 // SAFETY: there is memory for each column.
-                unsafe { product.columns.quantize(x, 0, to) };
+                unsafe { form.write(x, 0, to, isa) };
                 Column {
                     x: to,
                     out: out.as_mut_ptr(),
                 }
             })
             .collect();
+        let mut scratch = vec![Line::default(); form.worker_bytes() / 64];
         let panel = Panel {
             weights: memory.as_ptr().cast(),
             stride: packed.panel_bytes,
             rows,
             k,
             first: 0,
-            slabs: product.columns.slabs,
+            slabs: form.slabs(),
+            scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(batch) {
             // SAFETY: everything is as large as said, and the instructions were detected.
@@ -152,10 +198,11 @@ mod tests {
     #[test]
     fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
         for dtype in DType::all().filter(|&dtype| !products(dtype, 256, 1).is_empty()) {
-            let lengths = if dtype.block_len() == 256 {
-                [256, 768]
-            } else {
-                [32, 608]
+            let (lengths, bound) = match dtype.block_len() {
+                256 => ([256, 768], 1e-4),
+                32 => ([32, 608], 1e-4),
+                // Floats are rounded in another order at each level.
+                _ => ([33, 600], 1e-10),
             };
             for (k, rows) in lengths
                 .into_iter()
@@ -167,29 +214,31 @@ mod tests {
                 let mut decoded = vec![0.0; k * rows];
                 samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                 let x = numbers(11, k * 67);
-                let products = products(dtype, k, 67);
-                let got = multiply(products[0].1, &layout, &weights, &x, 67).unwrap();
-                for ((name, product), batch) in products
-                    .iter()
-                    .flat_map(|product| [1, 2, 5, 9, 16, 64, 67].map(|batch| (product, batch)))
-                {
-                    let other = multiply(*product, &layout, &weights, &x, batch).unwrap();
-                    assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
-                }
-                let (mut error, mut power) = (0.0, 0.0);
-                for (c, x) in x.chunks(k).enumerate() {
-                    for (r, w) in decoded.chunks(k).enumerate() {
-                        let pairs = x.iter().zip(w);
-                        let exact: f64 = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                        error += (exact - f64::from(got[c * rows + r])).powi(2);
-                        power += exact * exact;
+                let mut first: Option<Vec<f32>> = None;
+                for (name, isa, product) in products(dtype, k, 67) {
+                    let got = multiply(isa, product, &layout, &weights, &x, 67).unwrap();
+                    for batch in [1, 2, 5, 9, 16, 64] {
+                        let other = multiply(isa, product, &layout, &weights, &x, batch).unwrap();
+                        assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
+                    }
+                    let (mut error, mut power) = (0.0, 0.0);
+                    for (c, x) in x.chunks(k).enumerate() {
+                        for (r, w) in decoded.chunks(k).enumerate() {
+                            let pairs = x.iter().zip(w);
+                            let exact: f64 =
+                                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            error += (exact - f64::from(got[c * rows + r])).powi(2);
+                            power += exact * exact;
+                        }
+                    }
+                    let nmse = error / power;
+                    assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
+                    // Whole numbers are the same at all levels.
+                    if let Form::Packed(_) = product.form {
+                        let first = first.get_or_insert_with(|| got.clone());
+                        assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }
                 }
-                assert!(
-                    error / power < 1e-4,
-                    "{dtype} {k} {rows}: {}",
-                    error / power
-                );
             }
         }
     }

@@ -1,12 +1,13 @@
 //! Rows of packed tables by number.
 
 use super::PANEL;
+use super::activations::SLAB;
 use super::layout::PackedLayout;
 use crate::operand::Operand;
 use samite_core::DType;
 
-/// Largest block that can be packed, in bytes.
-const BLOCK: usize = 256;
+/// Bytes of a slab of one row, of the largest type that can be packed.
+const SLAB_BYTES: usize = SLAB * 4;
 
 /// A packed tensor from which rows are decoded.
 #[derive(Clone, Copy)]
@@ -33,10 +34,11 @@ impl PackedTable {
         let at = table.base().wrapping_add(layout.panel_of(matrix, i1));
         // SAFETY: the row's panel is inside of the tensor.
         let panel = unsafe { std::slice::from_raw_parts(at, layout.panel_bytes) };
-        let mut buffer = [0; BLOCK];
-        let bytes = &mut buffer[..dtype.block_bytes()];
-        for (block, out) in out.chunks_exact_mut(dtype.block_len()).enumerate() {
-            layout.unpack_block(panel, i1 % PANEL, block, bytes);
+        let mut buffer = [0; SLAB_BYTES];
+        for (slab, out) in out.chunks_mut(SLAB).enumerate() {
+            let len = layout.slab_row_bytes() * out.len() / SLAB;
+            let bytes = &mut buffer[..len];
+            layout.unpack_slab(panel, i1 % PANEL, slab, bytes);
             let decoded = samite_quant::decode_row(dtype, bytes, out);
             debug_assert!(decoded.is_ok(), "{decoded:?}");
         }

@@ -12,9 +12,9 @@
 
 use super::activations::{SLAB, Sums};
 use super::formats::{Format, PanelSlab, Sink, Slab, Store};
-use super::kernels::{self, PART, Sum, is_wide, store_all};
+use super::kernels::{self, PART, is_wide, store_all};
 use super::simd::avx512::Zmm;
-use super::{LANES, PANEL};
+use super::{LANES, PANEL, Sum};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -271,7 +271,7 @@ impl<F: Format> Part<F> {
         unsafe {
             let x = column.x.add(self.at);
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
-            let result = |half: usize| &raw mut (*self.memory).results[c][half * LANES];
+            let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
             let mut sums = if is_wide::<F>() {
                 [_mm512_setzero_ps(); 2]
             } else {
@@ -381,7 +381,7 @@ use store_tile;
 
 /// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
 #[repr(C, align(64))]
-struct Configuration {
+pub(super) struct Configuration {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -406,9 +406,14 @@ impl Configuration {
         }
     }
 
+    /// All tiles are whole: 16 rows of 64 bytes.
+    pub fn whole() -> Self {
+        Self::new(64)
+    }
+
     /// What this thread has now.
     #[inline(always)]
-    unsafe fn current() -> Self {
+    pub unsafe fn current() -> Self {
         let mut configuration = MaybeUninit::<Self>::uninit();
         // SAFETY: the caller's contract: AMX is there; all bytes are written.
         unsafe {
@@ -419,7 +424,7 @@ impl Configuration {
 
     /// Makes it this thread's.
     #[inline(always)]
-    unsafe fn set(&self) {
+    pub unsafe fn set(&self) {
         // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
         unsafe {
             if self.palette == 0 {
@@ -460,6 +465,7 @@ mod tests {
             k: 32,
             first: 0,
             slabs: 0,
+            scratch: std::ptr::null_mut(),
         };
         // SAFETY: AMX was detected; everything is as large as it has to be.
         let [during, after] = unsafe {

@@ -24,6 +24,8 @@ pub(crate) struct Panel {
     pub first: usize,
     /// Distance in bytes of the slabs of a column, if columns are in slabs.
     pub slabs: usize,
+    /// Memory for this thread alone, if the product needs such.
+    pub scratch: *mut u8,
 }
 
 /// A column that all rows of a panel are multiplied with.
@@ -297,6 +299,8 @@ macro_rules! choose {
     }};
 }
 
+pub(crate) use choose;
+
 /// The product for weights of `dtype`: F32, F16 or BF16. Columns are F32.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
@@ -342,6 +346,7 @@ mod tests {
                         k,
                         first: 0,
                         slabs: 0,
+                        scratch: std::ptr::null_mut(),
                     };
                     let places: Vec<_> = (0..columns)
                         .map(|c| Column {

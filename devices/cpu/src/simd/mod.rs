@@ -59,6 +59,11 @@ pub(crate) trait Vector: Copy {
 
 /// A type of weights that is loaded as f32.
 pub(crate) trait Element {
+    /// Bytes of an element.
+    const BYTES: usize;
+    /// Whether the lower 16 bits of every element are zeros as f32.
+    const UPPER_ONLY: bool = false;
+
     /// Loads elements from element `i` on.
     ///
     /// # Safety
@@ -92,6 +97,8 @@ unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
 }
 
 impl Element for F32 {
+    const BYTES: usize = 4;
+
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.
@@ -106,6 +113,8 @@ impl Element for F32 {
 }
 
 impl Element for F16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.
@@ -120,6 +129,9 @@ impl Element for F16 {
 }
 
 impl Element for Bf16 {
+    const BYTES: usize = 2;
+    const UPPER_ONLY: bool = true;
+
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         // SAFETY: the caller's contract.

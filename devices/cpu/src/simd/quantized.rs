@@ -36,22 +36,13 @@ impl Eight {
         })
     }
 
-    /// Quantizes a column.
-    ///
-    /// # Safety
-    /// `self.bytes` must be writable at `out`, which is aligned to 4; `self` is for as many elements.
-    #[inline(always)]
-    pub unsafe fn quantize(&self, x: &[f32], out: *mut u8) {
-        // SAFETY: the caller's contract.
-        unsafe { self.quantize_part(x, 0, out) }
-    }
-
     /// Quantizes elements of a column from element `start` on, a multiple of 32.
     ///
     /// # Safety
-    /// As [`quantize`](Eight::quantize), with elements `start..start + x.len()` inside of the column.
+    /// `self.bytes` must be writable at `out`, which is aligned to 4; elements `start..start + x.len()` are inside of the
+    /// column.
     #[inline(always)]
-    pub unsafe fn quantize_part(&self, x: &[f32], start: usize, out: *mut u8) {
+    pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let (first, blocks) = (start / 32, x.len() / 32);
         // SAFETY: the caller's contract; the parts do not overlap.
         let (codes, scales, sums, half_sums) = unsafe {
@@ -151,7 +142,7 @@ mod tests {
             let eight = Eight::new(x.len()).unwrap();
             let mut out = vec![0u64; eight.bytes / 8];
             // SAFETY: the memory is large enough and aligned.
-            isa.run(|| unsafe { eight.quantize(&x, out.as_mut_ptr().cast()) });
+            isa.run(|| unsafe { eight.quantize(&x, 0, out.as_mut_ptr().cast()) });
             let bytes: &[u8] = bytemuck::cast_slice(&out);
             let floats =
                 |at: usize, n: usize| bytemuck::cast_slice::<u8, f32>(&bytes[at..][..4 * n]);
@@ -202,7 +193,7 @@ mod tests {
                     let mut rounded = vec![0.0; columns * k];
                     for c in 0..columns {
                         // SAFETY: there is memory for each column.
-                        unsafe { eight.quantize(&x[c * k..][..k], base.add(c * eight.bytes)) };
+                        unsafe { eight.quantize(&x[c * k..][..k], 0, base.add(c * eight.bytes)) };
                         let bytes: &[u8] = &bytemuck::cast_slice(&quantized)[c * eight.bytes..];
                         let scales: &[f32] = bytemuck::cast_slice(&bytes[eight.scales..][..k / 8]);
                         for i in 0..k {
@@ -223,6 +214,7 @@ mod tests {
                         k,
                         first: 0,
                         slabs: 0,
+                        scratch: std::ptr::null_mut(),
                     };
                     // SAFETY: everything is as large as said, and `isa` was detected.
                     unsafe { function(&panel, &places) };

@@ -406,6 +406,7 @@ fn packed_weights(
         assert!(back == bytes, "what is packed is unpacked");
         // A tensor that cannot be packed is refused.
         let mut other = Tensor::zeroed();
+        other.dtype = DType::I32.id();
         other.ne = [3, 1, 1, 1];
         other.nb = [4, 12, 12, 12];
         other.buffer = buffer;

@@ -1,0 +1,661 @@
+//! Products of packed rows with many columns by AMX, whose instructions multiply tiles of BF16, 16 columns with 16 rows,
+//! 32 elements of each, and add to sums in f32: nothing has to be done between the first element and the last.
+//!
+//! BF16 has 8 significant bits. A number of F16 with its 11 bits is the sum of two of them, exactly: its upper bits and
+//! the rest. With rows of floats, columns are split into two planes like that, too, which keeps 16 bits of each element.
+//! The product of two rests is below what is kept, so three products of planes make one of F16 rows, and two one of BF16
+//! rows.
+//!
+//! Quantized rows and their columns are rounded to BF16, one plane each. That is closer to the exact product than columns
+//! of 8 bits with a common scale are, and it needs no sums of groups; unpacking pays from some dozen columns on.
+//!
+//! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
+
+use super::activations::{SLAB, Sums};
+use super::formats::{
+    self, Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab,
+    Store,
+};
+use super::simd::avx512::Zmm;
+use super::tiles::Configuration;
+use super::{LANES, PANEL, Sum};
+use crate::detect::{Avx512, Bf16Tiles};
+use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd::{Bf16, Element, F16, Vector};
+use samite_core::DType;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+/// Columns of a tile.
+const TILE: usize = 16;
+
+/// Elements of a tile of rows or columns.
+const STEP: usize = 32;
+
+/// Bytes of a tile.
+const TILE_BYTES: usize = 1024;
+
+/// Columns that are multiplied with one part of the rows.
+const COLUMNS: usize = 512;
+
+/// Bytes of a part of a column, all planes together: those of two tiles of columns stay in the first-level cache while
+/// panels pass by.
+const PART_BYTES: usize = 1024;
+
+/// Distance of columns in bytes: not a power of two, which would crowd a few sets of a cache.
+const STRIDE: usize = PART_BYTES + 64;
+
+/// Panels that pass by. Their sums, and the columns' part, stay in the second-level cache.
+const PANELS: usize = 8;
+
+/// Rows that a worker multiplies at a time.
+pub(crate) const ROWS: usize = PANELS * PANEL;
+
+/// Bytes of scratch memory that products need for each worker.
+pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
+
+/// Elements of a part of a column.
+const fn part_elements(planes: usize) -> usize {
+    PART_BYTES / 2 / planes
+}
+
+/// How columns lie in memory: the first parts of all of them, then the second ones, and so on. A part has the elements'
+/// upper bits as BF16, then perhaps the rests as BF16; behind the last element come zeros up to a multiple of 32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planes {
+    token: Bf16Tiles,
+    /// One or two.
+    planes: usize,
+    /// Bytes of all columns.
+    pub bytes: usize,
+    /// Distance in bytes of the parts of a column.
+    pub slabs: usize,
+}
+
+impl Planes {
+    /// For `columns` columns of `k` elements; `None` if the size overflows.
+    fn new(token: Bf16Tiles, planes: usize, k: usize, columns: usize) -> Option<Self> {
+        let slabs = columns.checked_mul(STRIDE)?;
+        let bytes = k.div_ceil(part_elements(planes)).checked_mul(slabs)?;
+        Some(Planes {
+            token,
+            planes,
+            bytes,
+            slabs,
+        })
+    }
+
+    /// Distance in bytes of columns.
+    pub fn stride(&self) -> usize {
+        STRIDE
+    }
+
+    /// Splits elements of a column from element `start` on, a multiple of 256.
+    ///
+    /// # Safety
+    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 64; columns have
+    /// these elements.
+    pub unsafe fn split(&self, x: &[f32], start: usize, out: *mut u8) {
+        let _ = self.token;
+        let elements = part_elements(self.planes);
+        for (i, x) in x.chunks(SLAB).enumerate() {
+            let first = start + i * SLAB;
+            let part = out.wrapping_add(first / elements * self.slabs);
+            let to = part.wrapping_add(first % elements * 2);
+            // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+            unsafe {
+                match self.planes {
+                    1 => round(x, to),
+                    _ => split(x, to),
+                }
+            }
+        }
+    }
+}
+
+/// Loads 16 elements; those behind the end are zeros.
+#[inline(always)]
+unsafe fn load(x: &[f32], i: usize) -> __m512 {
+    let from = x.as_ptr().wrapping_add(i);
+    // SAFETY: lanes behind the end are not read.
+    unsafe {
+        match x.len().saturating_sub(i) {
+            count if count < LANES => __m512::load_part(from, count),
+            _ => __m512::load(from),
+        }
+    }
+}
+
+/// Splits elements into their upper bits and the rests, which come half a part later.
+///
+/// # Safety
+/// There must be room for both, up to a multiple of 32 elements, and the instructions must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn split(x: &[f32], to: *mut u8) {
+    for i in (0..x.len().next_multiple_of(STEP)).step_by(LANES) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = load(x, i);
+            let high = _mm512_and_si512(_mm512_castps_si512(x), upper());
+            // What is not finite has no rest.
+            let finite = !_mm512_fpclass_ps_mask::<NOT_FINITE>(x);
+            let rest = _mm512_maskz_sub_ps(finite, x, _mm512_castsi512_ps(high));
+            // Rounded, half up in magnitude; it is far from the largest number.
+            let rest = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
+            _mm256_storeu_si256(to.add(2 * i).cast(), narrow(high));
+            _mm256_storeu_si256(to.add(2 * i + PART_BYTES / 2).cast(), narrow(rest));
+        }
+    }
+}
+
+/// Rounds elements to BF16, to the nearest, ties to even.
+///
+/// # Safety
+/// There must be room for a multiple of 32 elements, and the instructions must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn round(x: &[f32], to: *mut u8) {
+    for i in (0..x.len().next_multiple_of(STEP)).step_by(LANES) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let bits = _mm512_castps_si512(load(x, i));
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = narrow(_mm512_add_epi32(bits, half));
+            _mm256_storeu_si256(to.add(2 * i).cast(), rounded);
+        }
+    }
+}
+
+/// The upper halves of lanes.
+#[inline(always)]
+unsafe fn narrow(x: __m512i) -> __m256i {
+    // SAFETY: callers are compiled for AVX-512.
+    unsafe { _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x)) }
+}
+
+/// Quiet and signalling NaN, and both infinities, for `vfpclassps`.
+const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+
+/// The bits of an f32 that are those of a BF16.
+#[inline(always)]
+fn upper() -> __m512i {
+    // SAFETY: callers are compiled for AVX-512.
+    unsafe { _mm512_set1_epi32(0xffff_0000_u32 as i32) }
+}
+
+/// The upper halves of the lanes of `a` and `b` as pairs.
+#[inline(always)]
+unsafe fn pairs(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: callers are compiled for AVX-512.
+    unsafe { _mm512_or_si512(_mm512_srli_epi32::<16>(a), _mm512_and_si512(b, upper())) }
+}
+
+/// Packed rows that are split or rounded to BF16.
+trait Rows {
+    /// Planes of rows.
+    const PLANES: usize;
+    /// Planes of columns: not fewer.
+    const COLUMN_PLANES: usize;
+    /// Bytes of a slab of a panel.
+    fn slab_bytes() -> usize;
+
+    /// Unpacks a slab of `len` elements of a panel to tiles, with zeros up to a multiple of 32 elements.
+    ///
+    /// # Safety
+    /// The slab must be there, `slab` and the tiles be writable, and the instructions be there.
+    unsafe fn unpack(weights: *const u8, len: usize, slab: *mut Slab, tiles: Tiles);
+}
+
+/// Where the tiles of a slab of weights go: for each 32 elements, for each plane, those of both halves of the panel.
+#[derive(Clone, Copy)]
+struct Tiles {
+    at: *mut u8,
+    planes: usize,
+}
+
+impl Tiles {
+    /// Stores elements `2 * pair` and `2 * pair + 1` of all rows of one half.
+    ///
+    /// # Safety
+    /// There must be room.
+    #[inline(always)]
+    unsafe fn store(self, half: usize, pair: usize, plane: usize, pairs: __m512i) {
+        let tile = (pair / (STEP / 2) * self.planes + plane) * 2 + half;
+        let at = tile * TILE_BYTES + pair % (STEP / 2) * 64;
+        // SAFETY: the caller's contract.
+        unsafe { _mm512_store_si512(self.at.add(at).cast(), pairs) }
+    }
+}
+
+/// Rows of F16 or BF16.
+struct Floats<E>(PhantomData<E>);
+
+impl<E: Element> Rows for Floats<E> {
+    // All bits of a BF16 are upper ones.
+    const PLANES: usize = if E::UPPER_ONLY { 1 } else { 2 };
+    const COLUMN_PLANES: usize = 2;
+
+    fn slab_bytes() -> usize {
+        SLAB * PANEL * E::BYTES
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(weights: *const u8, len: usize, _slab: *mut Slab, tiles: Tiles) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for half in 0..2 {
+                let weights = weights.add(half * len * LANES * E::BYTES);
+                for pair in 0..len.next_multiple_of(STEP) / 2 {
+                    let [a, b] = [2 * pair, 2 * pair + 1].map(|i| {
+                        if i < len {
+                            E::load::<__m512>(weights, i * LANES)
+                        } else {
+                            _mm512_setzero_ps()
+                        }
+                    });
+                    let bits = _mm512_castps_si512;
+                    tiles.store(half, pair, 0, pairs(bits(a), bits(b)));
+                    if Self::PLANES == 2 {
+                        let [a, b] = [a, b].map(|x| {
+                            let high = _mm512_and_si512(bits(x), upper());
+                            bits(_mm512_sub_ps(x, _mm512_castsi512_ps(high)))
+                        });
+                        tiles.store(half, pair, 1, pairs(a, b));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Quantized rows.
+struct Quantized<F>(PhantomData<F>);
+
+impl<F: Format> Rows for Quantized<F> {
+    const PLANES: usize = 1;
+    const COLUMN_PLANES: usize = 1;
+
+    fn slab_bytes() -> usize {
+        SLAB / F::DTYPE.block_len() * F::DTYPE.block_bytes() * PANEL
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(weights: *const u8, len: usize, slab: *mut Slab, tiles: Tiles) {
+        let blocks = len / F::DTYPE.block_len();
+        // SAFETY: the caller's contract.
+        unsafe {
+            for half in 0..2 {
+                let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
+                let to = &mut Store::new(slab, half * LANES);
+                F::unpack::<Zmm>(formats::Rows::new(weights, 0), blocks, to);
+                for group in 0..len / F::GROUP {
+                    let scale =
+                        _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());
+                    // A code in the upper bits of a mantissa is 1 + code / 256.
+                    let factor = _mm512_mul_ps(scale, _mm512_set1_ps(256.0));
+                    let start = match F::SUMS {
+                        Sums::Offset(offset) => {
+                            _mm512_mul_ps(scale, _mm512_set1_ps(256.0 + offset as f32))
+                        }
+                        Sums::Minus => {
+                            let minimum = (&raw const (*slab).minimums[group][half * LANES]).cast();
+                            _mm512_add_ps(factor, _mm512_load_ps(minimum))
+                        }
+                    };
+                    for i in 0..F::GROUP / 4 {
+                        let i = group * F::GROUP / 4 + i;
+                        let codes =
+                            _mm512_load_si512((&raw const (*slab).codes[i][half * LANES]).cast());
+                        let number = |shifted| {
+                            // (shifted & mask) | one
+                            let x = _mm512_ternarylogic_epi32::<0xea>(
+                                shifted,
+                                _mm512_set1_epi32(0xff << 15),
+                                _mm512_set1_epi32(0x3f80_0000),
+                            );
+                            let x = _mm512_fmsub_ps(_mm512_castsi512_ps(x), factor, start);
+                            // Rounded, half up in magnitude.
+                            _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))
+                        };
+                        let numbers = [
+                            number(_mm512_slli_epi32::<15>(codes)),
+                            number(_mm512_slli_epi32::<7>(codes)),
+                            number(_mm512_srli_epi32::<1>(codes)),
+                            number(_mm512_srli_epi32::<9>(codes)),
+                        ];
+                        tiles.store(half, 2 * i, 0, pairs(numbers[0], numbers[1]));
+                        tiles.store(half, 2 * i + 1, 0, pairs(numbers[2], numbers[3]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is needed besides weights and columns.
+#[repr(C, align(64))]
+struct Memory {
+    slab: Slab,
+    /// A part of each panel. Products ask for what comes next, also behind the last one.
+    tiles: [[u8; PART_BYTES * PANEL]; PANELS],
+    /// A tile's columns, if they do not lie at equal distances.
+    gathered: [[[u8; STRIDE]; TILE]; 2],
+    results: [[Sum; COLUMNS]; PANELS],
+}
+
+/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which `each` at a time, and the
+/// form of columns that it needs; `None` if there is none, or none that is worth it.
+pub(super) fn product(
+    token: Avx512,
+    dtype: DType,
+    k: usize,
+    columns: usize,
+    each: usize,
+) -> Option<(PanelFn, Planes)> {
+    fn of<R: Rows>() -> (PanelFn, usize) {
+        (multiply::<R>, R::COLUMN_PLANES)
+    }
+    fn quantized<F: Format>() -> (PanelFn, usize) {
+        of::<Quantized<F>>()
+    }
+    let (function, planes) = match dtype {
+        DType::F16 => of::<Floats<F16>>(),
+        DType::BF16 => of::<Floats<Bf16>>(),
+        DType::Q8_0 => quantized::<Q8_0>(),
+        DType::Q4_0 => quantized::<Q4_0>(),
+        DType::Q4_1 => quantized::<Q4_1>(),
+        DType::Q5_0 => quantized::<Q5_0>(),
+        DType::Q5_1 => quantized::<Q5_1>(),
+        DType::IQ4_NL => quantized::<Iq4Nl>(),
+        DType::IQ4_XS => quantized::<Iq4Xs>(),
+        DType::MXFP4 => quantized::<Mxfp4>(),
+        DType::Q2_K => quantized::<Q2K>(),
+        DType::Q3_K => quantized::<Q3K>(),
+        DType::Q4_K => quantized::<Q4K>(),
+        DType::Q5_K => quantized::<Q5K>(),
+        DType::Q6_K => quantized::<Q6K>(),
+        _ => return None,
+    };
+    let worth = match planes {
+        1 => WORTH_ROUNDING,
+        _ => WORTH_SPLITTING,
+    };
+    let tiles = token.tiles()?.bf16().filter(|_| each >= worth)?;
+    Some((function, Planes::new(tiles, planes, k, columns)?))
+}
+
+/// Columns from which on it pays to split rows of floats.
+const WORTH_SPLITTING: usize = 8;
+
+/// Columns from which on it pays to round quantized rows.
+const WORTH_ROUNDING: usize = 64;
+
+/// Multiplies whole panels.
+///
+/// # Safety
+/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says; AMX must be there and permitted.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
+    let memory = panel.scratch.cast::<Memory>();
+    // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+    unsafe {
+        // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
+        let before = Configuration::current();
+        Configuration::whole().set();
+        for columns in columns.chunks(COLUMNS) {
+            for row in (0..panel.rows).step_by(ROWS) {
+                panels::<R>(panel, row, ROWS.min(panel.rows - row), columns, memory);
+            }
+        }
+        before.set();
+    }
+}
+
+/// Multiplies at most [`PANELS`] panels from row `row` on, in which there are `rows` rows, with at most [`COLUMNS`]
+/// columns.
+///
+/// # Safety
+/// As [`multiply`], with tiles configured.
+#[inline(always)]
+unsafe fn panels<R: Rows>(
+    panel: &Panel,
+    row: usize,
+    rows: usize,
+    columns: &[Column],
+    memory: *mut Memory,
+) {
+    let elements = part_elements(R::COLUMN_PLANES);
+    let count = rows.div_ceil(PANEL);
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (slab, gathered) = (&raw mut (*memory).slab, &raw mut (*memory).gathered);
+        let (tiles, results) = (&raw mut (*memory).tiles, &raw mut (*memory).results);
+        let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
+        let results = |number: usize| (&raw mut (*results)[number]).cast::<Sum>();
+        for number in 0..count {
+            results(number).write_bytes(0, columns.len().next_multiple_of(TILE));
+        }
+        for first in (0..panel.k).step_by(elements) {
+            let len = elements.min(panel.k - first);
+            for number in 0..count {
+                let weights = panel
+                    .weights
+                    .wrapping_add((row / PANEL + number) * panel.stride);
+                for at in (0..len).step_by(SLAB) {
+                    let weights = weights.wrapping_add((first + at) / SLAB * R::slab_bytes());
+                    let to = Tiles {
+                        at: tiles(number).add(at / STEP * R::PLANES * 2 * TILE_BYTES),
+                        planes: R::PLANES,
+                    };
+                    R::unpack(weights, SLAB.min(len - at), slab, to);
+                }
+            }
+            let steps = len.div_ceil(STEP);
+            for (i, group) in columns.chunks(2 * TILE).enumerate() {
+                let part = first / elements * panel.slabs;
+                let group = Group::new(group, part, gathered);
+                for number in 0..count {
+                    let sums = results(number).add(i * 2 * TILE);
+                    group.multiply::<R>(tiles(number), steps, sums);
+                }
+            }
+        }
+        for (c, column) in columns.iter().enumerate() {
+            for number in 0..count {
+                let first = number * PANEL;
+                let out = column.out.add(panel.first + row + first);
+                let sums = results(number).add(c).cast();
+                out.copy_from_nonoverlapping(sums, PANEL.min(rows - first));
+            }
+        }
+    }
+}
+
+/// A part of one or two tiles of columns.
+struct Group {
+    tiles: usize,
+    /// Where they begin.
+    at: [*const u8; 2],
+}
+
+impl Group {
+    /// The part that begins at byte `part` of at most two tiles of columns. If they do not lie at equal distances, they
+    /// are copied to `gathered`.
+    ///
+    /// # Safety
+    /// The columns must have this part.
+    #[inline(always)]
+    unsafe fn new(
+        columns: &[Column],
+        part: usize,
+        gathered: *mut [[[u8; STRIDE]; TILE]; 2],
+    ) -> Self {
+        let mut at = [std::ptr::null(); 2];
+        for (i, tile) in columns.chunks(TILE).take(2).enumerate() {
+            let is_regular = tile.len() == TILE
+                && tile
+                    .windows(2)
+                    .all(|pair| pair[1].x == pair[0].x.wrapping_add(STRIDE));
+            if is_regular {
+                at[i] = tile[0].x.wrapping_add(part);
+                continue;
+            }
+            // SAFETY: columns have a whole part, and there is room for a tile. What lies behind the last column makes sums
+            // that nobody reads.
+            unsafe {
+                let to = (&raw mut (*gathered)[i]).cast::<u8>();
+                for c in 0..TILE {
+                    let to = to.add(c * STRIDE);
+                    match tile.get(c) {
+                        Some(column) => {
+                            to.copy_from_nonoverlapping(column.x.wrapping_add(part), PART_BYTES);
+                        }
+                        None => to.write_bytes(0, PART_BYTES),
+                    }
+                }
+                at[i] = to;
+            }
+        }
+        Group {
+            tiles: columns.len().div_ceil(TILE),
+            at,
+        }
+    }
+
+    /// Multiplies with the tiles of a panel and adds the products to `sums`.
+    ///
+    /// # Safety
+    /// The tiles of rows and columns and their sums must be there, and tiles be configured.
+    #[inline(always)]
+    unsafe fn multiply<R: Rows>(&self, rows: *const u8, steps: usize, sums: *mut Sum) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match self.tiles {
+                1 => self.multiply_tiles::<R, 1>(rows, steps, sums.cast()),
+                _ => self.multiply_tiles::<R, 2>(rows, steps, sums.cast()),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`multiply`](Group::multiply), with `T` tiles of columns.
+    #[inline(always)]
+    unsafe fn multiply_tiles<R: Rows, const T: usize>(
+        &self,
+        rows: *const u8,
+        steps: usize,
+        sums: *mut u8,
+    ) {
+        let more = sums.wrapping_add(TILE * size_of::<Sum>());
+        // SAFETY: the caller's contract.
+        unsafe {
+            asm!(
+                "tileloadd tmm0, [{r} + {s}]",
+                "tileloadd tmm1, [{r} + {s} + 64]",
+                r = in(reg) sums, s = in(reg) size_of::<Sum>(),
+                options(nostack, preserves_flags, readonly),
+            );
+            if T == 2 {
+                asm!(
+                    "tileloadd tmm2, [{r} + {s}]",
+                    "tileloadd tmm3, [{r} + {s} + 64]",
+                    r = in(reg) more, s = in(reg) size_of::<Sum>(),
+                    options(nostack, preserves_flags, readonly),
+                );
+            }
+            for step in 0..steps {
+                let columns = self.at.map(|at| at.wrapping_add(step * STEP * 2));
+                let rows = rows.wrapping_add(step * R::PLANES * 2 * TILE_BYTES);
+                for line in (0..R::PLANES * 2 * TILE_BYTES).step_by(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(rows.wrapping_add(AHEAD + line).cast());
+                }
+                self.load_columns::<T>(columns);
+                if R::PLANES == 2 {
+                    load_rows(rows.wrapping_add(2 * TILE_BYTES));
+                    products::<T>();
+                }
+                load_rows(rows);
+                products::<T>();
+                if R::COLUMN_PLANES == 2 {
+                    self.load_columns::<T>(columns.map(|at| at.wrapping_add(PART_BYTES / 2)));
+                    products::<T>();
+                }
+            }
+            asm!(
+                "tilestored [{r} + {s}], tmm0",
+                "tilestored [{r} + {s} + 64], tmm1",
+                r = in(reg) sums, s = in(reg) size_of::<Sum>(),
+                options(nostack, preserves_flags),
+            );
+            if T == 2 {
+                asm!(
+                    "tilestored [{r} + {s}], tmm2",
+                    "tilestored [{r} + {s} + 64], tmm3",
+                    r = in(reg) more, s = in(reg) size_of::<Sum>(),
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    }
+
+    /// Loads `T` tiles of columns.
+    ///
+    /// # Safety
+    /// As [`multiply`](Group::multiply).
+    #[inline(always)]
+    unsafe fn load_columns<const T: usize>(&self, [first, second]: [*const u8; 2]) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            asm!("tileloadd tmm4, [{x} + {s}]", x = in(reg) first, s = in(reg) STRIDE,
+                options(nostack, preserves_flags, readonly));
+            if T == 2 {
+                asm!("tileloadd tmm5, [{x} + {s}]", x = in(reg) second, s = in(reg) STRIDE,
+                    options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+}
+
+/// Bytes of rows that are asked for before they are needed.
+const AHEAD: usize = 4 * TILE_BYTES;
+
+/// Loads the tiles of both halves of a panel.
+///
+/// # Safety
+/// They must be there, and tiles be configured.
+#[inline(always)]
+unsafe fn load_rows(tiles: *const u8) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "tileloadd tmm6, [{w} + {s}]",
+            "tileloadd tmm7, [{w} + {s} + 1024]",
+            w = in(reg) tiles, s = in(reg) 64usize,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+}
+
+/// Multiplies `T` tiles of columns with both of rows.
+///
+/// # Safety
+/// Tiles must be configured.
+#[inline(always)]
+unsafe fn products<const T: usize>() {
+    // SAFETY: the caller's contract.
+    unsafe {
+        asm!(
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            options(nostack, preserves_flags, nomem),
+        );
+        if T == 2 {
+            asm!(
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                options(nostack, preserves_flags, nomem),
+            );
+        }
+    }
+}
