@@ -1,10 +1,10 @@
 //! Which instructions may run: tokens that only detection makes.
 //!
-//! A value of [`Avx2`] or [`Avx512`] proves that this processor has these instructions, so code that needs them asks
-//! for the token instead of trusting a comment.
+//! A value of [`Avx2`], [`Avx512`] or [`Dotprod`] proves that this processor has these instructions, so code that needs
+//! them asks for the token instead of trusting a comment.
 
-/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx512` or
-/// `amx`.
+/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx-vnni`, `avx512` or
+/// `amx` on x86-64, `generic` or `dotprod` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -15,8 +15,12 @@ use std::sync::OnceLock;
 pub enum IsaLevel {
     /// What every processor of the architecture has.
     Generic,
+    /// NEON's products of bytes.
+    Dotprod,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX-VNNI, and all of [`IsaLevel::Avx2`].
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI, and all of [`IsaLevel::Avx2`].
     Avx512,
     /// AMX for 8-bit integers, and all of [`IsaLevel::Avx512`].
@@ -28,7 +32,9 @@ impl IsaLevel {
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.trim().to_ascii_lowercase().as_str() {
             "generic" => IsaLevel::Generic,
+            "dotprod" => IsaLevel::Dotprod,
             "avx2" => IsaLevel::Avx2,
+            "avx-vnni" => IsaLevel::AvxVnni,
             "avx512" => IsaLevel::Avx512,
             "amx" => IsaLevel::Amx,
             _ => return None,
@@ -36,9 +42,23 @@ impl IsaLevel {
     }
 }
 
+/// Proof that NEON's products of bytes are there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dotprod(());
+
 /// Proof that AVX2, FMA and F16C are there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2 {
+    vnni: bool,
+}
+
+impl Avx2 {
+    /// Whether AVX-VNNI is there too.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn vnni(self) -> bool {
+        self.vnni
+    }
+}
 
 /// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +131,8 @@ impl Tiles {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
     Generic,
+    #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code))]
+    Dotprod(Dotprod),
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2(Avx2),
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -145,13 +167,23 @@ impl Isa {
             let tiles = (limit >= IsaLevel::Amx).then(Tiles::detect).flatten();
             Isa::Avx512(Avx512 { tiles })
         } else if avx2 && limit >= IsaLevel::Avx2 {
-            Isa::Avx2(Avx2(()))
+            let vnni = limit >= IsaLevel::AvxVnni && is_x86_feature_detected!("avxvnni");
+            Isa::Avx2(Avx2 { vnni })
         } else {
             Isa::Generic
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn at_most(limit: IsaLevel) -> Self {
+        if limit >= IsaLevel::Dotprod && std::arch::is_aarch64_feature_detected!("dotprod") {
+            Isa::Dotprod(Dotprod(()))
+        } else {
+            Isa::Generic
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn at_most(_limit: IsaLevel) -> Self {
         Isa::Generic
     }
@@ -161,7 +193,9 @@ impl Isa {
         match self {
             Isa::Avx512(token) if token.tiles.is_some() => "amx",
             Isa::Avx512(_) => "avx512-vnni",
+            Isa::Avx2(token) if token.vnni => "avx-vnni",
             Isa::Avx2(_) => "avx2",
+            Isa::Dotprod(_) => "neon-dotprod",
             Isa::Generic if cfg!(target_arch = "aarch64") => "neon",
             Isa::Generic => "generic",
         }
@@ -172,14 +206,12 @@ impl Isa {
     #[inline(always)]
     pub fn run<R>(self, f: impl FnOnce() -> R) -> R {
         match self {
-            Isa::Generic => f(),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves that the instructions are there.
             Isa::Avx2(_) => unsafe { with_avx2(f) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the token proves that the instructions are there.
             Isa::Avx512(_) => unsafe { with_avx512(f) },
-            #[cfg(not(target_arch = "x86_64"))]
             _ => f(),
         }
     }
@@ -190,7 +222,9 @@ impl Isa {
         let mut all: Vec<Isa> = Vec::new();
         for level in [
             IsaLevel::Generic,
+            IsaLevel::Dotprod,
             IsaLevel::Avx2,
+            IsaLevel::AvxVnni,
             IsaLevel::Avx512,
             IsaLevel::Amx,
         ] {
@@ -258,6 +292,7 @@ mod tests {
         assert_eq!(Isa::at_most(IsaLevel::Generic).name(), Isa::Generic.name());
         assert_ne!(Isa::at_most(IsaLevel::Avx2).name(), "avx512-vnni");
         assert_eq!(IsaLevel::from_name(" AVX2"), Some(IsaLevel::Avx2));
+        assert_eq!(IsaLevel::from_name("avx-vnni"), Some(IsaLevel::AvxVnni));
         assert_eq!(IsaLevel::from_name("mmx"), None);
     }
 

@@ -123,10 +123,7 @@ impl Device for CpuDevice {
     }
 
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
-        match self.isa {
-            Isa::Avx512(_) => vec![packed_buffer_type()],
-            _ => Vec::new(),
-        }
+        vec![packed_buffer_type()]
     }
 
     fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {

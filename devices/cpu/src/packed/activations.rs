@@ -3,7 +3,7 @@
 //! Codes of weights are unsigned in products; what has to be subtracted from them is taken into account here, once for
 //! all rows: the sum of a group's codes times the offset is where an accumulator starts.
 
-use crate::detect::Avx512;
+use crate::detect::Isa;
 
 /// What a type of weights needs to know about columns.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,6 @@ pub(crate) struct ColumnSpec {
 
 /// What is stored for the sum of the codes of a group.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Sums {
     /// The sum times minus the offset of the weights' codes, as i32.
     Offset(i32),
@@ -47,7 +46,7 @@ impl ColumnSpec {
 /// scales (f32) and sums of groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activations {
-    token: Avx512,
+    isa: Isa,
     spec: ColumnSpec,
     /// Bytes of all columns.
     pub bytes: usize,
@@ -57,12 +56,11 @@ pub(crate) struct Activations {
 
 impl Activations {
     /// For `columns` columns of `k` elements; `None` if the size overflows.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub fn new(token: Avx512, spec: ColumnSpec, k: usize, columns: usize) -> Option<Self> {
+    pub fn new(isa: Isa, spec: ColumnSpec, k: usize, columns: usize) -> Option<Self> {
         let slabs = columns.checked_mul(spec.slab_bytes())?;
         let bytes = k.div_ceil(SLAB).checked_mul(slabs)?;
         Some(Activations {
-            token,
+            isa,
             spec,
             bytes,
             slabs,
@@ -80,91 +78,101 @@ impl Activations {
     /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
     /// these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
-        let _ = self.token;
-        let spec = &self.spec;
         for (i, x) in x.chunks(SLAB).enumerate() {
             let slab = out.wrapping_add((start / SLAB + i) * self.slabs);
-            let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(spec.sums_at()));
-            for (part, x) in x.chunks(spec.scaled).enumerate() {
-                let at = part * spec.scaled;
-                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+            let quantize = match self.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512(_) => avx512::quantize,
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2(_) => avx2::quantize,
+                _ => base::quantize,
+            };
+            // SAFETY: the caller's contract; the token proves that the instructions are there.
+            unsafe { quantize(&self.spec, x, slab) };
+        }
+    }
+}
+
+/// Compiles quantization for one instruction set. (A closure would not always be made part of a function that may use
+/// the instructions.)
+macro_rules! compile {
+    ($name:ident $(, $features:literal)?) => {
+        mod $name {
+            use super::*;
+
+            /// Quantizes the elements of a slab.
+            ///
+            /// # Safety
+            /// The slab must be writable and aligned to 4.
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
+                // SAFETY: the caller's contract.
                 unsafe {
-                    let codes = slab.add(at).cast::<i8>();
-                    let scale = round(x, codes);
-                    *scales.cast::<f32>().add(part) = scale;
-                    for g in 0..x.len() / spec.group {
-                        let sum = sum(codes.add(g * spec.group), spec.group);
-                        *sums.cast::<i32>().add(at / spec.group + g) = match spec.sums {
-                            Sums::Offset(offset) => -offset * sum,
-                            Sums::Minus => {
-                                let scale = if spec.scaled == 32 { scale } else { 1.0 };
-                                (-(sum as f32) * scale).to_bits() as i32
-                            }
-                        };
+                    match spec.scaled {
+                        32 => spec.quantize::<32>(x, slab),
+                        _ => spec.quantize::<SLAB>(x, slab),
                     }
+                }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(
+    avx512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
+);
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, "avx2,fma,f16c");
+compile!(base);
+
+impl ColumnSpec {
+    /// Quantizes the elements of a slab; `SCALED` of them share a scale.
+    ///
+    /// # Safety
+    /// The slab must be writable and aligned to 4.
+    #[inline(always)]
+    unsafe fn quantize<const SCALED: usize>(&self, x: &[f32], slab: *mut u8) {
+        let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(self.sums_at()));
+        for (part, x) in x.as_chunks::<SCALED>().0.iter().enumerate() {
+            let at = part * SCALED;
+            // SAFETY: a slab has room for the codes, scales and sums of so many elements.
+            unsafe {
+                let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
+                let scale = round(x, codes);
+                scales.cast::<f32>().add(part).write(scale);
+                let whole = codes.as_chunks::<16>().0;
+                for (g, codes) in whole.chunks(self.group / 16).enumerate() {
+                    let codes = codes.as_flattened();
+                    let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                    let sum = match self.sums {
+                        Sums::Offset(offset) => -offset * sum,
+                        Sums::Minus => {
+                            let scale = if SCALED == 32 { scale } else { 1.0 };
+                            (-(sum as f32) * scale).to_bits().cast_signed()
+                        }
+                    };
+                    sums.cast::<i32>().add(at / self.group + g).write(sum);
                 }
             }
         }
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn round(_x: &[f32], _codes: *mut i8) -> f32 {
-    unreachable!("there is no token without the processor")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn sum(_codes: *const i8, _count: usize) -> i32 {
-    unreachable!("there is no token without the processor")
-}
-
-#[cfg(target_arch = "x86_64")]
-use x86::{round, sum};
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    /// Rounds numbers, a multiple of 16, to codes; the scale.
-    ///
-    /// # Safety
-    /// There must be room for as many codes, and the instructions must be there.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) unsafe fn round(x: &[f32], codes: *mut i8) -> f32 {
-        // SAFETY: all addresses are inside of what the caller gave.
-        unsafe {
-            let mut largest = _mm512_setzero_ps();
-            for x in x.as_chunks::<16>().0 {
-                largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_loadu_ps(x.as_ptr())));
-            }
-            let largest = _mm512_reduce_max_ps(largest);
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            let inverse = _mm512_set1_ps(inverse);
-            for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
-                let x = _mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), inverse);
-                let whole = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
-                _mm_storeu_si128(codes.add(16 * i).cast(), whole);
-            }
-            largest / 127.0
-        }
+/// Rounds numbers to codes from -127 to 127; the scale. If one is not finite, neither is the scale, and codes may be
+/// anything.
+#[inline(always)]
+fn round<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
+    // Added to a number, it rounds it to a whole one, whose lowest bits then are those of the code.
+    const ROUND: f32 = 12_582_912.0;
+    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
+    let largest = x.iter().map(magnitude).fold(0, i32::max);
+    let largest = f32::from_bits(largest.cast_unsigned());
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = (x * inverse + ROUND).to_bits() as i8;
     }
-
-    /// The sum of codes, a multiple of 16.
-    ///
-    /// # Safety
-    /// There must be as many codes, and the instructions must be there.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) unsafe fn sum(codes: *const i8, count: usize) -> i32 {
-        // SAFETY: all addresses are inside of what the caller gave.
-        unsafe {
-            let mut sums = _mm_setzero_si128();
-            for i in (0..count).step_by(16) {
-                let codes = _mm_loadu_si128(codes.add(i).cast());
-                sums = _mm_dpbusd_epi32(sums, _mm_set1_epi8(1), codes);
-            }
-            let sums = _mm_add_epi32(sums, _mm_shuffle_epi32::<0b01_00_11_10>(sums));
-            let sums = _mm_add_epi32(sums, _mm_shuffle_epi32::<0b10_11_00_01>(sums));
-            _mm_cvtsi128_si32(sums)
-        }
-    }
+    largest / 127.0
 }

@@ -1,85 +1,86 @@
 //! Panels of each type, unpacked to bytes: what is different between types of weights.
 
+// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
+// of functions that may use the instructions.
+#![allow(clippy::needless_range_loop)]
+
 use super::activations::{ColumnSpec, SLAB, Sums};
+use super::simd::Simd;
 use super::{LANES, PANEL};
 use crate::simd::float::Panel;
 use samite_core::DType;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
-use std::arch::x86_64::*;
 
 /// Bytes of memory that are asked for before they are needed.
 const AHEAD: usize = 4096;
 
-/// A part of the rows of a panel, unpacked: codes as unsigned bytes, four of each row in a register, and scales and
-/// minimums of each group of elements.
+/// A part of the rows of a panel, unpacked: codes as bytes, four of each row next to each other, and scales and minimums
+/// of each group of elements.
 #[repr(C, align(64))]
 pub(super) struct Slab {
-    pub codes: [[[u8; 64]; 2]; SLAB / 4],
-    pub scales: [[[f32; LANES]; 2]; SLAB / 16],
-    pub minimums: [[[f32; LANES]; 2]; SLAB / 16],
+    pub codes: [[[u8; 4]; PANEL]; SLAB / 4],
+    pub scales: [[f32; PANEL]; SLAB / 16],
+    pub minimums: [[f32; PANEL]; SLAB / 16],
 }
 
-/// Where one half of a panel is in a slab.
+/// Where the rows of a register are in a slab.
 #[derive(Clone, Copy)]
-pub(super) struct Half {
+pub(super) struct Store {
     slab: *mut Slab,
-    half: usize,
+    row: usize,
 }
 
-impl Half {
+impl Store {
+    /// For rows from `row` of the panel on.
+    ///
     /// # Safety
-    /// `slab` must be writable as long as this is used; `half` is 0 or 1.
+    /// `slab` must be writable as long as this is used; there are as many rows as a register has.
     #[inline(always)]
-    pub unsafe fn new(slab: *mut Slab, half: usize) -> Self {
-        Half { slab, half }
+    pub unsafe fn new(slab: *mut Slab, row: usize) -> Self {
+        Store { slab, row }
     }
 }
 
 /// Where unpacked weights go. Codes of a group come before its scale, which comes before its minimum; groups of
 /// different blocks come one after the other.
-pub(super) trait Sink<F: Format> {
-    /// Takes the codes of elements `4 * i..4 * i + 4` of the slab.
+pub(super) trait Sink<F: Format, V: Simd> {
+    /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
+    /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
     ///
     /// # Safety
-    /// The slab must have these elements, and the processor AVX-512.
-    unsafe fn codes(&mut self, i: usize, codes: __m512i);
+    /// The slab must have these elements, and the instruction set must be there.
+    unsafe fn codes(&mut self, i: usize, codes: V::Words);
 
     /// Takes the scales of a group of the slab.
     ///
     /// # Safety
     /// As [`codes`](Sink::codes).
-    unsafe fn scale(&mut self, group: usize, scales: __m512);
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats);
 
     /// Takes what is subtracted from the products of scales and codes of a group of the slab.
     ///
     /// # Safety
     /// As [`codes`](Sink::codes).
-    unsafe fn minimum(&mut self, group: usize, minimums: __m512);
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats);
 }
 
-impl<F: Format> Sink<F> for Half {
+impl<F: Format, V: Simd> Sink<F, V> for Store {
     #[inline(always)]
-    unsafe fn codes(&mut self, i: usize, codes: __m512i) {
+    unsafe fn codes(&mut self, i: usize, codes: V::Words) {
         // SAFETY: a slab has a place for each.
-        unsafe { _mm512_store_si512((&raw mut (*self.slab).codes[i][self.half]).cast(), codes) }
+        unsafe { V::store(codes, (&raw mut (*self.slab).codes[i][self.row]).cast()) }
     }
 
     #[inline(always)]
-    unsafe fn scale(&mut self, group: usize, scales: __m512) {
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
         // SAFETY: as in `codes`.
-        unsafe {
-            let to = (&raw mut (*self.slab).scales[group][self.half]).cast();
-            _mm512_store_ps(to, scales);
-        }
+        unsafe { V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]) }
     }
 
     #[inline(always)]
-    unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
         // SAFETY: as in `codes`.
-        unsafe {
-            let to = (&raw mut (*self.slab).minimums[group][self.half]).cast();
-            _mm512_store_ps(to, minimums);
-        }
+        unsafe { V::store_floats(minimums, &raw mut (*self.slab).minimums[group][self.row]) }
     }
 }
 
@@ -92,6 +93,11 @@ pub(super) trait Format: Sized {
     const SCALED: usize = 32;
     /// What has to be done about sums of columns.
     const SUMS: Sums;
+    /// The largest code, if none is negative.
+    const LARGEST: usize;
+
+    /// Whether codes need all eight bits; then their offset is 128.
+    const FULL: bool = Self::LARGEST > 127;
 
     /// What columns must be.
     const COLUMNS: ColumnSpec = ColumnSpec {
@@ -100,11 +106,11 @@ pub(super) trait Format: Sized {
         sums: Self::SUMS,
     };
 
-    /// Unpacks the part of half a panel that lies in a slab, which has so many blocks.
+    /// Unpacks those of a slab, which has so many blocks.
     ///
     /// # Safety
-    /// The blocks must be there, and AVX-512 with BW; the contract of `to`.
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>);
+    /// The blocks must be there, and the instruction set; the contract of `to`.
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>);
 }
 
 /// The part of a panel that lies in a slab.
@@ -138,98 +144,148 @@ impl PanelSlab {
             .wrapping_add(blocks * F::DTYPE.block_bytes() * PANEL)
     }
 
-    /// Unpacks half of it.
+    /// Unpacks the rows of a register, from row `row` of the panel on.
     ///
     /// # Safety
-    /// The panel must be there, and AVX-512 with BW; the contract of `to`.
+    /// The panel must be there, and the instruction set; the contract of `to`.
     #[inline(always)]
-    pub unsafe fn unpack<F: Format>(&self, half: usize, to: &mut impl Sink<F>) {
+    pub unsafe fn unpack<F: Format, V: Simd>(&self, row: usize, to: &mut impl Sink<F, V>) {
         let blocks = self.len / F::DTYPE.block_len();
-        let at = half * blocks * F::DTYPE.block_bytes() * LANES;
+        let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
+        let rows = Rows::new(self.at.wrapping_add(half), row % LANES);
         // SAFETY: the caller's contract.
-        unsafe { F::unpack(self.at.add(at), blocks, to) }
+        unsafe { F::unpack::<V>(rows, blocks, to) }
     }
 }
 
-#[inline(always)]
-unsafe fn load(at: *const u8) -> __m512i {
-    // SAFETY: the caller's contract; asking for memory is allowed at any address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
-        _mm512_loadu_si512(at.cast())
+/// Rows of a register in a field of half a panel.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    at: *const u8,
+    /// The first row in the half.
+    first: usize,
+}
+
+impl Rows {
+    /// Rows from row `first` of half a panel on.
+    #[inline(always)]
+    pub fn new(at: *const u8, first: usize) -> Self {
+        Rows { at, first }
+    }
+
+    /// The same rows in what lies behind so many bytes of each row.
+    #[inline(always)]
+    fn behind(self, bytes: usize) -> Self {
+        Rows {
+            at: self.at.wrapping_add(bytes * LANES),
+            ..self
+        }
+    }
+
+    /// Where unit number `i` of the rows is; a row's unit has so many bytes.
+    #[inline(always)]
+    fn unit(self, i: usize, bytes: usize) -> *const u8 {
+        self.at.wrapping_add((i * LANES + self.first) * bytes)
+    }
+
+    /// Four bytes of each row.
+    #[inline(always)]
+    unsafe fn words<V: Simd>(self, i: usize) -> V::Words {
+        let at = self.unit(i, 4);
+        // SAFETY: the caller's contract.
+        unsafe {
+            V::prefetch(at.wrapping_add(AHEAD));
+            V::load(at)
+        }
+    }
+
+    /// A half-precision number of each row.
+    #[inline(always)]
+    unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16(self.unit(i, 2)) }
     }
 }
 
-/// Half-precision numbers number `i` of all rows.
+/// The lower halves of bytes.
 #[inline(always)]
-unsafe fn halves(at: *const u8, i: usize) -> __m512 {
-    // SAFETY: the caller's contract; asking for memory is allowed at any address.
-    unsafe {
-        let at = at.add(i * 2 * LANES);
-        _mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))
-    }
-}
-
-#[inline(always)]
-unsafe fn low(x: __m512i) -> __m512i {
+unsafe fn low<V: Simd>(x: V::Words) -> V::Words {
     // SAFETY: the caller's contract.
-    unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
+    unsafe { V::and(x, V::splat(0x0f0f_0f0f)) }
 }
 
+/// The upper halves of bytes.
 #[inline(always)]
-unsafe fn high(x: __m512i) -> __m512i {
+unsafe fn high<V: Simd>(x: V::Words) -> V::Words {
     // SAFETY: the caller's contract.
-    unsafe { low(_mm512_srli_epi16::<4>(x)) }
+    unsafe { low::<V>(V::shr(x, 4)) }
 }
 
-/// `a | b & mask`
+/// `a | b & mask`, with the same mask for all bytes.
 #[inline(always)]
-unsafe fn or_masked(a: __m512i, b: __m512i, mask: i8) -> __m512i {
+unsafe fn or_masked<V: Simd>(a: V::Words, b: V::Words, mask: u8) -> V::Words {
     // SAFETY: the caller's contract.
-    unsafe { _mm512_ternarylogic_epi32::<0b1111_1000>(a, b, _mm512_set1_epi8(mask)) }
+    unsafe { V::or(a, V::and(b, V::splat(i32::from_ne_bytes([mask; 4])))) }
 }
 
-/// Each 32-bit number shifted right.
+/// `bits` of whole numbers, the lowest of which is bit `at`.
 #[inline(always)]
-unsafe fn shifted(x: __m512i, bits: usize) -> __m512i {
+unsafe fn number<V: Simd>(x: V::Words, at: usize, bits: usize) -> V::Words {
     // SAFETY: the caller's contract.
-    unsafe { _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits as i32)) }
+    unsafe { V::and(V::shr(x, at), V::splat((1 << bits) - 1)) }
 }
 
-/// Nibbles of a block of 32: low ones are the first half, high ones the second.
+/// Each bit moved from place `from` to place `to` of its byte; what the others of the byte are then is not said.
 #[inline(always)]
-unsafe fn nibbles(half: *const u8, block: usize, mut to: impl FnMut(usize, __m512i)) {
+unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
     // SAFETY: the caller's contract.
     unsafe {
-        for j in 0..4 {
-            let both = load(half.add((block * 4 + j) * 64));
-            to(j, low(both));
-            to(j + 4, high(both));
+        match from.checked_sub(to) {
+            Some(bits) => V::shr(x, bits),
+            None => V::shl(x, to - from),
         }
     }
 }
 
-/// Bits of a block of 32, one for each element, as 16 where they are set.
+/// Scales of six bits with an offset of 32, from the lower four and the upper two bits, times `d`.
 #[inline(always)]
-unsafe fn fifth_bits(bits: __m512i, j: usize) -> __m512i {
+unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) -> V::Floats {
     // SAFETY: the caller's contract.
     unsafe {
-        let byte = 0x0101_0101 * (j as i32 / 2);
-        let lanes = _mm_setr_epi32(
-            byte,
-            byte + 0x0404_0404,
-            byte + 0x0808_0808,
-            byte + 0x0c0c_0c0c,
-        );
-        let bytes = _mm512_shuffle_epi8(bits, _mm512_broadcast_i32x4(lanes));
-        let one = if j.is_multiple_of(2) {
-            0x0804_0201
-        } else {
-            0x8040_2010_u32 as i32
-        };
-        let set = _mm512_test_epi8_mask(bytes, _mm512_set1_epi32(one));
-        _mm512_maskz_set1_epi8(set, 16)
+        let scale = V::or(low, V::shl(high, 4));
+        scaled::<V>(V::add(scale, V::splat(-32)), d)
     }
+}
+
+/// Whole numbers times others.
+#[inline(always)]
+unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe { V::mul(V::floats(numbers), d) }
+}
+
+/// Nibbles of a block of 32: low ones are the first half, high ones the second.
+#[inline(always)]
+unsafe fn nibbles<V: Simd>(rows: Rows, block: usize) -> [V::Words; 8] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut all = [V::splat(0); 8];
+        for j in 0..4 {
+            let both = rows.words::<V>(block * 4 + j);
+            all[j] = low::<V>(both);
+            all[j + 4] = high::<V>(both);
+        }
+        all
+    }
+}
+
+/// Entries of a table of signed numbers by bytes below 16, as codes that need [all bits](Format::FULL).
+#[inline(always)]
+unsafe fn full_codes<V: Simd>(values: &[i8; 16], bytes: V::Words) -> V::Words {
+    let offset = if V::SIGNED { 0 } else { -128 };
+    let values = values.map(|value| value ^ offset);
+    // SAFETY: the caller's contract.
+    unsafe { V::look_up(&values, bytes) }
 }
 
 pub(super) struct Q8_0;
@@ -237,18 +293,20 @@ pub(super) struct Q8_0;
 impl Format for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
     const SUMS: Sums = Sums::Offset(128);
+    const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = half.add(blocks * 32 * LANES);
+            let scales = rows.behind(blocks * 32);
             for i in 0..blocks {
                 for j in 0..8 {
-                    let codes = load(half.add((i * 8 + j) * 64));
-                    to.codes(i * 8 + j, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)));
+                    let codes = rows.words::<V>(i * 8 + j);
+                    let offset = if V::SIGNED { 0 } else { 0x8080_8080_u32 };
+                    to.codes(i * 8 + j, V::xor(codes, V::splat(offset as i32)));
                 }
-                to.scale(i, halves(scales, i));
+                to.scale(i, scales.halves::<V>(i));
             }
         }
     }
@@ -259,27 +317,21 @@ pub(super) struct Q4_0;
 impl Format for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
     const SUMS: Sums = Sums::Offset(8);
+    const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = half.add(blocks * 16 * LANES);
+            let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles(half, i, |j, codes| to.codes(i * 8 + j, codes));
-                to.scale(i, halves(scales, i));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, codes[j]);
+                }
+                to.scale(i, scales.halves::<V>(i));
             }
         }
-    }
-}
-
-/// A table of signed numbers as unsigned ones, 128 more each, for each lane.
-#[inline(always)]
-unsafe fn table(values: &[i8; 16]) -> __m512i {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let values = _mm_loadu_si128(values.as_ptr().cast());
-        _mm512_broadcast_i32x4(_mm_xor_si128(values, _mm_set1_epi8(-128)))
     }
 }
 
@@ -288,18 +340,19 @@ pub(super) struct Iq4Nl;
 impl Format for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
     const SUMS: Sums = Sums::Offset(128);
+    const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let values = table(&IQ4_NL_VALUES);
-            let scales = half.add(blocks * 16 * LANES);
+            let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles(half, i, |j, codes| {
-                    to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
-                });
-                to.scale(i, halves(scales, i));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, full_codes::<V>(&IQ4_NL_VALUES, codes[j]));
+                }
+                to.scale(i, scales.halves::<V>(i));
             }
         }
     }
@@ -309,26 +362,27 @@ pub(super) struct Mxfp4;
 
 impl Format for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
-    const SUMS: Sums = Sums::Offset(128);
+    const SUMS: Sums = Sums::Offset(12);
+    const LARGEST: usize = 24;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let values = table(&MXFP4_VALUES);
-            let exponents = half.add(blocks * 16 * LANES);
+            let values = MXFP4_VALUES.map(|value| value + 12);
+            let exponents = rows.behind(blocks * 16);
             for i in 0..blocks {
-                nibbles(half, i, |j, codes| {
-                    to.codes(i * 8 + j, _mm512_shuffle_epi8(values, codes));
-                });
-                let e = _mm_loadu_si128(exponents.add(i * LANES).cast());
-                let e = _mm512_cvtepu8_epi32(e);
-                // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two.
-                let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
-                let small = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
-                let is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-                let scales = _mm512_mask_mov_epi32(normal, is_small, small);
-                to.scale(i, _mm512_castsi512_ps(scales));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::look_up(&values, codes[j]));
+                }
+                // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
+                let e = V::load_u8(exponents.unit(i, 1));
+                let half = V::shr(e, 1);
+                let rest = V::add(half, V::and(e, V::splat(1)));
+                let a = V::shl(V::add(half, V::splat(63)), 23);
+                let b = V::shl(V::add(rest, V::splat(63)), 23);
+                to.scale(i, V::mul(V::from_bits(a), V::from_bits(b)));
             }
         }
     }
@@ -340,32 +394,28 @@ impl Format for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Offset(128);
+    const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let values = table(&IQ4_NL_VALUES);
-            let low_bits = half.add(blocks * 128 * LANES);
-            let high_bits = low_bits.add(blocks * 4 * LANES);
-            let d = halves(high_bits.add(blocks * 2 * LANES), 0);
-            let low_bits = load(low_bits);
-            let high_bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high_bits.cast()));
+            let low_bits = rows.behind(blocks * 128);
+            let high_bits = low_bits.behind(blocks * 4);
+            let d = high_bits.behind(blocks * 2).halves::<V>(0);
+            let low_bits = low_bits.words::<V>(0);
+            let high_bits = V::load_u16(high_bits.unit(0, 2));
             for group in 0..8 {
                 for j in 0..4 {
-                    let both = load(half.add((group * 4 + j) * 64));
+                    let both = rows.words::<V>(group * 4 + j);
                     let at = group * 8 + j;
-                    to.codes(at, _mm512_shuffle_epi8(values, low(both)));
-                    to.codes(at + 4, _mm512_shuffle_epi8(values, high(both)));
+                    to.codes(at, full_codes::<V>(&IQ4_NL_VALUES, low::<V>(both)));
+                    to.codes(at + 4, full_codes::<V>(&IQ4_NL_VALUES, high::<V>(both)));
                 }
-                let number = |from, bits, mask| {
-                    _mm512_and_si512(shifted(from, bits * group), _mm512_set1_epi32(mask))
-                };
-                let high = _mm512_slli_epi32::<4>(number(high_bits, 2, 3));
-                let scales = _mm512_or_si512(number(low_bits, 4, 15), high);
-                let scales = _mm512_sub_epi32(scales, _mm512_set1_epi32(32));
-                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scales), d));
+                let low = number::<V>(low_bits, 4 * group, 4);
+                let high = number::<V>(high_bits, 2 * group, 2);
+                to.scale(group, six_bit_scale::<V>(low, high, d));
             }
         }
     }
@@ -376,18 +426,22 @@ pub(super) struct Q4_1;
 impl Format for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
     const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = half.add(blocks * 16 * LANES);
-            let minimums = scales.add(blocks * 2 * LANES);
+            let scales = rows.behind(blocks * 16);
+            let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
-                nibbles(half, i, |j, codes| to.codes(i * 8 + j, codes));
-                to.scale(i, halves(scales, i));
-                let minimums = halves(minimums, i);
-                to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, codes[j]);
+                }
+                to.scale(i, scales.halves::<V>(i));
+                let minimums = minimums.halves::<V>(i);
+                to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
             }
         }
     }
@@ -398,19 +452,21 @@ pub(super) struct Q5_0;
 impl Format for Q5_0 {
     const DTYPE: DType = DType::Q5_0;
     const SUMS: Sums = Sums::Offset(16);
+    const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = half.add(blocks * 16 * LANES);
-            let scales = bits.add(blocks * 4 * LANES);
+            let bits = rows.behind(blocks * 16);
+            let scales = bits.behind(blocks * 4);
             for i in 0..blocks {
-                let bits = load(bits.add((i) * 64));
-                nibbles(half, i, |j, codes| {
-                    to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
-                });
-                to.scale(i, halves(scales, i));
+                let bits = bits.words::<V>(i);
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                }
+                to.scale(i, scales.halves::<V>(i));
             }
         }
     }
@@ -421,22 +477,24 @@ pub(super) struct Q5_1;
 impl Format for Q5_1 {
     const DTYPE: DType = DType::Q5_1;
     const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = half.add(blocks * 16 * LANES);
-            let scales = bits.add(blocks * 4 * LANES);
-            let minimums = scales.add(blocks * 2 * LANES);
+            let bits = rows.behind(blocks * 16);
+            let scales = bits.behind(blocks * 4);
+            let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
-                let bits = load(bits.add((i) * 64));
-                nibbles(half, i, |j, codes| {
-                    to.codes(i * 8 + j, _mm512_or_si512(codes, fifth_bits(bits, j)));
-                });
-                to.scale(i, halves(scales, i));
-                let minimums = halves(minimums, i);
-                to.minimum(i, _mm512_sub_ps(_mm512_setzero_ps(), minimums));
+                let bits = bits.words::<V>(i);
+                let codes = nibbles::<V>(rows, i);
+                for j in 0..8 {
+                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                }
+                to.scale(i, scales.halves::<V>(i));
+                let minimums = minimums.halves::<V>(i);
+                to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
             }
         }
     }
@@ -445,45 +503,46 @@ impl Format for Q5_1 {
 /// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
 /// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
 #[inline(always)]
-unsafe fn six_bits<F: Format>(fields: *const u8, d: __m512, d_min: __m512, to: &mut impl Sink<F>) {
+unsafe fn six_bits<F: Format, V: Simd>(
+    fields: Rows,
+    d: V::Floats,
+    d_min: V::Floats,
+    to: &mut impl Sink<F, V>,
+) {
     // SAFETY: the caller's contract.
     unsafe {
-        let [a, b, c] = [0, 1, 2].map(|i| load(fields.add(i * 64)));
-        let six = _mm512_set1_epi8(0x3f);
+        let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+        let c = fields.words::<V>(2);
+        let six = V::splat(0x3f3f_3f3f);
         let scales = [
-            _mm512_and_si512(a, six),
-            or_masked(low(c), _mm512_srli_epi32::<2>(a), 0x30),
+            V::and(a, six),
+            or_masked::<V>(low::<V>(c), V::shr(a, 2), 0x30),
         ];
         let minimums = [
-            _mm512_and_si512(b, six),
-            or_masked(high(c), _mm512_srli_epi32::<2>(b), 0x30),
+            V::and(b, six),
+            or_masked::<V>(high::<V>(c), V::shr(b, 2), 0x30),
         ];
         for group in 0..8 {
-            let number = |from: [__m512i; 2], d| {
-                let bytes = shifted(from[group / 4], group % 4 * 8);
-                let number = _mm512_and_si512(bytes, _mm512_set1_epi32(0xff));
-                _mm512_mul_ps(_mm512_cvtepi32_ps(number), d)
-            };
-            to.scale(group, number(scales, d));
-            to.minimum(group, number(minimums, d_min));
+            let (word, byte) = (group / 4, group % 4 * 8);
+            let scale = number::<V>(scales[word], byte, 8);
+            let minimum = number::<V>(minimums[word], byte, 8);
+            to.scale(group, scaled::<V>(scale, d));
+            to.minimum(group, scaled::<V>(minimum, d_min));
         }
     }
 }
 
-/// Codes of two bits of a block of 256: bits `2 * j..2 * j + 2` of the bytes of each half are 32 elements.
+/// Codes of two bits in word `i`: four times four elements, each 32 behind those before.
 #[inline(always)]
-unsafe fn two_bits(half: *const u8, mut to: impl FnMut(usize, usize, usize, __m512i)) {
+unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
     // SAFETY: the caller's contract.
     unsafe {
-        let three = _mm512_set1_epi8(3);
-        for part in 0..2 {
-            for u in 0..8 {
-                let all = load(half.add((part * 8 + u) * 64));
-                for j in 0..4 {
-                    to(part, j, u, _mm512_and_si512(shifted(all, 2 * j), three));
-                }
-            }
+        let all = rows.words::<V>(i);
+        let mut codes = [all; 4];
+        for j in 0..4 {
+            codes[j] = V::and(V::shr(all, 2 * j), V::splat(0x0303_0303));
         }
+        codes
     }
 }
 
@@ -494,26 +553,27 @@ impl Format for Q2K {
     const GROUP: usize = 16;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 3;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = half.add(blocks * 64 * LANES);
-            let d = fields.add(blocks * 16 * LANES);
-            let d_min = halves(d.add(blocks * 2 * LANES), 0);
-            let d = halves(d, 0);
-            two_bits(half, |part, j, u, codes| {
-                to.codes(part * 32 + j * 8 + u, codes);
-            });
+            let fields = rows.behind(blocks * 64);
+            let d = fields.behind(blocks * 16);
+            let d_min = d.behind(blocks * 2).halves::<V>(0);
+            let d = d.halves::<V>(0);
+            for i in 0..16 {
+                let codes = two_bits::<V>(rows, i);
+                for j in 0..4 {
+                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes[j]);
+                }
+            }
             for group in 0..16 {
-                let both = _mm_loadu_si128(fields.add(group * LANES).cast());
-                let both = _mm512_cvtepu8_epi32(both);
-                let scale = _mm512_and_si512(both, _mm512_set1_epi32(15));
-                let minimum = _mm512_srli_epi32::<4>(both);
-                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d));
-                to.minimum(group, _mm512_mul_ps(_mm512_cvtepi32_ps(minimum), d_min));
+                let both = V::load_u8(fields.unit(group, 1));
+                to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
+                to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
             }
         }
     }
@@ -526,36 +586,35 @@ impl Format for Q3K {
     const GROUP: usize = 16;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Offset(4);
+    const LARGEST: usize = 7;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = half.add(blocks * 64 * LANES);
-            let fields = bits.add(blocks * 32 * LANES);
-            let d = halves(fields.add(blocks * 12 * LANES), 0);
-            two_bits(half, |part, j, u, codes| {
-                // Bit `4 * part + j` is the third one.
-                let bits = load(bits.add(u * 64));
-                let third = match part * 4 + j {
-                    bit @ 0..2 => _mm512_sll_epi32(bits, _mm_cvtsi32_si128(2 - bit as i32)),
-                    bit => shifted(bits, bit - 2),
-                };
-                to.codes(part * 32 + j * 8 + u, or_masked(codes, third, 4));
-            });
+            let bits = rows.behind(blocks * 64);
+            let fields = bits.behind(blocks * 32);
+            let d = fields.behind(blocks * 12).halves::<V>(0);
+            for i in 0..16 {
+                let codes = two_bits::<V>(rows, i);
+                let bits = bits.words::<V>(i % 8);
+                for j in 0..4 {
+                    let third = moved::<V>(bits, i / 8 * 4 + j, 2);
+                    let codes = or_masked::<V>(codes[j], third, 4);
+                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes);
+                }
+            }
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
             // the upper two of all.
-            let words = [0, 1, 2].map(|i| load(fields.add(i * 64)));
+            let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+            let upper = fields.words::<V>(2);
             for group in 0..16 {
-                let number = |word: usize, bits: usize, mask| {
-                    _mm512_and_si512(shifted(words[word], bits), _mm512_set1_epi32(mask))
-                };
-                let low = number(group % 8 / 4, group % 4 * 8 + group / 8 * 4, 15);
-                let high = number(2, group % 4 * 8 + group / 4 * 2, 3);
-                let scale = _mm512_or_si512(low, _mm512_slli_epi32::<4>(high));
-                let scale = _mm512_sub_epi32(scale, _mm512_set1_epi32(32));
-                to.scale(group, _mm512_mul_ps(_mm512_cvtepi32_ps(scale), d));
+                let byte = group % 4 * 8;
+                let lower = if group % 8 < 4 { a } else { b };
+                let low = number::<V>(lower, byte + group / 8 * 4, 4);
+                let high = number::<V>(upper, byte + group / 4 * 2, 2);
+                to.scale(group, six_bit_scale::<V>(low, high, d));
             }
         }
     }
@@ -567,23 +626,24 @@ impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = half.add(blocks * 128 * LANES);
-            let d = fields.add(blocks * 12 * LANES);
-            let d_min = d.add(blocks * 2 * LANES);
+            let fields = rows.behind(blocks * 128);
+            let d = fields.behind(blocks * 12);
+            let d_min = d.behind(blocks * 2);
             for i in 0..4 {
                 for j in 0..8 {
-                    let both = load(half.add((i * 8 + j) * 64));
-                    to.codes(i * 16 + j, low(both));
-                    to.codes(i * 16 + 8 + j, high(both));
+                    let both = rows.words::<V>(i * 8 + j);
+                    to.codes(i * 16 + j, low::<V>(both));
+                    to.codes(i * 16 + 8 + j, high::<V>(both));
                 }
             }
-            six_bits(fields, halves(d, 0), halves(d_min, 0), to);
+            six_bits(fields, d.halves::<V>(0), d_min.halves::<V>(0), to);
         }
     }
 }
@@ -594,30 +654,30 @@ impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = half.add(blocks * 128 * LANES);
-            let fields = bits.add(blocks * 32 * LANES);
-            let d = fields.add(blocks * 12 * LANES);
-            let d_min = d.add(blocks * 2 * LANES);
+            let bits = rows.behind(blocks * 128);
+            let fields = bits.behind(blocks * 32);
+            let d = fields.behind(blocks * 12);
+            let d_min = d.behind(blocks * 2);
             for j in 0..8 {
                 // Bit `i` is that of element `32 * i` and following ones.
-                let bits = load(bits.add(j * 64));
+                let bits = bits.words::<V>(j);
                 for i in 0..4 {
-                    let both = load(half.add((i * 8 + j) * 64));
-                    let fifth = |i: usize| match i {
-                        0..4 => _mm512_sll_epi32(bits, _mm_cvtsi32_si128(4 - i as i32)),
-                        _ => shifted(bits, i - 4),
-                    };
-                    to.codes(i * 16 + j, or_masked(low(both), fifth(2 * i), 16));
-                    to.codes(i * 16 + 8 + j, or_masked(high(both), fifth(2 * i + 1), 16));
+                    let both = rows.words::<V>(i * 8 + j);
+                    let codes = [low::<V>(both), high::<V>(both)];
+                    for k in 0..2 {
+                        let fifth = moved::<V>(bits, 2 * i + k, 4);
+                        to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
+                    }
                 }
             }
-            six_bits(fields, halves(d, 0), halves(d_min, 0), to);
+            six_bits(fields, d.halves::<V>(0), d_min.halves::<V>(0), to);
         }
     }
 }
@@ -629,38 +689,33 @@ impl Format for Q6K {
     const GROUP: usize = 16;
     const SCALED: usize = 256;
     const SUMS: Sums = Sums::Offset(32);
+    const LARGEST: usize = 63;
 
     #[inline(always)]
-    unsafe fn unpack(half: *const u8, blocks: usize, to: &mut impl Sink<Self>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = half.add(blocks * 128 * LANES);
-            let scales = bits.add(blocks * 64 * LANES);
-            let d = scales.add(blocks * 16 * LANES);
+            let bits = rows.behind(blocks * 128);
+            let scales = bits.behind(blocks * 64);
+            let d = scales.behind(blocks * 16);
             for part in 0..2 {
                 for j in 0..8 {
-                    let codes = half.add((part * 16 + j) * 64);
-                    let (a, b) = (load(codes), load(codes.add(8 * 64)));
-                    let bits = load(bits.add((part * 8 + j) * 64));
-                    let at = part * 32 + j;
-                    to.codes(at, or_masked(low(a), _mm512_slli_epi32::<4>(bits), 0x30));
-                    to.codes(
-                        at + 8,
-                        or_masked(low(b), _mm512_slli_epi32::<2>(bits), 0x30),
-                    );
-                    to.codes(at + 16, or_masked(high(a), bits, 0x30));
-                    to.codes(
-                        at + 24,
-                        or_masked(high(b), _mm512_srli_epi32::<2>(bits), 0x30),
-                    );
+                    let a = rows.words::<V>(part * 16 + j);
+                    let b = rows.words::<V>(part * 16 + j + 8);
+                    let bits = bits.words::<V>(part * 8 + j);
+                    let codes = [low::<V>(a), low::<V>(b), high::<V>(a), high::<V>(b)];
+                    for i in 0..4 {
+                        let upper = moved::<V>(bits, 2 * i, 4);
+                        let codes = or_masked::<V>(codes[i], upper, 0x30);
+                        to.codes(part * 32 + i * 8 + j, codes);
+                    }
                 }
             }
-            let d = halves(d, 0);
+            let d = d.halves::<V>(0);
             for group in 0..16 {
-                let scales = _mm_loadu_si128(scales.add(group * LANES).cast());
-                let scales = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales));
-                to.scale(group, _mm512_mul_ps(scales, d));
+                let scales = V::load_i8(scales.unit(group, 1));
+                to.scale(group, scaled::<V>(scales, d));
             }
         }
     }

@@ -1,54 +1,111 @@
-//! Products of packed rows with columns of 8 bits, for AVX-512 with VNNI.
+//! Products of packed rows with columns of 8 bits.
 //!
 //! With one or two columns, codes of blocks of 256 are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up
-//! to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: six at a time (twelve
-//! accumulators are enough to keep the multipliers busy), or [tile by tile](super::tiles) where the processor has such.
-//! Products of a slab are added to sums in memory.
+//! to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of
+//! rows and columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where the processor
+//! has such. Products of a slab are added to sums in memory.
 //!
-//! Each element of a result is summed in one order whatever the number of rows and columns is, and whichever of these
-//! ways it takes.
+//! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
+//! takes, and whatever the instruction set is.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
-    Format, Half, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
-    Q8_0, Sink, Slab,
+    Format, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+    Sink, Slab, Store,
 };
-use super::{LANES, PANEL, Sum, tiles};
-use crate::detect::Avx512;
+use super::simd::{self, Simd, room};
+use super::{LANES, PANEL, Sum};
+use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// The product for a type and what it needs columns to be. The token proves that the function may be called.
-pub(super) fn product(token: Avx512, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
-    fn of<F: Format>(token: Avx512) -> (PanelFn, ColumnSpec) {
-        match token.tiles() {
-            // With shorter groups, tiles are not faster.
-            Some(_) if F::GROUP == 32 => (tiles::multiply::<F>, F::COLUMNS),
-            _ => (multiply::<F>, F::COLUMNS),
+/// What an expression is for the format of a type, if it can be packed.
+macro_rules! for_format {
+    ($dtype:expr, $format:ident => $result:expr) => {
+        for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
+            IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K)
+    };
+    ($dtype:expr, $format:ident => $result:expr; $($name:ident $type:ty),*) => {
+        match $dtype {
+            $(DType::$name => {
+                type $format = $type;
+                Some($result)
+            })*
+            _ => None,
         }
-    }
-    Some(match dtype {
-        DType::Q8_0 => of::<Q8_0>(token),
-        DType::Q4_0 => of::<Q4_0>(token),
-        DType::Q4_1 => of::<Q4_1>(token),
-        DType::Q5_0 => of::<Q5_0>(token),
-        DType::Q5_1 => of::<Q5_1>(token),
-        DType::IQ4_NL => of::<Iq4Nl>(token),
-        DType::IQ4_XS => of::<Iq4Xs>(token),
-        DType::MXFP4 => of::<Mxfp4>(token),
-        DType::Q2_K => of::<Q2K>(token),
-        DType::Q3_K => of::<Q3K>(token),
-        DType::Q4_K => of::<Q4K>(token),
-        DType::Q5_K => of::<Q5K>(token),
-        DType::Q6_K => of::<Q6K>(token),
-        _ => return None,
-    })
+    };
 }
+
+/// The product for a type and what it needs columns to be.
+pub(super) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
+    for_format!(dtype, F => (compiled::<F>(isa), F::COLUMNS))
+}
+
+/// The product of portable code.
+#[cfg(test)]
+pub(super) fn portable_product(dtype: DType) -> Option<PanelFn> {
+    for_format!(dtype, F => portable::multiply::<F> as PanelFn)
+}
+
+/// The product for an instruction set, whose token proves that the function may be called.
+fn compiled<F: Format>(isa: Isa) -> PanelFn {
+    match isa {
+        // With shorter groups, tiles are not faster.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.tiles().is_some() && F::GROUP == 32 => {
+            super::tiles::multiply::<F>
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) => avx512::multiply::<F>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(token) if token.vnni() => avx_vnni::multiply::<F>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => avx2::multiply::<F>,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => dotprod::multiply::<F>,
+        _ => base::multiply::<F>,
+    }
+}
+
+/// Compiles the product for one instruction set: so many registers of rows with so many columns at a time.
+macro_rules! compile {
+    ($name:ident, $simd:ty, $rows:literal x $columns:literal $(, $features:literal)?) => {
+        pub(super) mod $name {
+            use super::*;
+
+            /// Multiplies whole panels.
+            ///
+            /// # Safety
+            /// As [`PanelFn`], with panels as [`PackedProduct`](crate::packed::PackedProduct) says.
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
+                // SAFETY: the caller's contract.
+                unsafe { super::multiply::<F, $simd, $rows, $columns>(panel, columns) }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(avx512, simd::avx512::Zmm, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx_vnni, simd::avx2::Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, simd::avx2::Ymm<false>, 2 x 4, "avx2,fma,f16c");
+#[cfg(target_arch = "aarch64")]
+compile!(dotprod, simd::neon::Neon<true>, 4 x 4, "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+compile!(base, simd::neon::Neon<false>, 2 x 4);
+#[cfg(target_arch = "x86_64")]
+compile!(base, simd::sse2::Xmm, 2 x 3);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) use portable as base;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile!(portable, simd::portable::Portable, 1 x 2);
 
 /// Columns that are multiplied with one slab: their sums stay in the first-level cache too.
 const COLUMNS: usize = 60;
@@ -63,42 +120,36 @@ pub(super) const fn is_wide<F: Format>() -> bool {
     F::SCALED == SLAB
 }
 
-/// Multiplies whole panels.
+/// Whether sums of products start with what the offset of codes adds.
+#[inline(always)]
+const fn is_offset<F: Format, V: Simd>() -> bool {
+    matches!(F::SUMS, Sums::Offset(_)) && !(F::FULL && V::SIGNED)
+}
+
+#[repr(C, align(64))]
+struct Results<const N: usize>([Sum; N]);
+
+/// Multiplies whole panels, `R` registers of rows with up to `C` columns at a time.
 ///
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
+#[inline(always)]
+unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
+    panel: &Panel,
+    columns: &[Column],
+) {
     // SAFETY: the caller's contract.
     unsafe {
         // Blocks of 32 have one sum at a time: waiting for it would keep memory waiting.
         match *columns {
             [] => {}
-            [a] if F::DTYPE.block_len() == SLAB => few::<F, 1>(panel, &[a]),
-            [a, b] if F::DTYPE.block_len() == SLAB => few::<F, 2>(panel, &[a, b]),
+            [a] if F::DTYPE.block_len() == SLAB => few::<F, V, 1>(panel, &[a]),
+            [a, b] if F::DTYPE.block_len() == SLAB => few::<F, V, 2>(panel, &[a, b]),
             _ => {
                 for columns in columns.chunks(COLUMNS) {
-                    many::<F>(panel, columns);
+                    many::<F, V, R, C>(panel, columns);
                 }
             }
-        }
-    }
-}
-
-/// Stores the sums of a column for the rows of the panel that begins at row `row`.
-///
-/// # Safety
-/// The column must have room for results of the panel's rows, and the instructions be there.
-#[inline(always)]
-unsafe fn store(panel: &Panel, row: usize, column: &Column, sums: [__m512; 2]) {
-    for (half, sums) in sums.into_iter().enumerate() {
-        let first = row + half * LANES;
-        let rows = panel.rows.saturating_sub(first);
-        let mask = if rows < LANES { (1 << rows) - 1 } else { !0 };
-        // SAFETY: the caller's contract; lanes without rows are not stored.
-        unsafe {
-            let out = column.out.wrapping_add(panel.first + first);
-            _mm512_mask_storeu_ps(out, mask, sums);
         }
     }
 }
@@ -106,15 +157,20 @@ unsafe fn store(panel: &Panel, row: usize, column: &Column, sums: [__m512; 2]) {
 /// Stores the sums of all columns for the rows of the panel that begins at row `row`.
 ///
 /// # Safety
-/// As [`store`]; there must be sums of as many columns, aligned to 64.
+/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
 #[inline(always)]
 pub(super) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
+    let rows = PANEL.min(panel.rows - row);
     for (c, column) in columns.iter().enumerate() {
-        // SAFETY: the caller's contract.
+        let out = column.out.wrapping_add(panel.first + row);
+        // SAFETY: the caller's contract; results do not overlap with sums.
         unsafe {
             let sums = results.add(c).cast::<f32>();
-            let sums = [_mm512_load_ps(sums), _mm512_load_ps(sums.add(LANES))];
-            store(panel, row, column, sums);
+            if rows == PANEL {
+                out.copy_from_nonoverlapping(sums, PANEL);
+            } else {
+                out.copy_from_nonoverlapping(sums, rows);
+            }
         }
     }
 }
@@ -122,52 +178,57 @@ pub(super) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], re
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn few<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
+unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Column; C]) {
     for row in (0..panel.rows).step_by(PANEL) {
+        let mut results = Results([[[0.0; LANES]; 2]; C]);
+        let results = results.0.as_mut_ptr();
         // SAFETY: the caller's contract: there are so many panels and columns.
         unsafe {
-            let mut sums = [[_mm512_setzero_ps(); C]; 2];
             for part in PanelSlab::all::<F>(panel, row) {
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
-                for half in 0..2 {
-                    let mut direct = Direct::<C>::new(x, sums[half]);
-                    part.unpack::<F>(half, &mut direct);
-                    sums[half] = direct.sums;
+                for first in (0..PANEL).step_by(V::LANES) {
+                    let place = |c: usize| results.add(c).cast::<f32>().add(first);
+                    let mut direct = Direct::<V, C>::new(x);
+                    for c in 0..C {
+                        direct.sums[c] = V::load_floats(place(c));
+                    }
+                    part.unpack::<F, V>(first, &mut direct);
+                    for c in 0..C {
+                        V::store_floats(direct.sums[c], place(c));
+                    }
                 }
             }
-            for c in 0..C {
-                store(panel, row, &columns[c], [sums[0][c], sums[1][c]]);
-            }
+            store_all(panel, row, columns, results);
         }
     }
 }
 
-/// Multiplies half a panel with columns while it is unpacked.
-struct Direct<const C: usize> {
+/// Multiplies rows of a register with columns while they are unpacked.
+struct Direct<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
     /// Products of codes, for each group of a block.
-    whole: [[__m512i; C]; SLAB / 16],
+    whole: [[V::Sum; C]; SLAB / 16],
     /// Products of the part, without the column's scale if there is one for the slab.
-    part: [__m512; C],
-    sums: [__m512; C],
+    part: [V::Floats; C],
+    sums: [V::Floats; C],
 }
 
-impl<const C: usize> Direct<C> {
+impl<V: Simd, const C: usize> Direct<V, C> {
     #[inline(always)]
-    unsafe fn new(x: [*const u8; C], sums: [__m512; C]) -> Self {
+    unsafe fn new(x: [*const u8; C]) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
             Direct {
                 x,
-                whole: [[_mm512_setzero_si512(); C]; SLAB / 16],
-                part: [_mm512_setzero_ps(); C],
-                sums,
+                whole: [[V::start(0); C]; SLAB / 16],
+                part: [V::splat_float(0.0); C],
+                sums: [V::splat_float(0.0); C],
             }
         }
     }
 
-    /// Which accumulators a group has: groups of a block may come together.
+    /// Which sums a group has: groups of a block may come together.
     #[inline(always)]
     fn place<F: Format>(group: usize) -> usize {
         group % (F::DTYPE.block_len() / F::GROUP)
@@ -180,49 +241,49 @@ impl<const C: usize> Direct<C> {
             for c in 0..C {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    let scale = _mm512_set1_ps(self.x[c].add(SLAB).cast::<f32>().read());
-                    self.sums[c] = _mm512_fmadd_ps(self.part[c], scale, self.sums[c]);
-                    self.part[c] = _mm512_setzero_ps();
+                    let scale = V::splat_float(self.x[c].add(SLAB).cast::<f32>().read());
+                    self.sums[c] = V::mul_add(self.part[c], scale, self.sums[c]);
+                    self.part[c] = V::splat_float(0.0);
                 }
             }
         }
     }
 }
 
-impl<F: Format, const C: usize> Sink<F> for Direct<C> {
+impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
     #[inline(always)]
-    unsafe fn codes(&mut self, i: usize, codes: __m512i) {
+    unsafe fn codes(&mut self, i: usize, codes: V::Words) {
         let place = Self::place::<F>(i / (F::GROUP / 4));
         for c in 0..C {
             // SAFETY: columns have as many elements as there are codes.
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c];
-                *whole = _mm512_dpbusd_epi32(*whole, codes, _mm512_set1_epi32(x));
+                V::dot(whole, codes, V::splat(x), F::FULL);
+                V::carry(whole);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn scale(&mut self, group: usize, scales: __m512) {
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
         let place = Self::place::<F>(group);
         for c in 0..C {
             // SAFETY: as in `codes`.
             unsafe {
-                let whole = &mut self.whole[place][c];
-                if let Sums::Offset(_) = F::SUMS {
+                let mut whole = V::total(self.whole[place][c]);
+                self.whole[place][c] = V::start(0);
+                if is_offset::<F, V>() {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
-                    let start = _mm512_set1_epi32(start.cast::<i32>().read());
-                    *whole = _mm512_add_epi32(*whole, start);
+                    whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
-                let product = _mm512_cvtepi32_ps(*whole);
-                *whole = _mm512_setzero_si512();
+                let product = V::floats(whole);
                 if is_wide::<F>() {
-                    self.part[c] = _mm512_fmadd_ps(product, scales, self.part[c]);
+                    self.part[c] = V::mul_add(product, scales, self.part[c]);
                 } else {
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
-                    let scales = _mm512_mul_ps(scales, _mm512_set1_ps(scale));
-                    self.sums[c] = _mm512_fmadd_ps(product, scales, self.sums[c]);
+                    let scales = V::mul(scales, V::splat_float(scale));
+                    self.sums[c] = V::mul_add(product, scales, self.sums[c]);
                 }
             }
         }
@@ -233,18 +294,18 @@ impl<F: Format, const C: usize> Sink<F> for Direct<C> {
     }
 
     #[inline(always)]
-    unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
         for c in 0..C {
             // SAFETY: as in `codes`.
             unsafe {
                 let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
-                let sum = _mm512_set1_ps(sum.cast::<f32>().read());
+                let sum = V::splat_float(sum.cast::<f32>().read());
                 let to = if is_wide::<F>() {
                     &mut self.part[c]
                 } else {
                     &mut self.sums[c]
                 };
-                *to = _mm512_fmadd_ps(minimums, sum, *to);
+                *to = V::mul_add(minimums, sum, *to);
             }
         }
         // SAFETY: the caller's contract.
@@ -252,41 +313,46 @@ impl<F: Format, const C: usize> Sink<F> for Direct<C> {
     }
 }
 
-#[repr(C, align(64))]
-struct Results([Sum; COLUMNS]);
-
 /// # Safety
 /// As [`multiply`], with at most [`COLUMNS`] columns.
 #[inline(always)]
-unsafe fn many<F: Format>(panel: &Panel, columns: &[Column]) {
+unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
+    panel: &Panel,
+    columns: &[Column],
+) {
     let mut slab = MaybeUninit::<Slab>::uninit();
-    let mut results = MaybeUninit::<Results>::uninit();
+    let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
             results.write_bytes(0, columns.len());
             for part in PanelSlab::all::<F>(panel, row) {
-                for half in 0..2 {
-                    part.unpack::<F>(half, &mut Half::new(slab, half));
+                for first in (0..PANEL).step_by(V::LANES) {
+                    part.unpack::<F, V>(first, &mut Store::new(slab, first));
                 }
-                let tile = Strip {
-                    slab,
-                    weights: part.end::<F>(),
-                    at: part.number * panel.slabs,
-                    next: panel.slabs,
-                    groups: part.len / F::GROUP,
-                };
-                tile.all::<F>(columns, results);
+                for first in (0..PANEL).step_by(R * V::LANES) {
+                    let strip = Strip {
+                        slab,
+                        first,
+                        weights: part.end::<F>(),
+                        at: part.number * panel.slabs,
+                        next: panel.slabs,
+                        groups: part.len / F::GROUP,
+                    };
+                    strip.all::<F, V, R, C>(columns, results);
+                }
             }
             store_all(panel, row, columns, results);
         }
     }
 }
 
-/// A slab and its place in columns.
+/// Rows of an unpacked slab and its place in columns.
 struct Strip {
     slab: *const Slab,
+    /// The first row.
+    first: usize,
     /// Where the next slab of weights lies.
     weights: *const u8,
     /// Where the slab begins in a column, in bytes.
@@ -297,32 +363,36 @@ struct Strip {
 }
 
 impl Strip {
-    /// Multiplies the slab with all columns.
+    /// Multiplies `R` registers of rows with all columns.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn all<F: Format>(&self, columns: &[Column], results: *mut Sum) {
-        let (sixes, rest) = columns.as_chunks::<6>();
+    unsafe fn all<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        columns: &[Column],
+        results: *mut Sum,
+    ) {
+        let (full, rest) = columns.as_chunks::<C>();
         // SAFETY: the caller's contract.
         unsafe {
-            for (i, six) in sixes.iter().enumerate() {
+            for (i, columns) in full.iter().enumerate() {
                 // What comes next is not in the first-level cache; the last ones ask for their own next slabs.
-                let next: [*const u8; 6] = match sixes.get(i + 1) {
+                let next: [*const u8; C] = match full.get(i + 1) {
                     Some(next) => next.map(|c| c.x.wrapping_add(self.at)),
-                    None => six.map(|c| c.x.wrapping_add(self.at + self.next)),
+                    None => columns.map(|c| c.x.wrapping_add(self.at + self.next)),
                 };
-                self.run::<F, 6>(six, next, results.add(6 * i), i == 0);
+                self.run::<F, V, R, C>(columns, next, results.add(C * i), i == 0);
             }
-            let first = sixes.is_empty();
-            let results = results.add(6 * sixes.len());
+            let first = full.is_empty();
+            let results = results.add(C * full.len());
             match *rest {
                 [] => {}
-                [a] => self.rest::<F, 1>(&[a], results, first),
-                [a, b] => self.rest::<F, 2>(&[a, b], results, first),
-                [a, b, c] => self.rest::<F, 3>(&[a, b, c], results, first),
-                [a, b, c, d] => self.rest::<F, 4>(&[a, b, c, d], results, first),
-                [a, b, c, d, e, ..] => self.rest::<F, 5>(&[a, b, c, d, e], results, first),
+                [a] => self.rest::<F, V, R, 1>(&[a], results, first),
+                [a, b] => self.rest::<F, V, R, 2>(&[a, b], results, first),
+                [a, b, c] => self.rest::<F, V, R, 3>(&[a, b, c], results, first),
+                [a, b, c, d] => self.rest::<F, V, R, 4>(&[a, b, c, d], results, first),
+                [a, b, c, d, e, ..] => self.rest::<F, V, R, 5>(&[a, b, c, d, e], results, first),
             }
         }
     }
@@ -332,7 +402,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn rest<F: Format, const C: usize>(
+    unsafe fn rest<F: Format, V: Simd, const R: usize, const C: usize>(
         &self,
         columns: &[Column; C],
         results: *mut Sum,
@@ -340,16 +410,16 @@ impl Strip {
     ) {
         let next = columns.map(|c| c.x.wrapping_add(self.at + self.next));
         // SAFETY: the caller's contract.
-        unsafe { self.run::<F, C>(columns, next, results, first) }
+        unsafe { self.run::<F, V, R, C>(columns, next, results, first) }
     }
 
-    /// Multiplies the slab with columns and adds the products to `results`. Meanwhile asks for as many slabs of columns
-    /// that come next and, if these are the `first` columns, for the weights that come next.
+    /// Multiplies rows with columns and adds the products to `results`. Meanwhile asks for as many slabs of columns that
+    /// come next and, if these are the `first` columns, for the weights that come next.
     ///
     /// # Safety
     /// The slab must be unpacked, the columns and their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<F: Format, const C: usize>(
+    unsafe fn run<F: Format, V: Simd, const R: usize, const C: usize>(
         &self,
         columns: &[Column; C],
         next: [*const u8; C],
@@ -360,14 +430,15 @@ impl Strip {
         let lines = F::DTYPE.block_bytes() * PANEL * F::GROUP / F::DTYPE.block_len() / 64;
         // SAFETY: the caller's contract.
         unsafe {
-            let zero = _mm512_setzero_ps();
+            let zero = V::splat_float(0.0);
+            let row = |r: usize| self.first + r * V::LANES;
             let x = columns.map(|c| c.x.add(self.at));
-            let result = |c: usize, r: usize| (&raw mut (*results.add(c))[r]).cast::<f32>();
-            let mut sums = [[zero; 2]; C];
+            let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
+            let mut sums = [[zero; R]; C];
             if !is_wide::<F>() {
                 for c in 0..C {
-                    for r in 0..2 {
-                        sums[c][r] = _mm512_load_ps(result(c, r));
+                    for r in 0..R {
+                        sums[c][r] = V::load_floats(result(c, r));
                     }
                 }
             }
@@ -375,70 +446,72 @@ impl Strip {
             for group in 0..self.groups {
                 let step = F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
                 for next in next {
-                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(group * step).cast());
+                    V::prefetch(next.wrapping_add(group * step));
                 }
-                if first {
+                if first && self.first == 0 {
                     // Evenly, so that memory is busy all the time.
                     for line in 0..lines {
-                        let line = self.weights.wrapping_add((group * lines + line) * 64);
-                        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                        V::prefetch(self.weights.wrapping_add((group * lines + line) * 64));
                     }
                 }
-                let codes = (&raw const (*self.slab).codes)
-                    .cast::<u8>()
-                    .add(group * F::GROUP * PANEL);
-                let mut whole = [[_mm512_setzero_si512(); 2]; C];
-                if let Sums::Offset(_) = F::SUMS {
+                let mut whole = [[V::start(0); R]; C];
+                if is_offset::<F, V>() {
                     for c in 0..C {
                         let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
-                        whole[c] = [_mm512_set1_epi32(start); 2];
+                        whole[c] = [V::start(start); R];
                     }
                 }
-                for i in 0..F::GROUP / 4 {
-                    let w = [0, 1].map(|r| _mm512_load_si512(codes.add((2 * i + r) * 64).cast()));
+                let steps = F::GROUP / 4;
+                for i in 0..steps {
+                    let at = group * steps + i;
+                    let mut w = [V::splat(0); R];
+                    for r in 0..R {
+                        w[r] = V::load((&raw const (*self.slab).codes[at][row(r)]).cast());
+                    }
+                    let is_last = i + 1 == steps;
                     for c in 0..C {
-                        let x = x[c]
-                            .add(group * F::GROUP + 4 * i)
-                            .cast::<i32>()
-                            .read_unaligned();
-                        let x = _mm512_set1_epi32(x);
-                        for r in 0..2 {
-                            whole[c][r] = _mm512_dpbusd_epi32(whole[c][r], w[r], x);
+                        let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
+                        let x = V::splat(x);
+                        for r in 0..R {
+                            V::dot(&mut whole[c][r], w[r], x, F::FULL);
+                            if is_last || (i + 1).is_multiple_of(room(F::LARGEST)) {
+                                V::carry(&mut whole[c][r]);
+                            }
                         }
                     }
                 }
-                let scales = [0, 1]
-                    .map(|r| _mm512_load_ps((&raw const (*self.slab).scales[group][r]).cast()));
+                let mut scales = [zero; R];
+                for r in 0..R {
+                    scales[r] = V::load_floats(&raw const (*self.slab).scales[group][row(r)]);
+                }
                 for c in 0..C {
-                    for r in 0..2 {
+                    for r in 0..R {
                         let scale = if is_wide::<F>() {
                             scales[r]
                         } else {
                             let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
-                            _mm512_mul_ps(scales[r], _mm512_set1_ps(scale))
+                            V::mul(scales[r], V::splat_float(scale))
                         };
-                        let product = _mm512_cvtepi32_ps(whole[c][r]);
-                        sums[c][r] = _mm512_fmadd_ps(product, scale, sums[c][r]);
+                        let product = V::floats(V::total(whole[c][r]));
+                        sums[c][r] = V::mul_add(product, scale, sums[c][r]);
                     }
                 }
                 if let Sums::Minus = F::SUMS {
-                    for r in 0..2 {
-                        let minimums = (&raw const (*self.slab).minimums[group][r]).cast();
-                        let minimums = _mm512_load_ps(minimums);
+                    for r in 0..R {
+                        let minimums =
+                            V::load_floats(&raw const (*self.slab).minimums[group][row(r)]);
                         for c in 0..C {
-                            let sum =
-                                _mm512_set1_ps(x[c].add(sums_at + 4 * group).cast::<f32>().read());
-                            sums[c][r] = _mm512_fmadd_ps(minimums, sum, sums[c][r]);
+                            let sum = x[c].add(sums_at + 4 * group).cast::<f32>().read();
+                            sums[c][r] = V::mul_add(minimums, V::splat_float(sum), sums[c][r]);
                         }
                     }
                 }
                 if is_wide::<F>() && group % PART == PART - 1 {
                     for c in 0..C {
-                        let scale = _mm512_set1_ps(x[c].add(SLAB).cast::<f32>().read());
-                        for r in 0..2 {
-                            let sum = _mm512_load_ps(result(c, r));
-                            let sum = _mm512_fmadd_ps(sums[c][r], scale, sum);
-                            _mm512_store_ps(result(c, r), sum);
+                        let scale = V::splat_float(x[c].add(SLAB).cast::<f32>().read());
+                        for r in 0..R {
+                            let sum = V::load_floats(result(c, r));
+                            V::store_floats(V::mul_add(sums[c][r], scale, sum), result(c, r));
                             sums[c][r] = zero;
                         }
                     }
@@ -446,8 +519,8 @@ impl Strip {
             }
             if !is_wide::<F>() {
                 for c in 0..C {
-                    for r in 0..2 {
-                        _mm512_store_ps(result(c, r), sums[c][r]);
+                    for r in 0..R {
+                        V::store_floats(sums[c][r], result(c, r));
                     }
                 }
             }

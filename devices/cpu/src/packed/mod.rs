@@ -7,36 +7,37 @@
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`activations`]: the other side of products, rounded to 8 bits.
+//! - [`formats`], [`kernels`]: how panels of each type become bytes, and products of those.
+//! - [`simd`]: the instruction sets for which these are compiled.
 //! - `float`: products of panels of floats. `planes`: those with many columns, for AMX.
-//! - `formats`, `kernels`: how panels of each type become bytes, and products of those, for AVX-512 with VNNI.
 //! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
 mod float;
-#[cfg(target_arch = "x86_64")]
 mod formats;
-#[cfg(target_arch = "x86_64")]
 mod kernels;
 pub(crate) mod layout;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod planes;
 pub(crate) mod rows;
+mod simd;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use crate::detect::Isa;
 use crate::kernels::matmul::Form;
 use crate::simd::float::PanelFn;
+use activations::Activations;
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
 
-/// Rows of a register.
+/// Rows whose units lie together: those of the widest registers.
 pub(crate) const LANES: usize = 16;
 
-/// Rows of a panel: two registers, which is what products take at a time.
+/// Rows of a panel: what products take at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
 /// Sums of one column for the rows of a panel.
@@ -71,6 +72,7 @@ pub(crate) struct PackedProduct {
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with
 /// one matrix.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn product(
     isa: Isa,
     dtype: DType,
@@ -79,37 +81,23 @@ pub(crate) fn product(
     each: usize,
 ) -> Option<PackedProduct> {
     #[cfg(target_arch = "x86_64")]
-    if let Some(product) = x86_product(isa, dtype, k, columns, each) {
-        return Some(product);
-    }
-    let _ = (k, columns, each);
-    Some(PackedProduct {
-        function: float::product(isa, dtype)?,
-        form: Form::F32,
-    })
-}
-
-#[cfg(target_arch = "x86_64")]
-fn x86_product(
-    isa: Isa,
-    dtype: DType,
-    k: usize,
-    columns: usize,
-    each: usize,
-) -> Option<PackedProduct> {
-    let Isa::Avx512(token) = isa else {
-        return None;
-    };
-    if let Some((function, planes)) = planes::product(token, dtype, k, columns, each) {
+    if let Isa::Avx512(token) = isa
+        && let Some((function, planes)) = planes::product(token, dtype, k, columns, each)
+    {
         return Some(PackedProduct {
             function,
             form: Form::Planes(planes),
         });
     }
-    let (function, spec) = kernels::product(token, dtype)?;
+    if let Some((function, spec)) = kernels::product(isa, dtype) {
+        return Some(PackedProduct {
+            function,
+            form: Form::Packed(Activations::new(isa, spec, k, columns)?),
+        });
+    }
     Some(PackedProduct {
-        function,
-        form: Form::Packed(activations::Activations::new(token, spec, k, columns)?),
+        function: float::product(isa, dtype)?,
+        form: Form::F32,
     })
 }
 
@@ -139,16 +127,32 @@ mod tests {
     #[test]
     fn every_type_that_can_be_packed_has_a_product() {
         for isa in Isa::all() {
-            let quantized = product(isa, DType::Q8_0, 256, 1, 1).is_some();
             for dtype in DType::all() {
                 let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
                     continue;
                 };
                 let packed = PackedLayout::new(&layout).is_some();
-                let wanted = packed && (quantized || dtype.block_len() == 1);
-                assert_eq!(wanted, product(isa, dtype, 256, 1, 1).is_some(), "{dtype}");
+                assert_eq!(packed, product(isa, dtype, 256, 1, 1).is_some(), "{dtype}");
             }
         }
+    }
+
+    /// All products for packed rows of `k` elements of `dtype` with `columns` columns, with their names.
+    fn products(dtype: DType, k: usize, columns: usize) -> Vec<(String, Isa, PackedProduct)> {
+        let mut all = Vec::new();
+        for (isa, each) in Isa::all()
+            .into_iter()
+            .flat_map(|isa| [1, columns].map(|each| (isa, each)))
+        {
+            if let Some(product) = product(isa, dtype, k, columns, each) {
+                all.push((format!("{isa:?} for {each}"), isa, product));
+            }
+        }
+        if let Some(function) = kernels::portable_product(dtype) {
+            let (_, isa, PackedProduct { form, .. }) = all[0];
+            all.push(("portable".into(), isa, PackedProduct { function, form }));
+        }
+        all
     }
 
     /// Memory that is aligned as products want it.
@@ -156,9 +160,10 @@ mod tests {
     #[repr(C, align(64))]
     struct Line([u64; 8]);
 
-    /// Products of packed rows with `columns`, `batch` of them at a time.
+    /// Products of packed rows with columns, `batch` of them at a time.
     fn multiply(
         isa: Isa,
+        product: PackedProduct,
         layout: &Layout,
         weights: &[u8],
         x: &[f32],
@@ -171,7 +176,6 @@ mod tests {
         for (rows, panel) in weights.chunks(PANEL * packed.row_bytes).zip(panels) {
             packed.pack(rows, panel);
         }
-        let product = product(isa, layout.dtype(), k, x.len() / k, x.len() / k)?;
         let form = product.form;
         let (stride, bytes) = (form.stride(k)?, form.bytes(k, x.len() / k)?);
         let mut columns = vec![Line::default(); bytes / 64];
@@ -210,11 +214,7 @@ mod tests {
 
     #[test]
     fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
-        for dtype in DType::all() {
-            let levels: Vec<_> = Isa::all()
-                .into_iter()
-                .filter(|isa| product(*isa, dtype, 256, 1, 1).is_some())
-                .collect();
+        for dtype in DType::all().filter(|&dtype| !products(dtype, 256, 1).is_empty()) {
             let (lengths, bound) = match dtype.block_len() {
                 256 => ([256, 768], 1e-4),
                 32 => ([32, 608], 1e-4),
@@ -225,23 +225,18 @@ mod tests {
                 .into_iter()
                 .flat_map(|k| [1, 16, 31, 50].map(|m| (k, m)))
             {
-                let Some(layout) = Layout::contiguous(dtype, [k, rows, 1, 1])
-                    .ok()
-                    .filter(|_| !levels.is_empty())
-                else {
-                    continue;
-                };
+                let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
                 let mut weights = vec![0; layout.bytes()];
                 samite_quant::encode_row(dtype, &numbers(7, k * rows), &mut weights).unwrap();
                 let mut decoded = vec![0.0; k * rows];
                 samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
                 let x = numbers(11, k * 67);
                 let mut first: Option<Vec<f32>> = None;
-                for &isa in &levels {
-                    let got = multiply(isa, &layout, &weights, &x, 67).unwrap();
+                for (name, isa, product) in products(dtype, k, 67) {
+                    let got = multiply(isa, product, &layout, &weights, &x, 67).unwrap();
                     for batch in [1, 2, 5, 9, 16, 64] {
-                        let other = multiply(isa, &layout, &weights, &x, batch).unwrap();
-                        assert!(got == other, "{isa:?} {dtype} {k} {rows} {batch}");
+                        let other = multiply(isa, product, &layout, &weights, &x, batch).unwrap();
+                        assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
                     let (mut error, mut power) = (0.0, 0.0);
                     for (c, x) in x.chunks(k).enumerate() {
@@ -254,12 +249,11 @@ mod tests {
                         }
                     }
                     let nmse = error / power;
-                    assert!(nmse < bound, "{isa:?} {dtype} {k} {rows}: {nmse}");
+                    assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
                     // Whole numbers are the same at all levels.
-                    let form = product(isa, dtype, k, 67, 67).unwrap().form;
-                    if let Form::Packed(_) = form {
+                    if let Form::Packed(_) = product.form {
                         let first = first.get_or_insert_with(|| got.clone());
-                        assert!(got == *first, "{isa:?} {dtype}");
+                        assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }
                 }
             }

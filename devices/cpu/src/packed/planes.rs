@@ -13,8 +13,10 @@
 
 use super::activations::{SLAB, Sums};
 use super::formats::{
-    Format, Half, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab,
+    self, Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab,
+    Store,
 };
+use super::simd::avx512::Zmm;
 use super::tiles::Configuration;
 use super::{LANES, PANEL, Sum, store};
 use crate::detect::{Avx512, Bf16Tiles};
@@ -285,9 +287,11 @@ impl<F: Format> Rows for Quantized<F> {
         unsafe {
             for half in 0..2 {
                 let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
-                F::unpack(weights, blocks, &mut Half::new(slab, half));
+                let to = &mut Store::new(slab, half * LANES);
+                F::unpack::<Zmm>(formats::Rows::new(weights, 0), blocks, to);
                 for group in 0..len / F::GROUP {
-                    let scale = _mm512_load_ps((&raw const (*slab).scales[group][half]).cast());
+                    let scale =
+                        _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());
                     // A code in the upper bits of a mantissa is 1 + code / 256.
                     let factor = _mm512_mul_ps(scale, _mm512_set1_ps(256.0));
                     let start = match F::SUMS {
@@ -295,13 +299,14 @@ impl<F: Format> Rows for Quantized<F> {
                             _mm512_mul_ps(scale, _mm512_set1_ps(256.0 + offset as f32))
                         }
                         Sums::Minus => {
-                            let minimum = (&raw const (*slab).minimums[group][half]).cast();
+                            let minimum = (&raw const (*slab).minimums[group][half * LANES]).cast();
                             _mm512_add_ps(factor, _mm512_load_ps(minimum))
                         }
                     };
                     for i in 0..F::GROUP / 4 {
                         let i = group * F::GROUP / 4 + i;
-                        let codes = _mm512_load_si512((&raw const (*slab).codes[i][half]).cast());
+                        let codes =
+                            _mm512_load_si512((&raw const (*slab).codes[i][half * LANES]).cast());
                         let number = |shifted| {
                             // (shifted & mask) | one
                             let x = _mm512_ternarylogic_epi32::<0xea>(

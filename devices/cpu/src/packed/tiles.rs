@@ -11,8 +11,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{SLAB, Sums};
-use super::formats::{Format, Half, PanelSlab, Sink, Slab};
+use super::formats::{Format, PanelSlab, Sink, Slab, Store};
 use super::kernels::{self, PART, is_wide, store_all};
+use super::simd::avx512::Zmm;
 use super::{LANES, PANEL, Sum};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
@@ -54,7 +55,7 @@ pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
         if columns.len() < WORTH_TILES {
-            return kernels::multiply::<F>(panel, columns);
+            return kernels::avx512::multiply::<F>(panel, columns);
         }
         let mut memory = MaybeUninit::<Memory>::uninit();
         let memory = memory.as_mut_ptr();
@@ -83,8 +84,9 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
         let results = (&raw mut (*memory).results).cast::<Sum>();
         results.write_bytes(0, columns.len());
         for slab in PanelSlab::all::<F>(panel, row) {
-            for half in 0..2 {
-                slab.unpack::<F>(half, &mut Signed(Half::new(&raw mut (*memory).slab, half)));
+            for first in (0..PANEL).step_by(LANES) {
+                let store = Store::new(&raw mut (*memory).slab, first);
+                slab.unpack::<F, Zmm>(first, &mut Signed(store));
             }
             let groups = slab.len / F::GROUP;
             for first in (0..groups).step_by(PART) {
@@ -107,9 +109,9 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
 }
 
 /// Makes codes signed.
-struct Signed(Half);
+struct Signed(Store);
 
-impl<F: Format> Sink<F> for Signed {
+impl<F: Format> Sink<F, Zmm> for Signed {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: __m512i) {
         // SAFETY: the caller's contract.
@@ -118,20 +120,20 @@ impl<F: Format> Sink<F> for Signed {
                 Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
                 Sums::Minus => codes,
             };
-            Sink::<F>::codes(&mut self.0, i, codes);
+            Sink::<F, Zmm>::codes(&mut self.0, i, codes);
         }
     }
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: __m512) {
         // SAFETY: the caller's contract.
-        unsafe { Sink::<F>::scale(&mut self.0, group, scales) }
+        unsafe { Sink::<F, Zmm>::scale(&mut self.0, group, scales) }
     }
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
         // SAFETY: the caller's contract.
-        unsafe { Sink::<F>::minimum(&mut self.0, group, minimums) }
+        unsafe { Sink::<F, Zmm>::minimum(&mut self.0, group, minimums) }
     }
 }
 

@@ -645,7 +645,7 @@ fn compiled<T: Tile + Slab>(isa: Isa) -> Option<PanelFn> {
     match isa {
         Isa::Avx512(_) => Some(vnni::<T>),
         Isa::Avx2(_) => Some(avx2::<T>),
-        Isa::Generic => None,
+        _ => None,
     }
 }
 

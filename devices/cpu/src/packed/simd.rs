@@ -1,0 +1,190 @@
+//! What products of packed rows need of an instruction set. Formats and products are written once over [`Simd`].
+
+/// Functions of an implementation of [`Simd`].
+macro_rules! functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? { $($body:tt)* })*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe)]
+        unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            // SAFETY: the trait's contract.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+pub(super) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod sse2;
+
+/// Registers with 32 bits for each of some rows.
+///
+/// All numbers are the same whatever the instruction set is: products of codes are exact, `mul_add` rounds once.
+///
+/// # Safety
+/// All functions may only be called where the instruction set is there. Pointers must be valid for what is read or
+/// written; they need no alignment.
+pub(super) trait Simd {
+    /// Rows of a register: a divisor of [`LANES`](super::LANES).
+    const LANES: usize;
+    /// Whether codes that need all eight bits are signed in products.
+    const SIGNED: bool;
+
+    /// Four codes of each row, or a whole number.
+    type Words: Copy;
+    /// A number of each row.
+    type Floats: Copy;
+    /// Products of codes that are being summed.
+    type Sum: Copy;
+
+    /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+
+    /// 32 bits of each row.
+    unsafe fn load(at: *const u8) -> Self::Words;
+    /// A byte of each row as a whole number.
+    unsafe fn load_u8(at: *const u8) -> Self::Words;
+    /// A signed byte of each row as a whole number.
+    unsafe fn load_i8(at: *const u8) -> Self::Words;
+    /// 16 bits of each row as a whole number.
+    unsafe fn load_u16(at: *const u8) -> Self::Words;
+    unsafe fn store(words: Self::Words, to: *mut u8);
+    /// The same 32 bits for each row.
+    unsafe fn splat(word: i32) -> Self::Words;
+    unsafe fn and(a: Self::Words, b: Self::Words) -> Self::Words;
+    unsafe fn or(a: Self::Words, b: Self::Words) -> Self::Words;
+    unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Sums of whole numbers.
+    unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Whole numbers shifted left.
+    unsafe fn shl(words: Self::Words, bits: usize) -> Self::Words;
+    /// Whole numbers shifted right, zeros first.
+    unsafe fn shr(words: Self::Words, bits: usize) -> Self::Words;
+    /// Entries of a table by bytes below 16.
+    unsafe fn look_up(table: &[i8; 16], bytes: Self::Words) -> Self::Words;
+    /// Bits `4 * i..4 * i + 4` as four bytes each: 16 where a bit is set, 0 elsewhere.
+    #[inline(always)]
+    unsafe fn fifth_bits(words: Self::Words, i: usize) -> Self::Words {
+        // SAFETY: the caller's contract.
+        unsafe {
+            // Bit 0 stays in byte 0, bit 1 moves by 7 bits to byte 1, and so on.
+            let nibble = Self::and(Self::shr(words, 4 * i), Self::splat(15));
+            let pair = Self::or(nibble, Self::shl(nibble, 7));
+            let all = Self::or(pair, Self::shl(pair, 14));
+            Self::and(Self::shl(all, 4), Self::splat(0x1010_1010))
+        }
+    }
+
+    /// A half-precision number of each row.
+    unsafe fn load_f16(at: *const u8) -> Self::Floats;
+    unsafe fn load_floats(at: *const f32) -> Self::Floats;
+    unsafe fn store_floats(floats: Self::Floats, to: *mut f32);
+    /// The same number for each row.
+    unsafe fn splat_float(x: f32) -> Self::Floats;
+    /// Whole numbers as floating-point ones.
+    unsafe fn floats(words: Self::Words) -> Self::Floats;
+    /// The numbers whose bits these are.
+    unsafe fn from_bits(words: Self::Words) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// A sum that starts with `start` for each row.
+    unsafe fn start(start: i32) -> Self::Sum;
+    /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
+    /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
+    unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
+    /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
+    /// that are not full, after each of full ones, and before [`total`](Simd::total).
+    #[inline(always)]
+    unsafe fn carry(_sum: &mut Self::Sum) {}
+    unsafe fn total(sum: Self::Sum) -> Self::Words;
+}
+
+/// After how many products of codes up to `largest` sums must be [carried](Simd::carry).
+pub(super) const fn room(largest: usize) -> usize {
+    // Two products, with codes of columns up to 128, come together in 16 bits.
+    let room = i16::MAX as usize / (2 * 128 * largest);
+    if room > 0 { room } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::portable::Portable;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Rows of [`Portable`], which others are compared with.
+    const ROWS: usize = Portable::LANES;
+
+    /// Results of the functions that have some work to do, for rows of `a`, `b` and `c`.
+    fn results<V: Simd>(a: [u32; ROWS], b: [u32; ROWS], c: [u32; ROWS]) -> Vec<[u32; ROWS]> {
+        let mut out = vec![];
+        let mut keep = |words: &dyn Fn(usize) -> V::Words| {
+            let mut all = [0; ROWS];
+            for row in (0..ROWS).step_by(V::LANES) {
+                // SAFETY: there are so many rows; the instruction set is the architecture's own.
+                unsafe { V::store(words(row), (&raw mut all[row]).cast()) };
+            }
+            out.push(all);
+        };
+        let at = |x: &[u32; ROWS], row: usize| (&raw const x[row]).cast::<u8>();
+        // SAFETY: as above.
+        unsafe {
+            keep(&|row| V::load_u8(at(&a, 0).add(row)));
+            keep(&|row| V::load_i8(at(&a, 0).add(row)));
+            keep(&|row| V::load_u16(at(&a, 0).add(2 * row)));
+            for i in 0..8 {
+                keep(&|row| V::fifth_bits(V::load(at(&a, row)), i));
+                keep(&|row| V::shl(V::load(at(&a, row)), i));
+                keep(&|row| V::shr(V::load(at(&a, row)), i));
+            }
+            keep(&|row| {
+                let bytes = V::and(V::load(at(&a, row)), V::splat(0x0f0f_0f0f));
+                V::look_up(&samite_quant::IQ4_NL_VALUES, bytes)
+            });
+            let mut floats = |floats: &dyn Fn(usize) -> V::Floats| {
+                let mut all = [0.0; ROWS];
+                for row in (0..ROWS).step_by(V::LANES) {
+                    V::store_floats(floats(row), &raw mut all[row]);
+                }
+                // Any NaN is as good as another.
+                let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+                out.push(all.map(bits));
+            };
+            floats(&|row| V::load_f16(at(&a, 0).add(2 * row)));
+            floats(&|row| V::floats(V::load(at(&a, row))));
+            floats(&|row| {
+                let [a, b, c] = [&a, &b, &c].map(|x| V::load_floats(at(x, row).cast()));
+                V::mul_add(a, b, c)
+            });
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_the_same_as_those_of_portable_code(
+            a: [u32; ROWS],
+            b: [u32; ROWS],
+            c: [u32; ROWS],
+            near: bool,
+        ) {
+            // So that a sum often lies between two numbers.
+            let like = |x: u32| (x & 0x83ff_ffff) | 0x3c00_0000;
+            let [a, b, c] = if near { [a, b, c].map(|x| x.map(like)) } else { [a, b, c] };
+            #[cfg(target_arch = "x86_64")]
+            let own = results::<sse2::Xmm>(a, b, c);
+            #[cfg(target_arch = "aarch64")]
+            let own = results::<neon::Neon<false>>(a, b, c);
+            prop_assert_eq!(own, results::<Portable>(a, b, c));
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! AVX-512 with VNNI.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+/// Registers of 16 rows.
+pub(crate) struct Zmm;
+
+impl Simd for Zmm {
+    const LANES: usize = 16;
+    const SIGNED: bool = false;
+    type Words = __m512i;
+    type Floats = __m512;
+    type Sum = __m512i;
+
+    functions! {
+        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
+        fn load_u8(at: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
+        fn load_i8(at: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
+        fn load_u16(at: *const u8) -> __m512i { _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast())) }
+        fn store(words: __m512i, to: *mut u8) { _mm512_storeu_si512(to.cast(), words) }
+        fn splat(word: i32) -> __m512i { _mm512_set1_epi32(word) }
+        fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn add(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn look_up(table: &[i8; 16], bytes: __m512i) -> __m512i {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bytes)
+        }
+        fn fifth_bits(words: __m512i, i: usize) -> __m512i {
+            let byte = 0x0101_0101 * (i as i32 / 2);
+            let lanes = _mm_setr_epi32(
+                byte,
+                byte + 0x0404_0404,
+                byte + 0x0808_0808,
+                byte + 0x0c0c_0c0c,
+            );
+            let bytes = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(lanes));
+            let one = if i.is_multiple_of(2) {
+                0x0804_0201
+            } else {
+                0x8040_2010_u32 as i32
+            };
+            let set = _mm512_test_epi8_mask(bytes, _mm512_set1_epi32(one));
+            _mm512_maskz_set1_epi8(set, 16)
+        }
+        fn load_f16(at: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+        fn load_floats(at: *const f32) -> __m512 { _mm512_loadu_ps(at) }
+        fn store_floats(floats: __m512, to: *mut f32) { _mm512_storeu_ps(to, floats) }
+        fn splat_float(x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn floats(words: __m512i) -> __m512 { _mm512_cvtepi32_ps(words) }
+        fn from_bits(words: __m512i) -> __m512 { _mm512_castsi512_ps(words) }
+        fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn start(start: i32) -> __m512i { _mm512_set1_epi32(start) }
+        fn dot(sum: &mut __m512i, codes: __m512i, x: __m512i, _full: bool) {
+            *sum = _mm512_dpbusd_epi32(*sum, codes, x)
+        }
+        fn total(sum: __m512i) -> __m512i { sum }
+    }
+}

@@ -1,0 +1,98 @@
+//! NEON, with or without products of bytes (`sdot`).
+
+use super::Simd;
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+/// Registers of 4 rows.
+pub(crate) struct Neon<const DOT: bool>;
+
+/// A sum of which a part is still in 16 bits, four for each row.
+#[derive(Clone, Copy)]
+pub(crate) struct Sum {
+    low: int16x8_t,
+    high: int16x8_t,
+    whole: int32x4_t,
+}
+
+impl<const DOT: bool> Simd for Neon<DOT> {
+    const LANES: usize = 4;
+    const SIGNED: bool = true;
+    type Words = uint32x4_t;
+    type Floats = float32x4_t;
+    type Sum = Sum;
+
+    functions! {
+        fn load(at: *const u8) -> uint32x4_t { vreinterpretq_u32_u8(vld1q_u8(at)) }
+        fn load_u8(at: *const u8) -> uint32x4_t {
+            let bytes = vreinterpret_u8_u32(vdup_n_u32(at.cast::<u32>().read_unaligned()));
+            vmovl_u16(vget_low_u16(vmovl_u8(bytes)))
+        }
+        fn load_i8(at: *const u8) -> uint32x4_t {
+            let bytes = vreinterpret_s8_u32(vdup_n_u32(at.cast::<u32>().read_unaligned()));
+            vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+        }
+        fn load_u16(at: *const u8) -> uint32x4_t { vmovl_u16(vld1_u16(at.cast())) }
+        fn store(words: uint32x4_t, to: *mut u8) { vst1q_u8(to, vreinterpretq_u8_u32(words)) }
+        fn splat(word: i32) -> uint32x4_t { vreinterpretq_u32_s32(vdupq_n_s32(word)) }
+        fn and(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { vandq_u32(a, b) }
+        fn or(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { vorrq_u32(a, b) }
+        fn xor(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { veorq_u32(a, b) }
+        fn add(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { vaddq_u32(a, b) }
+        fn shl(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(bits as i32)) }
+        fn shr(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(-(bits as i32))) }
+        fn look_up(table: &[i8; 16], bytes: uint32x4_t) -> uint32x4_t {
+            let table = vreinterpretq_u8_s8(vld1q_s8(table.as_ptr()));
+            vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(bytes)))
+        }
+        fn load_f16(at: *const u8) -> float32x4_t {
+            let halves = vld1_u16(at.cast());
+            let floats: float32x4_t;
+            asm!(
+                "fcvtl {floats:v}.4s, {halves:v}.4h",
+                floats = lateout(vreg) floats,
+                halves = in(vreg) halves,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+            floats
+        }
+        fn load_floats(at: *const f32) -> float32x4_t { vld1q_f32(at) }
+        fn store_floats(floats: float32x4_t, to: *mut f32) { vst1q_f32(to, floats) }
+        fn splat_float(x: f32) -> float32x4_t { vdupq_n_f32(x) }
+        fn floats(words: uint32x4_t) -> float32x4_t { vcvtq_f32_s32(vreinterpretq_s32_u32(words)) }
+        fn from_bits(words: uint32x4_t) -> float32x4_t { vreinterpretq_f32_u32(words) }
+        fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
+        fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
+        fn start(start: i32) -> Sum {
+            Sum {
+                low: vdupq_n_s16(0),
+                high: vdupq_n_s16(0),
+                whole: vdupq_n_s32(start),
+            }
+        }
+        fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
+            let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
+            if DOT {
+                // The compiler does not have it as a function yet.
+                asm!(
+                    "sdot {sum:v}.4s, {codes:v}.16b, {x:v}.16b",
+                    sum = inout(vreg) sum.whole,
+                    codes = in(vreg) codes,
+                    x = in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            } else {
+                sum.low = vmlal_s8(sum.low, vget_low_s8(codes), vget_low_s8(x));
+                sum.high = vmlal_high_s8(sum.high, codes, x);
+            }
+        }
+        fn carry(sum: &mut Sum) {
+            if !DOT {
+                // Two sums that come together have room: each has one product of four codes, not two.
+                sum.whole = vpadalq_s16(sum.whole, vpaddq_s16(sum.low, sum.high));
+                (sum.low, sum.high) = (vdupq_n_s16(0), vdupq_n_s16(0));
+            }
+        }
+        fn total(sum: Sum) -> uint32x4_t { vreinterpretq_u32_s32(sum.whole) }
+    }
+}
