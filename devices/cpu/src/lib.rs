@@ -12,7 +12,7 @@
 //! workers, with a barrier behind. Nothing is allocated.
 //!
 //! # Packed weights
-//! Where the processor has AVX-512 with VNNI, the device offers memory of its own for quantized weights, `cpu-packed`, an
+//! The device offers memory of its own for weights, `cpu-packed`, an
 //! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for
 //! products that are several times as fast, more so where there is AMX; what is written is packed, what is read unpacked.
 //!

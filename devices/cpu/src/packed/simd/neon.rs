@@ -88,7 +88,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
         fn carry(sum: &mut Sum) {
             if !DOT {
-                // Two sums that come together have room: each has one product of four codes, not two.
+                // Two sums that come together have room: each has half as many products as there is room for.
                 sum.whole = vpadalq_s16(sum.whole, vpaddq_s16(sum.low, sum.high));
                 (sum.low, sum.high) = (vdupq_n_s16(0), vdupq_n_s16(0));
             }
