@@ -94,6 +94,7 @@ impl Form {
 
     /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
     /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub fn task(self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
         match self {
             #[cfg(target_arch = "x86_64")]

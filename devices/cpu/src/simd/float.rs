@@ -25,6 +25,7 @@ pub(crate) struct Panel {
     /// Distance in bytes of the slabs of a column, if columns are in slabs.
     pub slabs: usize,
     /// Memory for this thread alone, if the product needs such.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub scratch: *mut u8,
 }
 

@@ -62,6 +62,7 @@ pub(crate) trait Element {
     /// Bytes of an element.
     const BYTES: usize;
     /// Whether the lower 16 bits of every element are zeros as f32.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const UPPER_ONLY: bool = false;
 
     /// Loads elements from element `i` on.

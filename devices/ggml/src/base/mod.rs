@@ -6,8 +6,8 @@
 //! library (`libggml-base.so`, `libggml-base.so.0`) are served, and nothing is exported to other libraries of the process.
 //!
 //! # What is there
-//! Everything that upstream's CPU and Vulkan plugins of ggml 0.25 import, and what the CUDA, SYCL, OpenCL and CANN backends
-//! call. A plugin that wants more is refused by the loader, which names the symbol. Not worth their code are
+//! Everything that upstream's CPU and Vulkan plugins of ggml 0.25 import, and what the SYCL, OpenCL and CANN backends
+//! call, as their sources say; CUDA's would also need `ggml_backend_event_synchronize`. A plugin that wants more is refused by the loader, which names the symbol. Not worth their code are
 //! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for programs that are linked
 //!   with the plugin call them, and the plugin itself never does;
 //! - codecs of `nvfp4`, `q1_0`, `q2_0` and the codebook types, which samite does not have: see [`has_codec`].
