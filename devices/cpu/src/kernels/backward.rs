@@ -3,6 +3,7 @@
 use super::elementwise::zip;
 use super::reduce::{change_rows, dot_of, sum_row};
 use super::rows::row_number;
+use crate::detect::vectorized;
 use crate::prepare::{Phase, Site};
 use crate::simd::math;
 use crate::table::{Kernel, Reason, dense_rows};
@@ -34,28 +35,36 @@ fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
         Op::RmsNormBack { eps } => change_rows(site, 0.6, move |isa, row, out| {
             // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
             let x = unsafe { other.row::<f32>(row) };
-            isa.run(|| {
-                let n = out.len() as f32;
-                let scale = 1.0 / (dot_of(x, x) / n + eps).sqrt();
-                let pull = scale * scale * dot_of(out, x) / n;
-                for (g, x) in out.iter_mut().zip(x) {
-                    *g = scale * (*g - *x * pull);
-                }
-            });
+            rms_norm_row(isa, out, x, eps);
         }),
         Op::SoftMaxBack { scale } => change_rows(site, 0.6, move |isa, row, out| {
             // SAFETY: as above.
             let y = unsafe { other.row::<f32>(row) };
-            isa.run(|| {
-                let mean = dot_of(out, y);
-                for (g, y) in out.iter_mut().zip(y) {
-                    *g = scale * *y * (*g - mean);
-                }
-            });
+            soft_max_row(isa, out, y, scale);
         }),
         ref op => Err(Error::invalid(format!("{op} is not a gradient of rows"))),
     };
     Ok(vec![phase?])
+}
+
+vectorized! {
+    fn rms_norm_row(gradient: &mut [f32], x: &[f32], eps: f32) -> () {
+        let n = gradient.len() as f32;
+        let scale = 1.0 / (dot_of(x, x) / n + eps).sqrt();
+        let pull = scale * scale * dot_of(gradient, x) / n;
+        for (g, x) in gradient.iter_mut().zip(x) {
+            *g = scale * (*g - *x * pull);
+        }
+    }
+}
+
+vectorized! {
+    fn soft_max_row(gradient: &mut [f32], y: &[f32], scale: f32) -> () {
+        let mean = dot_of(gradient, y);
+        for (g, y) in gradient.iter_mut().zip(y) {
+            *g = scale * *y * (*g - mean);
+        }
+    }
 }
 
 /// Sums what a repetition spread out: each task some columns of a row of the result.

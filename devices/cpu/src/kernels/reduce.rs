@@ -1,6 +1,6 @@
 //! Operations along rows: norms, sums, maxima.
 
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Site};
 use samite_core::{Error, Op, Result};
@@ -105,30 +105,42 @@ pub(crate) fn change_rows(
 pub(crate) fn norm(site: &Site<'_>) -> Result<Vec<Phase>> {
     let phase = match *site.node.op() {
         Op::RmsNorm { eps } => change_rows(site, 0.4, move |isa, _, out| {
-            isa.run(|| {
-                let mean = sum_of(out, |x| x * x) / out.len() as f32;
-                let scale = 1.0 / (mean + eps).sqrt();
-                out.iter_mut().for_each(|x| *x *= scale);
-            });
+            rms_norm_row(isa, out, eps);
         }),
         Op::L2Norm { eps } => change_rows(site, 0.4, move |isa, _, out| {
-            isa.run(|| {
-                let scale = 1.0 / sum_of(out, |x| x * x).sqrt().max(eps);
-                out.iter_mut().for_each(|x| *x *= scale);
-            });
+            l2_norm_row(isa, out, eps);
         }),
         Op::Norm { eps } => change_rows(site, 0.6, move |isa, _, out| {
-            isa.run(|| {
-                let mean = sum_of(out, |x| x) / out.len() as f32;
-                out.iter_mut().for_each(|x| *x -= mean);
-                let variance = sum_of(out, |x| x * x) / out.len() as f32;
-                let scale = 1.0 / (variance + eps).sqrt();
-                out.iter_mut().for_each(|x| *x *= scale);
-            });
+            norm_row(isa, out, eps);
         }),
         ref op => Err(Error::invalid(format!("{op} is not a norm"))),
     };
     Ok(vec![phase?])
+}
+
+vectorized! {
+    fn rms_norm_row(x: &mut [f32], eps: f32) -> () {
+        let mean = sum_of(x, |x| x * x) / x.len() as f32;
+        let scale = 1.0 / (mean + eps).sqrt();
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+vectorized! {
+    fn l2_norm_row(x: &mut [f32], eps: f32) -> () {
+        let scale = 1.0 / sum_of(x, |x| x * x).sqrt().max(eps);
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
+}
+
+vectorized! {
+    fn norm_row(x: &mut [f32], eps: f32) -> () {
+        let mean = sum_of(x, |x| x) / x.len() as f32;
+        x.iter_mut().for_each(|x| *x -= mean);
+        let variance = sum_of(x, |x| x * x) / x.len() as f32;
+        let scale = 1.0 / (variance + eps).sqrt();
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
 }
 
 /// Running sum along each row.

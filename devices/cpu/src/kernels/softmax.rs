@@ -1,10 +1,11 @@
 //! Softmax with mask, ALiBi and sinks.
 
 use super::reduce::{change_rows, max_of, sum_of};
+use crate::detect::{Isa, vectorized};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Site};
 use crate::simd::math;
-use samite_core::{Error, Op, Result};
+use samite_core::{DType, Error, Op, Result};
 
 /// The slope of each head's ALiBi bias ([Press et al. 2022](https://arxiv.org/abs/2108.12409)).
 #[derive(Clone, Copy)]
@@ -41,13 +42,42 @@ impl Slopes {
 ///
 /// # Safety
 /// See [`Operand`]; the mask must have such a row, at least as long as `x`.
-unsafe fn add_mask(mask: &Operand, row: [usize; 3], slope: f32, x: &mut [f32]) {
+unsafe fn add_mask(isa: Isa, mask: &Operand, row: [usize; 3], slope: f32, x: &mut [f32]) {
+    if mask.dtype() == DType::F32 && mask.layout().has_contiguous_rows() {
+        // SAFETY: the caller's contract.
+        let mask = unsafe { mask.row::<f32>(row) };
+        return add_scaled(isa, x, &mask[..x.len()], slope);
+    }
+
     let mut buffer = [0.0; 256];
     for (chunk, x) in x.chunks_mut(256).enumerate() {
         let buffer = &mut buffer[..x.len()];
         // SAFETY: the chunk is inside of the row.
         unsafe { mask.load(row, chunk * 256, buffer) };
-        x.iter_mut().zip(buffer).for_each(|(x, m)| *x += slope * *m);
+        add_scaled(isa, x, buffer, slope);
+    }
+}
+
+vectorized! {
+    fn scale_row(x: &mut [f32], factor: f32) -> () {
+        x.iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
+vectorized! {
+    fn add_scaled(x: &mut [f32], mask: &[f32], slope: f32) -> () {
+        x.iter_mut().zip(mask).for_each(|(x, m)| *x += slope * *m);
+    }
+}
+
+vectorized! {
+    /// Turns logits into shares of their sum, or of the sum with a sink.
+    fn shares(x: &mut [f32], sink: Option<f32>) -> () {
+        let max = max_of(x).max(sink.unwrap_or(f32::NEG_INFINITY));
+        x.iter_mut().for_each(|x| *x = math::exp(*x - max));
+        let sum = sum_of(x, |x| x) + sink.map_or(0.0, |sink| math::exp(sink - max));
+        let factor = 1.0 / sum;
+        x.iter_mut().for_each(|x| *x *= factor);
     }
 }
 
@@ -59,21 +89,15 @@ pub(crate) fn soft_max(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (mask, sinks) = (site.optional(1), site.optional(2));
     let slopes = Slopes::new(site.result().shape()[2], max_bias);
     let phase = change_rows(site, 1.2, move |isa, [i1, i2, i3], out| {
-        isa.run(|| out.iter_mut().for_each(|x| *x *= scale));
+        scale_row(isa, out, scale);
         if let Some(mask) = &mask {
             let [_, _, m2, m3] = mask.shape();
             // SAFETY: inference checked that the mask covers the source.
-            unsafe { add_mask(mask, [i1, i2 % m2, i3 % m3], slopes.of(i2), out) };
+            unsafe { add_mask(isa, mask, [i1, i2 % m2, i3 % m3], slopes.of(i2), out) };
         }
         // SAFETY: there is one sink for each head, without gaps.
         let sink = sinks.map(|sinks| unsafe { *sinks.base().cast::<f32>().add(i2) });
-        isa.run(|| {
-            let max = max_of(out).max(sink.unwrap_or(f32::NEG_INFINITY));
-            out.iter_mut().for_each(|x| *x = math::exp(*x - max));
-            let sum = sum_of(out, |x| x) + sink.map_or(0.0, |sink| math::exp(sink - max));
-            let factor = 1.0 / sum;
-            out.iter_mut().for_each(|x| *x *= factor);
-        });
+        shares(isa, out, sink);
     })?;
     Ok(vec![phase])
 }
