@@ -28,6 +28,12 @@ const DECODED_ROWS: usize = 4;
 /// Rows from which on it pays to quantize columns: for fewer, decoding the rows costs less and is exact.
 const WORTH_QUANTIZING: usize = 8;
 
+/// Longest rows of floats that are packed to be used once.
+const SHORT: usize = 512;
+
+/// Columns from which on it pays to pack rows to be used once.
+const WORTH_TURNING: usize = 32;
+
 /// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
 const TASK_BYTES: usize = 128 << 10;
 
@@ -117,15 +123,25 @@ impl Form {
     }
 }
 
+/// How rows come to the function that multiplies them.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// As they lie.
+    Plain,
+    /// As they lie, in panels.
+    Packed(PackedLayout),
+    /// Decoded to F32, a few at a time.
+    Decoded,
+    /// Decoded and packed, a panel at a time: short rows would have to be summed across registers all the time.
+    Turned(PackedLayout),
+}
+
 /// How rows of one type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
     function: PanelFn,
     pub form: Form,
-    /// Rows are decoded to F32 first.
-    decode: bool,
-    /// Where rows lie, if they are packed.
-    packed: Option<PackedLayout>,
+    rows: Rows,
 }
 
 impl Product {
@@ -148,21 +164,28 @@ impl Product {
             return Some(Product {
                 function,
                 form,
-                decode: false,
-                packed: Some(PackedLayout::new(weights)?),
+                rows: Rows::Packed(PackedLayout::new(weights)?),
             });
         }
-        Self::new(isa, weights.dtype(), k, rows)
+        Self::new(isa, weights.dtype(), [k, rows, each])
     }
 
-    /// The best product for `rows` rows of `k` elements of `dtype`.
-    fn new(isa: Isa, dtype: DType, k: usize, rows: usize) -> Option<Self> {
-        if let Some(function) = float::product(isa, dtype) {
+    /// The best product for `rows` rows of `k` elements of `dtype` with about `each` columns.
+    fn new(isa: Isa, dtype: DType, [k, rows, each]: [usize; 3]) -> Option<Self> {
+        let floats = float::product(isa, dtype);
+        if floats.is_some() && k <= SHORT && rows >= PANEL / 2 && each >= WORTH_TURNING {
+            let panel = Layout::contiguous(DType::F32, [k, PANEL, 1, 1]).ok()?;
+            return Some(Product {
+                function: packed::float_product(isa)?,
+                form: Form::F32,
+                rows: Rows::Turned(PackedLayout::new(&panel)?),
+            });
+        }
+        if let Some(function) = floats {
             return Some(Product {
                 function,
                 form: Form::F32,
-                decode: false,
-                packed: None,
+                rows: Rows::Plain,
             });
         }
         if rows >= WORTH_QUANTIZING
@@ -171,25 +194,26 @@ impl Product {
             return Some(Product {
                 function,
                 form: Form::Eight(Eight::new(k)?),
-                decode: false,
-                packed: None,
+                rows: Rows::Plain,
             });
         }
         Some(Product {
             function: float::product(isa, DType::F32)?,
             form: Form::F32,
-            decode: true,
-            packed: None,
+            rows: Rows::Decoded,
         })
     }
 
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
-        if !self.decode {
-            return Some(self.form.worker_bytes());
+        match self.rows {
+            Rows::Plain | Rows::Packed(_) => Some(self.form.worker_bytes()),
+            Rows::Decoded => k
+                .checked_mul(4 * DECODED_ROWS)?
+                .checked_next_multiple_of(64),
+            // A panel, and its rows before they are packed.
+            Rows::Turned(layout) => layout.panel_bytes.checked_mul(2),
         }
-        k.checked_mul(4 * DECODED_ROWS)?
-            .checked_next_multiple_of(64)
     }
 
     /// Multiplies rows of a matrix of `weights` with columns. Packed rows begin at a panel.
@@ -206,12 +230,12 @@ impl Product {
     ) {
         let k = weights.shape()[0];
         let [i2, i3] = matrix;
-        let (first, stride) = match &self.packed {
-            Some(layout) => {
+        let (first, stride) = match &self.rows {
+            Rows::Packed(layout) => {
                 let at = layout.panel_of(i2 + weights.shape()[2] * i3, rows.start);
                 (weights.base().wrapping_add(at), layout.panel_bytes)
             }
-            None => (weights.at([rows.start, i2, i3]), weights.strides()[1]),
+            _ => (weights.at([rows.start, i2, i3]), weights.strides()[1]),
         };
         let panel = Panel {
             weights: first,
@@ -224,23 +248,30 @@ impl Product {
         };
         // SAFETY: the caller's contract.
         unsafe {
-            if !self.decode {
-                (self.function)(&panel, columns);
-                return;
-            }
-            let decoded = std::slice::from_raw_parts_mut(scratch.cast::<f32>(), DECODED_ROWS * k);
-            for first in rows.clone().step_by(DECODED_ROWS) {
-                let count = DECODED_ROWS.min(rows.end - first);
+            let (at_a_time, layout) = match self.rows {
+                Rows::Plain | Rows::Packed(_) => return (self.function)(&panel, columns),
+                Rows::Decoded => (DECODED_ROWS, None),
+                Rows::Turned(layout) => (PANEL, Some(layout)),
+            };
+            let decoded = std::slice::from_raw_parts_mut(scratch.cast::<f32>(), at_a_time * k);
+            for first in rows.clone().step_by(at_a_time) {
+                let count = at_a_time.min(rows.end - first);
                 for (i, row) in decoded.chunks_exact_mut(k.max(1)).take(count).enumerate() {
                     weights.load([first + i, i2, i3], 0, row);
                 }
-                let panel = Panel {
+                let mut panel = Panel {
                     weights: scratch,
                     stride: k * 4,
                     rows: count,
                     first,
                     ..panel
                 };
+                if let Some(layout) = layout {
+                    let to = scratch.add(layout.panel_bytes);
+                    let to = std::slice::from_raw_parts_mut(to, layout.panel_bytes);
+                    layout.pack(bytemuck::cast_slice(&decoded[..count * k]), to);
+                    panel.weights = to.as_ptr();
+                }
                 (self.function)(&panel, columns);
             }
         }

@@ -101,6 +101,11 @@ pub(crate) fn product(
     })
 }
 
+/// The product for panels of F32 that were packed to be used once.
+pub(crate) fn float_product(isa: Isa) -> Option<PanelFn> {
+    float::product(isa, DType::F32)
+}
+
 /// Host memory of a tensor, packed or not.
 pub(crate) fn memory_of(place: &TensorRef) -> Option<&Arc<HostMemory>> {
     let packed = || place.buffer.as_any().downcast_ref::<PackedBuffer>();
