@@ -186,10 +186,10 @@ fn what_is_computed_again_is_the_same_and_takes_less_memory() {
     let model = config.model.as_mut().unwrap();
     (model.layers, model.feed_forward) = (6, 64);
     config.training.batch = 4;
-    let run = |recompute| {
+    let run = |device: Arc<dyn Device>, recompute| {
         let mut config = config.clone();
         config.training.recompute = recompute;
-        let mut run = trainer(&config, vec![cpu(2)], &[]);
+        let mut run = trainer(&config, vec![device], &[]);
         let losses = losses(&mut run, 10);
         let names = [
             "token_embd.weight",
@@ -205,9 +205,11 @@ fn what_is_computed_again_is_the_same_and_takes_less_memory() {
             .sum();
         (losses, weights, bytes)
     };
-    let (kept, again) = (run(false), run(true));
+    let (kept, again) = (run(cpu(2), false), run(cpu(2), true));
     assert_eq!(kept.0, again.0);
     assert_eq!(kept.1, again.1);
+    // The reference needs no workspace beside the results.
+    let (kept, again) = (run(reference("r"), false), run(reference("r"), true));
     assert!(2 * again.2 < kept.2, "{} and {} bytes", again.2, kept.2);
 }
 
