@@ -239,32 +239,40 @@ impl Isa {
 
 /// Defines a function whose loops become vector code, once for each instruction set: it takes an [`Isa`] first.
 macro_rules! vectorized {
-    ($(#[$meta:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block) => {
-        $(#[$meta])*
-        $visibility fn $name(isa: $crate::detect::Isa, $($argument: $type),*) -> $result {
+    ($(#[$meta:meta])* $visibility:vis unsafe fn $($rest:tt)*) => {
+        $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [unsafe] $($rest)* }
+    };
+    ($(#[$meta:meta])* $visibility:vis fn $($rest:tt)*) => {
+        $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [] $($rest)* }
+    };
+    (@define [$($before:tt)*] [$($unsafe:tt)?] $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block) => {
+        $($before)* $($unsafe)? fn $name(isa: $crate::detect::Isa, $($argument: $type),*) {
             #[inline(always)]
-            fn body($($argument: $type),*) -> $result $body
+            $($unsafe)? fn body($($argument: $type),*) $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            fn avx2($($argument: $type),*) -> $result {
-                body($($argument),*)
+            unsafe fn avx2($($argument: $type),*) {
+                // SAFETY: the caller's contract, if there is one.
+                $($unsafe)? { body($($argument),*) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-            fn avx512($($argument: $type),*) -> $result {
-                body($($argument),*)
+            unsafe fn avx512($($argument: $type),*) {
+                // SAFETY: the caller's contract, if there is one.
+                $($unsafe)? { body($($argument),*) }
             }
 
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token proves that the instructions are there.
+                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
                 $crate::detect::Isa::Avx2(_) => unsafe { avx2($($argument),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: the token proves that the instructions are there.
+                // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
                 $crate::detect::Isa::Avx512(_) => unsafe { avx512($($argument),*) },
-                _ => body($($argument),*),
+                // SAFETY: the caller's contract, if there is one.
+                _ => $($unsafe)? { body($($argument),*) },
             }
         }
     };

@@ -515,7 +515,7 @@ vectorized! {
         mask: Option<&[u16]>,
         scores: &mut [f32],
         sums: &mut [f32],
-    ) -> () {
+    ) {
         let Logits { scale, softcap } = logits;
         scores.iter_mut().for_each(|x| *x *= scale);
         if softcap != 0.0 {

@@ -48,7 +48,7 @@ fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 vectorized! {
-    fn rms_norm_row(gradient: &mut [f32], x: &[f32], eps: f32) -> () {
+    fn rms_norm_row(gradient: &mut [f32], x: &[f32], eps: f32) {
         let n = gradient.len() as f32;
         let scale = 1.0 / (dot_of(x, x) / n + eps).sqrt();
         let pull = scale * scale * dot_of(gradient, x) / n;
@@ -59,7 +59,7 @@ vectorized! {
 }
 
 vectorized! {
-    fn soft_max_row(gradient: &mut [f32], y: &[f32], scale: f32) -> () {
+    fn soft_max_row(gradient: &mut [f32], y: &[f32], scale: f32) {
         let mean = dot_of(gradient, y);
         for (g, y) in gradient.iter_mut().zip(y) {
             *g = scale * *y * (*g - mean);

@@ -5,7 +5,6 @@
 
 use crate::detect::Isa;
 use crate::operand::Operand;
-#[cfg(target_arch = "x86_64")]
 use crate::packed::PANEL;
 use crate::packed::activations::Activations;
 use crate::packed::layout::PackedLayout;

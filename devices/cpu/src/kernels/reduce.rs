@@ -119,7 +119,7 @@ pub(crate) fn norm(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 vectorized! {
-    fn rms_norm_row(x: &mut [f32], eps: f32) -> () {
+    fn rms_norm_row(x: &mut [f32], eps: f32) {
         let mean = sum_of(x, |x| x * x) / x.len() as f32;
         let scale = 1.0 / (mean + eps).sqrt();
         x.iter_mut().for_each(|x| *x *= scale);
@@ -127,14 +127,14 @@ vectorized! {
 }
 
 vectorized! {
-    fn l2_norm_row(x: &mut [f32], eps: f32) -> () {
+    fn l2_norm_row(x: &mut [f32], eps: f32) {
         let scale = 1.0 / sum_of(x, |x| x * x).sqrt().max(eps);
         x.iter_mut().for_each(|x| *x *= scale);
     }
 }
 
 vectorized! {
-    fn norm_row(x: &mut [f32], eps: f32) -> () {
+    fn norm_row(x: &mut [f32], eps: f32) {
         let mean = sum_of(x, |x| x) / x.len() as f32;
         x.iter_mut().for_each(|x| *x -= mean);
         let variance = sum_of(x, |x| x * x) / x.len() as f32;

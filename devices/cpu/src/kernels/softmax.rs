@@ -59,20 +59,20 @@ unsafe fn add_mask(isa: Isa, mask: &Operand, row: [usize; 3], slope: f32, x: &mu
 }
 
 vectorized! {
-    fn scale_row(x: &mut [f32], factor: f32) -> () {
+    fn scale_row(x: &mut [f32], factor: f32) {
         x.iter_mut().for_each(|x| *x *= factor);
     }
 }
 
 vectorized! {
-    fn add_scaled(x: &mut [f32], mask: &[f32], slope: f32) -> () {
+    fn add_scaled(x: &mut [f32], mask: &[f32], slope: f32) {
         x.iter_mut().zip(mask).for_each(|(x, m)| *x += slope * *m);
     }
 }
 
 vectorized! {
     /// Turns logits into shares of their sum, or of the sum with a sink.
-    fn shares(x: &mut [f32], sink: Option<f32>) -> () {
+    fn shares(x: &mut [f32], sink: Option<f32>) {
         let max = max_of(x).max(sink.unwrap_or(f32::NEG_INFINITY));
         x.iter_mut().for_each(|x| *x = math::exp(*x - max));
         let sum = sum_of(x, |x| x) + sink.map_or(0.0, |sink| math::exp(sink - max));

@@ -3,7 +3,7 @@
 //! Codes of weights are unsigned in products; what has to be subtracted from them is taken into account here, once for
 //! all rows: the sum of a group's codes times the offset is where an accumulator starts.
 
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 
 /// What a type of weights needs to know about columns.
 #[derive(Clone, Copy, Debug)]
@@ -80,52 +80,27 @@ impl Activations {
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         for (i, x) in x.chunks(SLAB).enumerate() {
             let slab = out.wrapping_add((start / SLAB + i) * self.slabs);
-            let quantize = match self.isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512(_) => avx512::quantize,
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) => avx2::quantize,
-                _ => base::quantize,
-            };
-            // SAFETY: the caller's contract; the token proves that the instructions are there.
-            unsafe { quantize(&self.spec, x, slab) };
+            // SAFETY: the caller's contract.
+            unsafe { quantize(self.isa, &self.spec, x, slab) };
         }
     }
 }
 
-/// Compiles quantization for one instruction set. (A closure would not always be made part of a function that may use
-/// the instructions.)
-macro_rules! compile {
-    ($name:ident $(, $features:literal)?) => {
-        mod $name {
-            use super::*;
-
-            /// Quantizes the elements of a slab.
-            ///
-            /// # Safety
-            /// The slab must be writable and aligned to 4.
-            $(#[target_feature(enable = $features)])?
-            pub unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    match spec.scaled {
-                        32 => spec.quantize::<32>(x, slab),
-                        _ => spec.quantize::<SLAB>(x, slab),
-                    }
-                }
+vectorized! {
+    /// Quantizes the elements of a slab.
+    ///
+    /// # Safety
+    /// The slab must be writable and aligned to 4.
+    unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            match spec.scaled {
+                32 => spec.quantize::<32>(x, slab),
+                _ => spec.quantize::<SLAB>(x, slab),
             }
         }
-    };
+    }
 }
-
-#[cfg(target_arch = "x86_64")]
-compile!(
-    avx512,
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
-);
-#[cfg(target_arch = "x86_64")]
-compile!(avx2, "avx2,fma,f16c");
-compile!(base);
 
 impl ColumnSpec {
     /// Quantizes the elements of a slab; `SCALED` of them share a scale.

@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
-use super::{LANES, PANEL, Sum, store};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
@@ -66,11 +66,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D:
                         slab.all::<V, F32, R, C, D>(columns, results);
                     }
                 }
-                let rows = PANEL.min(panel.rows - row);
-                for (c, column) in columns.iter().enumerate() {
-                    let out = column.out.add(panel.first + row);
-                    store(results.add(c), out, rows);
-                }
+                store_all(panel, row, columns, results);
             }
         }
     }

@@ -17,7 +17,7 @@ use super::formats::{
     Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
-use super::{LANES, PANEL, Sum};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -149,27 +149,6 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
                 for columns in columns.chunks(COLUMNS) {
                     many::<F, V, R, C>(panel, columns);
                 }
-            }
-        }
-    }
-}
-
-/// Stores the sums of all columns for the rows of the panel that begins at row `row`.
-///
-/// # Safety
-/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
-#[inline(always)]
-pub(super) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
-    let rows = PANEL.min(panel.rows - row);
-    for (c, column) in columns.iter().enumerate() {
-        let out = column.out.wrapping_add(panel.first + row);
-        // SAFETY: the caller's contract; results do not overlap with sums.
-        unsafe {
-            let sums = results.add(c).cast::<f32>();
-            if rows == PANEL {
-                out.copy_from_nonoverlapping(sums, PANEL);
-            } else {
-                out.copy_from_nonoverlapping(sums, rows);
             }
         }
     }

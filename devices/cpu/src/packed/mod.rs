@@ -28,7 +28,7 @@ mod tiles;
 
 use crate::detect::Isa;
 use crate::kernels::matmul::Form;
-use crate::simd::float::PanelFn;
+use crate::simd::float::{Column, Panel, PanelFn};
 use activations::Activations;
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
@@ -43,19 +43,24 @@ pub(crate) const PANEL: usize = 2 * LANES;
 /// Sums of one column for the rows of a panel.
 type Sum = [[f32; LANES]; 2];
 
-/// Stores the sums of the first `rows` rows of a panel.
+/// Stores the sums of all columns for the rows of the panel that begins at row `row`.
 ///
 /// # Safety
-/// There must be sums, and room for so many.
+/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
 #[inline(always)]
-unsafe fn store(sums: *const Sum, out: *mut f32, rows: usize) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if rows == PANEL {
-            // A copy of known size needs no call.
-            out.cast::<Sum>().write_unaligned(*sums);
-        } else {
-            out.copy_from_nonoverlapping(sums.cast(), rows);
+unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
+    let rows = PANEL.min(panel.rows - row);
+    for (c, column) in columns.iter().enumerate() {
+        let out = column.out.wrapping_add(panel.first + row);
+        // SAFETY: the caller's contract; results do not overlap with sums.
+        unsafe {
+            let sums = results.add(c).cast::<f32>();
+            if rows == PANEL {
+                // A copy of known size needs no call.
+                out.copy_from_nonoverlapping(sums, PANEL);
+            } else {
+                out.copy_from_nonoverlapping(sums, rows);
+            }
         }
     }
 }
@@ -126,7 +131,6 @@ mod tests {
     use super::layout::PackedLayout;
     use super::*;
     use crate::harness::numbers;
-    use crate::simd::float::{Column, Panel};
     use samite_core::Layout;
 
     #[test]

@@ -18,7 +18,7 @@ use super::formats::{
 };
 use super::simd::avx512::Zmm;
 use super::tiles::Configuration;
-use super::{LANES, PANEL, Sum, store};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
 use crate::simd::float::{Column, Panel, PanelFn};
 use crate::simd::{Bf16, Element, F16, Vector};
@@ -461,12 +461,8 @@ unsafe fn panels<R: Rows>(
                 }
             }
         }
-        for (c, column) in columns.iter().enumerate() {
-            for number in 0..count {
-                let first = number * PANEL;
-                let out = column.out.add(panel.first + row + first);
-                store(results(number).add(c), out, PANEL.min(rows - first));
-            }
+        for number in 0..count {
+            store_all(panel, row + number * PANEL, columns, results(number));
         }
     }
 }

@@ -12,9 +12,9 @@
 
 use super::activations::{SLAB, Sums};
 use super::formats::{Format, PanelSlab, Sink, Slab, Store};
-use super::kernels::{self, PART, is_wide, store_all};
+use super::kernels::{self, PART, is_wide};
 use super::simd::avx512::Zmm;
-use super::{LANES, PANEL, Sum};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
 use std::arch::x86_64::*;
