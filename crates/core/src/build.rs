@@ -221,6 +221,21 @@ impl Graph {
         self.push(op, &[Some(q), Some(k), Some(v), mask, sinks])
     }
 
+    /// [`Op::FlashAttnBack`] of the attention of `q`, `k` and `v`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn flash_attn_back(
+        &mut self,
+        gradient: TensorId,
+        [q, k, v]: [TensorId; 3],
+        mask: Option<TensorId>,
+        scale: f32,
+    ) -> Result<TensorId> {
+        let op = Op::FlashAttnBack { scale };
+        self.push(op, &[Some(gradient), Some(q), Some(k), Some(v), mask])
+    }
+
     /// Consecutive rows `first..first + count` of a tensor as a [view](Op::View).
     ///
     /// # Errors

@@ -100,6 +100,48 @@ impl<'a> Check<'a> {
         self.like(gradient)
     }
 
+    /// Source `first` queries, and the next ones keys, values and, if there is one, the mask; the layout of the attention's result.
+    fn attention(&self, first: usize) -> Result<Layout> {
+        let (q, k, v) = (
+            self.source(first)?,
+            self.source(first + 1)?,
+            self.source(first + 2)?,
+        );
+        let ([d, tokens, heads, batch], [kd, kv, k_heads, k_batch], [dv, v_kv, v_heads, v_batch]) =
+            (q.shape(), k.shape(), v.shape());
+        self.ensure(d == kd, "queries and keys differ in head size")?;
+        self.ensure(
+            kv == v_kv && k_heads == v_heads,
+            "keys and values differ in extents",
+        )?;
+        self.ensure(
+            k_heads != 0 && heads % k_heads == 0,
+            "the heads of keys do not repeat over those of queries",
+        )?;
+        self.ensure(
+            batch == k_batch && batch == v_batch,
+            "queries, keys and values differ in extent 3",
+        )?;
+        self.ensure(
+            [q, k, v].iter().all(|l| l.has_contiguous_rows()),
+            "the rows of queries, keys or values have gaps",
+        )?;
+        self.is(first + 3, "the mask", &[DType::F16])?;
+        if let Some(mask) = self.optional(first + 3) {
+            let m = mask.shape();
+            self.ensure(mask.is_contiguous(), "the mask is not contiguous")?;
+            self.ensure(
+                m[0] == kv && m[1] >= tokens,
+                "the mask is smaller than keys times queries",
+            )?;
+            self.ensure(
+                m[2] != 0 && m[3] != 0 && heads % m[2] == 0 && batch % m[3] == 0,
+                "the mask does not repeat over heads and batch",
+            )?;
+        }
+        self.result(DType::F32, [dv, heads, tokens, batch])
+    }
+
     /// Source `first` logits and the next one labels; the layout of a gradient of the logits.
     fn logits_and_labels(&self, first: usize) -> Result<Layout> {
         self.is(first, "the logits", &[DType::F32])?;
@@ -517,59 +559,42 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         }
         Op::FlashAttn { max_bias, .. } => {
             c.count(3, 2)?;
-            let (q, k, v) = (c.source(0)?, c.source(1)?, c.source(2)?);
             c.is(0, "the queries", &[DType::F32])?;
+            let result = c.attention(0)?;
             c.ensure(
-                !k.dtype().is_integer() && !v.dtype().is_integer(),
+                !c.source(1)?.dtype().is_integer() && !c.source(2)?.dtype().is_integer(),
                 "keys and values cannot be integers",
             )?;
-            let (
-                [d, tokens, heads, batch],
-                [kd, kv, k_heads, k_batch],
-                [dv, v_kv, v_heads, v_batch],
-            ) = (q.shape(), k.shape(), v.shape());
-            c.ensure(d == kd, "queries and keys differ in head size")?;
-            c.ensure(
-                kv == v_kv && k_heads == v_heads,
-                "keys and values differ in extents",
-            )?;
-            c.ensure(
-                k_heads != 0 && heads % k_heads == 0,
-                "the heads of keys do not repeat over those of queries",
-            )?;
-            c.ensure(
-                batch == k_batch && batch == v_batch,
-                "queries, keys and values differ in extent 3",
-            )?;
-            c.ensure(
-                [q, k, v].iter().all(|l| l.has_contiguous_rows()),
-                "the rows of queries, keys or values have gaps",
-            )?;
-            c.is(3, "the mask", &[DType::F16])?;
-            c.is(4, "the sinks", &[DType::F32])?;
-            if let Some(mask) = c.optional(3) {
-                let m = mask.shape();
-                c.ensure(mask.is_contiguous(), "the mask is not contiguous")?;
-                c.ensure(
-                    m[0] == kv && m[1] >= tokens,
-                    "the mask is smaller than keys times queries",
-                )?;
-                c.ensure(
-                    m[2] != 0 && m[3] != 0 && heads % m[2] == 0 && batch % m[3] == 0,
-                    "the mask does not repeat over heads and batch",
-                )?;
-            }
             c.ensure(
                 max_bias <= 0.0 || c.optional(3).is_some(),
                 "ALiBi needs a mask",
             )?;
+            c.is(4, "the sinks", &[DType::F32])?;
             if let Some(sinks) = c.optional(4) {
                 c.ensure(
-                    sinks.shape() == [heads, 1, 1, 1] && sinks.is_contiguous(),
+                    sinks.shape() == [result.shape()[1], 1, 1, 1] && sinks.is_contiguous(),
                     "there is not one sink for each head",
                 )?;
             }
-            c.result(DType::F32, [dv, heads, tokens, batch])
+            Ok(result)
+        }
+        Op::FlashAttnBack { .. } => {
+            c.count(4, 1)?;
+            for (index, what) in ["the gradient", "the queries", "the keys", "the values"]
+                .into_iter()
+                .enumerate()
+            {
+                c.is(index, what, &[DType::F32])?;
+            }
+            c.ensure(
+                c.source(0)?.shape() == c.attention(1)?.shape(),
+                "the gradient does not have the shape of the attention's result",
+            )?;
+            let elements = (1..4).try_fold(0usize, |sum, index| {
+                sum.checked_add(c.source(index).ok()?.elements())
+            });
+            let elements = elements.ok_or_else(|| c.error("the size overflows"))?;
+            c.result(DType::F32, [elements, 1, 1, 1])
         }
         Op::Glu { kind, swapped } => {
             c.count(1, 1)?;

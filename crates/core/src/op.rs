@@ -227,6 +227,13 @@ pub enum Op {
         /// As in the forward operation.
         scale: f32,
     },
+    /// The gradients of [`FlashAttn`](Op::FlashAttn) without ALiBi, softcap and sinks: source 0 is the gradient of its result, sources 1 to 3 are
+    /// queries, keys and values, all f32, optional source 4 is the mask. The result is one row, f32: the gradients of
+    /// queries, then of keys, then of values, each ordered like the result of attention, `[size, heads, tokens, batch]`.
+    FlashAttnBack {
+        /// As in the forward operation.
+        scale: f32,
+    },
     /// The gradient of [`Rope`](Op::Rope), which turns the other way: sources as there, with the gradient of the result first.
     RopeBack(Rope),
     /// The gradient of [`GetRows`](Op::GetRows) of a matrix: source 0 is the gradient of its result, f32 `[n0, r]`, source 1
@@ -543,6 +550,7 @@ impl Op {
             Op::SiluBack => "silu_back",
             Op::RmsNormBack { .. } => "rms_norm_back",
             Op::SoftMaxBack { .. } => "soft_max_back",
+            Op::FlashAttnBack { .. } => "flash_attn_back",
             Op::RopeBack(_) => "rope_back",
             Op::GetRowsBack { .. } => "get_rows_back",
             Op::CrossEntropyLoss => "cross_entropy_loss",
@@ -639,7 +647,9 @@ impl fmt::Display for Op {
             Op::ArgSort { order } => write!(f, "({order:?})"),
             Op::TopK { k } => write!(f, "(k={k})"),
             Op::Fill { value } => write!(f, "(value={value})"),
-            Op::FlashAttn { scale, .. } => write!(f, "(scale={scale})"),
+            Op::FlashAttn { scale, .. } | Op::FlashAttnBack { scale } => {
+                write!(f, "(scale={scale})")
+            }
             _ => Ok(()),
         }
     }

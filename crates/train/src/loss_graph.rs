@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::gradient::Gradients;
 use crate::model::{Constants, Forward, Parts};
 use crate::parameters::{Stored, bytes, scalar, store_gradients};
+use half::f16;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, Usage};
 use samite_llm::{Hyperparameters, Model};
 use samite_sched::Scheduler;
@@ -52,21 +53,19 @@ impl StoredConstants {
             Usage::Any,
             &[
                 ("positions", layout(DType::I32, [n, 1, 1, 1])?),
-                ("mask", layout(DType::F32, [n, n, 1, 1])?),
+                ("mask", layout(DType::F16, [n, n, 1, 1])?),
                 ("ones", layout(DType::F32, [1, n * batch, 1, 1])?),
             ],
         )?;
         let positions: Vec<u8> = (0..n as i32).flat_map(i32::to_le_bytes).collect();
-        let mask = (0..n * n).map(|i| {
-            if i % n > i / n {
-                f32::NEG_INFINITY
-            } else {
-                0.0
-            }
+        let mask = (0..n * n).flat_map(|i| {
+            let seen = i % n <= i / n;
+            let value = if seen { f16::ZERO } else { f16::NEG_INFINITY };
+            value.to_le_bytes()
         });
         let data = [
             positions,
-            bytes(mask),
+            mask.collect(),
             bytes(std::iter::repeat_n(1.0, n * batch)),
         ];
         for (tensor, data) in group.tensors.iter().zip(&data) {

@@ -133,7 +133,7 @@ impl ModelConfig {
 pub struct Constants {
     /// 0, 1, …: i32 `[context]`.
     pub positions: TensorId,
-    /// 0 where a token sees another one, minus infinity elsewhere: f32 `[context, context]`.
+    /// 0 where a token sees another one, minus infinity elsewhere: f16 `[context, context]`.
     pub mask: TensorId,
     /// Ones: f32 `[1, context · batch]`.
     pub ones: TensorId,
@@ -278,15 +278,9 @@ impl Builder<'_> {
         let q = self.heads(q, [size_k, n_head], true)?;
         let k = self.heads(k, [size_k, n_head_kv], true)?;
         let v = self.heads(v, [size_v, n_head_kv], false)?;
-        let scores = self.graph.mul_mat(k, q)?;
         let scale = (size_k as f32).sqrt().recip();
         let mask = Some(self.parts.constants.mask);
-        let shares = self.graph.soft_max(scores, mask, None, scale, 0.0)?;
-        // The sum of values, each times its share, is a product with the transposed values.
-        let turned = self.graph.transpose(shares)?;
-        let seen = self.graph.out_prod(v, turned)?;
-        let seen = self.graph.permute(seen, [0, 2, 1, 3])?;
-        let seen = self.graph.cont(seen)?;
+        let seen = self.graph.flash_attn([q, k, v], mask, None, scale)?;
         let count = self.parts.context * self.parts.batch;
         let seen = self.graph.reshape(seen, [size_v * n_head, count, 1, 1])?;
         self.product(seen, &part("attn_output"))

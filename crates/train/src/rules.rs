@@ -141,6 +141,7 @@ pub(crate) fn apply(
             }
             Ok(rule.graph.soft_max_back(g, y, scale)?)
         }
+        (Op::FlashAttn { .. }, 0..3) => rule.flash_attn(op, number),
         (Op::Rope(parameters), 0) => {
             let (positions, divisors) = (rule.source(1)?, rule.optional(2));
             let g = rule.dense_rows(g)?;
@@ -362,6 +363,41 @@ impl Rule<'_> {
         let a = self.source(0)?;
         let product = self.graph.mul_mat(a, self.g)?;
         Ok(self.graph.transpose(product)?)
+    }
+
+    /// The part of the gradients of queries, keys and values, which one node computes.
+    fn flash_attn(&mut self, op: Op, number: usize) -> Result<TensorId> {
+        let Op::FlashAttn {
+            scale,
+            max_bias: 0.0,
+            softcap: 0.0,
+            ..
+        } = op
+        else {
+            return self.unsupported("with ALiBi or softcap ");
+        };
+        if self.optional(4).is_some() {
+            return self.unsupported("with sinks ");
+        }
+        let operands = [self.source(0)?, self.source(1)?, self.source(2)?];
+        let mask = self.optional(3);
+        let mut sources = vec![Some(self.g)];
+        sources.extend(operands.into_iter().chain(mask).map(Some));
+        let known = self.graph.ids().rev().find(|id| {
+            let tensor = self.graph.tensor(*id);
+            matches!(tensor.op, Op::FlashAttnBack { .. }) && tensor.sources[..] == sources
+        });
+        let all = match known {
+            Some(all) => all,
+            None => self.graph.flash_attn_back(self.g, operands, mask, scale)?,
+        };
+        let shape = self.shape(number)?;
+        let [size, rows, heads, _] = shape;
+        let before = operands[..number].iter();
+        let before = before.map(|id| self.graph.tensor(*id).layout.elements());
+        let offset = before.sum::<usize>();
+        let strides = [size * heads, size, size * heads * rows].map(|stride| 4 * stride);
+        Ok(self.graph.view(all, shape, strides, 4 * offset)?)
     }
 
     /// Sums the gradient of a matrix over the consecutive batches that shared it: of source 0.

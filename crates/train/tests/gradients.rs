@@ -1,6 +1,7 @@
 //! Gradients against central finite differences, on the reference device in float64 and on the CPU.
 #![allow(clippy::unwrap_used)]
 
+use half::f16;
 use samite_core::{
     CancelToken, DType, Device, Glu, Graph, Op, Rope, RopeMode, Shape, TensorId, Unary,
 };
@@ -65,6 +66,20 @@ impl Subject {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.integers.push((id, bytes));
         id
+    }
+
+    fn constant(&mut self, dtype: DType, shape: Shape, data: Vec<u8>) -> TensorId {
+        let id = self.graph.input("constant", dtype, shape).unwrap();
+        self.integers.push((id, data));
+        id
+    }
+
+    /// The last of `tokens` sees all of `keys`, the one before all but the last, and so on.
+    fn causal_mask(&mut self, keys: usize, tokens: usize) -> TensorId {
+        let mask = (0..keys * tokens).map(|i| i % keys + tokens <= i / keys + keys);
+        let value = |seen| if seen { f16::ZERO } else { f16::NEG_INFINITY };
+        let data = mask.flat_map(|seen| value(seen).to_le_bytes()).collect();
+        self.constant(DType::F16, [keys, tokens, 1, 1], data)
     }
 
     /// The sum of all elements of `y`, each times a number of its own, so that no gradient is the same for all.
@@ -332,6 +347,28 @@ fn products() {
 }
 
 #[test]
+fn attention() {
+    for (tokens, keys, heads, kv_heads, batch) in
+        [(3, 5, 4, 2, 2), (1, 3, 1, 1, 1), (33, 35, 2, 2, 1)]
+    {
+        for masked in [false, true] {
+            check("flash_attn_ext", |s| {
+                let q = s.input([3, tokens, heads, batch]);
+                let k = s.input([3, keys, kv_heads, batch]);
+                let v = s.input([2, keys, kv_heads, batch]);
+                let mask = masked.then(|| s.causal_mask(keys, tokens));
+                s.graph.flash_attn([q, k, v], mask, None, 0.6).unwrap()
+            });
+        }
+    }
+    check("one tensor as queries, keys and values", |s| {
+        let x = s.input([4, 3, 5, 1]);
+        let turned = s.graph.permute(x, [0, 2, 1, 3]).unwrap();
+        s.graph.flash_attn([turned; 3], None, None, 0.5).unwrap()
+    });
+}
+
+#[test]
 fn shapes_and_rows() {
     check("view", |s| {
         let x = s.input([6, 4, 2, 1]);
@@ -463,23 +500,11 @@ fn check_model(what: &str, adapted: bool, again: bool) {
             let id = s.input(shape);
             weights.insert(name.to_owned(), id);
         }
-        let constant = |s: &mut Subject, values: Vec<f32>, shape| {
-            let id = s.graph.input("constant", DType::F32, shape).unwrap();
-            s.integers.push((id, bytes(&values)));
-            id
-        };
         let n = config.context;
-        let mask = (0..n * n).map(|i| {
-            if i % n > i / n {
-                f32::NEG_INFINITY
-            } else {
-                0.0
-            }
-        });
         let constants = Constants {
             positions: s.integers(&[0, 1, 2, 3]),
-            mask: constant(s, mask.collect(), [n, n, 1, 1]),
-            ones: constant(s, vec![1.0; count], [1, count, 1, 1]),
+            mask: s.causal_mask(n, n),
+            ones: s.constant(DType::F32, [1, count, 1, 1], bytes(&vec![1.0; count])),
         };
         let parts = Parts {
             hparams: &config.hparams().unwrap(),
@@ -541,6 +566,11 @@ fn what_cannot_be_differentiated_is_named() {
     assert!(error.to_string().contains("hardswish ('gate'"), "{error}");
     let error = Gradients::append(&mut graph, y, 1.0, &[x]).unwrap_err();
     assert!(error.to_string().contains("one f32 element"), "{error}");
+    let sinks = graph.input("sinks", DType::F32, [1, 1, 1, 1]).unwrap();
+    let y = graph.flash_attn([x; 3], None, Some(sinks), 1.0).unwrap();
+    let loss = graph.sum(y).unwrap();
+    let error = Gradients::append(&mut graph, loss, 1.0, &[x]).unwrap_err();
+    assert!(error.to_string().contains("with sinks"), "{error}");
     // Nothing flows through what is flat.
     let steps = graph.unary(x, Unary::Step).unwrap();
     let loss = graph.sum(steps).unwrap();

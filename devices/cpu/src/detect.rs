@@ -237,7 +237,8 @@ impl Isa {
     }
 }
 
-/// Defines a function whose loops become vector code, once for each instruction set: it takes an [`Isa`] first.
+/// Defines a function whose loops become vector code, once for each instruction set: it takes an [`Isa`] first. Its body may use `FUSED`:
+/// whether a product and a sum are one instruction. A function that it takes may be generic, `<F>` with `where [Fn(f32) -> f32]`.
 macro_rules! vectorized {
     ($(#[$meta:meta])* $visibility:vis unsafe fn $($rest:tt)*) => {
         $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [unsafe] $($rest)* }
@@ -245,23 +246,26 @@ macro_rules! vectorized {
     ($(#[$meta:meta])* $visibility:vis fn $($rest:tt)*) => {
         $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [] $($rest)* }
     };
-    (@define [$($before:tt)*] [$($unsafe:tt)?] $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block) => {
-        $($before)* $($unsafe)? fn $name(isa: $crate::detect::Isa, $($argument: $type),*) {
+    (@define [$($before:tt)*] [$($unsafe:tt)?] $name:ident $(<$generic:ident>)? ($($argument:ident: $type:ty),* $(,)?)
+        $(where [$($bound:tt)*])? $body:block
+    ) => {
+        $($before)* $($unsafe)? fn $name $(<$generic: $($bound)*>)? (isa: $crate::detect::Isa, $($argument: $type),*) {
             #[inline(always)]
-            $($unsafe)? fn body($($argument: $type),*) $body
+            #[allow(clippy::extra_unused_type_parameters)]
+            $($unsafe)? fn body<$($generic: $($bound)*,)? const FUSED: bool>($($argument: $type),*) $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn avx2($($argument: $type),*) {
+            unsafe fn avx2 $(<$generic: $($bound)*>)? ($($argument: $type),*) {
                 // SAFETY: the caller's contract, if there is one.
-                $($unsafe)? { body($($argument),*) }
+                $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-            unsafe fn avx512($($argument: $type),*) {
+            unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) {
                 // SAFETY: the caller's contract, if there is one.
-                $($unsafe)? { body($($argument),*) }
+                $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             match isa {
@@ -272,7 +276,7 @@ macro_rules! vectorized {
                 // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
                 $crate::detect::Isa::Avx512(_) => unsafe { avx512($($argument),*) },
                 // SAFETY: the caller's contract, if there is one.
-                _ => $($unsafe)? { body($($argument),*) },
+                _ => $($unsafe)? { body::<$($generic,)? { cfg!(target_arch = "aarch64") }>($($argument),*) },
             }
         }
     };

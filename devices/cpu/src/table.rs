@@ -74,6 +74,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::MulMat { .. } => matmul::kernel(node)?,
         Op::MulMatId { .. } => experts::kernel(node)?,
         Op::FlashAttn { .. } => attention::kernel(node)?,
+        Op::FlashAttnBack { .. } => attention::GRADIENT,
         Op::OutProd => out_prod::kernel(node)?,
         Op::RepeatBack { .. } => Kernel::plain(backward::repeat),
         Op::SiluBack => Kernel::plain(backward::silu),

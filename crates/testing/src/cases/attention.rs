@@ -7,6 +7,123 @@ use samite_core::{DType, Op, Precision, Shape};
 pub fn add(cases: &mut Cases) {
     soft_max(cases);
     flash(cases);
+    flash_back(cases);
+}
+
+/// Prompts: blocks of tokens and keys that are full, and that are not.
+const PROMPTS: [Attention; 9] = [
+    Attention {
+        kv: 70,
+        tokens: 32,
+        ..SMALL
+    },
+    Attention {
+        kv: 40,
+        tokens: 40,
+        mask: false,
+        ..SMALL
+    },
+    Attention {
+        kv: 65,
+        tokens: 65,
+        heads: [8, 1],
+        head: [64, 64],
+        ..SMALL
+    },
+    Attention {
+        kv: 200,
+        tokens: 33,
+        heads: [2, 2],
+        head: [16, 16],
+        ..SMALL
+    },
+    Attention {
+        kv: 64,
+        tokens: 70,
+        heads: [6, 2],
+        head: [24, 40],
+        batch: 2,
+        ..SMALL
+    },
+    Attention {
+        kv: 33,
+        tokens: 32,
+        heads: [1, 1],
+        head: [128, 128],
+        ..SMALL
+    },
+    Attention {
+        kv: 90,
+        tokens: 32,
+        heads: [80, 1],
+        head: [8, 8],
+        ..SMALL
+    },
+    Attention {
+        kv: 50,
+        tokens: 64,
+        form: Form::Permuted,
+        head: [32, 48],
+        ..SMALL
+    },
+    Attention {
+        kv: 50,
+        tokens: 36,
+        form: Form::Gaps,
+        head: [80, 80],
+        batch: 2,
+        ..SMALL
+    },
+];
+
+fn flash_back(cases: &mut Cases) {
+    let small = [
+        Attention {
+            kv: 1,
+            tokens: 1,
+            ..SMALL
+        },
+        Attention {
+            kv: 7,
+            tokens: 3,
+            ..SMALL
+        },
+        Attention {
+            kv: 9,
+            tokens: 5,
+            heads: [1, 1],
+            head: [3, 5],
+            mask: false,
+            ..SMALL
+        },
+    ];
+    for a in small.into_iter().chain(PROMPTS) {
+        cases.add("", Limit::Nmse(1e-7), |b| {
+            let [heads, kv_heads] = a.heads;
+            let [k_size, v_size] = a.head;
+            let result = [v_size, heads, a.tokens, a.batch];
+            let g = b.operand(DType::F32, result, Recipe::UNIT, a.form)?;
+            let sizes = [
+                (k_size, a.tokens, heads),
+                (k_size, a.kv, kv_heads),
+                (v_size, a.kv, kv_heads),
+            ];
+            let [q, k, v] = sizes.map(|(size, rows, heads)| {
+                b.operand(
+                    DType::F32,
+                    [size, rows, heads, a.batch],
+                    Recipe::UNIT,
+                    a.form,
+                )
+            });
+            let mask = a
+                .mask
+                .then(|| b.input(DType::F16, [a.kv, a.tokens, 1, a.batch], Recipe::Mask))
+                .transpose()?;
+            let scale = 1.0 / (k_size as f32).sqrt();
+            b.graph.flash_attn_back(g, [q?, k?, v?], mask, scale)
+        });
+    }
 }
 
 fn soft_max(cases: &mut Cases) {
@@ -143,6 +260,20 @@ fn flash(cases: &mut Cases) {
                 });
             }
         }
+        for prompt in PROMPTS.into_iter().filter(|a| fits(dtype, a)) {
+            for (sinks, softcap, max_bias) in
+                [(false, 0.0, 0.0), (true, 10.0, 0.0), (false, 0.0, 8.0)]
+            {
+                if max_bias == 0.0 || prompt.mask {
+                    add(Attention {
+                        sinks,
+                        softcap,
+                        max_bias,
+                        ..prompt
+                    });
+                }
+            }
+        }
         for (kv, tokens) in [(256, 1), (300, 33)] {
             add(Attention {
                 kv,
@@ -173,6 +304,11 @@ fn flash(cases: &mut Cases) {
             }
         }
     }
+}
+
+/// Whether heads are whole blocks.
+fn fits(dtype: DType, a: &Attention) -> bool {
+    a.head.iter().all(|size| size % dtype.block_len() == 0)
 }
 
 fn attention(cases: &mut Cases, [k_type, v_type]: [DType; 2], a: Attention) {

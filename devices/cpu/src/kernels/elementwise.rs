@@ -1,6 +1,6 @@
 //! Functions of one or two elements.
 
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::operand::{Operand, Piece, pieces};
 use crate::prepare::{Phase, Site};
 use crate::simd::math;
@@ -95,8 +95,16 @@ fn map(
                 // SAFETY: pieces lie inside of the shape, which both operands share; tasks do not overlap.
                 unsafe {
                     result.write_with(piece, |piece, out| {
-                        source.load(piece.row, piece.start, out);
-                        isa.run(|| out.iter_mut().for_each(|x| *x = f(*x)));
+                        match dense(&source, source.shape()[0], piece.row, piece.start) {
+                            Some(from) if from != out.as_ptr() => {
+                                let x = std::slice::from_raw_parts(from, out.len());
+                                map_slice(isa, out, x, f);
+                            }
+                            _ => {
+                                source.load(piece.row, piece.start, out);
+                                change_slice(isa, out, f);
+                            }
+                        }
                     });
                 }
             });
@@ -169,15 +177,21 @@ unsafe fn zip_piece(
     let [b0, b1, b2, b3] = b.shape();
     let [i1, i2, i3] = piece.row;
     let row = [i1 % b1, i2 % b2, i3 % b3];
-    if b0 == a.shape()[0] && b.dtype() == DType::F32 && b.has_dense_rows() {
-        // SAFETY: the row exists, and the piece is inside of it.
-        let from = unsafe { b.at(row).cast::<f32>().add(piece.start) };
-        if from.cast_const() != out.as_ptr() {
-            // SAFETY: as above; the result overlaps `b` only where an operation runs in place, handled below.
-            unsafe {
-                a.load(piece.row, piece.start, out);
-                let b = std::slice::from_raw_parts(from, piece.len);
-                isa.run(|| out.iter_mut().zip(b).for_each(|(x, y)| *x = f(*x, *y)));
+    let n0 = a.shape()[0];
+    // SAFETY: the rows exist, and the piece is inside of them; the result overlaps an operand only where the operation runs in
+    // place.
+    unsafe {
+        if let Some(b) = dense(b, n0, row, piece.start).filter(|b| *b != out.as_ptr()) {
+            let b = std::slice::from_raw_parts(b, piece.len);
+            match dense(a, n0, piece.row, piece.start) {
+                Some(a) if a != out.as_ptr() => {
+                    let a = std::slice::from_raw_parts(a, piece.len);
+                    zip_slices(isa, out, a, b, f);
+                }
+                _ => {
+                    a.load(piece.row, piece.start, out);
+                    change_with_slice(isa, out, b, f);
+                }
             }
             return;
         }
@@ -195,8 +209,45 @@ unsafe fn zip_piece(
             a.load(piece.row, piece.start + done, &mut out[done..][..len]);
         }
         let (out, buffer) = (&mut out[done..][..len], &buffer[..len]);
-        isa.run(|| out.iter_mut().zip(buffer).for_each(|(x, y)| *x = f(*x, *y)));
+        change_with_slice(isa, out, buffer, f);
         done += len;
+    }
+}
+
+/// Where elements from `start` on lie, if rows have `n0` dense f32 elements.
+///
+/// # Safety
+/// See [`Operand`]; the element must be inside of the shape.
+#[inline]
+unsafe fn dense(operand: &Operand, n0: usize, row: [usize; 3], start: usize) -> Option<*const f32> {
+    let dense =
+        operand.shape()[0] == n0 && operand.dtype() == DType::F32 && operand.has_dense_rows();
+    // SAFETY: the caller's contract.
+    dense.then(|| unsafe { operand.at(row).cast::<f32>().add(start).cast_const() })
+}
+
+vectorized! {
+    fn change_slice<F>(out: &mut [f32], f: F) where [Fn(f32) -> f32] {
+        out.iter_mut().for_each(|x| *x = f(*x));
+    }
+}
+
+vectorized! {
+    fn map_slice<F>(out: &mut [f32], x: &[f32], f: F) where [Fn(f32) -> f32] {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = f(*x));
+    }
+}
+
+vectorized! {
+    fn change_with_slice<F>(out: &mut [f32], y: &[f32], f: F) where [Fn(f32, f32) -> f32] {
+        out.iter_mut().zip(y).for_each(|(x, y)| *x = f(*x, *y));
+    }
+}
+
+vectorized! {
+    fn zip_slices<F>(out: &mut [f32], x: &[f32], y: &[f32], f: F) where [Fn(f32, f32) -> f32] {
+        let pairs = x.iter().zip(y);
+        out.iter_mut().zip(pairs).for_each(|(out, (x, y))| *out = f(*x, *y));
     }
 }
 

@@ -45,6 +45,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
                 out: result.at([column, i2, i3]).cast(),
                 out_stride: result.strides()[1],
                 columns: (columns - column).min(COLUMNS),
+                add: false,
             };
             // SAFETY: rows, factors and sums are inside of the shapes, which inference checked to fit; tasks write different
             // columns; the function is that of the detected instruction set.

@@ -1,6 +1,7 @@
 //! The loss of predictions and the steps of optimizers.
 
 use super::reduce::{max_of, sum_of, sum_of_pairs};
+use crate::detect::vectorized;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Site};
 use crate::simd::math;
@@ -34,12 +35,8 @@ fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
             // SAFETY: both operands have these rows, without gaps; each row has its place in the scratch memory.
             unsafe {
                 let (x, p) = (logits.row::<f32>(index), labels.row::<f32>(index));
-                let (total, weight, hit) = isa.run(|| {
-                    let max = max_of(x);
-                    let total = sum_of(x, |x| math::exp(x - max));
-                    let hit = sum_of_pairs(x, p, |x, p| p * (x - max));
-                    (total, sum_of(p, |p| p), hit)
-                });
+                let (mut total, mut weight, mut hit) = (0.0, 0.0, 0.0);
+                entropy_row(isa, x, p, &mut total, &mut weight, &mut hit);
                 let loss = f64::from(weight) * f64::from(total).ln() - f64::from(hit);
                 *sums.at(row * size_of::<f64>()).cast::<f64>() = loss;
             }
@@ -56,6 +53,29 @@ fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
         Ok(())
     });
     Ok(vec![each, mean])
+}
+
+vectorized! {
+    /// With `m` the largest logit: the sum of `exp(x - m)`, that of the labels, and that of `p (x - m)`.
+    fn entropy_row(x: &[f32], p: &[f32], total: &mut f32, weight: &mut f32, hit: &mut f32) {
+        let max = max_of(x);
+        *total = sum_of(x, |x| math::exp_with::<FUSED>(x - max));
+        *weight = sum_of(p, |p| p);
+        *hit = sum_of_pairs(x, p, |x, p| p * (x - max));
+    }
+}
+
+vectorized! {
+    fn entropy_gradient_row(out: &mut [f32], x: &[f32], p: &[f32], factor: f32) {
+        let max = max_of(x);
+        for (y, x) in out.iter_mut().zip(x) {
+            *y = math::exp_with::<FUSED>(*x - max);
+        }
+        let scale = factor / sum_of(out, |y| y);
+        for (y, p) in out.iter_mut().zip(p) {
+            *y = *y * scale - *p * factor;
+        }
+    }
 }
 
 /// The gradient of the cross entropy with respect to the logits.
@@ -79,16 +99,7 @@ pub(crate) fn cross_entropy_back(site: &Site<'_>) -> Result<Vec<Phase>> {
                         result.row_mut::<f32>(index),
                     )
                 };
-                isa.run(|| {
-                    let max = max_of(x);
-                    out.iter_mut()
-                        .zip(x)
-                        .for_each(|(y, x)| *y = math::exp(*x - max));
-                    let scale = factor / sum_of(out, |y| y);
-                    out.iter_mut()
-                        .zip(p)
-                        .for_each(|(y, p)| *y = *y * scale - *p * factor);
-                });
+                entropy_gradient_row(isa, out, x, p, factor);
             }
             Ok(())
         },

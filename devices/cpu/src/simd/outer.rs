@@ -13,7 +13,10 @@ use samite_core::DType;
 /// columns change.
 const TERMS: usize = 256;
 
-/// `out[j][i] = sum of rows[k][i] * factor[j][k]` over `terms` rows.
+/// Most columns of a tile.
+const MOST_COLUMNS: usize = 12;
+
+/// `out[j][i] = sum of rows[k][i] * factor[j][k]` over `terms` rows, or with that added to it.
 #[derive(Clone, Copy)]
 pub(crate) struct Outer {
     /// First byte of the first row.
@@ -36,6 +39,8 @@ pub(crate) struct Outer {
     pub out_stride: usize,
     /// How many columns.
     pub columns: usize,
+    /// Whether sums are added to what `out` holds.
+    pub add: bool,
 }
 
 /// Computes all sums.
@@ -69,6 +74,9 @@ impl Outer {
     }
 }
 
+/// Columns whose factors are found from one address.
+const TRIPLE: usize = 3;
+
 /// `R` registers of `C` columns.
 #[inline(always)]
 unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Outer, tile: Tile) {
@@ -76,26 +84,34 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Ou
     // below.
     unsafe {
         let mut sums = [[V::splat(0.0); R]; C];
-        if tile.first > 0 {
+        if outer.add || tile.first > 0 {
             for c in 0..C {
                 for r in 0..R {
                     sums[c][r] = V::load(outer.sums(tile, c).add(r * V::LANES));
                 }
             }
         }
-        let factors: [*const f32; C] = std::array::from_fn(|c| outer.factor(tile, c));
-        for term in tile.first..tile.end {
-            let row = outer.rows.wrapping_add(term * outer.row_stride);
-            let shift = (term - tile.first) * outer.term_stride;
+        // Three columns to an address: there are not registers enough for the addresses of all.
+        let mut factors = [outer.factor(tile, 0); MOST_COLUMNS / TRIPLE];
+        for group in 0..C.div_ceil(TRIPLE) {
+            factors[group] = outer.factor(tile, group * TRIPLE);
+        }
+        let mut row = outer.rows.wrapping_add(tile.first * outer.row_stride);
+        for _ in tile.first..tile.end {
             let mut values = [V::splat(0.0); R];
             for r in 0..R {
                 values[r] = E::load::<V>(row, tile.at + r * V::LANES);
             }
             for c in 0..C {
-                let factor = V::splat(*factors[c].wrapping_byte_add(shift));
+                let column = c % TRIPLE * outer.column_stride;
+                let factor = V::splat(*factors[c / TRIPLE].wrapping_byte_add(column));
                 for r in 0..R {
                     sums[c][r] = values[r].mul_add(factor, sums[c][r]);
                 }
+            }
+            row = row.wrapping_add(outer.row_stride);
+            for group in 0..C.div_ceil(TRIPLE) {
+                factors[group] = factors[group].wrapping_byte_add(outer.term_stride);
             }
         }
         for c in 0..C {
@@ -114,7 +130,7 @@ unsafe fn rest<V: Vector, E: Element>(outer: &Outer, tile: Tile) {
     unsafe {
         let to = outer.sums(tile, 0);
         let mut sum = V::splat(0.0);
-        if tile.first > 0 {
+        if outer.add || tile.first > 0 {
             sum = V::load_part(to, count);
         }
         let factors = outer.factor(tile, 0);
@@ -128,7 +144,7 @@ unsafe fn rest<V: Vector, E: Element>(outer: &Outer, tile: Tile) {
     }
 }
 
-/// `C` columns, `R` registers at a time.
+/// `R` registers of all columns.
 #[inline(always)]
 unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     outer: &Outer,
@@ -136,26 +152,28 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
 ) {
     // SAFETY: as in `tile`.
     unsafe {
-        place.at = 0;
-        while place.at + R * V::LANES <= outer.len {
+        place.column = 0;
+        while place.column + C <= outer.columns {
             tile::<V, E, R, C>(outer, place);
-            place.at += R * V::LANES;
+            place.column += C;
         }
-        while place.at + V::LANES <= outer.len {
-            tile::<V, E, 1, C>(outer, place);
-            place.at += V::LANES;
+        while place.column + 2 <= outer.columns {
+            tile::<V, E, R, 2>(outer, place);
+            place.column += 2;
         }
-        if place.at < outer.len {
-            for column in 0..C {
-                let column = place.column + column;
-                rest::<V, E>(outer, Tile { column, ..place });
-            }
+        if place.column < outer.columns {
+            tile::<V, E, R, 1>(outer, place);
         }
     }
 }
 
+/// Tiles have `R` registers of `C` columns. What is left of the rows is narrower, so it has `NARROW` columns: there must be as many
+/// sums at work as multiply-adds take cycles, for each unit that makes them.
 #[inline(always)]
-unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Outer) {
+unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NARROW: usize>(
+    outer: &Outer,
+) {
+    const { assert!(C <= MOST_COLUMNS && NARROW <= MOST_COLUMNS) };
     let mut first = 0;
     loop {
         let end = (first + TERMS).min(outer.terms);
@@ -167,16 +185,18 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize>(outer: &O
         };
         // SAFETY: as in `tile`.
         unsafe {
-            while place.column + C <= outer.columns {
+            while place.at + R * V::LANES <= outer.len {
                 strip::<V, E, R, C>(outer, place);
-                place.column += C;
+                place.at += R * V::LANES;
             }
-            while place.column + 2 <= outer.columns {
-                strip::<V, E, R, 2>(outer, place);
-                place.column += 2;
+            while place.at + V::LANES <= outer.len {
+                strip::<V, E, 1, NARROW>(outer, place);
+                place.at += V::LANES;
             }
-            if place.column < outer.columns {
-                strip::<V, E, R, 1>(outer, place);
+            if place.at < outer.len {
+                for column in 0..outer.columns {
+                    rest::<V, E>(outer, Tile { column, ..place });
+                }
             }
         }
         first = end;
@@ -189,27 +209,27 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize>(outer: &O
 
 /// Compiles the generic function for one instruction set.
 macro_rules! compile {
-    ($name:ident, $vector:ty, $registers:literal x $columns:literal $(, $features:literal)?) => {
+    ($name:ident, $vector:ty, $registers:literal x $columns:literal, $narrow:literal $(, $features:literal)?) => {
         mod $name {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn sums<E: Element>(work: &Outer) {
                 // SAFETY: the caller's contract.
-                unsafe { outer::<$vector, E, $registers, $columns>(work) }
+                unsafe { outer::<$vector, E, $registers, $columns, $narrow>(work) }
             }
         }
     };
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 1 x 4);
+compile!(portable, Lanes, 1 x 4, 4);
 #[cfg(target_arch = "x86_64")]
-compile!(avx2, std::arch::x86_64::__m256, 2 x 6, "avx2,fma,f16c");
+compile!(avx2, std::arch::x86_64::__m256, 2 x 6, 12, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 4 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, std::arch::x86_64::__m512, 4 x 6, 12, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
-compile!(neon, std::arch::aarch64::float32x4_t, 4 x 6);
+compile!(neon, std::arch::aarch64::float32x4_t, 4 x 6, 12);
 
 /// The function for rows of `dtype`: F32, F16 or BF16.
 pub(crate) fn sums(isa: Isa, dtype: DType) -> Option<OuterFn> {
@@ -247,7 +267,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
         fn sums_agree_with_plain_loops(
-            len in 1usize..150, terms in 0usize..300, columns in 1usize..15, across: bool, seed: u32,
+            len in 1usize..150, terms in 0usize..300, columns in 1usize..30, across: bool, add: bool, seed: u32,
         ) {
             let factors = numbers(seed, columns * terms);
             let (column_stride, term_stride) = if across { (4 * terms, 4) } else { (4, 4 * columns) };
@@ -257,7 +277,8 @@ mod tests {
                 let mut decoded = vec![0.0; terms * len];
                 samite_quant::decode_row(dtype, &rows, &mut decoded).unwrap();
                 for isa in Isa::all() {
-                    let mut out = vec![f32::NAN; len * columns];
+                    let before = if add { 0.25 } else { f32::NAN };
+                    let mut out = vec![before; len * columns];
                     let work = Outer {
                         rows: rows.as_ptr(),
                         row_stride: len * dtype.block_bytes(),
@@ -269,6 +290,7 @@ mod tests {
                         out: out.as_mut_ptr(),
                         out_stride: 4 * len,
                         columns,
+                        add,
                     };
                     // SAFETY: everything is as large as said, and `isa` was detected.
                     unsafe { sums(isa, dtype).unwrap()(&work) };
@@ -279,7 +301,7 @@ mod tests {
                                     let factor = factors[(j * column_stride + k * term_stride) / 4];
                                     f64::from(decoded[k * len + i] * factor)
                                 })
-                                .sum();
+                                .sum::<f64>() + if add { 0.25 } else { 0.0 };
                             let got = f64::from(out[j * len + i]);
                             prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
                         }

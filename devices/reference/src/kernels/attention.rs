@@ -115,6 +115,78 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
     call.store(&values)
 }
 
+/// The gradients of attention with respect to queries, keys and values, one after the other.
+pub fn flash_back(call: &Call, scale: f64) -> Result<()> {
+    let (g, q, k, v) = (
+        call.numbers(0)?,
+        call.numbers(1)?,
+        call.numbers(2)?,
+        call.numbers(3)?,
+    );
+    let mask = call.optional_numbers(4)?;
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let [_, tokens, heads, batch] = q.shape;
+    let [_, keys, kv_heads, _] = k.shape;
+    let sizes = [q.shape[0], k.shape[0], v.shape[0]];
+    let [mut of_q, mut of_k, mut of_v] = [&q, &k, &v].map(|x| vec![0.0; x.values.len()]);
+    // Adds `factor * x` to row `[head, i, b]` of gradients.
+    let add = |to: &mut [f64],
+               size: usize,
+               heads: usize,
+               rows: usize,
+               [head, i, b]: [usize; 3],
+               factor: f64,
+               x: &[f64]| {
+        let first = size * (head + heads * (i + rows * b));
+        let to = &mut to[first..first + size];
+        to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
+    };
+    for [head, token, b] in rows([1, heads, tokens, batch]) {
+        let kv_head = head / (heads / kv_heads);
+        let (query, gradient) = (q.row([token, head, b]), g.row([head, token, b]));
+        let logits: Vec<_> = (0..keys)
+            .map(|key| {
+                let masked = mask.as_ref().map_or(0.0, |m| {
+                    m.at([key, token, head % m.shape[2], b % m.shape[3]])
+                });
+                dot(query, k.row([key, kv_head, b])) * scale + masked
+            })
+            .collect();
+        if logits.iter().all(|&x| x == f64::NEG_INFINITY) {
+            continue;
+        }
+        let shares = weights(&logits, None);
+        let of_shares: Vec<_> = (0..keys)
+            .map(|key| dot(gradient, v.row([key, kv_head, b])))
+            .collect();
+        let mean = dot(&shares, &of_shares);
+        for key in 0..keys {
+            let of_logit = shares[key] * (of_shares[key] - mean) * scale;
+            let place = [kv_head, key, b];
+            add(
+                &mut of_q,
+                sizes[0],
+                heads,
+                tokens,
+                [head, token, b],
+                of_logit,
+                k.row([key, kv_head, b]),
+            );
+            add(&mut of_k, sizes[1], kv_heads, keys, place, of_logit, query);
+            add(
+                &mut of_v,
+                sizes[2],
+                kv_heads,
+                keys,
+                place,
+                shares[key],
+                gradient,
+            );
+        }
+    }
+    call.store(&[of_q, of_k, of_v].concat())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

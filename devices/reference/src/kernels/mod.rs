@@ -163,6 +163,9 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
         } => with(Numbers, move |call| {
             attention::flash(call, scale.into(), max_bias.into(), softcap.into())
         }),
+        Op::FlashAttnBack { scale } => with(Numbers, move |call| {
+            attention::flash_back(call, scale.into())
+        }),
         Op::Rope(parameters) => with(Numbers, move |call| rope::rope(call, parameters, 1.0)),
         Op::RopeBack(parameters) => with(Numbers, move |call| rope::rope(call, parameters, -1.0)),
 

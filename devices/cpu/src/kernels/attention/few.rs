@@ -1,20 +1,18 @@
-//! Attention in one step, with online softmax ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)).
+//! Attention of few tokens, mostly one, to many keys.
 //!
-//! A task handles up to [`COLUMNS`] query rows that share one head of keys and values: several heads of one token, or
-//! also several tokens. It walks over the keys in blocks. Where few rows see many keys (decoding), keys are split among
-//! tasks and the partial results are merged in a second phase. How they are split depends on shapes only, so results do
-//! not depend on the number of threads.
+//! A task handles up to [`COLUMNS`] heads of one token that share a head of keys and values. It walks over the keys in blocks. Keys
+//! are split among tasks and the partial results are merged in a second phase.
 
-use super::reduce::{max_of, sum_of};
-use super::softmax::Slopes;
+use super::{Extents, Logits, NO_KEY, Sinks, is_decoded, scale, too_large};
 use crate::detect::{Isa, vectorized};
+use crate::kernels::reduce::{max_of, sum_of};
+use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn, Weighted, WeightedFn};
 use crate::simd::math;
-use crate::table::{Kernel, Reason, decodable};
 use half::f16;
-use samite_core::{DType, Error, Node, Op, Result};
+use samite_core::{DType, Error, Node, Result};
 
 /// Most query rows of a task.
 const COLUMNS: usize = 8;
@@ -28,27 +26,10 @@ const SPLIT: usize = 512;
 /// Query rows from which on there are enough tasks without splitting keys.
 const ENOUGH_ROWS: usize = 64;
 
-/// Tokens from which on they are likely to see the same keys. Fewer are often of different sequences: alone, a token does
-/// not have to look at the keys of the others.
-const ENOUGH_TOKENS: usize = 32;
-
-const NO_KEY: u16 = 0xfc00; // minus infinity
-
-/// Parameters and extents.
+/// How the work is divided.
 #[derive(Clone, Copy)]
 struct Plan {
-    scale: f32,
-    max_bias: f32,
-    softcap: f32,
-    d: usize,
-    dv: usize,
-    tokens: usize,
-    heads: usize,
-    batch: usize,
-    keys: usize,
-    kv_heads: usize,
-    /// Tokens of a task.
-    token_block: usize,
+    extents: Extents,
     /// Heads of a task, all of one key head.
     head_block: usize,
     splits: usize,
@@ -60,31 +41,10 @@ struct Plan {
     total: usize,
 }
 
-fn is_decoded(dtype: DType) -> bool {
-    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
-}
-
 fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
-    let Op::FlashAttn {
-        scale,
-        max_bias,
-        softcap,
-        ..
-    } = *node.op()
-    else {
-        return None;
-    };
-    let (q, k, v) = (
-        node.source_layout(0)?,
-        node.source_layout(1)?,
-        node.source_layout(2)?,
-    );
-    let [d, tokens, heads, batch] = q.shape();
-    let [_, keys, kv_heads, _] = k.shape();
-    let dv = v.shape()[0];
-    let group = heads / kv_heads;
-    let head_block = group.clamp(1, COLUMNS);
-    let rows = tokens.checked_mul(heads)?.checked_mul(batch)?;
+    let extents = Extents::of(node, 0)?;
+    let Extents { d, dv, keys, .. } = extents;
+    let rows = extents.rows();
     let splits = if rows < ENOUGH_ROWS {
         keys.div_ceil(SPLIT).max(1)
     } else {
@@ -98,7 +58,10 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
             .checked_mul(4)?
             .checked_next_multiple_of(64)?
     };
-    let (decode_keys, decode_values) = (is_decoded(k.dtype()), is_decoded(v.dtype()));
+    let [decode_keys, decode_values] = [1, 2].map(|i| {
+        node.source_layout(i)
+            .is_some_and(|layout| is_decoded(layout.dtype()))
+    });
     let floats = COLUMNS
         .checked_mul(KEYS.checked_add(dv)?)?
         .checked_add(if decode_keys { KEYS.checked_mul(d)? } else { 0 })?
@@ -109,26 +72,8 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
         })?;
     let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
     Some(Plan {
-        scale: if softcap == 0.0 {
-            scale
-        } else {
-            scale / softcap
-        },
-        max_bias,
-        softcap,
-        d,
-        dv,
-        tokens,
-        heads,
-        batch,
-        keys,
-        kv_heads,
-        token_block: if tokens < ENOUGH_TOKENS {
-            1
-        } else {
-            COLUMNS / head_block
-        },
-        head_block,
+        extents,
+        head_block: extents.group().clamp(1, COLUMNS),
         splits,
         decode_keys,
         decode_values,
@@ -138,30 +83,22 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
     })
 }
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
-    for source in [1, 2] {
-        let layout = node
-            .source_layout(source)
-            .ok_or("keys or values are missing")?;
-        decodable(layout.dtype())?;
-    }
-    Ok(Kernel {
-        scratch: |node, _, threads| Some(plan(node, threads)?.total),
-        build,
-    })
+pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
+    Some(plan(node, threads)?.total)
 }
 
 /// Everything that tasks need.
 #[derive(Clone, Copy)]
 struct Attention {
     plan: Plan,
+    logits: Logits,
     isa: Isa,
     slopes: Slopes,
     q: Operand,
     k: Operand,
     v: Operand,
     mask: Option<Operand>,
-    sinks: Option<Operand>,
+    sinks: Sinks,
     result: Operand,
     scratch: Scratch,
     product: PanelFn,
@@ -171,7 +108,6 @@ struct Attention {
 /// One query row of a task.
 #[derive(Clone, Copy)]
 struct Row {
-    token: usize,
     head: usize,
     slope: f32,
     /// The mask's row, as f16.
@@ -196,9 +132,11 @@ impl Row {
     }
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let plan = plan(site.node, site.threads)
-        .ok_or_else(|| Error::shape("flash_attn_ext: the size of its workspace overflows"))?;
+pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let plan = plan(site.node, site.threads).ok_or_else(too_large)?;
+    let logits = Logits::of(site.node.op())
+        .ok_or_else(|| Error::invalid(format!("{} is not attention", site.node.op())))?;
+    let extents = plan.extents;
     let (k, v) = (site.source(1)?, site.source(2)?);
     let element = |operand: &Operand| match operand.dtype() {
         dtype if is_decoded(dtype) => DType::F32,
@@ -207,27 +145,26 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let missing = || Error::invalid("flash_attn_ext: no kernel for the types of keys and values");
     let attention = Attention {
         plan,
+        logits,
         isa: site.isa,
-        slopes: Slopes::new(plan.heads, plan.max_bias),
+        slopes: Slopes::new(extents.heads, logits.max_bias),
         q: site.source(0)?,
         k,
         v,
         mask: site.optional(3),
-        sinks: site.optional(4),
+        sinks: Sinks(site.optional(4)),
         result: site.result(),
         scratch: site.scratch(plan.total)?,
         product: float::product(site.isa, element(&k)).ok_or_else(missing)?,
         weighted: float::weighted_rows(site.isa, element(&v)).ok_or_else(missing)?,
     };
-    let rows = plan.tokens * plan.heads * plan.batch;
-    let work = rows as f64 * plan.keys as f64 * ((plan.d + plan.dv) as f64 * 0.04 + 2.0);
-    let group = plan.heads / plan.kv_heads;
+    let rows = extents.rows();
     let tasks = plan.splits
-        * plan.tokens.div_ceil(plan.token_block)
-        * group.div_ceil(plan.head_block)
-        * plan.kv_heads
-        * plan.batch;
-    let attend = Phase::new(tasks, work, move |tasks, worker| {
+        * extents.group().div_ceil(plan.head_block)
+        * extents.tokens
+        * extents.kv_heads
+        * extents.batch;
+    let attend = Phase::new(tasks, extents.work(), move |tasks, worker| {
         for task in tasks {
             // SAFETY: tasks are inside of the shapes, which inference checked to fit; tasks write different parts of the
             // result or of the partial results; workers have their own memory.
@@ -236,7 +173,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         Ok(())
     });
     let merge = (plan.splits > 1).then(|| {
-        let cost = (rows * plan.splits * plan.dv) as f64 * 0.3;
+        let cost = (rows * plan.splits * extents.dv) as f64 * 0.3;
         Phase::new(rows, cost, move |tasks, _| {
             for row in tasks {
                 // SAFETY: as above; the phase before wrote all partial results.
@@ -252,20 +189,16 @@ impl Attention {
     /// # Safety
     /// See [`Operand`]; `task` and `worker` must exist.
     unsafe fn task(&self, task: usize, worker: usize) {
-        let plan = &self.plan;
-        let group = plan.heads / plan.kv_heads;
+        let (plan, extents) = (&self.plan, &self.plan.extents);
+        let group = extents.group();
         let (split, rest) = (task % plan.splits, task / plan.splits);
         let head_blocks = group.div_ceil(plan.head_block);
         let (block, rest) = (rest % head_blocks, rest / head_blocks);
-        let token_blocks = plan.tokens.div_ceil(plan.token_block);
-        let (token_block, rest) = (rest % token_blocks, rest / token_blocks);
-        let (kv_head, batch) = (rest % plan.kv_heads, rest / plan.kv_heads);
+        let (token, rest) = (rest % extents.tokens, rest / extents.tokens);
+        let (kv_head, batch) = (rest % extents.kv_heads, rest / extents.kv_heads);
 
         let first_head = block * plan.head_block;
-        let heads = plan.head_block.min(group - first_head);
-        let first_token = token_block * plan.token_block;
-        let tokens = plan.token_block.min(plan.tokens - first_token);
-        let count = heads * tokens;
+        let count = plan.head_block.min(group - first_head);
 
         let memory = self
             .scratch
@@ -275,17 +208,14 @@ impl Attention {
         let (scores, sums, decoded) = unsafe {
             (
                 std::slice::from_raw_parts_mut(memory, COLUMNS * KEYS),
-                std::slice::from_raw_parts_mut(memory.add(COLUMNS * KEYS), COLUMNS * plan.dv),
-                memory.add(COLUMNS * (KEYS + plan.dv)),
+                std::slice::from_raw_parts_mut(memory.add(COLUMNS * KEYS), COLUMNS * extents.dv),
+                memory.add(COLUMNS * (KEYS + extents.dv)),
             )
         };
         sums.fill(0.0);
         let mut rows: [Row; COLUMNS] = std::array::from_fn(|c| {
-            let c = c.min(count - 1);
-            let token = first_token + c / heads;
-            let head = kv_head * group + first_head + c % heads;
+            let head = kv_head * group + first_head + c.min(count - 1);
             Row {
-                token,
                 head,
                 slope: self.slopes.of(head),
                 mask: self.mask.map(|mask| {
@@ -300,23 +230,19 @@ impl Attention {
         let queries: [Column; COLUMNS] = std::array::from_fn(|c| {
             let row = &rows[c.min(count - 1)];
             Column {
-                x: self.q.at([row.token, row.head, batch]),
+                x: self.q.at([token, row.head, batch]),
                 out: scores.as_mut_ptr().wrapping_add(c * KEYS),
             }
         });
         let weights: [Column; COLUMNS] = std::array::from_fn(|c| Column {
             x: scores.as_ptr().wrapping_add(c * KEYS).cast(),
-            out: sums.as_mut_ptr().wrapping_add(c * plan.dv),
+            out: sums.as_mut_ptr().wrapping_add(c * extents.dv),
         });
 
         let (start, end) = if plan.splits == 1 {
-            (0, plan.keys)
+            (0, extents.keys)
         } else {
-            (split * SPLIT, ((split + 1) * SPLIT).min(plan.keys))
-        };
-        let logits = Logits {
-            scale: plan.scale,
-            softcap: plan.softcap,
+            (split * SPLIT, ((split + 1) * SPLIT).min(extents.keys))
         };
         for key in (start..end).step_by(KEYS) {
             let len = KEYS.min(end - key);
@@ -338,7 +264,7 @@ impl Attention {
                     weights: at,
                     stride,
                     rows: len,
-                    k: plan.d,
+                    k: extents.d,
                     first: 0,
                     slabs: 0,
                     scratch: std::ptr::null_mut(),
@@ -347,13 +273,16 @@ impl Attention {
                 for ((row, scores), sums) in rows
                     .iter_mut()
                     .zip(scores.chunks_exact_mut(KEYS))
-                    .zip(sums.chunks_exact_mut(plan.dv.max(1)))
+                    .zip(sums.chunks_exact_mut(extents.dv.max(1)))
                 {
                     let mask = row.mask_of(key, len);
-                    soften(self.isa, logits, row, mask, &mut scores[..len], sums);
+                    soften(self.isa, self.logits, row, mask, &mut scores[..len], sums);
                 }
-                let decoded =
-                    decoded.wrapping_add(if plan.decode_keys { KEYS * plan.d } else { 0 });
+                let decoded = decoded.wrapping_add(if plan.decode_keys {
+                    KEYS * extents.d
+                } else {
+                    0
+                });
                 let (at, stride) = self.rows(
                     &self.v,
                     plan.decode_values,
@@ -365,22 +294,23 @@ impl Attention {
                     rows: at,
                     stride,
                     count: len,
-                    len: plan.dv,
+                    len: extents.dv,
                 };
                 (self.weighted)(&values, &weights[..count]);
             }
         }
 
-        for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(plan.dv.max(1))) {
-            let place = [row.head, row.token, batch];
+        for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(extents.dv.max(1))) {
+            let place = [row.head, token, batch];
             // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
             unsafe {
                 if plan.splits == 1 {
                     let out = self.result.row_mut::<f32>(place);
                     out.copy_from_slice(sums);
-                    self.finish(row.head, row.max, row.sum, out);
+                    let factor = self.sinks.factor(row.head, row.max, row.sum);
+                    scale(self.isa, out, factor);
                 } else {
-                    let number = row.head + plan.heads * (row.token + plan.tokens * batch);
+                    let number = row.head + extents.heads * (token + extents.tokens * batch);
                     let partial = self.partial(number, split);
                     partial[0] = row.max;
                     partial[1] = row.sum;
@@ -416,33 +346,13 @@ impl Attention {
         (decoded.cast_const().cast(), n0 * 4)
     }
 
-    /// Divides by the sum of weights, with the sink's; a row that saw no key becomes 0.
-    ///
-    /// # Safety
-    /// The head must exist.
-    unsafe fn finish(&self, head: usize, max: f32, mut sum: f32, out: &mut [f32]) {
-        let mut factor = 1.0;
-        if let Some(sinks) = &self.sinks {
-            // SAFETY: there is one sink for each head, without gaps.
-            let sink = unsafe { *sinks.base().cast::<f32>().add(head) };
-            if sink > max {
-                factor = math::exp(max - sink);
-                sum = sum * factor + 1.0;
-            } else {
-                sum += math::exp(sink - max);
-            }
-        }
-        factor = if sum == 0.0 { 0.0 } else { factor / sum };
-        self.isa.run(|| out.iter_mut().for_each(|x| *x *= factor));
-    }
-
     /// The partial result of a row: largest logit, sum of weights, weighted values.
     ///
     /// # Safety
     /// Row and split must exist, and nobody else may use them.
     #[allow(clippy::mut_from_ref)] // scratch memory is an address
     unsafe fn partial(&self, row: usize, split: usize) -> &mut [f32] {
-        let len = self.plan.dv + 2;
+        let len = self.plan.extents.dv + 2;
         let at = self.scratch.at((row * self.plan.splits + split) * len * 4);
         // SAFETY: the plan has room for them.
         unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
@@ -451,9 +361,9 @@ impl Attention {
     /// # Safety
     /// Row number `row` must exist, and all its partial results.
     unsafe fn merge(&self, row: usize) {
-        let plan = &self.plan;
-        let (head, rest) = (row % plan.heads, row / plan.heads);
-        let place = [head, rest % plan.tokens, rest / plan.tokens];
+        let (plan, extents) = (&self.plan, &self.plan.extents);
+        let (head, rest) = (row % extents.heads, row / extents.heads);
+        let place = [head, rest % extents.tokens, rest / extents.tokens];
         // SAFETY: the caller's contract.
         unsafe {
             let out = self.result.row_mut::<f32>(place);
@@ -473,7 +383,7 @@ impl Attention {
                         .for_each(|(x, y)| *x += *y * factor);
                 });
             }
-            self.finish(head, max, sum, out);
+            scale(self.isa, out, self.sinks.factor(head, max, sum));
         }
     }
 }
@@ -500,13 +410,6 @@ unsafe fn visible(rows: &[Row], key: usize, len: usize) -> usize {
     visible
 }
 
-/// How products become logits.
-#[derive(Clone, Copy)]
-struct Logits {
-    scale: f32,
-    softcap: f32,
-}
-
 vectorized! {
     /// Turns the products of a row into weights, and scales what was summed so far.
     fn soften(
@@ -516,7 +419,7 @@ vectorized! {
         scores: &mut [f32],
         sums: &mut [f32],
     ) {
-        let Logits { scale, softcap } = logits;
+        let Logits { scale, softcap, .. } = logits;
         scores.iter_mut().for_each(|x| *x *= scale);
         if softcap != 0.0 {
             scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
@@ -545,9 +448,9 @@ vectorized! {
             scores.fill(0.0);
             return;
         }
-        scores.iter_mut().for_each(|x| *x = math::exp(*x - max));
+        scores.iter_mut().for_each(|x| *x = math::exp_with::<FUSED>(*x - max));
         if max > row.max {
-            let factor = math::exp(row.max - max);
+            let factor = math::exp_with::<FUSED>(row.max - max);
             row.sum *= factor;
             sums.iter_mut().for_each(|x| *x *= factor);
             row.max = max;

@@ -1,0 +1,260 @@
+//! The gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4): the shares of keys are computed again, so
+//! nothing but the operands is kept from the forward pass.
+
+use super::block::{
+    Block, Blocks, LANES_STRIDE, Lanes, Memory, ROWS, Sums, logit_gradients, soften,
+};
+use super::{Extents, too_large};
+use crate::detect::Isa;
+use crate::kernels::softmax::Slopes;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Scratch, Site};
+use crate::simd::outer::{self, Outer, OuterFn};
+use crate::table::Kernel;
+use samite_core::{DType, Error, Op, Result};
+
+/// The kernel of the gradients of attention. A task is a head of keys.
+pub(crate) const GRADIENT: Kernel = Kernel {
+    scratch: |node, _, threads| {
+        let floats = floats(&Extents::of(node, 1)?)?;
+        floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
+    },
+    build,
+};
+
+/// Numbers in the memory of a worker: queries and gradients of results, as they are and turned; shares of all keys and their gradients; gradients
+/// of queries.
+fn floats(extents: &Extents) -> Option<usize> {
+    let Extents { d, dv, keys, .. } = *extents;
+    let rows = d.checked_mul(3)?.checked_add(dv.checked_mul(2)?)?;
+    rows.checked_add(keys.checked_mul(2)?)?.checked_mul(ROWS)
+}
+
+/// Everything that tasks need.
+#[derive(Clone, Copy)]
+struct Gradient {
+    extents: Extents,
+    blocks: Blocks,
+    scale: f32,
+    isa: Isa,
+    g: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    mask: Option<Operand>,
+    result: Operand,
+    scratch: Scratch,
+    floats: usize,
+    products: OuterFn,
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let &Op::FlashAttnBack { scale } = site.node.op() else {
+        let op = site.node.op();
+        return Err(Error::invalid(format!(
+            "{op} is not a gradient of attention"
+        )));
+    };
+    let extents = Extents::of(site.node, 1).ok_or_else(too_large)?;
+    let floats = floats(&extents).ok_or_else(too_large)?;
+    let bytes = (GRADIENT.scratch)(site.node, site.isa, site.threads).ok_or_else(too_large)?;
+    let blocks = Blocks::new(extents);
+    let gradient = Gradient {
+        extents,
+        blocks,
+        scale,
+        isa: site.isa,
+        g: site.source(0)?,
+        q: site.source(1)?,
+        k: site.source(2)?,
+        v: site.source(3)?,
+        mask: site.optional(4),
+        result: site.result(),
+        scratch: site.scratch(bytes)?,
+        floats,
+        products: outer::sums(site.isa, DType::F32)
+            .ok_or_else(|| Error::invalid("there is no kernel for sums of f32 rows"))?,
+    };
+    let work = extents.work() * 2.5;
+    Ok(vec![Phase::new(
+        blocks.kv_heads(),
+        work,
+        move |tasks, worker| {
+            for kv_head in tasks {
+                // SAFETY: heads are inside of the shapes, which inference checked to fit; they write different parts of the
+                // result; workers have their own memory.
+                unsafe { gradient.head(kv_head, worker) };
+            }
+            Ok(())
+        },
+    )])
+}
+
+impl Gradient {
+    /// Where the gradients of queries, keys or values begin, as in [`Op::FlashAttnBack`], at one row of `size` elements.
+    fn at(
+        &self,
+        first: usize,
+        size: usize,
+        heads: usize,
+        [head, row, batch]: [usize; 3],
+        rows: usize,
+    ) -> *mut f32 {
+        let row = head + heads * (row + rows * batch);
+        self.result
+            .base()
+            .cast::<f32>()
+            .wrapping_add(first + size * row)
+    }
+
+    /// # Safety
+    /// See [`Operand`]; head and worker must exist.
+    unsafe fn head(&self, kv_head: usize, worker: usize) {
+        let Extents {
+            d,
+            dv,
+            keys,
+            kv_heads,
+            batch,
+            ..
+        } = self.extents;
+        let place = [kv_head % kv_heads, 0, kv_head / kv_heads];
+        let all_keys = self.extents.rows() * d;
+        let all_values = all_keys + d * kv_heads * keys * batch;
+        let to = Parts {
+            keys: self.at(all_keys, d, kv_heads, place, keys),
+            key_stride: d * kv_heads * size_of::<f32>(),
+            values: self.at(all_values, dv, kv_heads, place, keys),
+            value_stride: dv * kv_heads * size_of::<f32>(),
+        };
+        for key in 0..keys {
+            // SAFETY: the result has room for the gradients of all keys and values.
+            unsafe {
+                to.keys
+                    .wrapping_byte_add(key * to.key_stride)
+                    .write_bytes(0, d);
+                to.values
+                    .wrapping_byte_add(key * to.value_stride)
+                    .write_bytes(0, dv);
+            }
+        }
+        for number in 0..self.blocks.of_a_head() {
+            // SAFETY: the caller's contract; the result has room for the gradients.
+            unsafe { self.block(self.blocks.block(kv_head, number), worker, to) };
+        }
+    }
+}
+
+/// Where the gradients of a head's keys and values lie; strides are in bytes.
+#[derive(Clone, Copy)]
+struct Parts {
+    keys: *mut f32,
+    key_stride: usize,
+    values: *mut f32,
+    value_stride: usize,
+}
+
+impl Gradient {
+    /// Adds the part of one block of queries.
+    ///
+    /// # Safety
+    /// See [`Operand`]; block and worker must exist, and `to` must be the gradients of its keys and values.
+    unsafe fn block(&self, block: Block, worker: usize, to: Parts) {
+        let Extents {
+            d,
+            dv,
+            keys,
+            tokens,
+            heads,
+            ..
+        } = self.extents;
+        let at = worker * self.floats * size_of::<f32>();
+        // SAFETY: each worker has such a part of the scratch memory.
+        let mut memory = unsafe { Memory::new(self.scratch, at, self.floats) };
+        let (turned_q, turned_g) = (memory.lanes(d), memory.lanes(dv));
+        let (q, g) = (memory.floats(ROWS * d), memory.floats(ROWS * dv));
+        let out = memory.floats(ROWS * d);
+        let (shares, gradients) = (memory.lanes(keys), memory.lanes(keys));
+        // SAFETY: masks are at least as large as there are tokens and keys.
+        let len = unsafe { block.visible(self.mask, 0, keys) };
+        let (shares, gradients) = (&mut shares[..len], &mut gradients[..len]);
+        for (row, (head, token)) in block.places().enumerate() {
+            // SAFETY: the rows are inside of the shapes.
+            unsafe {
+                let q = &mut q[row * d..][..d];
+                self.q.load([token, head, block.batch], 0, q);
+                q.iter_mut().for_each(|q| *q *= self.scale);
+                self.g
+                    .load([head, token, block.batch], 0, &mut g[row * dv..][..dv]);
+            }
+        }
+        let float = size_of::<f32>();
+        let columns = |x: &mut [Lanes]| (x.as_mut_ptr().cast::<f32>(), LANES_STRIDE);
+        let lanes_of = |rows: &[Lanes], from: &Operand, size, (out, out_stride)| Outer {
+            rows: rows.as_ptr().cast(),
+            row_stride: LANES_STRIDE,
+            len: block.lanes(),
+            terms: size,
+            factors: from.at([0, block.kv_head, block.batch]).cast_const().cast(),
+            column_stride: from.strides()[1],
+            term_stride: float,
+            out,
+            out_stride,
+            columns: len,
+            add: false,
+        };
+        let sum_of = |rows: &[f32], size: usize, factors: &[Lanes], out, out_stride| Outer {
+            rows: rows.as_ptr().cast(),
+            row_stride: size * float,
+            len: size,
+            terms: block.rows(),
+            factors: factors.as_ptr().cast(),
+            column_stride: LANES_STRIDE,
+            term_stride: float,
+            out,
+            out_stride,
+            columns: len,
+            add: true,
+        };
+        // SAFETY: all parts have the extents that are said; keys and values are f32 without gaps in rows, as inference checked.
+        unsafe {
+            let rows = |from: &[f32], size: usize| {
+                let from = from.as_ptr();
+                (0..block.rows()).map(move |row| from.wrapping_add(row * size))
+            };
+            block.turn(rows(q, d), 1.0, turned_q);
+            block.turn(rows(g, dv), 1.0, turned_g);
+            (self.products)(&lanes_of(turned_q, &self.k, d, columns(shares)));
+            if let Some(mask) = self.mask {
+                block.mask(mask, &Slopes::new(heads, 0.0), 0, shares);
+            }
+            let mut sums = Sums::NONE;
+            soften(self.isa, shares, &mut sums);
+            (self.products)(&lanes_of(turned_g, &self.v, dv, columns(gradients)));
+            logit_gradients(self.isa, shares, gradients, &sums.sum);
+            (self.products)(&sum_of(g, dv, shares, to.values, to.value_stride));
+            (self.products)(&sum_of(q, d, gradients, to.keys, to.key_stride));
+            (self.products)(&Outer {
+                rows: self.k.at([0, block.kv_head, block.batch]),
+                row_stride: self.k.strides()[1],
+                len: d,
+                terms: len,
+                factors: gradients.as_ptr().cast(),
+                column_stride: float,
+                term_stride: LANES_STRIDE,
+                out: out.as_mut_ptr(),
+                out_stride: d * float,
+                columns: block.rows(),
+                add: false,
+            });
+        }
+        for (from, (head, token)) in out.chunks_exact(d.max(1)).zip(block.places()) {
+            let to = self.at(0, d, heads, [head, token, block.batch], tokens);
+            // SAFETY: the result has room for the gradients of all queries; tasks write different ones.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, d) };
+            to.iter_mut()
+                .zip(from)
+                .for_each(|(to, x)| *to = *x * self.scale);
+        }
+    }
+}

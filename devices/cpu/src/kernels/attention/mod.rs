@@ -1,0 +1,173 @@
+//! Attention in one step, with online softmax ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)), and its gradient.
+//!
+//! - [`few`]: few tokens, many keys: decoding. Products of rows.
+//! - [`many`]: prompts and training. Products of blocks of queries and keys.
+//! - [`gradient`]: the gradients of queries, keys and values.
+//!
+//! Which one computes a node depends on shapes only.
+
+mod block;
+mod few;
+mod gradient;
+mod many;
+
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Site};
+use crate::simd::math;
+use crate::table::{Kernel, Reason, decodable};
+use samite_core::{DType, Error, Node, Op, Result};
+
+pub(crate) use gradient::GRADIENT;
+
+/// Tokens from which on they are computed in blocks. Fewer are often of different sequences: alone, a token does not have to
+/// look at the keys of the others.
+const MANY: usize = 32;
+
+const NO_KEY: u16 = 0xfc00; // minus infinity as f16
+
+/// Extents of queries, keys and values.
+#[derive(Clone, Copy)]
+struct Extents {
+    /// Size of a head of queries and keys.
+    d: usize,
+    /// Size of a head of values.
+    dv: usize,
+    tokens: usize,
+    heads: usize,
+    batch: usize,
+    keys: usize,
+    kv_heads: usize,
+}
+
+impl Extents {
+    /// Of the node whose queries, keys and values are sources `first` to `first + 2`; `None` if there are too many rows.
+    fn of(node: Node<'_>, first: usize) -> Option<Self> {
+        let [d, tokens, heads, batch] = node.source_layout(first)?.shape();
+        let [_, keys, kv_heads, _] = node.source_layout(first + 1)?.shape();
+        let dv = node.source_layout(first + 2)?.shape()[0];
+        tokens.checked_mul(heads)?.checked_mul(batch)?;
+        Some(Extents {
+            d,
+            dv,
+            tokens,
+            heads,
+            batch,
+            keys,
+            kv_heads,
+        })
+    }
+
+    /// Heads of queries that share one of keys.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Query rows.
+    fn rows(&self) -> usize {
+        self.tokens * self.heads * self.batch
+    }
+
+    /// Nanoseconds that attention takes about.
+    fn work(&self) -> f64 {
+        self.rows() as f64 * self.keys as f64 * ((self.d + self.dv) as f64 * 0.03 + 1.0)
+    }
+}
+
+/// How products become logits.
+#[derive(Clone, Copy)]
+struct Logits {
+    scale: f32,
+    max_bias: f32,
+    softcap: f32,
+}
+
+impl Logits {
+    fn of(op: &Op) -> Option<Self> {
+        let Op::FlashAttn {
+            scale,
+            max_bias,
+            softcap,
+            ..
+        } = *op
+        else {
+            return None;
+        };
+        Some(Logits {
+            scale: if softcap == 0.0 {
+                scale
+            } else {
+                scale / softcap
+            },
+            max_bias,
+            softcap,
+        })
+    }
+}
+
+/// Whether elements become f32 numbers before they are multiplied.
+fn is_decoded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    for source in [1, 2] {
+        let layout = node
+            .source_layout(source)
+            .ok_or("keys or values are missing")?;
+        decodable(layout.dtype())?;
+    }
+    Ok(Kernel {
+        scratch: |node, _, threads| {
+            if Extents::of(node, 0)?.tokens < MANY {
+                few::scratch(node, threads)
+            } else {
+                many::scratch(node, threads)
+            }
+        },
+        build,
+    })
+}
+
+fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let extents = Extents::of(site.node, 0).ok_or_else(too_large)?;
+    if extents.tokens < MANY {
+        few::build(site)
+    } else {
+        many::build(site)
+    }
+}
+
+fn too_large() -> Error {
+    Error::shape("attention: the size of its workspace overflows")
+}
+
+/// One more logit in the sum of each head.
+#[derive(Clone, Copy)]
+struct Sinks(Option<Operand>);
+
+impl Sinks {
+    /// What weighted values are multiplied with in the end, where `max` is the largest logit and `sum` that of `exp(logit - max)`. A
+    /// row that saw no key becomes 0.
+    ///
+    /// # Safety
+    /// The head must exist.
+    unsafe fn factor(&self, head: usize, max: f32, mut sum: f32) -> f32 {
+        let mut factor = 1.0;
+        if let Some(sinks) = &self.0 {
+            // SAFETY: there is one sink for each head, without gaps.
+            let sink = unsafe { *sinks.base().cast::<f32>().add(head) };
+            if sink > max {
+                factor = math::exp(max - sink);
+                sum = sum * factor + 1.0;
+            } else {
+                sum += math::exp(sink - max);
+            }
+        }
+        if sum == 0.0 { 0.0 } else { factor / sum }
+    }
+}
+
+fn scale(isa: Isa, row: &mut [f32], factor: f32) {
+    isa.run(|| row.iter_mut().for_each(|x| *x *= factor));
+}
