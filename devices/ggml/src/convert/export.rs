@@ -24,11 +24,44 @@ pub struct Exported {
     /// The structures; never moved, because they point to each other.
     #[allow(clippy::vec_box)]
     tensors: Vec<Box<Tensor>>,
+    /// With a null behind the last: some plugins look one too far.
     nodes: Vec<*mut Tensor>,
     used: Vec<u32>,
     keys: Vec<*mut Tensor>,
     use_counts: Vec<i32>,
     known: HashMap<TensorId, *mut Tensor>,
+}
+
+/// `nodes` of `graph` that have something in them, with the views that they read before their first readers, as ggml's graphs have
+/// them: that is how plugins see whose result is read, and which nodes they can run as one.
+pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
+    let is_node = |id: TensorId| {
+        let tensor = graph.tensor(id);
+        !matches!(tensor.op, Op::Leaf) && !tensor.layout.is_empty()
+    };
+    let mut all = Vec::with_capacity(nodes.len());
+    let mut known = vec![false; graph.len()];
+    let mut is_new = |id: TensorId| !std::mem::replace(&mut known[id.index()], true);
+    for &id in nodes.iter().filter(|&&id| is_node(id)) {
+        for (_, source) in graph.tensor(id).operands() {
+            // From the last view back to what has a value by itself.
+            let start = all.len();
+            let mut next = Some(source);
+            while let Some(view) = next
+                && graph.tensor(view).op.is_view()
+                && is_node(view)
+                && is_new(view)
+            {
+                all.push(view);
+                next = graph.tensor(view).operands().next().map(|(_, id)| id);
+            }
+            all[start..].reverse();
+        }
+        if is_new(id) {
+            all.push(id);
+        }
+    }
+    all
 }
 
 // SAFETY: the pointers are to memory of this value or to what its maker keeps; only one thread at a time uses them.
@@ -47,7 +80,7 @@ impl Exported {
     ) -> Result<Self, E> {
         let mut exported = Exported {
             tensors: Vec::new(),
-            nodes: Vec::with_capacity(nodes.len()),
+            nodes: Vec::with_capacity(nodes.len() + 1),
             used: Vec::new(),
             keys: Vec::new(),
             use_counts: Vec::new(),
@@ -96,6 +129,7 @@ impl Exported {
             known.insert(id, pointer);
             exported.nodes.push(pointer);
         }
+        exported.nodes.push(null_mut());
         exported.known = known;
         Ok(exported)
     }
@@ -161,14 +195,20 @@ impl Exported {
         self.tensors.iter_mut().map(|tensor| &raw mut **tensor)
     }
 
-    /// The tensor of the last node.
-    pub fn last(&self) -> Option<*mut Tensor> {
-        self.nodes.last().copied()
+    /// The tensors of the nodes in order.
+    pub fn nodes(&self) -> &[*mut Tensor] {
+        self.nodes.split_last().map_or(&[], |(_, nodes)| nodes)
+    }
+
+    /// Which tensor of samite's graph each structure stands for.
+    pub fn names(&self) -> HashMap<*mut Tensor, TensorId> {
+        let known = self.known.iter();
+        known.map(|(&id, &tensor)| (tensor, id)).collect()
     }
 
     /// The graph, for one call: it points to `self`.
     pub fn graph(&mut self) -> CGraph {
-        let count = i32::try_from(self.nodes.len()).unwrap_or(i32::MAX);
+        let count = i32::try_from(self.nodes().len()).unwrap_or(i32::MAX);
         CGraph {
             size: count,
             n_nodes: count,
