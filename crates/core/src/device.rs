@@ -144,7 +144,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The memory that it works on.
     fn buffer_type(&self) -> Arc<dyn BufferType>;
 
-    /// Host memory that it copies to and from quickly: pinned, for example.
+    /// Host memory that it copies to and from quickly: pinned, for example. Devices that work on host memory get it for their
+    /// results when they work together with this one.
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         None
     }

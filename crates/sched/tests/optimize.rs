@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Optimizing, bytes, host, read};
+use common::{Special, bytes, host, read};
 use samite_core::{CancelToken, DType, Graph, Keep, TensorId};
 use samite_sched::{Assignments, DeviceSet, Options, Plan, Scheduler, race};
 
@@ -33,7 +33,7 @@ fn chain() -> Chain {
 }
 
 fn plan_with(graph: &Graph, kept: Vec<Keep>) -> samite_core::Result<Plan> {
-    let device = Optimizing::over(host(), move |_, _| kept.clone());
+    let device = Special::optimizing(host(), move |_, _| kept.clone());
     let devices = DeviceSet::new(vec![device]).unwrap();
     Plan::new(graph, &devices, Assignments::NONE, &Options::default())
 }
@@ -108,7 +108,7 @@ fn an_order_that_means_the_same_is_followed() {
     let b = graph.cumsum(x).unwrap();
     let y = graph.add(a, b).unwrap();
     graph.set_output(y);
-    let device = Optimizing::over(host(), move |_, nodes| {
+    let device = Special::optimizing(host(), move |_, nodes| {
         nodes.swap(0, 1);
         Vec::new()
     });
@@ -142,7 +142,7 @@ fn nonsense_is_an_error_that_names_device_and_node() {
         (vec![a, b, c, outside], "is not in the new order"),
     ];
     for (order, reason) in orders {
-        let device = Optimizing::over(host(), move |_, nodes| {
+        let device = Special::optimizing(host(), move |_, nodes| {
             nodes.copy_from_slice(&order);
             Vec::new()
         });

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Optimizing, device};
+use common::{Special, device};
 use samite_core::reorder::{check_order, memories};
 use samite_core::{
     BufferType, CancelToken, Device, DeviceKind, Error, Graph, Keep, Layout, Result, StoredTensor,
@@ -79,7 +79,7 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
             match rng.one_in(3) {
                 true => {
                     let seed = rng.below(1 << 20) as u64;
-                    Optimizing::over(plain, move |graph, nodes| optimize(seed, graph, nodes))
+                    Special::optimizing(plain, move |graph, nodes| optimize(seed, graph, nodes))
                 }
                 false => plain,
             }

@@ -26,32 +26,47 @@ pub fn host() -> Arc<dyn Device> {
     device("host", |options| options.kind = DeviceKind::Cpu)
 }
 
-/// What an [`Optimizing`] device does with the nodes of a split.
+/// What a [`Special`] device does with the nodes of a split.
 pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync>;
 
-/// A device that has wishes about order and memory.
-pub struct Optimizing {
+/// A device with something that the reference lacks: wishes about order and memory, or host memory of its own.
+pub struct Special {
     device: Arc<dyn Device>,
-    optimize: Optimize,
+    optimize: Option<Optimize>,
+    host_memory: Option<Arc<dyn BufferType>>,
 }
 
-impl Optimizing {
-    pub fn over(
+impl Special {
+    pub fn optimizing(
         device: Arc<dyn Device>,
         optimize: impl Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync + 'static,
     ) -> Arc<dyn Device> {
-        let optimize = Box::new(optimize);
-        Arc::new(Optimizing { device, optimize })
+        Arc::new(Special {
+            device,
+            optimize: Some(Box::new(optimize)),
+            host_memory: None,
+        })
+    }
+
+    pub fn with_host_memory(
+        device: Arc<dyn Device>,
+        host_memory: Arc<dyn BufferType>,
+    ) -> Arc<dyn Device> {
+        Arc::new(Special {
+            device,
+            optimize: None,
+            host_memory: Some(host_memory),
+        })
     }
 }
 
-impl std::fmt::Debug for Optimizing {
+impl std::fmt::Debug for Special {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.device.fmt(f)
     }
 }
 
-impl Device for Optimizing {
+impl Device for Special {
     fn name(&self) -> &str {
         self.device.name()
     }
@@ -66,6 +81,9 @@ impl Device for Optimizing {
     }
     fn buffer_type(&self) -> Arc<dyn BufferType> {
         self.device.buffer_type()
+    }
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
+        self.host_memory.clone()
     }
     fn supports(&self, node: Node<'_>) -> Support {
         self.device.supports(node)
@@ -83,7 +101,8 @@ impl Device for Optimizing {
         self.device.workspace(graph, nodes)
     }
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
-        (self.optimize)(graph, nodes)
+        let optimize = self.optimize.as_ref();
+        optimize.map_or_else(Vec::new, |optimize| optimize(graph, nodes))
     }
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
         Arc::clone(&self.device).open_stream()

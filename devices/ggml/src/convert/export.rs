@@ -32,34 +32,53 @@ pub struct Exported {
     known: HashMap<TensorId, *mut Tensor>,
 }
 
-/// `nodes` of `graph` that have something in them, with the views that they read before their first readers, as ggml's graphs have
-/// them: that is how plugins see whose result is read, and which nodes they can run as one.
+/// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
+/// plugins see whose result is read, and which nodes they can run as one. For the latter, a view comes right after the node that
+/// it looks at; one of what was there before comes before its first reader.
 pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
-    let is_node = |id: TensorId| {
-        let tensor = graph.tensor(id);
-        !matches!(tensor.op, Op::Leaf) && !tensor.layout.is_empty()
+    let is_empty = |id: TensorId| graph.tensor(id).layout.is_empty();
+    let is_view = |id: TensorId| graph.tensor(id).op.is_view() && !is_empty(id);
+    let looks_at = |id: TensorId| graph.tensor(id).operands().next().map(|(_, source)| source);
+    let computed: Vec<TensorId> = nodes
+        .iter()
+        .copied()
+        .filter(|&id| graph.tensor(id).is_computed() && !is_empty(id))
+        .collect();
+    let mut is_node = vec![false; graph.len()];
+    for id in &computed {
+        is_node[id.index()] = true;
+    }
+    let mut is_known = vec![false; graph.len()];
+    let (mut before, mut after) = (HashMap::new(), HashMap::new());
+    for &id in &computed {
+        for (_, source) in graph.tensor(id).operands() {
+            let mut views = Vec::new();
+            let mut root = source;
+            while is_view(root)
+                && let Some(next) = looks_at(root)
+            {
+                if !std::mem::replace(&mut is_known[root.index()], true) {
+                    views.push(root);
+                }
+                root = next;
+            }
+            let list: &mut Vec<_> = match is_node[root.index()] {
+                true => after.entry(root).or_default(),
+                false => before.entry(id).or_default(),
+            };
+            list.append(&mut views);
+        }
+    }
+    let sorted = |views: Option<Vec<TensorId>>| {
+        let mut views = views.unwrap_or_default();
+        views.sort_unstable(); // what is looked at comes first in the graph
+        views
     };
     let mut all = Vec::with_capacity(nodes.len());
-    let mut known = vec![false; graph.len()];
-    let mut is_new = |id: TensorId| !std::mem::replace(&mut known[id.index()], true);
-    for &id in nodes.iter().filter(|&&id| is_node(id)) {
-        for (_, source) in graph.tensor(id).operands() {
-            // From the last view back to what has a value by itself.
-            let start = all.len();
-            let mut next = Some(source);
-            while let Some(view) = next
-                && graph.tensor(view).op.is_view()
-                && is_node(view)
-                && is_new(view)
-            {
-                all.push(view);
-                next = graph.tensor(view).operands().next().map(|(_, id)| id);
-            }
-            all[start..].reverse();
-        }
-        if is_new(id) {
-            all.push(id);
-        }
+    for id in computed {
+        all.extend(sorted(before.remove(&id)));
+        all.push(id);
+        all.extend(sorted(after.remove(&id)));
     }
     all
 }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A stream of the plugin's that is only asked, and computes nothing. Plugins may take notes about structures of the graph there,
 /// and these are gone before it runs.
 pub struct Optimizer {
+    plugin: Arc<Plugin>,
     /// Held while one thread asks.
     stream: Mutex<Stream>,
     function: GraphOptimize,
@@ -28,7 +29,6 @@ pub struct Optimizer {
 /// One of ggml's backends, freed with this value.
 struct Stream {
     raw: NonNull<abi::Backend>,
-    _plugin: Arc<Plugin>,
 }
 
 // SAFETY: a backend may be used from any thread, one at a time.
@@ -54,13 +54,14 @@ unsafe extern "C" fn add_alloc_dep(wishes: *mut c_void, tensor: *mut Tensor, unt
 }
 
 /// Where tensors are before memory is planned.
-fn place(graph: &Graph, id: TensorId) -> Place {
+fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
     let nowhere = Place::At(null_mut(), null_mut());
     let Some(stored) = &graph.tensor(id).stored else {
         return nowhere;
     };
     let place = stored.tensor();
-    match place.buffer.as_any().downcast_ref::<GgmlBuffer>() {
+    let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
+    match own.filter(|buffer| buffer.is_of(plugin)) {
         Some(buffer) if buffer.usage() == Usage::Compute => {
             Place::At(buffer.raw(), buffer.address(place.slot.offset))
         }
@@ -77,11 +78,11 @@ impl Optimizer {
         let raw = unsafe { init(core.raw, std::ptr::null()) };
         let stream = Stream {
             raw: NonNull::new(raw)?,
-            _plugin: Arc::clone(&core.plugin),
         };
         // SAFETY: the backend is new.
         let function = unsafe { (*raw).iface }.graph_optimize?;
         Some(Optimizer {
+            plugin: Arc::clone(&core.plugin),
             stream: Mutex::new(stream),
             function,
         })
@@ -96,7 +97,8 @@ impl Optimizer {
             return Vec::new();
         }
         let mut sequence = with_views(graph, nodes);
-        let exported = Exported::new::<Reason>(graph, &sequence, |id| Ok(place(graph, id)));
+        let exported =
+            Exported::new::<Reason>(graph, &sequence, |id| Ok(place(&self.plugin, graph, id)));
         let Ok(mut exported) = exported else {
             return Vec::new(); // the device runs no such nodes
         };

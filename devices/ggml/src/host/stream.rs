@@ -173,7 +173,9 @@ impl GgmlStream {
 
     fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<Place> {
         keep.add(place);
-        if let Some(buffer) = place.buffer.as_any().downcast_ref::<GgmlBuffer>() {
+        let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
+        let own = own.filter(|buffer| buffer.is_of(&self.device.core().plugin));
+        if let Some(buffer) = own {
             if is_leaf && buffer.usage() != samite_core::Usage::Compute {
                 return buffer.tensor(place.slot).map(Place::Tensor);
             }
