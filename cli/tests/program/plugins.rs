@@ -178,6 +178,30 @@ fn plugins_without_libggml_base_pass_the_same_handshake() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(right) = build_alone(dir.path(), "right", &["DEVICE"]) else {
+        return;
+    };
+    let text = devices(&right);
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+    // Numbers of operations that are another release's, and a structure of another size.
+    for (name, definition, reason) in [
+        ("factor", "FACTOR=3", "ggml:Fixture does not compute scale"),
+        ("size", "DATA=320", "signal 11"),
+    ] {
+        let path = build_alone(dir.path(), name, &["DEVICE", definition]).unwrap();
+        let found = refused(&path);
+        assert!(found.contains(reason), "{name}: {found}");
+    }
+    // The right one is used beside them.
+    let text = devices(dir.path());
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+    assert_eq!(text.matches("not usable: ").count(), 2, "{text}");
+}
+
 /// The folder with upstream's prebuilt plugins, if the environment names one.
 fn peers() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");

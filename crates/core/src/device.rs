@@ -144,7 +144,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// The memory that it works on.
     fn buffer_type(&self) -> Arc<dyn BufferType>;
 
-    /// Host memory that it copies to and from quickly: pinned, for example.
+    /// Host memory that it copies to and from quickly: pinned, for example. Devices that work on host memory get it for their
+    /// results when they work together with this one.
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         None
     }
@@ -190,9 +191,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(0)
     }
 
-    /// May reorder the nodes of one split for better speed; operands must stay before their users. Called before
-    /// memory is planned.
-    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) {}
+    /// May [reorder](crate::reorder) the nodes of one split for better speed. Returns which memory must stay for longer than
+    /// the graph says, because the device runs several nodes at once. Called before memory is planned, so that nothing but
+    /// stored tensors has a place yet.
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
+        Vec::new()
+    }
 
     /// A new queue of work.
     ///
@@ -216,6 +220,16 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// A wish of [`Device::optimize`]: nothing else may take the memory that `tensor` lies in before `until` was computed, its result
+/// included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct Keep {
+    /// Any tensor of the graph; for a view, it is the memory of what it looks at.
+    pub tensor: TensorId,
+    /// A node that [`Device::optimize`] was given.
+    pub until: TensorId,
+}
+
 /// A point in a stream's work. Recording again moves the point.
 pub trait Event: Send + Sync + fmt::Debug {
     /// Blocks the host until the recorded point is reached; at once if nothing was recorded.
@@ -235,7 +249,7 @@ pub struct Placed<'a> {
     pub graph: &'a Graph,
     /// The nodes to run, in order. Views among them need no work.
     pub nodes: &'a [TensorId],
-    /// By position in the graph: where each tensor lies. At least the nodes and their sources are there.
+    /// By position in the graph: where each tensor lies. At least the nodes, their sources, and what these are views of are there.
     pub places: &'a [Option<TensorRef>],
     /// Scratch memory of [`Device::workspace`] bytes.
     pub workspace: Option<&'a TensorRef>,

@@ -34,6 +34,7 @@ mod layout;
 pub mod memory;
 pub mod op;
 pub mod print;
+pub mod reorder;
 mod support;
 
 pub use buffer::{
@@ -42,8 +43,8 @@ pub use buffer::{
 };
 pub use cancel::CancelToken;
 pub use device::{
-    Backend, Capabilities, Device, DeviceKind, Event, MemoryInfo, Placed, Prepared, RunControl,
-    RunObserver, Stream,
+    Backend, Capabilities, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
+    RunControl, RunObserver, Stream,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};

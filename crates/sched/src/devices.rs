@@ -35,11 +35,16 @@ impl DeviceSet {
                 )));
             }
         }
+        // Results in host memory may be copied to a device, or come from there.
+        let quick = devices.iter().find_map(|device| device.host_buffer_type());
         let mut memories: Vec<Arc<dyn BufferType>> = Vec::new();
         let memory_of = devices
             .iter()
             .map(|device| {
-                let memory = device.buffer_type();
+                let own = device.buffer_type();
+                let quick = quick.as_ref();
+                let quick = quick.filter(|m| own.is_host() && device.supports_buffer_type(m));
+                let memory = quick.cloned().unwrap_or(own);
                 memories
                     .iter()
                     .position(|known| same_buffer_type(known, &memory))
@@ -105,7 +110,8 @@ impl DeviceSet {
         &self.memories
     }
 
-    /// Which memory results on `device` get.
+    /// Which memory results on `device` get: its own, or for a device that works on host memory the
+    /// [host memory](Device::host_buffer_type) of the first device that has some, so that copies between them are quick.
     pub(crate) fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]
     }

@@ -62,7 +62,7 @@ impl Plan {
         vec![(nodes, text.join(", "))]
     }
 
-    /// The plan as JSON: `devices`, `splits` (with node reasons and copies), `memory`, `fallbacks`, `actions`,
+    /// The plan as JSON: `devices`, `splits` (with node reasons, copies, and what is kept until when), `memory`, `fallbacks`, `actions`,
     /// `bytes_copied`.
     pub fn to_json(&self) -> Value {
         let name = |device: usize| self.devices.get(device).name();
@@ -88,7 +88,7 @@ impl Plan {
                     .iter()
                     .map(|&c| json!(self.lowered.copies[c]))
                     .collect();
-                json!({ "device": name(split.device), "nodes": nodes, "copies": copies })
+                json!({ "device": name(split.device), "nodes": nodes, "copies": copies, "kept": split.kept })
             })
             .collect();
         let memory: Vec<_> = self

@@ -1,7 +1,7 @@
 //! The memory plan: a place for every tensor that the scheduler owns, exact to the byte, before anything is allocated.
 //!
-//! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it. Inputs, outputs and
-//! leaves keep theirs for the whole run. A result takes over the place of an operand that dies with it, where the
+//! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it, or to the node until which
+//! a device wants to keep it. Inputs, outputs and leaves keep theirs for the whole run. A result takes over the place of an operand that dies with it, where the
 //! operation allows that.
 
 use crate::arena::{Arena, Block};
@@ -51,7 +51,8 @@ struct Planner<'a> {
     devices: &'a DeviceSet,
     arenas: Vec<Arena>,
     plan: MemoryPlan,
-    /// Uses of each owned memory that are still to come: operands of nodes and copies, by the memory's owner.
+    /// Uses of each owned memory that are still to come: operands of nodes and copies, and ends of what is kept, by the memory's
+    /// owner.
     uses: Vec<usize>,
     /// Memory that is kept for the whole run.
     pinned: Vec<bool>,
@@ -100,6 +101,9 @@ pub fn plan(
                 .operands()
                 .for_each(|(_, source)| planner.uses[graph.memory_of(source).index()] += 1);
         }
+        for keep in &split.kept {
+            planner.uses[graph.memory_of(keep.tensor).index()] += 1;
+        }
         for &copy in &split.copies {
             let copy = &lowered.copies[copy];
             planner.uses[graph.memory_of(copy.from).index()] += 1;
@@ -118,6 +122,7 @@ pub fn plan(
             }
         }
         let workspace = planner.workspace(number)?;
+        let kept = split.kept_until();
         for &id in &split.nodes {
             if graph.tensor(id).view.is_none() && !planner.take_over(id) {
                 planner.allocate(id, 1)?;
@@ -128,6 +133,9 @@ pub fn plan(
             // A result that nobody uses.
             if graph.tensor(id).view.is_none() && planner.uses[id.index()] == 0 {
                 planner.free(id);
+            }
+            for &tensor in kept.get(&id).into_iter().flatten() {
+                planner.release(tensor);
             }
         }
         if let Some((memory, block)) = workspace {

@@ -7,7 +7,7 @@
 
 use crate::devices::DeviceSet;
 use crate::layout::{Blocks, MemoryPlan};
-use crate::split::Lowered;
+use crate::split::{Lowered, Split};
 use samite_core::{BufferType, Graph, Result, TensorId};
 use serde::Serialize;
 use std::sync::Arc;
@@ -130,6 +130,12 @@ impl Map<'_> {
             .chain(self.touch(id, copy, true))
     }
 
+    /// What a split's device wants to keep, and so may read until the split's end.
+    pub fn kept<'a>(&'a self, split: &'a Split, copy: usize) -> impl Iterator<Item = Touch> + 'a {
+        let kept = split.kept.iter();
+        kept.filter_map(move |keep| self.touch(keep.tensor, copy, false))
+    }
+
     /// The workspace of split number `split`.
     pub fn workspace(&self, split: usize, copy: usize) -> Option<Touch> {
         let blocks = self.memory.workspaces[split].as_ref()?;
@@ -164,12 +170,14 @@ impl Map<'_> {
                 .flatten()
                 .collect()
             }
-            Work::Split(number) => lowered.splits[number]
-                .nodes
-                .iter()
-                .flat_map(|&id| self.node(id, copy))
-                .chain(self.workspace(number, copy))
-                .collect(),
+            Work::Split(number) => {
+                let split = &lowered.splits[number];
+                let nodes = split.nodes.iter().flat_map(|&id| self.node(id, copy));
+                nodes
+                    .chain(self.kept(split, copy))
+                    .chain(self.workspace(number, copy))
+                    .collect()
+            }
         };
         touches.retain(|t| t.start < t.end);
         touches.sort_unstable_by_key(|t| (t.space, t.write, t.start));

@@ -73,6 +73,7 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
                     let nodes = plan.lowered.splits[split].nodes.iter();
                     nodes
                         .flat_map(|&id| map.node(id, copy))
+                        .chain(map.kept(&plan.lowered.splits[split], copy))
                         .chain(map.workspace(split, copy))
                         .collect()
                 }
@@ -151,6 +152,14 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
                 }
             }
             touch_step(id, step, &mut steps);
+            // What is kept is in use for longer than the node, so that not even its result can take the place.
+            step += 1;
+            let ends = split.kept.iter().filter(|keep| keep.until == id);
+            for keep in ends {
+                if steps[graph.memory_of(keep.tensor).index()].is_some() {
+                    touch_step(keep.tensor, step, &mut steps);
+                }
+            }
         }
     }
     for id in graph.ids() {
@@ -220,7 +229,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::{Assignments, DeviceSet, Options};
-    use samite_core::{DType, Graph};
+    use samite_core::{DType, Graph, Keep};
     use samite_reference::{ReferenceDevice, ReferenceOptions};
 
     /// Work that goes to and fro between two asynchronous devices.
@@ -306,5 +315,26 @@ mod tests {
             found > 0,
             "the input's place is taken by others, and nobody notices"
         );
+    }
+    #[test]
+    fn memory_that_should_have_been_kept_is_noticed() {
+        let mut graph = Graph::new();
+        let mut x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
+        let chain = [(); 4].map(|()| {
+            x = graph.cumsum(x).unwrap();
+            x
+        });
+        graph.set_output(x);
+        let device = ReferenceDevice::new(ReferenceOptions::named("a"));
+        let devices = DeviceSet::new(vec![device]).unwrap();
+        for (until, is_wrong) in chain.into_iter().zip([false, false, true, true]) {
+            let mut plan =
+                Plan::new(&graph, &devices, Assignments::NONE, &Options::default()).unwrap();
+            assert_eq!(check_memory(&plan), Vec::<String>::new());
+            // The device says now what it should have said before memory was planned.
+            let tensor = chain[0];
+            plan.lowered.splits[0].kept.push(Keep { tensor, until });
+            assert_eq!(!check_memory(&plan).is_empty(), is_wrong, "until {until}");
+        }
     }
 }

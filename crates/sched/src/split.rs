@@ -5,10 +5,10 @@
 
 use crate::devices::DeviceSet;
 use crate::placement::Placement;
-use samite_core::{Error, Graph, Op, Result, TensorId, Usage};
+use samite_core::reorder::{check_order, memories};
+use samite_core::{Error, Graph, Keep, Op, Result, TensorId, Usage};
 use serde::Serialize;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 
 /// A run of nodes on one device.
 #[derive(Clone, Debug, Serialize)]
@@ -19,6 +19,19 @@ pub struct Split {
     pub nodes: Vec<TensorId>,
     /// Copies made before it starts, by number.
     pub copies: Vec<usize>,
+    /// Memory that the device wants to keep for longer than the graph says.
+    pub kept: Vec<Keep>,
+}
+
+impl Split {
+    /// What is kept until a node was computed, by node.
+    pub(crate) fn kept_until(&self) -> HashMap<TensorId, Vec<TensorId>> {
+        let mut ends: HashMap<TensorId, Vec<TensorId>> = HashMap::new();
+        for keep in &self.kept {
+            ends.entry(keep.until).or_default().push(keep.tensor);
+        }
+        ends
+    }
 }
 
 /// A tensor that is copied to another device's memory for a split.
@@ -61,7 +74,7 @@ struct Cutter<'a> {
 /// Cuts the live part of a placed graph.
 ///
 /// # Errors
-/// If a device reorders nodes against their dependencies.
+/// If a device orders nodes against their dependencies, or wants to keep memory until something happens that does not.
 pub fn cut(
     graph: &Graph,
     live: &[bool],
@@ -86,21 +99,7 @@ pub fn cut(
         cutter.add(graph, id)?;
     }
     let mut lowered = cutter.lowered;
-    for split in &mut lowered.splits {
-        let before = split.nodes.clone();
-        devices
-            .get(split.device)
-            .optimize(&lowered.graph, &mut split.nodes);
-        if before != split.nodes {
-            check_order(
-                &lowered.graph,
-                &lowered.memory,
-                &before,
-                &split.nodes,
-                devices.get(split.device).name(),
-            )?;
-        }
-    }
+    lowered.optimize(devices)?;
     lowered.find_expert_copies();
     Ok(lowered)
 }
@@ -145,6 +144,7 @@ impl Cutter<'_> {
                 device,
                 nodes: Vec::new(),
                 copies: Vec::new(),
+                kept: Vec::new(),
             });
         }
         for (index, source) in foreign {
@@ -198,6 +198,34 @@ impl Cutter<'_> {
 }
 
 impl Lowered {
+    /// Lets devices order the nodes of their splits, and say what they need to keep.
+    fn optimize(&mut self, devices: &DeviceSet) -> Result<()> {
+        for split in &mut self.splits {
+            let device = devices.get(split.device);
+            let wrong = |reason: String| {
+                Error::device(device.name(), format!("its optimize() is wrong: {reason}"))
+            };
+            let before = split.nodes.clone();
+            split.kept = device.optimize(&self.graph, &mut split.nodes);
+            if before != split.nodes {
+                check_order(&self.graph, &self.memory, &before, &split.nodes)
+                    .map_err(|error| wrong(error.to_string()))?;
+            }
+            if split.kept.is_empty() {
+                continue;
+            }
+            let nodes: HashSet<TensorId> = before.into_iter().collect();
+            for Keep { tensor, until } in &split.kept {
+                if tensor.index() >= self.graph.len() || !nodes.contains(until) {
+                    return Err(wrong(format!(
+                        "{tensor} cannot be kept until {until}, which is not a node of the split, or is not there itself"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Finds copies of stored expert weights whose only use is by one `mul_mat_id` that starts its split: then
     /// the chosen experts are known before the copy, and only those have to move.
     fn find_expert_copies(&mut self) {
@@ -236,115 +264,6 @@ impl Lowered {
             {
                 self.copies[number].experts = Some(ids);
             }
-        }
-    }
-}
-
-/// The tensor that stands for the memory of each: the owner, or the first of all stored tensors that overlap.
-fn memories(graph: &Graph) -> Vec<TensorId> {
-    let mut owners: Vec<TensorId> = graph.ids().collect();
-    let mut stored: Vec<_> = graph
-        .ids()
-        .filter_map(|id| {
-            let place = graph.tensor(id).stored.as_ref()?.tensor();
-            let buffer = Arc::as_ptr(&place.buffer).addr();
-            let start = place.slot.offset;
-            Some((buffer, start, start + place.layout().bytes(), id))
-        })
-        .collect();
-    stored.sort_unstable();
-    let mut last: Option<(usize, usize, TensorId)> = None;
-    for (buffer, start, end, id) in stored {
-        last = Some(match last {
-            Some((known, reach, owner)) if known == buffer && start < reach => {
-                owners[id.index()] = owner;
-                (known, reach.max(end), owner)
-            }
-            _ => (buffer, end, id),
-        });
-    }
-    graph
-        .ids()
-        .map(|id| owners[graph.memory_of(id).index()])
-        .collect()
-}
-
-/// Checks that `after` is a permutation of `before` in which accesses to each memory keep their order, as far as one of them
-/// writes.
-fn check_order(
-    graph: &Graph,
-    memory: &[TensorId],
-    before: &[TensorId],
-    after: &[TensorId],
-    device: &str,
-) -> Result<()> {
-    let broken = || Error::device(device, "optimize() broke the order of dependent nodes");
-    let position: HashMap<TensorId, usize> =
-        after.iter().enumerate().map(|(i, &id)| (id, i)).collect();
-    if position.len() != before.len() || before.len() != after.len() {
-        return Err(broken());
-    }
-    /// Where the last write to a memory and the last read since went.
-    #[derive(Default)]
-    struct Last {
-        write: Option<usize>,
-        read: Option<usize>,
-    }
-    let mut last: HashMap<TensorId, Last> = HashMap::new();
-    for id in before {
-        let at = Some(*position.get(id).ok_or_else(broken)?);
-        for (_, source) in graph.tensor(*id).operands() {
-            let known = last.entry(memory[source.index()]).or_default();
-            if known.write > at {
-                return Err(broken());
-            }
-            known.read = known.read.max(at);
-        }
-        let written = graph.tensor(*id).written().map(|(_, source)| source);
-        for target in written.chain([*id]) {
-            let known = last.entry(memory[target.index()]).or_default();
-            if known.write.max(known.read) > at {
-                return Err(broken());
-            }
-            *known = Last {
-                write: at,
-                read: None,
-            };
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use samite_core::DType;
-
-    #[test]
-    fn orders_of_dependent_nodes_are_checked() {
-        let mut g = Graph::new();
-        let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
-        let scratch = g.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();
-        let a = g.sqr(x).unwrap();
-        let b = g.sqrt(x).unwrap();
-        let written = g.cpy(a, scratch).unwrap();
-        let read = g.sqr(scratch).unwrap();
-        let again = g.cpy(b, scratch).unwrap();
-        let before = [a, b, written, read, again];
-        let check = |after: &[TensorId]| check_order(&g, &memories(&g), &before, after, "d");
-        check(&before).unwrap();
-        check(&[b, a, written, read, again]).unwrap();
-        check(&[a, written, read, b, again]).unwrap();
-        for wrong in [
-            &[written, a, b, read, again][..],
-            &[a, b, read, written, again],
-            &[a, b, written, again, read],
-            &[a, b, again, written, read],
-            &[a, b, written, read],
-            &[a, a, written, read, again],
-            &[a, b, written, read, x],
-        ] {
-            assert!(check(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{bytes, device, f32s, layers, read, weights};
+use common::{Special, bytes, device, f32s, layers, read, weights};
 use samite_core::{
     CancelToken, DType, Device, DeviceKind, Graph, HostMemory, Result, StoredTensor, Usage,
 };
@@ -92,6 +92,85 @@ impl Device for Helper {
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
+}
+
+/// Host memory that counts how often it is asked for.
+#[derive(Debug, Default)]
+struct Pinned(std::sync::atomic::AtomicUsize);
+
+impl samite_core::BufferType for Pinned {
+    fn name(&self) -> &str {
+        "pinned"
+    }
+    fn alignment(&self) -> usize {
+        64
+    }
+    fn is_host(&self) -> bool {
+        true
+    }
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn samite_core::Buffer>> {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        samite_core::host_buffer_type().allocate(size, usage)
+    }
+}
+
+/// A device that works on any host memory.
+#[derive(Debug)]
+struct AnyHost(Arc<dyn Device>);
+
+impl Device for AnyHost {
+    fn name(&self) -> &str {
+        "any"
+    }
+    fn description(&self) -> String {
+        String::new()
+    }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+    fn buffer_type(&self) -> Arc<dyn samite_core::BufferType> {
+        self.0.buffer_type()
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn samite_core::BufferType>) -> bool {
+        buffer_type.is_host()
+    }
+    fn supports(&self, node: samite_core::Node<'_>) -> samite_core::Support {
+        self.0.supports(node)
+    }
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn samite_core::Stream>> {
+        Arc::clone(&self.0).open_stream()
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn host_devices_keep_results_where_others_copy_quickly() {
+    let pinned = Arc::new(Pinned::default());
+    let plain = common::fast();
+    let fast = Special::with_host_memory(Arc::clone(&plain), Arc::clone(&pinned) as _);
+    let any: Arc<dyn Device> = Arc::new(AnyHost(cpu()));
+    let (graph, x, y) = layers(&[&fast, &any]);
+    let run = |devices: Vec<Arc<dyn Device>>| {
+        let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+        scheduler.load(&graph).unwrap();
+        let names = scheduler.current_plan().unwrap().memory_by_type();
+        scheduler.write(x, 0, &bytes(&[0.7; 16])).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        let names: Vec<_> = names.into_iter().map(|(name, _)| name).collect();
+        (read(&mut scheduler, y, 16).unwrap(), names)
+    };
+    let (result, memories) = run(vec![Arc::clone(&fast), Arc::clone(&any)]);
+    assert_eq!(memories, ["fast", "pinned"]);
+    assert!(pinned.0.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    let (expected, memories) = run(vec![plain, any]);
+    assert_eq!(memories, ["fast", "host"]);
+    assert_eq!(result, expected);
+
+    // One that works on nothing but its own memory does not get other memory.
+    let (_, memories) = run(vec![fast, cpu()]);
+    assert_eq!(memories, ["fast", "host"]);
 }
 
 #[test]

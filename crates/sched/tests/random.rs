@@ -4,10 +4,11 @@
 
 mod common;
 
-use common::device;
+use common::{Special, device};
+use samite_core::reorder::{check_order, memories};
 use samite_core::{
-    BufferType, CancelToken, Device, DeviceKind, Error, Layout, Result, StoredTensor, TensorGroup,
-    TensorId, Usage,
+    BufferType, CancelToken, Device, DeviceKind, Error, Graph, Keep, Layout, Result, StoredTensor,
+    TensorGroup, TensorId, Usage,
 };
 use samite_sched::{Assignments, Options, Reason, Scheduler, race};
 use samite_testing::{RandomGraph, Rng, random_graph};
@@ -34,12 +35,31 @@ fn store_in(
     Ok(Arc::clone(&group.tensors[0]))
 }
 
+/// Exchanges neighbours where that means the same, and wants to keep memory for longer.
+fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    let mut rng = Rng::new(seed ^ nodes.len() as u64);
+    let before = nodes.to_vec();
+    let memories = memories(graph);
+    for i in 1..nodes.len() {
+        nodes.swap(i - 1, i);
+        if rng.one_in(3) || check_order(graph, &memories, &before, nodes).is_err() {
+            nodes.swap(i - 1, i);
+        }
+    }
+    (0..rng.below(4))
+        .map(|_| Keep {
+            tensor: TensorId::from_index(rng.below(graph.len())),
+            until: nodes[rng.below(nodes.len())],
+        })
+        .collect()
+}
+
 /// One to four devices; the last one can do everything.
 fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
     let count = rng.below(4);
     let mut devices: Vec<_> = (0..count)
         .map(|i| {
-            device(&format!("d{i}"), |o| {
+            let plain = device(&format!("d{i}"), |o| {
                 // Threads cost more than these small graphs, so few devices have one.
                 o.asynchronous = rng.one_in(4);
                 o.events = rng.one_in(2);
@@ -55,7 +75,14 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
                     .filter(|_| rng.one_in(5))
                     .map(|&op| op.to_owned())
                     .collect();
-            })
+            });
+            match rng.one_in(3) {
+                true => {
+                    let seed = rng.below(1 << 20) as u64;
+                    Special::optimizing(plain, move |graph, nodes| optimize(seed, graph, nodes))
+                }
+                false => plain,
+            }
         })
         .collect();
     devices.push(device("last", |o| {

@@ -52,6 +52,8 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
         slot: Slot { offset, layout },
     };
     let places = [Some(place(0)), Some(place(layout.bytes()))];
+    // Opens a stream that only the device has.
+    assert_eq!(device.optimize(&graph, &mut [y]), []);
     let mut stream: Box<dyn Stream> = Arc::clone(&device).open_stream().unwrap();
     let work = Placed {
         graph: &graph,

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test file uses everything")]
 
 use samite_core::{
-    DType, Device, DeviceKind, Graph, Layout, Result, StoredTensor, TensorGroup, TensorId, Unary,
-    Usage,
+    BufferType, Capabilities, DType, Device, DeviceKind, Event, Graph, Keep, Layout, Node, Result,
+    StoredTensor, Stream, Support, TensorGroup, TensorId, Unary, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Scheduler;
@@ -24,6 +24,95 @@ pub fn fast() -> Arc<dyn Device> {
 
 pub fn host() -> Arc<dyn Device> {
     device("host", |options| options.kind = DeviceKind::Cpu)
+}
+
+/// What a [`Special`] device does with the nodes of a split.
+pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync>;
+
+/// A device with something that the reference lacks: wishes about order and memory, or host memory of its own.
+pub struct Special {
+    device: Arc<dyn Device>,
+    optimize: Option<Optimize>,
+    host_memory: Option<Arc<dyn BufferType>>,
+}
+
+impl Special {
+    pub fn optimizing(
+        device: Arc<dyn Device>,
+        optimize: impl Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync + 'static,
+    ) -> Arc<dyn Device> {
+        Arc::new(Special {
+            device,
+            optimize: Some(Box::new(optimize)),
+            host_memory: None,
+        })
+    }
+
+    pub fn with_host_memory(
+        device: Arc<dyn Device>,
+        host_memory: Arc<dyn BufferType>,
+    ) -> Arc<dyn Device> {
+        Arc::new(Special {
+            device,
+            optimize: None,
+            host_memory: Some(host_memory),
+        })
+    }
+}
+
+impl std::fmt::Debug for Special {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.device.fmt(f)
+    }
+}
+
+impl Device for Special {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+    fn description(&self) -> String {
+        self.device.description()
+    }
+    fn kind(&self) -> DeviceKind {
+        self.device.kind()
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.device.capabilities()
+    }
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        self.device.buffer_type()
+    }
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
+        self.host_memory.clone()
+    }
+    fn supports(&self, node: Node<'_>) -> Support {
+        self.device.supports(node)
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        self.device.supports_buffer_type(buffer_type)
+    }
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
+        self.device.can_copy(from, to)
+    }
+    fn wants_offload(&self, node: Node<'_>) -> bool {
+        self.device.wants_offload(node)
+    }
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
+        self.device.workspace(graph, nodes)
+    }
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+        let optimize = self.optimize.as_ref();
+        optimize.map_or_else(Vec::new, |optimize| optimize(graph, nodes))
+    }
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        Arc::clone(&self.device).open_stream()
+    }
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        self.device.create_event()
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
 }
 
 pub fn f32s(n: &[usize]) -> Layout {

@@ -443,7 +443,7 @@ fn asks_for_packed_memory(
             Ok(Place::At(buffer, null_mut()))
         };
         let exported = Exported::new(&m.graph, &[m.product], place).unwrap();
-        host.supports(exported.last().unwrap())
+        host.supports(*exported.nodes().last().unwrap())
     };
     assert!(supported(None));
     assert!(supported(Some(packed_type)));

@@ -34,6 +34,9 @@ pub struct GraphOptimizeParams {
     pub user_data: *mut c_void,
 }
 
+/// Orders a graph's nodes. Releases before 0.25 had no parameters; they do not look at the third argument.
+pub type GraphOptimize = unsafe extern "C" fn(*mut Backend, *mut CGraph, *mut GraphOptimizeParams);
+
 type SetAsync = unsafe extern "C" fn(*mut Backend, *mut Tensor, *const c_void, usize, usize);
 type GetAsync = unsafe extern "C" fn(*mut Backend, *const Tensor, *mut c_void, usize, usize);
 type Set2dAsync = unsafe extern "C" fn(
@@ -79,8 +82,7 @@ pub struct BackendI {
     pub graph_compute: Option<unsafe extern "C" fn(*mut Backend, *mut CGraph) -> Status>,
     pub event_record: Option<unsafe extern "C" fn(*mut Backend, *mut Event)>,
     pub event_wait: Option<unsafe extern "C" fn(*mut Backend, *mut Event)>,
-    pub graph_optimize:
-        Option<unsafe extern "C" fn(*mut Backend, *mut CGraph, *mut GraphOptimizeParams)>,
+    pub graph_optimize: Option<GraphOptimize>,
 }
 
 /// `ggml_backend`

@@ -15,7 +15,9 @@ mod graph;
 mod tensor;
 mod version;
 
-pub use backend::{AddAllocDep, Backend, BackendI, Event, GraphOptimizeParams, Guid, Status};
+pub use backend::{
+    AddAllocDep, Backend, BackendI, Event, GraphOptimize, GraphOptimizeParams, Guid, Status,
+};
 pub use buffer::{
     Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeI3, BufferTypeTable, BufferTypeV2,
     BufferTypeV3, usage,

@@ -6,8 +6,9 @@
 //! library (`libggml-base.so`, `libggml-base.so.0`) are served, and nothing is exported to other libraries of the process.
 //!
 //! # What is there
-//! Everything that upstream's CPU and Vulkan plugins of ggml 0.25 import, and what the SYCL, OpenCL and CANN backends
-//! call, as their sources say; CUDA's would also need `ggml_backend_event_synchronize`. A plugin that wants more is refused by the loader, which names the symbol. Not worth their code are
+//! Everything that upstream's prebuilt CPU, CUDA and Vulkan plugins of ggml 0.25 import, and what the CUDA, SYCL, OpenCL, CANN and
+//! WebGPU backends call, as their sources say. A plugin that wants more is refused by the loader, which names the symbol. Not
+//! worth their code are
 //! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for programs that are linked
 //!   with the plugin call them, and the plugin itself never does;
 //! - codecs of `nvfp4`, `q1_0`, `q2_0` and the codebook types, which samite does not have: see [`has_codec`].
@@ -130,6 +131,18 @@ mod tests {
         let all = symbols();
         assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
         assert!(all.iter().all(|symbol| !symbol.address.is_null()));
+    }
+
+    #[test]
+    fn what_the_cuda_plugin_imports_is_there() {
+        // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1, and what its sources of
+        // 0.25.3 call besides. The other plugins are loaded by tests.
+        let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
+        let all = symbols();
+        let missing: Vec<_> = names
+            .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
+            .collect();
+        assert_eq!(missing, [""; 0]);
     }
 
     #[test]

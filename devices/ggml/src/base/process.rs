@@ -2,7 +2,7 @@
 
 use super::text::fail;
 use super::{Symbol, exports};
-use crate::abi::{Device, Guid, Reg};
+use crate::abi::{Device, Event, Guid, Reg};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -24,7 +24,9 @@ pub fn symbols() -> Vec<Symbol> {
         context_no_alloc as ggml_get_no_alloc,
         critical_section_end as ggml_critical_section_end,
         critical_section_start as ggml_critical_section_start,
+        device_count as ggml_backend_reg_dev_count,
         device_of as ggml_backend_reg_dev_get,
+        event_synchronize as ggml_backend_event_synchronize,
         guid_matches as ggml_guid_matches,
         new_buffer as ggml_new_buffer,
         new_tensor as ggml_new_tensor_1d,
@@ -88,6 +90,22 @@ unsafe extern "C" fn time_ms() -> i64 {
 unsafe extern "C" fn guid_matches(a: *const Guid, b: *const Guid) -> bool {
     // SAFETY: the caller passes two.
     unsafe { *a == *b }
+}
+
+unsafe extern "C" fn device_count(reg: *mut Reg) -> usize {
+    // SAFETY: the caller passes its own registration, and the function belongs to it.
+    unsafe { (*reg).iface.get_device_count.map_or(0, |count| count(reg)) }
+}
+
+unsafe extern "C" fn event_synchronize(event: *mut Event) {
+    // SAFETY: the caller passes an event of one of its devices, and the function belongs to that.
+    unsafe {
+        let device = (*event).device;
+        match (*device).iface.event_synchronize {
+            Some(synchronize) => synchronize(device, event),
+            None => fail("a device with events, but without event_synchronize"),
+        }
+    }
 }
 
 unsafe extern "C" fn device_of(reg: *mut Reg, index: usize) -> *mut Device {

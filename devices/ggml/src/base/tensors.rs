@@ -25,6 +25,7 @@ pub fn symbols() -> Vec<Symbol> {
         is_contiguous_to_3 as ggml_is_contiguous_to_3,
         is_contiguously_allocated as ggml_is_contiguously_allocated,
         is_empty as ggml_is_empty,
+        is_matrix as ggml_is_matrix,
         is_permuted as ggml_is_permuted,
         is_scalar as ggml_is_scalar,
         is_transposed as ggml_is_transposed,
@@ -101,6 +102,7 @@ of_tensor! {
     fn element_size(t) -> usize { type_size(t.dtype) }
     fn is_empty(t) -> bool { has_nothing(t) }
     fn is_scalar(t) -> bool { t.ne == [1; MAX_DIMS] }
+    fn is_matrix(t) -> bool { t.ne[2..] == [1, 1] }
     fn is_transposed(t) -> bool { t.nb[0] > t.nb[1] }
     fn is_permuted(t) -> bool { !t.nb.is_sorted() }
     fn is_contiguous(t) -> bool { contiguous(t, 0, MAX_DIMS) }
@@ -312,6 +314,7 @@ mod tests {
             assert_eq!((n_dims(&plain), n_dims(&blocks)), (3, 2));
             assert_eq!(n_dims(&tensor(DType::F32, [1; 4])), 1);
             assert!(is_scalar(&tensor(DType::F32, [1; 4])) && !is_scalar(&plain));
+            assert!(is_matrix(&tensor(DType::F32, [4, 3, 1, 1])) && !is_matrix(&plain));
         }
     }
 

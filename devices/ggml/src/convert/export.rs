@@ -24,11 +24,63 @@ pub struct Exported {
     /// The structures; never moved, because they point to each other.
     #[allow(clippy::vec_box)]
     tensors: Vec<Box<Tensor>>,
+    /// With a null behind the last: some plugins look one too far.
     nodes: Vec<*mut Tensor>,
     used: Vec<u32>,
     keys: Vec<*mut Tensor>,
     use_counts: Vec<i32>,
     known: HashMap<TensorId, *mut Tensor>,
+}
+
+/// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
+/// plugins see whose result is read, and which nodes they can run as one. For the latter, a view comes right after the node that
+/// it looks at; one of what was there before comes before its first reader.
+pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
+    let is_empty = |id: TensorId| graph.tensor(id).layout.is_empty();
+    let is_view = |id: TensorId| graph.tensor(id).op.is_view() && !is_empty(id);
+    let looks_at = |id: TensorId| graph.tensor(id).operands().next().map(|(_, source)| source);
+    let computed: Vec<TensorId> = nodes
+        .iter()
+        .copied()
+        .filter(|&id| graph.tensor(id).is_computed() && !is_empty(id))
+        .collect();
+    let mut is_node = vec![false; graph.len()];
+    for id in &computed {
+        is_node[id.index()] = true;
+    }
+    let mut is_known = vec![false; graph.len()];
+    let (mut before, mut after) = (HashMap::new(), HashMap::new());
+    for &id in &computed {
+        for (_, source) in graph.tensor(id).operands() {
+            let mut views = Vec::new();
+            let mut root = source;
+            while is_view(root)
+                && let Some(next) = looks_at(root)
+            {
+                if !std::mem::replace(&mut is_known[root.index()], true) {
+                    views.push(root);
+                }
+                root = next;
+            }
+            let list: &mut Vec<_> = match is_node[root.index()] {
+                true => after.entry(root).or_default(),
+                false => before.entry(id).or_default(),
+            };
+            list.append(&mut views);
+        }
+    }
+    let sorted = |views: Option<Vec<TensorId>>| {
+        let mut views = views.unwrap_or_default();
+        views.sort_unstable(); // what is looked at comes first in the graph
+        views
+    };
+    let mut all = Vec::with_capacity(nodes.len());
+    for id in computed {
+        all.extend(sorted(before.remove(&id)));
+        all.push(id);
+        all.extend(sorted(after.remove(&id)));
+    }
+    all
 }
 
 // SAFETY: the pointers are to memory of this value or to what its maker keeps; only one thread at a time uses them.
@@ -47,7 +99,7 @@ impl Exported {
     ) -> Result<Self, E> {
         let mut exported = Exported {
             tensors: Vec::new(),
-            nodes: Vec::with_capacity(nodes.len()),
+            nodes: Vec::with_capacity(nodes.len() + 1),
             used: Vec::new(),
             keys: Vec::new(),
             use_counts: Vec::new(),
@@ -96,6 +148,7 @@ impl Exported {
             known.insert(id, pointer);
             exported.nodes.push(pointer);
         }
+        exported.nodes.push(null_mut());
         exported.known = known;
         Ok(exported)
     }
@@ -161,14 +214,20 @@ impl Exported {
         self.tensors.iter_mut().map(|tensor| &raw mut **tensor)
     }
 
-    /// The tensor of the last node.
-    pub fn last(&self) -> Option<*mut Tensor> {
-        self.nodes.last().copied()
+    /// The tensors of the nodes in order.
+    pub fn nodes(&self) -> &[*mut Tensor] {
+        self.nodes.split_last().map_or(&[], |(_, nodes)| nodes)
+    }
+
+    /// Which tensor of samite's graph each structure stands for.
+    pub fn names(&self) -> HashMap<*mut Tensor, TensorId> {
+        let known = self.known.iter();
+        known.map(|(&id, &tensor)| (tensor, id)).collect()
     }
 
     /// The graph, for one call: it points to `self`.
     pub fn graph(&mut self) -> CGraph {
-        let count = i32::try_from(self.nodes.len()).unwrap_or(i32::MAX);
+        let count = i32::try_from(self.nodes().len()).unwrap_or(i32::MAX);
         CGraph {
             size: count,
             n_nodes: count,

@@ -129,6 +129,31 @@ fn a_graph_with_views_and_writes_survives() {
     assert_eq!(views(&back.graph), views(&g));
 }
 
+#[test]
+fn views_are_where_ggml_has_them() {
+    let mut g = Graph::new();
+    let x = g.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let a = g.sqr(x).unwrap();
+    let b = g.sqr(x).unwrap();
+    let rows = g.view(a, [8, 1, 1, 1], [32, 32, 32], 32).unwrap();
+    let part = g.view(rows, [4, 1, 1, 1], [16, 16, 16], 0).unwrap();
+    let of_x = g.view(x, [4, 1, 1, 1], [16, 16, 16], 0).unwrap();
+    let empty = g.view(x, [0, 1, 1, 1], [16, 16, 16], 0).unwrap();
+    let unused = g.view(b, [4, 1, 1, 1], [16, 16, 16], 0).unwrap();
+    let c = g.add(part, of_x).unwrap();
+    let d = g.add(b, rows).unwrap();
+    let nothing = g.sqr(empty).unwrap();
+    let expected = [a, rows, part, b, of_x, c, d];
+    let with_views = |nodes: &[TensorId]| super::export::with_views(&g, nodes);
+    assert_eq!(with_views(&[a, b, c, d, nothing]), expected);
+    // Views among the nodes do not matter.
+    let all: Vec<_> = g.ids().collect();
+    assert!(all.contains(&unused));
+    assert_eq!(with_views(&all), expected);
+    // What another device computed was there before.
+    assert_eq!(with_views(&[d, c]), [rows, d, part, of_x, c]);
+}
+
 fn tensor(dtype: DType, shape: [usize; 4], data: usize) -> Tensor {
     let layout = Layout::contiguous(dtype, shape).unwrap();
     let mut tensor = super::export::bare(&layout).unwrap();

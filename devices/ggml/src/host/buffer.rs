@@ -315,6 +315,11 @@ impl GgmlBuffer {
         self.raw.as_ptr()
     }
 
+    /// Whether a plugin knows the structures of this buffer. Others only see that it is host memory, if it is.
+    pub fn is_of(&self, plugin: &Arc<Plugin>) -> bool {
+        Arc::ptr_eq(&self.owner.plugin, plugin)
+    }
+
     /// Whether it is memory of this type that only the plugin touches.
     pub fn is_private(&self, buffer_type: &Arc<GgmlBufferType>) -> bool {
         Arc::ptr_eq(&self.owner, buffer_type) && self.host.is_none() && self.owner.accepts.is_none()

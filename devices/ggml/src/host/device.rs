@@ -4,19 +4,20 @@ use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
 use super::event::GgmlEvent;
 use super::gaps;
 use super::library::{Plugin, string};
+use super::optimize::Optimizer;
 use super::stream::GgmlStream;
 use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
 use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Event, MemoryInfo, Node, Op, Result, Stream,
-    Support, TensorId,
+    BufferType, Capabilities, Device, DeviceKind, Event, Graph, Keep, MemoryInfo, Node, Op, Result,
+    Stream, Support, TensorId,
 };
 use std::any::Any;
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A plugin's device, called `ggml:` and its name there.
 pub struct GgmlDevice {
@@ -27,6 +28,8 @@ pub struct GgmlDevice {
     host_type: Option<Arc<GgmlBufferType>>,
     extra_types: Vec<Arc<GgmlBufferType>>,
     threads: Option<usize>,
+    /// Opened when the first graph is planned; `None` if the plugin has no wishes.
+    optimizer: OnceLock<Option<Optimizer>>,
 }
 
 /// What buffer types of a device need of it, too.
@@ -122,7 +125,7 @@ impl DeviceCore {
             Ok(exported) => exported,
             Err(reason) => return Support::No(reason),
         };
-        let Some(tensor) = exported.last() else {
+        let Some(&tensor) = exported.nodes().last() else {
             return Support::no("it has no form in ggml");
         };
         let (Some(supports), true) = (self.table().supports_op, !tensor.is_null()) else {
@@ -211,6 +214,7 @@ impl GgmlDevice {
             host_type,
             extra_types,
             threads,
+            optimizer: OnceLock::new(),
         }))
     }
 
@@ -351,6 +355,14 @@ impl Device for GgmlDevice {
             Support::Yes
         });
         wants
+    }
+
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+        let optimizer = self.optimizer.get_or_init(|| Optimizer::open(&self.core));
+        match optimizer {
+            Some(optimizer) => optimizer.optimize(&self.name, graph, nodes),
+            None => Vec::new(),
+        }
     }
 
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {

@@ -29,6 +29,7 @@ mod event;
 mod gaps;
 mod library;
 mod log;
+mod optimize;
 mod probe;
 mod stream;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::device::GgmlDevice;
 use super::event::GgmlEvent;
 use crate::abi::{self, Status};
 use crate::convert::Reason;
-use crate::convert::export::{Exported, Place};
+use crate::convert::export::{Exported, Place, with_views};
 use samite_core::{
     Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, Placed, Prepared,
     Result, Rows, RunControl, Stream, TensorRef,
@@ -173,7 +173,9 @@ impl GgmlStream {
 
     fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<Place> {
         keep.add(place);
-        if let Some(buffer) = place.buffer.as_any().downcast_ref::<GgmlBuffer>() {
+        let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
+        let own = own.filter(|buffer| buffer.is_of(&self.device.core().plugin));
+        if let Some(buffer) = own {
             if is_leaf && buffer.usage() != samite_core::Usage::Compute {
                 return buffer.tensor(place.slot).map(Place::Tensor);
             }
@@ -258,13 +260,7 @@ impl Stream for GgmlStream {
             }
         }
         // Empty results have nothing to compute, and plugins need not expect them.
-        let nodes: Vec<_> = work
-            .nodes
-            .iter()
-            .copied()
-            .filter(|&id| !matches!(work.graph.tensor(id).op, samite_core::Op::Leaf))
-            .filter(|&id| !work.graph.tensor(id).layout.is_empty())
-            .collect();
+        let nodes = with_views(work.graph, work.nodes);
         let mut graph = Exported::new(work.graph, &nodes, |id| {
             let is_leaf = work.graph.tensor(id).stored.is_some();
             let place = self.place(work.place(id)?, &mut keep, is_leaf)?;

@@ -4,11 +4,12 @@ use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
     Backend, BackendI, Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, CGraph, DevCaps,
-    DevProps, Device, DeviceI, Event, Reg, RegI, Status, Tensor, Version, device_type, op, usage,
+    DevProps, Device, DeviceI, Event, GraphOptimizeParams, Reg, RegI, Status, Tensor, Version,
+    device_type, op, usage,
 };
 use samite_core::{
-    CancelToken, DType, Device as _, Graph, Layout, Placed, Rows, RunControl, Slot, TensorRef,
-    Usage,
+    CancelToken, DType, Device as _, Graph, Keep, Layout, Placed, Rows, RunControl, Slot, TensorId,
+    TensorRef, Usage,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
@@ -35,7 +36,11 @@ enum Command {
 struct Log {
     queue: Vec<Command>,
     calls: Vec<&'static str>,
+    optimize: Option<Optimize>,
 }
+
+/// What a plugin does when it may optimize: with the graph, and with the host's function to keep tensors until others.
+type Optimize = Box<dyn FnMut(&mut CGraph, &dyn Fn(*mut Tensor, *mut Tensor)) + Send>;
 
 type Context = Mutex<Log>;
 
@@ -196,6 +201,24 @@ unsafe extern "C" fn wait(s: *mut Backend, _: *mut Event) {
     queued!(s, "wait",);
 }
 
+unsafe extern "C" fn optimize(
+    s: *mut Backend,
+    graph: *mut CGraph,
+    params: *mut GraphOptimizeParams,
+) {
+    queued!(s, "optimize",);
+    // SAFETY: the host passes a valid graph and its function.
+    unsafe {
+        let params = &*params;
+        let keep = |tensor, until| params.add_alloc_dep.unwrap()(params.user_data, tensor, until);
+        log((*s).context, |log| {
+            if let Some(optimize) = &mut log.optimize {
+                optimize(&mut *graph, &keep);
+            }
+        });
+    }
+}
+
 unsafe extern "C" fn free_stream(stream: *mut Backend) {
     // SAFETY: made by `open`, and given up.
     drop(unsafe { Box::from_raw(stream) });
@@ -220,7 +243,7 @@ unsafe extern "C" fn open(device: *mut Device, _: *const c_char) -> *mut Backend
             graph_compute: Some(compute),
             event_record: Some(record),
             event_wait: Some(wait),
-            graph_optimize: None,
+            graph_optimize: Some(optimize),
         },
         device,
         // SAFETY: the host passes the device of the test.
@@ -562,4 +585,97 @@ fn events_are_the_plugins() {
     let foreign = other.create_event().unwrap();
     assert!(first.record(&*foreign).is_err());
     first.wait(&*foreign).unwrap();
+}
+
+/// `x -> a -> (view of a) -> c`, and `x -> b`, in that order.
+fn branches() -> (Graph, [TensorId; 5]) {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 2, 1, 1]).unwrap();
+    let a = graph.scale(x, 2.0).unwrap();
+    let half = graph.view(a, [4, 1, 1, 1], [16, 16, 16], 16).unwrap();
+    let c = graph.scale(half, 3.0).unwrap();
+    let b = graph.scale(x, 4.0).unwrap();
+    (graph, [x, a, half, c, b])
+}
+
+fn optimized(
+    optimize: impl FnMut(&mut CGraph, &dyn Fn(*mut Tensor, *mut Tensor)) + Send + 'static,
+) -> ([TensorId; 3], Vec<Keep>) {
+    let (device, context) = lazy();
+    context.lock().unwrap().optimize = Some(Box::new(optimize));
+    let (graph, [_, a, _, c, b]) = branches();
+    let mut nodes = [a, c, b];
+    let kept = device.optimize(&graph, &mut nodes);
+    assert_eq!(calls(context), ["optimize"]);
+    (nodes, kept)
+}
+
+/// The nodes, for a plugin that reorders them.
+fn nodes(graph: &mut CGraph) -> &mut [*mut Tensor] {
+    // SAFETY: a valid graph.
+    unsafe { std::slice::from_raw_parts_mut(graph.nodes, graph.n_nodes as usize) }
+}
+
+#[test]
+fn plugins_see_graphs_before_memory_is_planned() {
+    let (_, [x, a, _, c, b]) = branches();
+    let (order, kept) = optimized(|graph, keep| {
+        let &mut [first, view, second, third] = nodes(graph) else {
+            panic!("a view is a node, too");
+        };
+        // SAFETY: valid tensors.
+        unsafe {
+            assert!(nodes(graph).iter().all(|&node| (*node).data.is_null()));
+            assert_eq!((*view).op, op::VIEW);
+            assert_eq!(((*view).view_src, (*view).view_offs), (first, 16));
+            assert_eq!(((*view).src[0], (*second).src[0]), (first, view));
+            let x = (*first).src[0];
+            assert_eq!((*third).src[0], x);
+            let uses = [x, first, view, second].map(|tensor| graph.uses(tensor));
+            assert_eq!(uses, [Some(2), Some(1), Some(1), Some(0)]);
+            assert!((*graph.nodes.add(4)).is_null(), "some look one too far");
+            keep(x, view);
+            keep(view, second);
+            keep(first, third);
+            keep(third, null_mut());
+            keep(null_mut(), third);
+        }
+        nodes(graph).copy_from_slice(&[third, first, view, second]);
+    });
+    assert_eq!(order, [b, a, c]);
+    let keep = |tensor, until| Keep { tensor, until };
+    // The first node after a view; the later of two ends; the end where nobody knows.
+    assert_eq!(kept, [keep(x, c), keep(a, c), keep(b, c)]);
+}
+
+#[test]
+fn wrong_orders_of_plugins_are_left_out() {
+    type Change = fn(&mut CGraph);
+    let changes: [Change; 6] = [
+        |graph| nodes(graph).swap(0, 2),
+        |graph| nodes(graph)[3] = nodes(graph)[0],
+        |graph| nodes(graph)[3] = null_mut(),
+        |graph| nodes(graph)[3] = Box::into_raw(Box::new(Tensor::zeroed())),
+        |graph| graph.n_nodes -= 1,
+        |graph| graph.nodes = Box::into_raw(Box::new([null_mut::<Tensor>(); 5])).cast(),
+    ];
+    let (_, [x, a, _, c, b]) = branches();
+    for change in changes {
+        let (order, _) = optimized(move |graph, _| change(graph));
+        assert_eq!(order, [a, c, b]);
+    }
+    // What it wants to keep is right in any order.
+    let (order, kept) = optimized(|graph, keep| {
+        let &mut [first, _, second, _] = nodes(graph) else {
+            panic!("four nodes");
+        };
+        // SAFETY: a valid tensor.
+        keep(unsafe { (*first).src[0] }, second);
+        nodes(graph).swap(0, 2);
+    });
+    let expected = Keep {
+        tensor: x,
+        until: c,
+    };
+    assert_eq!((order, kept), ([a, c, b], vec![expected]));
 }

@@ -1,0 +1,135 @@
+//! Which orders of a graph's nodes mean the same.
+//!
+//! A node sees all writes of nodes before it. So nodes may change places as long as accesses to each memory keep their order
+//! where one of them writes; a result counts as a write to its own memory.
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, TensorId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// By tensor: which tensor stands for the memory that it lies in. That is the one that it is a view of, or the first of all stored
+/// tensors that overlap.
+pub fn memories(graph: &Graph) -> Vec<TensorId> {
+    let mut owners: Vec<TensorId> = graph.ids().collect();
+    let mut stored: Vec<_> = graph
+        .ids()
+        .filter_map(|id| {
+            let place = graph.tensor(id).stored.as_ref()?.tensor();
+            let buffer = Arc::as_ptr(&place.buffer).addr();
+            let start = place.slot.offset;
+            Some((buffer, start, start + place.layout().bytes(), id))
+        })
+        .collect();
+    stored.sort_unstable();
+    let mut last: Option<(usize, usize, TensorId)> = None;
+    for (buffer, start, end, id) in stored {
+        last = Some(match last {
+            Some((known, reach, owner)) if known == buffer && start < reach => {
+                owners[id.index()] = owner;
+                (known, reach.max(end), owner)
+            }
+            _ => (buffer, end, id),
+        });
+    }
+    graph
+        .ids()
+        .map(|id| owners[graph.memory_of(id).index()])
+        .collect()
+}
+
+/// Checks that `after` is a permutation of `before`, nodes of `graph`, that means the same. `memories` are those of the
+/// [graph](memories()).
+///
+/// # Errors
+/// [`Error::InvalidArgument`], naming the first node of `before` that must not be where it is.
+pub fn check_order(
+    graph: &Graph,
+    memories: &[TensorId],
+    before: &[TensorId],
+    after: &[TensorId],
+) -> Result<()> {
+    let position: HashMap<TensorId, usize> =
+        after.iter().enumerate().map(|(i, &id)| (id, i)).collect();
+    if position.len() != before.len() || before.len() != after.len() {
+        return Err(Error::invalid(format!(
+            "the new order has {} nodes, {} of them different, instead of {}",
+            after.len(),
+            position.len(),
+            before.len()
+        )));
+    }
+    /// Where the last write to a memory and the last read since went.
+    #[derive(Default)]
+    struct Last {
+        write: Option<usize>,
+        read: Option<usize>,
+    }
+    let mut last: HashMap<TensorId, Last> = HashMap::new();
+    for &id in before {
+        let node = graph.tensor(id);
+        let at = *position.get(&id).ok_or_else(|| {
+            Error::invalid(format!("{id} '{}' is not in the new order", node.name))
+        })?;
+        let at = Some(at);
+        let early = || {
+            Error::invalid(format!(
+                "the new order has {id} '{}' before a node that it depends on",
+                node.name
+            ))
+        };
+        for (_, source) in node.operands() {
+            let known = last.entry(memories[source.index()]).or_default();
+            if known.write > at {
+                return Err(early());
+            }
+            known.read = known.read.max(at);
+        }
+        let written = node.written().map(|(_, source)| source);
+        for target in written.chain([id]) {
+            let known = last.entry(memories[target.index()]).or_default();
+            if known.write.max(known.read) > at {
+                return Err(early());
+            }
+            *known = Last {
+                write: at,
+                read: None,
+            };
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    #[test]
+    fn orders_of_dependent_nodes_are_checked() {
+        let mut g = Graph::new();
+        let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+        let scratch = g.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();
+        let a = g.sqr(x).unwrap();
+        let b = g.sqrt(x).unwrap();
+        let written = g.cpy(a, scratch).unwrap();
+        let read = g.sqr(scratch).unwrap();
+        let again = g.cpy(b, scratch).unwrap();
+        let before = [a, b, written, read, again];
+        let check = |after: &[TensorId]| check_order(&g, &memories(&g), &before, after);
+        check(&before).unwrap();
+        check(&[b, a, written, read, again]).unwrap();
+        check(&[a, written, read, b, again]).unwrap();
+        for wrong in [
+            &[written, a, b, read, again][..],
+            &[a, b, read, written, again],
+            &[a, b, written, again, read],
+            &[a, b, again, written, read],
+            &[a, b, written, read],
+            &[a, a, written, read, again],
+            &[a, b, written, read, x],
+        ] {
+            assert!(check(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a plugin wishes about the order of nodes and about memory.
+//!
+//! A plugin with `graph_optimize` is shown each part of a graph that it will run, before memory is planned: tensors have no addresses
+//! yet, except for those that exist before the graph. It may reorder the nodes, and ask to keep memory of tensors until a node
+//! was computed, because it will run several nodes as one.
+
+use super::buffer::GgmlBuffer;
+use super::device::DeviceCore;
+use super::library::Plugin;
+use crate::abi::{self, GraphOptimize, GraphOptimizeParams, Tensor};
+use crate::convert::Reason;
+use crate::convert::export::{Exported, Place, with_views};
+use samite_core::reorder::{check_order, memories};
+use samite_core::{Buffer, Graph, Keep, TensorId, Usage};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A stream of the plugin's that is only asked, and computes nothing. Plugins may take notes about structures of the graph there,
+/// and these are gone before it runs.
+pub struct Optimizer {
+    plugin: Arc<Plugin>,
+    /// Held while one thread asks.
+    stream: Mutex<Stream>,
+    function: GraphOptimize,
+}
+
+/// One of ggml's backends, freed with this value.
+struct Stream {
+    raw: NonNull<abi::Backend>,
+}
+
+// SAFETY: a backend may be used from any thread, one at a time.
+unsafe impl Send for Stream {}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: owned, and not used again.
+        unsafe {
+            if let Some(free) = (*self.raw.as_ptr()).iface.free {
+                free(self.raw.as_ptr());
+            }
+        }
+    }
+}
+
+/// What the plugin wants to keep: a tensor, and until when.
+type Wishes = Vec<(*mut Tensor, *mut Tensor)>;
+
+unsafe extern "C" fn add_alloc_dep(wishes: *mut c_void, tensor: *mut Tensor, until: *mut Tensor) {
+    // SAFETY: `ask` passes them, and they live as long as the call.
+    unsafe { &mut *wishes.cast::<Wishes>() }.push((tensor, until));
+}
+
+/// Where tensors are before memory is planned.
+fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
+    let nowhere = Place::At(null_mut(), null_mut());
+    let Some(stored) = &graph.tensor(id).stored else {
+        return nowhere;
+    };
+    let place = stored.tensor();
+    let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
+    match own.filter(|buffer| buffer.is_of(plugin)) {
+        Some(buffer) if buffer.usage() == Usage::Compute => {
+            Place::At(buffer.raw(), buffer.address(place.slot.offset))
+        }
+        Some(buffer) => buffer.tensor(place.slot).map_or(nowhere, Place::Tensor),
+        None => nowhere,
+    }
+}
+
+impl Optimizer {
+    /// A stream of the device, if its streams have wishes.
+    pub fn open(core: &DeviceCore) -> Option<Self> {
+        let init = core.table().init_backend?;
+        // SAFETY: the function belongs to the device; parameters are optional.
+        let raw = unsafe { init(core.raw, std::ptr::null()) };
+        let stream = Stream {
+            raw: NonNull::new(raw)?,
+        };
+        // SAFETY: the backend is new.
+        let function = unsafe { (*raw).iface }.graph_optimize?;
+        Some(Optimizer {
+            plugin: Arc::clone(&core.plugin),
+            stream: Mutex::new(stream),
+            function,
+        })
+    }
+
+    /// Asks the plugin of the device called `device` about `nodes`, orders them as it says, and returns what it wants to keep.
+    /// An order that means something else is left out, with an event that says so.
+    pub fn optimize(&self, device: &str, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+        // Plugins need not expect empty results.
+        let is_empty = |id: &TensorId| graph.tensor(*id).layout.is_empty();
+        if nodes.len() < 2 || nodes.iter().any(is_empty) {
+            return Vec::new();
+        }
+        let mut sequence = with_views(graph, nodes);
+        let exported =
+            Exported::new::<Reason>(graph, &sequence, |id| Ok(place(&self.plugin, graph, id)));
+        let Ok(mut exported) = exported else {
+            return Vec::new(); // the device runs no such nodes
+        };
+        exported.count_uses(graph);
+        let names = exported.names();
+        let wishes = self.ask(&mut exported);
+
+        let wanted = wishes.as_ref().map_err(|reason| (*reason).to_owned());
+        let wanted = wanted.and_then(|_| wanted_order(&exported, &names, &sequence));
+        match wanted.and_then(|wanted| reorder(graph, nodes, &wanted).map(|()| wanted)) {
+            Ok(wanted) => sequence = wanted,
+            Err(reason) => {
+                tracing::warn!(target: "ggml", device, reason, "the plugin's order of nodes is not used");
+            }
+        }
+        let kept = keep(graph, &sequence, &names, &wishes.unwrap_or_default());
+        tracing::debug!(target: "ggml", device, nodes = nodes.len(), kept = kept.len(), "graph_optimize");
+        kept
+    }
+
+    /// Calls the plugin.
+    fn ask(&self, exported: &mut Exported) -> Result<Wishes, &'static str> {
+        let mut wishes = Wishes::new();
+        let mut params = GraphOptimizeParams {
+            add_alloc_dep: Some(add_alloc_dep),
+            user_data: (&raw mut wishes).cast(),
+        };
+        let mut graph = exported.graph();
+        let (count, array) = (graph.n_nodes, graph.nodes);
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the function belongs to this backend; the graph, its arrays and the parameters are valid during the call.
+        unsafe { (self.function)(stream.raw.as_ptr(), &raw mut graph, &raw mut params) };
+        match graph.n_nodes == count && graph.nodes == array {
+            true => Ok(wishes),
+            false => Err("it changed the number of nodes"),
+        }
+    }
+}
+
+/// The order that the plugin left in the graph, views included.
+fn wanted_order(
+    exported: &Exported,
+    names: &HashMap<*mut Tensor, TensorId>,
+    before: &[TensorId],
+) -> Result<Vec<TensorId>, String> {
+    let nodes = exported.nodes().iter();
+    let wanted: Option<Vec<_>> = nodes.map(|node| names.get(node).copied()).collect();
+    let wanted = wanted.ok_or("it put in nodes of its own")?;
+    let sorted = |ids: &[TensorId]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    match sorted(&wanted) == sorted(before) {
+        true => Ok(wanted),
+        false => Err("it left nodes out".into()),
+    }
+}
+
+/// Orders `nodes` as in `wanted`, if that means the same.
+fn reorder(graph: &Graph, nodes: &mut [TensorId], wanted: &[TensorId]) -> Result<(), String> {
+    let computed = wanted.iter().copied();
+    let computed: Vec<_> = computed
+        .filter(|&id| graph.tensor(id).is_computed())
+        .collect();
+    if computed != nodes {
+        check_order(graph, &memories(graph), nodes, &computed)
+            .map_err(|error| error.to_string())?;
+        nodes.copy_from_slice(&computed);
+    }
+    Ok(())
+}
+
+/// The plugin's wishes in samite's words. What is wanted until something unknown is kept until the end of `sequence`.
+fn keep(
+    graph: &Graph,
+    sequence: &[TensorId],
+    names: &HashMap<*mut Tensor, TensorId>,
+    wishes: &Wishes,
+) -> Vec<Keep> {
+    let position: HashMap<TensorId, usize> = sequence
+        .iter()
+        .enumerate()
+        .map(|(i, &id)| (id, i))
+        .collect();
+    // The longest time counts.
+    let mut ends: BTreeMap<TensorId, usize> = BTreeMap::new();
+    for (tensor, until) in wishes {
+        let Some(&tensor) = names.get(tensor) else {
+            continue;
+        };
+        let memory = graph.memory_of(tensor);
+        if graph.tensor(memory).stored.is_some() {
+            continue; // it stays anyway
+        }
+        let until = names.get(until).and_then(|id| position.get(id));
+        let until = until.copied().unwrap_or(sequence.len());
+        let end = ends.entry(memory).or_default();
+        *end = until.max(*end);
+    }
+    let is_computed = |id: &&TensorId| graph.tensor(**id).is_computed();
+    let last = sequence.iter().rfind(is_computed);
+    let kept = ends.into_iter().filter_map(|(tensor, end)| {
+        let rest = sequence.get(end..).unwrap_or_default();
+        // A view is there when the next node is.
+        let &until = rest.iter().find(is_computed).or(last)?;
+        Some(Keep { tensor, until })
+    });
+    kept.collect()
+}
