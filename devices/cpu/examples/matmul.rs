@@ -1,6 +1,6 @@
 //! Measures matrix products of 4096 x 4096 weights: `cargo run --release -p samite-cpu --example matmul
-//! [threads [columns,... [type ...]]]`. Prints the median of several runs as bytes of weights per second and as
-//! operations per second; once more for weights in packed memory, where there is such.
+//! [threads [columns,... [type|memory ...]]]`. Prints the median of several runs as bytes of weights per second and as
+//! operations per second; once more for weights in packed memory (`cpu-packed`), where there is such.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
@@ -109,19 +109,20 @@ fn main() -> Result<()> {
         .collect::<Option<Vec<usize>>>()
         .ok_or_else(|| Error::invalid("the second argument has numbers of columns, as in 1,64"))?;
     let named: Vec<_> = arguments.collect();
-    let types: Vec<_> = DType::all()
-        .filter(|dtype| samite_quant::can_encode(*dtype))
-        .filter(|dtype| {
-            named.is_empty()
-                || named
-                    .iter()
-                    .any(|name| name.eq_ignore_ascii_case(dtype.name()))
-        })
-        .collect();
     let device = CpuDevice::new(options);
     println!("{} {device:?}", device.description());
     let mut memories = vec![host_buffer_type()];
     memories.extend(device.extra_buffer_types());
+    let is_named = |what: &str| named.iter().any(|name| name.eq_ignore_ascii_case(what));
+    let mut types: Vec<_> = DType::all()
+        .filter(|dtype| samite_quant::can_encode(*dtype))
+        .collect();
+    if types.iter().any(|dtype| is_named(dtype.name())) {
+        types.retain(|dtype| is_named(dtype.name()));
+    }
+    if memories.iter().any(|memory| is_named(memory.name())) {
+        memories.retain(|memory| is_named(memory.name()));
+    }
     for dtype in types {
         for memory in &memories {
             report(&device, memory, dtype, &columns)?;

@@ -1,6 +1,6 @@
 //! Matrix products with chosen experts.
 
-use super::matmul::{COLUMNS, Columns, Product, cost};
+use super::matmul::{ColumnList, Columns, Product, cost};
 use super::rows::row_number;
 use crate::detect::Isa;
 use crate::operand::Operand;
@@ -152,14 +152,14 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         row_blocks * experts,
         cost(m, lists.choices, k),
         move |tasks, worker| {
+            let mut list = ColumnList::new();
             for task in tasks {
                 let (expert, row) = (task / row_blocks, task % row_blocks * rows);
                 // SAFETY: the phase before completed the lists.
                 let choices = unsafe { lists.of(expert) };
                 for part in choices.chunks(part) {
-                    let list: [Column; COLUMNS] = std::array::from_fn(|c| {
-                        // Those behind the end are not used.
-                        let choice = part.get(c).copied().unwrap_or(0) as usize;
+                    let list = list.fill(part.len(), |c| {
+                        let choice = part[c] as usize;
                         let (slot, token) = (choice % used, choice / used);
                         Column {
                             x: columns.at([slot % repeated, token, 0]),
@@ -173,7 +173,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
                             &weights,
                             [expert, 0],
                             row..(row + rows).min(m),
-                            &list[..part.len()],
+                            list,
                             scratch.at(plan.workers + worker * plan.worker),
                         );
                     }

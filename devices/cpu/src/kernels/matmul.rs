@@ -16,6 +16,7 @@ use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{DType, Error, Layout, Node, Op, Result};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Most columns that a task multiplies with a block of rows.
@@ -80,7 +81,7 @@ impl Form {
                     let out = out.cast::<f32>().add(start);
                     out.copy_from_nonoverlapping(x.as_ptr(), x.len());
                 }
-                Form::Eight(eight) => isa.run(|| eight.quantize(x, start, out)),
+                Form::Eight(eight) => quantized::quantize(isa, &eight, x, start, out),
                 Form::Packed(activations) => activations.quantize(x, start, out),
                 #[cfg(target_arch = "x86_64")]
                 Form::Planes(planes) => planes.split(x, start, out),
@@ -335,6 +336,26 @@ impl Columns {
     }
 }
 
+/// Room for the columns of a task. Tasks are many, so only what is used is written.
+pub(crate) struct ColumnList([MaybeUninit<Column>; COLUMNS]);
+
+impl ColumnList {
+    pub fn new() -> Self {
+        ColumnList([const { MaybeUninit::uninit() }; COLUMNS])
+    }
+
+    /// `count` columns, at most [`COLUMNS`].
+    #[inline]
+    pub fn fill(&mut self, count: usize, column: impl Fn(usize) -> Column) -> &[Column] {
+        let places = &mut self.0[..count];
+        for (c, place) in places.iter_mut().enumerate() {
+            place.write(column(c));
+        }
+        // SAFETY: all of them were written.
+        unsafe { places.assume_init_ref() }
+    }
+}
+
 /// Whether columns of such a tensor can be used in place.
 fn is_usable(layout: &Layout) -> bool {
     layout.dtype() == DType::F32 && layout.has_contiguous_rows()
@@ -419,18 +440,18 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         row_blocks * column_blocks * n2 * n3,
         cost(m, n * n2 * n3, k),
         move |tasks, worker| {
+            let mut list = ColumnList::new();
             for task in tasks {
                 let (block, rest) = (task % column_blocks, task / column_blocks);
                 let (row, matrix) = (rest % row_blocks * rows, rest / row_blocks);
                 let (i2, i3) = (matrix % n2, matrix / n2);
                 let first = block * part;
-                let list: [Column; COLUMNS] = std::array::from_fn(|c| Column {
+                let list = list.fill((n - first).min(part), |c| Column {
                     x: columns.at([first + c, i2, i3]),
                     out: result.at([first + c, i2, i3]).cast(),
                 });
-                let list = &list[..(n - first).min(part)];
-                // SAFETY: rows and columns are inside of the shapes (addresses of others are not used), which inference
-                // checked to fit; tasks write different parts of the result; workers have their own scratch.
+                // SAFETY: rows and columns are inside of the shapes, which inference checked to fit; tasks write different
+                // parts of the result; workers have their own scratch.
                 unsafe {
                     product.run(
                         &weights,

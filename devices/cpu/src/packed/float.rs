@@ -22,6 +22,9 @@ const COLUMNS: usize = 120;
 /// Columns for which it does not pay to unpack a slab: their products wait for memory.
 const FEW: usize = 2;
 
+/// How many bytes before they are needed weights are asked for: a slab of two-byte elements, whose halves are read at once.
+const AHEAD: usize = SLAB * PANEL * 2;
+
 /// Half a slab as f32.
 #[repr(C, align(64))]
 struct Half([[f32; LANES]; SLAB]);
@@ -137,7 +140,11 @@ impl Slab {
                 let mut w = [V::splat(0.0); R];
                 for r in 0..R {
                     let (half, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
-                    w[r] = E::load::<V>(self.halves[half], i * LANES + lane);
+                    let at = i * LANES + lane;
+                    if E::BYTES < 4 && C <= FEW && (at * E::BYTES).is_multiple_of(64) {
+                        V::prefetch(self.halves[half].wrapping_add(at * E::BYTES + AHEAD));
+                    }
+                    w[r] = E::load::<V>(self.halves[half], at);
                 }
                 for c in 0..C {
                     let x = V::splat(*x[c].add(i));

@@ -11,8 +11,12 @@ use crate::simd::float::Panel;
 use samite_core::DType;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
 
-/// Bytes of memory that are asked for before they are needed.
+/// How many bytes before they are unpacked weights are asked for.
 const AHEAD: usize = 4096;
+
+/// The same for weights that are used once, as they come. Requests must be spread out evenly: four lines asked for at
+/// once, then none for as long, are a quarter slower than one after the other.
+pub(super) const FAR_AHEAD: usize = 9216;
 
 /// A part of the rows of a panel, unpacked: codes as bytes, four of each row next to each other, and scales and minimums
 /// of each group of elements.
@@ -44,6 +48,9 @@ impl Store {
 /// Where unpacked weights go. Codes of a group come before its scale, which comes before its minimum; groups of
 /// different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
+    /// How many bytes before they come weights should be asked for.
+    const AHEAD: usize = AHEAD;
+
     /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
     /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
     ///
@@ -91,6 +98,8 @@ pub(super) trait Format: Sized {
     const GROUP: usize = 32;
     /// Elements of columns that share a scale: the larger, the faster, and the further from the unrounded product.
     const SCALED: usize = 32;
+    /// Groups whose codes come one among the other: so many from a multiple of that on.
+    const MIXED: usize = 1;
     /// What has to be done about sums of columns.
     const SUMS: Sums;
     /// The largest code, if none is negative.
@@ -149,10 +158,13 @@ impl PanelSlab {
     /// # Safety
     /// The panel must be there, and the instruction set; the contract of `to`.
     #[inline(always)]
-    pub unsafe fn unpack<F: Format, V: Simd>(&self, row: usize, to: &mut impl Sink<F, V>) {
+    pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
         let blocks = self.len / F::DTYPE.block_len();
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
-        let rows = Rows::new(self.at.wrapping_add(half), row % LANES);
+        let rows = Rows {
+            ahead: S::AHEAD,
+            ..Rows::new(self.at.wrapping_add(half), row % LANES)
+        };
         // SAFETY: the caller's contract.
         unsafe { F::unpack::<V>(rows, blocks, to) }
     }
@@ -164,13 +176,19 @@ pub(super) struct Rows {
     at: *const u8,
     /// The first row in the half.
     first: usize,
+    /// How many bytes before they are needed they are asked for.
+    ahead: usize,
 }
 
 impl Rows {
     /// Rows from row `first` of half a panel on.
     #[inline(always)]
     pub fn new(at: *const u8, first: usize) -> Self {
-        Rows { at, first }
+        Rows {
+            at,
+            first,
+            ahead: AHEAD,
+        }
     }
 
     /// The same rows in what lies behind so many bytes of each row.
@@ -182,28 +200,28 @@ impl Rows {
         }
     }
 
-    /// Where unit number `i` of the rows is; a row's unit has so many bytes.
+    /// Where unit number `i` of the rows is; a row's unit has so many bytes. Asks for those ahead.
     #[inline(always)]
-    fn unit(self, i: usize, bytes: usize) -> *const u8 {
-        self.at.wrapping_add((i * LANES + self.first) * bytes)
+    unsafe fn unit<V: Simd>(self, i: usize, bytes: usize) -> *const u8 {
+        let at = self.at.wrapping_add((i * LANES + self.first) * bytes);
+        // Small units share a line; asking twice costs less than a branch, around which the compiler moves requests together.
+        // SAFETY: the caller's contract.
+        unsafe { V::prefetch(at.wrapping_add(self.ahead)) };
+        at
     }
 
     /// Four bytes of each row.
     #[inline(always)]
     unsafe fn words<V: Simd>(self, i: usize) -> V::Words {
-        let at = self.unit(i, 4);
         // SAFETY: the caller's contract.
-        unsafe {
-            V::prefetch(at.wrapping_add(AHEAD));
-            V::load(at)
-        }
+        unsafe { V::load(self.unit::<V>(i, 4)) }
     }
 
     /// A half-precision number of each row.
     #[inline(always)]
     unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
         // SAFETY: the caller's contract.
-        unsafe { V::load_f16(self.unit(i, 2)) }
+        unsafe { V::load_f16(self.unit::<V>(i, 2)) }
     }
 }
 
@@ -264,18 +282,13 @@ unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
     unsafe { V::mul(V::floats(numbers), d) }
 }
 
-/// Nibbles of a block of 32: low ones are the first half, high ones the second.
+/// The lower and the upper halves of word `i` of each row: in blocks of 32 elements `4 * i..4 * i + 4` and those 16 behind.
 #[inline(always)]
-unsafe fn nibbles<V: Simd>(rows: Rows, block: usize) -> [V::Words; 8] {
+unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
     // SAFETY: the caller's contract.
     unsafe {
-        let mut all = [V::splat(0); 8];
-        for j in 0..4 {
-            let both = rows.words::<V>(block * 4 + j);
-            all[j] = low::<V>(both);
-            all[j + 4] = high::<V>(both);
-        }
-        all
+        let both = rows.words::<V>(i);
+        [low::<V>(both), high::<V>(both)]
     }
 }
 
@@ -325,9 +338,12 @@ impl Format for Q4_0 {
         unsafe {
             let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, codes[j]);
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, codes[half]);
+                    }
                 }
                 to.scale(i, scales.halves::<V>(i));
             }
@@ -348,9 +364,12 @@ impl Format for Iq4Nl {
         unsafe {
             let scales = rows.behind(blocks * 16);
             for i in 0..blocks {
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, full_codes::<V>(&IQ4_NL_VALUES, codes[j]));
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, full_codes::<V>(&IQ4_NL_VALUES, codes[half]));
+                    }
                 }
                 to.scale(i, scales.halves::<V>(i));
             }
@@ -372,12 +391,15 @@ impl Format for Mxfp4 {
             let values = MXFP4_VALUES.map(|value| value + 12);
             let exponents = rows.behind(blocks * 16);
             for i in 0..blocks {
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, V::look_up(&values, codes[j]));
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, V::look_up(&values, codes[half]));
+                    }
                 }
                 // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
-                let e = V::load_u8(exponents.unit(i, 1));
+                let e = V::load_u8(exponents.unit::<V>(i, 1));
                 let half = V::shr(e, 1);
                 let rest = V::add(half, V::and(e, V::splat(1)));
                 let a = V::shl(V::add(half, V::splat(63)), 23);
@@ -405,7 +427,7 @@ impl Format for Iq4Xs {
             let high_bits = low_bits.behind(blocks * 4);
             let d = high_bits.behind(blocks * 2).halves::<V>(0);
             let low_bits = low_bits.words::<V>(0);
-            let high_bits = V::load_u16(high_bits.unit(0, 2));
+            let high_bits = V::load_u16(high_bits.unit::<V>(0, 2));
             for group in 0..8 {
                 for j in 0..4 {
                     let both = rows.words::<V>(group * 4 + j);
@@ -435,9 +457,12 @@ impl Format for Q4_1 {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, codes[j]);
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, codes[half]);
+                    }
                 }
                 to.scale(i, scales.halves::<V>(i));
                 let minimums = minimums.halves::<V>(i);
@@ -462,9 +487,12 @@ impl Format for Q5_0 {
             let scales = bits.behind(blocks * 4);
             for i in 0..blocks {
                 let bits = bits.words::<V>(i);
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
+                    }
                 }
                 to.scale(i, scales.halves::<V>(i));
             }
@@ -488,9 +516,12 @@ impl Format for Q5_1 {
             let minimums = scales.behind(blocks * 2);
             for i in 0..blocks {
                 let bits = bits.words::<V>(i);
-                let codes = nibbles::<V>(rows, i);
-                for j in 0..8 {
-                    to.codes(i * 8 + j, V::or(codes[j], V::fifth_bits(bits, j)));
+                for j in 0..4 {
+                    let codes = nibbles::<V>(rows, i * 4 + j);
+                    for half in 0..2 {
+                        let at = j + 4 * half;
+                        to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
+                    }
                 }
                 to.scale(i, scales.halves::<V>(i));
                 let minimums = minimums.halves::<V>(i);
@@ -502,32 +533,47 @@ impl Format for Q5_1 {
 
 /// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
 /// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
-#[inline(always)]
-unsafe fn six_bits<F: Format, V: Simd>(
-    fields: Rows,
+struct SixBits<V: Simd> {
+    scales: [V::Words; 2],
+    minimums: [V::Words; 2],
     d: V::Floats,
     d_min: V::Floats,
-    to: &mut impl Sink<F, V>,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
-        let c = fields.words::<V>(2);
-        let six = V::splat(0x3f3f_3f3f);
-        let scales = [
-            V::and(a, six),
-            or_masked::<V>(low::<V>(c), V::shr(a, 2), 0x30),
-        ];
-        let minimums = [
-            V::and(b, six),
-            or_masked::<V>(high::<V>(c), V::shr(b, 2), 0x30),
-        ];
-        for group in 0..8 {
+}
+
+impl<V: Simd> SixBits<V> {
+    /// Those of a block with the factors of all scales and of all minimums.
+    #[inline(always)]
+    unsafe fn new(fields: Rows, d: V::Floats, d_min: V::Floats) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+            let c = fields.words::<V>(2);
+            let six = V::splat(0x3f3f_3f3f);
+            SixBits {
+                scales: [
+                    V::and(a, six),
+                    or_masked::<V>(low::<V>(c), V::shr(a, 2), 0x30),
+                ],
+                minimums: [
+                    V::and(b, six),
+                    or_masked::<V>(high::<V>(c), V::shr(b, 2), 0x30),
+                ],
+                d,
+                d_min,
+            }
+        }
+    }
+
+    /// Gives away those of a group.
+    #[inline(always)]
+    unsafe fn give<F: Format>(&self, group: usize, to: &mut impl Sink<F, V>) {
+        // SAFETY: the caller's contract.
+        unsafe {
             let (word, byte) = (group / 4, group % 4 * 8);
-            let scale = number::<V>(scales[word], byte, 8);
-            let minimum = number::<V>(minimums[word], byte, 8);
-            to.scale(group, scaled::<V>(scale, d));
-            to.minimum(group, scaled::<V>(minimum, d_min));
+            let scale = number::<V>(self.scales[word], byte, 8);
+            let minimum = number::<V>(self.minimums[word], byte, 8);
+            to.scale(group, scaled::<V>(scale, self.d));
+            to.minimum(group, scaled::<V>(minimum, self.d_min));
         }
     }
 }
@@ -552,6 +598,7 @@ impl Format for Q2K {
     const DTYPE: DType = DType::Q2_K;
     const GROUP: usize = 16;
     const SCALED: usize = 256;
+    const MIXED: usize = 8;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 3;
 
@@ -564,16 +611,18 @@ impl Format for Q2K {
             let d = fields.behind(blocks * 16);
             let d_min = d.behind(blocks * 2).halves::<V>(0);
             let d = d.halves::<V>(0);
-            for i in 0..16 {
-                let codes = two_bits::<V>(rows, i);
-                for j in 0..4 {
-                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes[j]);
+            for part in 0..2 {
+                for i in 0..8 {
+                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    for j in 0..4 {
+                        to.codes(part * 32 + j * 8 + i, codes[j]);
+                    }
                 }
-            }
-            for group in 0..16 {
-                let both = V::load_u8(fields.unit(group, 1));
-                to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
-                to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
+                for group in part * 8..part * 8 + 8 {
+                    let both = V::load_u8(fields.unit::<V>(group, 1));
+                    to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
+                    to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
+                }
             }
         }
     }
@@ -585,6 +634,7 @@ impl Format for Q3K {
     const DTYPE: DType = DType::Q3_K;
     const GROUP: usize = 16;
     const SCALED: usize = 256;
+    const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(4);
     const LARGEST: usize = 7;
 
@@ -596,25 +646,27 @@ impl Format for Q3K {
             let bits = rows.behind(blocks * 64);
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12).halves::<V>(0);
-            for i in 0..16 {
-                let codes = two_bits::<V>(rows, i);
-                let bits = bits.words::<V>(i % 8);
-                for j in 0..4 {
-                    let third = moved::<V>(bits, i / 8 * 4 + j, 2);
-                    let codes = or_masked::<V>(codes[j], third, 4);
-                    to.codes(i / 8 * 32 + j * 8 + i % 8, codes);
-                }
-            }
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
             // the upper two of all.
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
             let upper = fields.words::<V>(2);
-            for group in 0..16 {
-                let byte = group % 4 * 8;
-                let lower = if group % 8 < 4 { a } else { b };
-                let low = number::<V>(lower, byte + group / 8 * 4, 4);
-                let high = number::<V>(upper, byte + group / 4 * 2, 2);
-                to.scale(group, six_bit_scale::<V>(low, high, d));
+            for part in 0..2 {
+                for i in 0..8 {
+                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    let bits = V::shr(bits.words::<V>(i), 4 * part);
+                    for j in 0..4 {
+                        let third = moved::<V>(bits, j, 2);
+                        let codes = or_masked::<V>(codes[j], third, 4);
+                        to.codes(part * 32 + j * 8 + i, codes);
+                    }
+                }
+                for group in part * 8..part * 8 + 8 {
+                    let byte = group % 4 * 8;
+                    let lower = if group % 8 < 4 { a } else { b };
+                    let low = number::<V>(lower, byte + part * 4, 4);
+                    let high = number::<V>(upper, byte + group / 4 * 2, 2);
+                    to.scale(group, six_bit_scale::<V>(low, high, d));
+                }
             }
         }
     }
@@ -625,6 +677,7 @@ pub(super) struct Q4K;
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
     const SCALED: usize = 256;
+    const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 15;
 
@@ -636,14 +689,16 @@ impl Format for Q4K {
             let fields = rows.behind(blocks * 128);
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
+            let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
             for i in 0..4 {
                 for j in 0..8 {
                     let both = rows.words::<V>(i * 8 + j);
                     to.codes(i * 16 + j, low::<V>(both));
                     to.codes(i * 16 + 8 + j, high::<V>(both));
                 }
+                scales.give(2 * i, to);
+                scales.give(2 * i + 1, to);
             }
-            six_bits(fields, d.halves::<V>(0), d_min.halves::<V>(0), to);
         }
     }
 }
@@ -653,6 +708,7 @@ pub(super) struct Q5K;
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
     const SCALED: usize = 256;
+    const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 31;
 
@@ -665,19 +721,22 @@ impl Format for Q5K {
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
-            for j in 0..8 {
-                // Bit `i` is that of element `32 * i` and following ones.
-                let bits = bits.words::<V>(j);
-                for i in 0..4 {
+            let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
+            for i in 0..4 {
+                for j in 0..8 {
+                    // Bit `i` is that of element `32 * i` and following ones.
+                    let bits = bits.words::<V>(j);
                     let both = rows.words::<V>(i * 8 + j);
                     let codes = [low::<V>(both), high::<V>(both)];
                     for k in 0..2 {
-                        let fifth = moved::<V>(bits, 2 * i + k, 4);
+                        // Bits that are moved out of their byte are masked.
+                        let fifth = V::shl(V::shr(bits, 2 * i + k), 4);
                         to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
                 }
+                scales.give(2 * i, to);
+                scales.give(2 * i + 1, to);
             }
-            six_bits(fields, d.halves::<V>(0), d_min.halves::<V>(0), to);
         }
     }
 }
@@ -688,6 +747,7 @@ impl Format for Q6K {
     const DTYPE: DType = DType::Q6_K;
     const GROUP: usize = 16;
     const SCALED: usize = 256;
+    const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(32);
     const LARGEST: usize = 63;
 
@@ -698,7 +758,7 @@ impl Format for Q6K {
             debug_assert_eq!(blocks, 1);
             let bits = rows.behind(blocks * 128);
             let scales = bits.behind(blocks * 64);
-            let d = scales.behind(blocks * 16);
+            let d = scales.behind(blocks * 16).halves::<V>(0);
             for part in 0..2 {
                 for j in 0..8 {
                     let a = rows.words::<V>(part * 16 + j);
@@ -711,11 +771,10 @@ impl Format for Q6K {
                         to.codes(part * 32 + i * 8 + j, codes);
                     }
                 }
-            }
-            let d = d.halves::<V>(0);
-            for group in 0..16 {
-                let scales = V::load_i8(scales.unit(group, 1));
-                to.scale(group, scaled::<V>(scales, d));
+                for group in part * 8..part * 8 + 8 {
+                    let scales = V::load_i8(scales.unit::<V>(group, 1));
+                    to.scale(group, scaled::<V>(scales, d));
+                }
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Products of packed rows with columns of 8 bits.
 //!
-//! With one or two columns, codes of blocks of 256 are multiplied as they come out of memory. Otherwise, a slab of a
-//! panel, 32 rows of up to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of
+//! With one column, and two of blocks of 256, codes are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of
 //! rows and columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where the processor
 //! has such. Products of a slab are added to sums in memory.
 //!
@@ -13,8 +12,8 @@
 
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
-    Format, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
-    Sink, Slab, Store,
+    FAR_AHEAD, Format, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K,
+    Q6K, Q8_0, Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
 use super::{LANES, PANEL, Sum, store_all};
@@ -120,6 +119,12 @@ pub(super) const fn is_wide<F: Format>() -> bool {
     F::SCALED == SLAB
 }
 
+/// Whether a group has two sums of products at a time.
+#[inline(always)]
+const fn is_split<F: Format>() -> bool {
+    F::MIXED == 1
+}
+
 /// Whether sums of products start with what the offset of codes adds.
 #[inline(always)]
 const fn is_offset<F: Format, V: Simd>() -> bool {
@@ -140,10 +145,9 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        // Blocks of 32 have one sum at a time: waiting for it would keep memory waiting.
         match *columns {
             [] => {}
-            [a] if F::DTYPE.block_len() == SLAB => few::<F, V, 1>(panel, &[a]),
+            [a] => few::<F, V, 1>(panel, &[a]),
             [a, b] if F::DTYPE.block_len() == SLAB => few::<F, V, 2>(panel, &[a, b]),
             _ => {
                 for columns in columns.chunks(COLUMNS) {
@@ -171,7 +175,7 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
                     for c in 0..C {
                         direct.sums[c] = V::load_floats(place(c));
                     }
-                    part.unpack::<F, V>(first, &mut direct);
+                    part.unpack::<F, V, _>(first, &mut direct);
                     for c in 0..C {
                         V::store_floats(direct.sums[c], place(c));
                     }
@@ -182,12 +186,15 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
     }
 }
 
+/// Most groups whose codes come one among the other.
+const MOST_MIXED: usize = 8;
+
 /// Multiplies rows of a register with columns while they are unpacked.
 struct Direct<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
-    /// Products of codes, for each group of a block.
-    whole: [[V::Sum; C]; SLAB / 16],
+    /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
+    whole: [[[V::Sum; 2]; C]; MOST_MIXED],
     /// Products of the part, without the column's scale if there is one for the slab.
     part: [V::Floats; C],
     sums: [V::Floats; C],
@@ -200,17 +207,18 @@ impl<V: Simd, const C: usize> Direct<V, C> {
         unsafe {
             Direct {
                 x,
-                whole: [[V::start(0); C]; SLAB / 16],
+                whole: [[[V::start(0); 2]; C]; MOST_MIXED],
                 part: [V::splat_float(0.0); C],
                 sums: [V::splat_float(0.0); C],
             }
         }
     }
 
-    /// Which sums a group has: groups of a block may come together.
+    /// Which sums a group has.
     #[inline(always)]
     fn place<F: Format>(group: usize) -> usize {
-        group % (F::DTYPE.block_len() / F::GROUP)
+        const { assert!(F::MIXED <= MOST_MIXED) };
+        group % F::MIXED
     }
 
     /// After the last step of a group.
@@ -230,16 +238,21 @@ impl<V: Simd, const C: usize> Direct<V, C> {
 }
 
 impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
+    const AHEAD: usize = FAR_AHEAD;
+
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
         let place = Self::place::<F>(i / (F::GROUP / 4));
+        let chain = if is_split::<F>() { i / 4 % 2 } else { 0 };
         for c in 0..C {
             // SAFETY: columns have as many elements as there are codes.
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
-                let whole = &mut self.whole[place][c];
+                let whole = &mut self.whole[place][c][chain];
                 V::dot(whole, codes, V::splat(x), F::FULL);
-                V::carry(whole);
+                if room(F::LARGEST) < F::GROUP / 4 {
+                    V::carry(whole);
+                }
             }
         }
     }
@@ -250,8 +263,17 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
         for c in 0..C {
             // SAFETY: as in `codes`.
             unsafe {
-                let mut whole = V::total(self.whole[place][c]);
-                self.whole[place][c] = V::start(0);
+                let chains = &mut self.whole[place][c];
+                if room(F::LARGEST) >= F::GROUP / 4 {
+                    for chain in chains.iter_mut() {
+                        V::carry(chain);
+                    }
+                }
+                let mut whole = V::total(chains[0]);
+                if is_split::<F>() {
+                    whole = V::add(whole, V::total(chains[1]));
+                }
+                *chains = [V::start(0); 2];
                 if is_offset::<F, V>() {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
@@ -308,7 +330,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
             results.write_bytes(0, columns.len());
             for part in PanelSlab::all::<F>(panel, row) {
                 for first in (0..PANEL).step_by(V::LANES) {
-                    part.unpack::<F, V>(first, &mut Store::new(slab, first));
+                    part.unpack::<F, V, _>(first, &mut Store::new(slab, first));
                 }
                 for first in (0..PANEL).step_by(R * V::LANES) {
                     let strip = Strip {

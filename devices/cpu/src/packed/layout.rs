@@ -118,14 +118,32 @@ impl PackedLayout {
             4 => return self.pack_elements::<4>(rows, panel),
             _ => {}
         }
-        for (row, bytes) in rows.chunks_exact(self.row_bytes.max(1)).enumerate() {
-            for (block, bytes) in bytes.chunks_exact(self.block_bytes).enumerate() {
-                self.units(row, block, |from, to| match bytes[from] {
-                    [a] => panel[to] = a,
-                    [a, b] => panel[to..to + 2].copy_from_slice(&[a, b]),
-                    ref bytes => panel[to..to + 4].copy_from_slice(bytes),
-                });
+        // Slab by slab: what rows have in it shares cache lines.
+        let (row_bytes, step) = (self.row_bytes, self.slab_row_bytes());
+        let slabs = panel.chunks_mut(step * PANEL);
+        for (start, slab) in (0..row_bytes).step_by(step).zip(slabs) {
+            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+                self.pack_slab(row, &bytes[start..row_bytes.min(start + step)], slab);
             }
+        }
+    }
+
+    /// Packs what row `row` of a panel has in a slab.
+    fn pack_slab(&self, row: usize, bytes: &[u8], slab: &mut [u8]) {
+        let (half, lane) = (row / LANES, row % LANES);
+        let mut stream = half * LANES * bytes.len();
+        let blocks = bytes.len() / self.block_bytes;
+        for &(offset, len, unit) in self.fields {
+            let field = &mut slab[stream + lane * unit..];
+            let parts = bytes
+                .chunks_exact(self.block_bytes)
+                .map(|block| &block[offset..offset + len]);
+            match unit {
+                1 => pack_field::<1>(parts, field),
+                2 => pack_field::<2>(parts, field),
+                _ => pack_field::<4>(parts, field),
+            }
+            stream += blocks * len * LANES;
         }
     }
 
@@ -168,6 +186,19 @@ impl PackedLayout {
                 let len = to.len();
                 out[to].copy_from_slice(&panel[from..from + len]);
             });
+        }
+    }
+}
+
+/// Puts the units of a field of one row into their places, the first of which is at the beginning of `field`.
+#[inline]
+fn pack_field<'a, const N: usize>(blocks: impl Iterator<Item = &'a [u8]>, field: &mut [u8]) {
+    let mut places = field.as_chunks_mut::<N>().0.iter_mut().step_by(LANES);
+    for block in blocks {
+        let units = block.as_chunks::<N>().0;
+        // Units come first: a place that is not needed must not be passed over.
+        for (unit, place) in units.iter().zip(&mut places) {
+            *place = *unit;
         }
     }
 }

@@ -86,7 +86,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
         for slab in PanelSlab::all::<F>(panel, row) {
             for first in (0..PANEL).step_by(LANES) {
                 let store = Store::new(&raw mut (*memory).slab, first);
-                slab.unpack::<F, Zmm>(first, &mut Signed(store));
+                slab.unpack::<F, Zmm, _>(first, &mut Signed(store));
             }
             let groups = slab.len / F::GROUP;
             for first in (0..groups).step_by(PART) {

@@ -1,6 +1,7 @@
 //! Vectors of 16 numbers in AVX-512 registers.
 
 use super::Vector;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[inline(always)]
@@ -10,6 +11,14 @@ fn mask(count: usize) -> __mmask16 {
 
 impl Vector for __m512 {
     const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: asking for memory is allowed at any address. Written out, since it stays in its place then.
+        unsafe {
+            asm!("prefetcht0 [{at}]", at = in(reg) at, options(nostack, preserves_flags));
+        }
+    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

@@ -31,6 +31,9 @@ pub(crate) trait Vector: Copy {
     /// How many numbers it holds.
     const LANES: usize;
 
+    /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `count` numbers, then zeros.

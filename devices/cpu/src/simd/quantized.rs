@@ -4,6 +4,8 @@
 //! are stored beside it, scaled: a row whose codes have an offset or a minimum is then multiplied as if it had none,
 //! and the product of the offset with the sum is added.
 
+use crate::detect::vectorized;
+
 /// How a column that was quantized to 8 bits lies in memory: codes, then scales, then scaled sums of each 32 codes, then
 /// those of each 16.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +18,17 @@ pub(crate) struct Eight {
     pub half_sums: usize,
     /// Size in bytes.
     pub bytes: usize,
+}
+
+vectorized! {
+    /// Quantizes elements of a column from element `start` on, a multiple of 32.
+    ///
+    /// # Safety
+    /// As [`Eight::quantize`].
+    pub unsafe fn quantize(eight: &Eight, x: &[f32], start: usize, out: *mut u8) {
+        // SAFETY: the caller's contract.
+        unsafe { eight.quantize(x, start, out) }
+    }
 }
 
 impl Eight {
@@ -36,13 +49,13 @@ impl Eight {
         })
     }
 
-    /// Quantizes elements of a column from element `start` on, a multiple of 32.
+    /// Quantizes elements of a column from element `start` on, a multiple of 32, by what instructions the caller has.
     ///
     /// # Safety
     /// `self.bytes` must be writable at `out`, which is aligned to 4; elements `start..start + x.len()` are inside of the
     /// column.
     #[inline(always)]
-    pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
+    unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let (first, blocks) = (start / 32, x.len() / 32);
         // SAFETY: the caller's contract; the parts do not overlap.
         let (codes, scales, sums, half_sums) = unsafe {
@@ -142,7 +155,7 @@ mod tests {
             let eight = Eight::new(x.len()).unwrap();
             let mut out = vec![0u64; eight.bytes / 8];
             // SAFETY: the memory is large enough and aligned.
-            isa.run(|| unsafe { eight.quantize(&x, 0, out.as_mut_ptr().cast()) });
+            unsafe { quantize(isa, &eight, &x, 0, out.as_mut_ptr().cast()) };
             let bytes: &[u8] = bytemuck::cast_slice(&out);
             let floats =
                 |at: usize, n: usize| bytemuck::cast_slice::<u8, f32>(&bytes[at..][..4 * n]);
