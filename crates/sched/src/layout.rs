@@ -1,8 +1,8 @@
 //! The memory plan: a place for every tensor that the scheduler owns, exact to the byte, before anything is allocated.
 //!
 //! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it, or to the node until which
-//! a device wants to keep it. Inputs, outputs and leaves keep theirs for the whole run. A result takes over the place of an operand that dies with it, where the
-//! operation allows that.
+//! a device wants to keep it. Inputs, outputs and leaves keep theirs for the whole run. A result takes over the place of an
+//! operand that dies with it, where the operation allows that.
 
 use crate::arena::{Arena, Block};
 use crate::devices::DeviceSet;

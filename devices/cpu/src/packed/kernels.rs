@@ -1,8 +1,9 @@
 //! Products of packed rows with columns of 8 bits.
 //!
-//! With one column, and two of blocks of 256, codes are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of
-//! rows and columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where the processor
-//! has such. Products of a slab are added to sums in memory.
+//! With one column, and two of blocks of 256, codes are multiplied as they come out of memory. Otherwise, a slab of a
+//! panel, 32 rows of up to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a
+//! few registers of rows and columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where
+//! the processor has such. Products of a slab are added to sums in memory.
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
 //! takes, and whatever the instruction set is.
