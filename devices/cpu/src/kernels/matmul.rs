@@ -105,7 +105,9 @@ impl Form {
         match self {
             #[cfg(target_arch = "x86_64")]
             Form::Planes(_) => {
-                let share = rows.div_ceil(4 * threads).next_multiple_of(PANEL);
+                // Several tasks for each thread, so that all end at about the same time.
+                let parts = if threads == 1 { 1 } else { 4 * threads };
+                let share = rows.div_ceil(parts).next_multiple_of(PANEL);
                 [share.clamp(PANEL, planes::ROWS), COLUMNS]
             }
             _ => [(TASK_BYTES / row_bytes.max(1)).clamp(32, 256) & !31, 128],

@@ -36,18 +36,23 @@ const STEP: usize = 32;
 /// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
 
-/// Columns that are multiplied with one part of the rows.
+/// Columns that are multiplied with the same rows.
 const COLUMNS: usize = 512;
 
-/// Bytes of a part of a column, all planes together: those of two tiles of columns stay in the first-level cache while
-/// panels pass by.
-const PART_BYTES: usize = 1024;
+/// Bytes of a slab of a column in one plane. The slabs of two tiles of columns stay in the first-level cache while panels
+/// pass by.
+const PLANE_BYTES: usize = SLAB * 2;
+
+/// Most planes of rows or columns.
+const MOST_PLANES: usize = 2;
 
 /// Distance of columns in bytes: not a power of two, which would crowd a few sets of a cache.
-const STRIDE: usize = PART_BYTES + 64;
+const fn stride(planes: usize) -> usize {
+    planes * PLANE_BYTES + 64
+}
 
-/// Panels that pass by. Their sums, and the columns' part, stay in the second-level cache.
-const PANELS: usize = 8;
+/// Panels that pass by. Their sums, and a slab of all columns, stay in the second-level cache.
+const PANELS: usize = 16;
 
 /// Rows that a worker multiplies at a time.
 pub(crate) const ROWS: usize = PANELS * PANEL;
@@ -55,12 +60,7 @@ pub(crate) const ROWS: usize = PANELS * PANEL;
 /// Bytes of scratch memory that products need for each worker.
 pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
 
-/// Elements of a part of a column.
-const fn part_elements(planes: usize) -> usize {
-    PART_BYTES / 2 / planes
-}
-
-/// How columns lie in memory: the first parts of all of them, then the second ones, and so on. A part has the elements'
+/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has the elements'
 /// upper bits as BF16, then perhaps the rests as BF16; behind the last element come zeros up to a multiple of 32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planes {
@@ -69,15 +69,15 @@ pub(crate) struct Planes {
     planes: usize,
     /// Bytes of all columns.
     pub bytes: usize,
-    /// Distance in bytes of the parts of a column.
+    /// Distance in bytes of the slabs of a column.
     pub slabs: usize,
 }
 
 impl Planes {
     /// For `columns` columns of `k` elements; `None` if the size overflows.
     fn new(token: Bf16Tiles, planes: usize, k: usize, columns: usize) -> Option<Self> {
-        let slabs = columns.checked_mul(STRIDE)?;
-        let bytes = k.div_ceil(part_elements(planes)).checked_mul(slabs)?;
+        let slabs = columns.checked_mul(stride(planes))?;
+        let bytes = k.div_ceil(SLAB).checked_mul(slabs)?;
         Some(Planes {
             token,
             planes,
@@ -88,7 +88,7 @@ impl Planes {
 
     /// Distance in bytes of columns.
     pub fn stride(&self) -> usize {
-        STRIDE
+        stride(self.planes)
     }
 
     /// Splits elements of a column from element `start` on, a multiple of 256.
@@ -98,11 +98,8 @@ impl Planes {
     /// these elements.
     pub unsafe fn split(&self, x: &[f32], start: usize, out: *mut u8) {
         let _ = self.token;
-        let elements = part_elements(self.planes);
         for (i, x) in x.chunks(SLAB).enumerate() {
-            let first = start + i * SLAB;
-            let part = out.wrapping_add(first / elements * self.slabs);
-            let to = part.wrapping_add(first % elements * 2);
+            let to = out.wrapping_add((start / SLAB + i) * self.slabs);
             // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
             unsafe {
                 match self.planes {
@@ -127,7 +124,7 @@ unsafe fn load(x: &[f32], i: usize) -> __m512 {
     }
 }
 
-/// Splits elements into their upper bits and the rests, which come half a part later.
+/// Splits elements into their upper bits and the rests, which come behind them.
 ///
 /// # Safety
 /// There must be room for both, up to a multiple of 32 elements, and the instructions must be there.
@@ -144,7 +141,7 @@ unsafe fn split(x: &[f32], to: *mut u8) {
             // Rounded, half up in magnitude; it is far from the largest number.
             let rest = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
             _mm256_storeu_si256(to.add(2 * i).cast(), narrow(high));
-            _mm256_storeu_si256(to.add(2 * i + PART_BYTES / 2).cast(), narrow(rest));
+            _mm256_storeu_si256(to.add(2 * i + PLANE_BYTES).cast(), narrow(rest));
         }
     }
 }
@@ -337,10 +334,10 @@ impl<F: Format> Rows for Quantized<F> {
 #[repr(C, align(64))]
 struct Memory {
     slab: Slab,
-    /// A part of each panel.
-    tiles: [[u8; PART_BYTES * PANEL]; PANELS],
+    /// A slab of each panel.
+    tiles: [[u8; MOST_PLANES * PLANE_BYTES * PANEL]; PANELS],
     /// A tile's columns, if they do not lie at equal distances.
-    gathered: [[[u8; STRIDE]; TILE]; 2],
+    gathered: [[[u8; stride(MOST_PLANES)]; TILE]; 2],
     results: [[Sum; COLUMNS]; PANELS],
 }
 
@@ -381,7 +378,7 @@ pub(super) fn product(
         1 => WORTH_ROUNDING,
         _ => WORTH_SPLITTING,
     };
-    let tiles = token.tiles()?.bf16().filter(|_| each >= worth)?;
+    let tiles = token.tiles()?.bf16().filter(|_| each >= worth && k > 0)?;
     Some((function, Planes::new(tiles, planes, k, columns)?))
 }
 
@@ -425,7 +422,6 @@ unsafe fn panels<R: Rows>(
     columns: &[Column],
     memory: *mut Memory,
 ) {
-    let elements = part_elements(R::COLUMN_PLANES);
     let count = rows.div_ceil(PANEL);
     // SAFETY: the caller's contract.
     unsafe {
@@ -433,80 +429,93 @@ unsafe fn panels<R: Rows>(
         let (tiles, results) = (&raw mut (*memory).tiles, &raw mut (*memory).results);
         let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
         let results = |number: usize| (&raw mut (*results)[number]).cast::<Sum>();
-        for number in 0..count {
-            results(number).write_bytes(0, columns.len().next_multiple_of(TILE));
-        }
-        for first in (0..panel.k).step_by(elements) {
-            let len = elements.min(panel.k - first);
+        for first in (0..panel.k).step_by(SLAB) {
+            let len = SLAB.min(panel.k - first);
             for number in 0..count {
                 let weights = panel
                     .weights
-                    .wrapping_add((row / PANEL + number) * panel.stride);
-                for at in (0..len).step_by(SLAB) {
-                    let weights = weights.wrapping_add((first + at) / SLAB * R::slab_bytes());
-                    let to = Tiles {
-                        at: tiles(number).add(at / STEP * R::PLANES * 2 * TILE_BYTES),
-                        planes: R::PLANES,
-                    };
-                    R::unpack(weights, SLAB.min(len - at), slab, to);
-                }
+                    .wrapping_add((row / PANEL + number) * panel.stride)
+                    .wrapping_add(first / SLAB * R::slab_bytes());
+                let to = Tiles {
+                    at: tiles(number),
+                    planes: R::PLANES,
+                };
+                R::unpack(weights, len, slab, to);
             }
-            let steps = len.div_ceil(STEP);
-            for (i, group) in columns.chunks(2 * TILE).enumerate() {
-                let part = first / elements * panel.slabs;
-                let group = Group::new(group, part, gathered);
+            let run = Run {
+                steps: len.div_ceil(STEP),
+                is_first: first == 0,
+            };
+            let is_last = first + len == panel.k;
+            for (i, columns) in columns.chunks(2 * TILE).enumerate() {
+                let at = first / SLAB * panel.slabs;
+                let group = Group::new(columns, at, R::COLUMN_PLANES, gathered);
                 for number in 0..count {
                     let sums = results(number).add(i * 2 * TILE);
-                    group.multiply::<R>(tiles(number), steps, sums);
+                    group.multiply::<R>(tiles(number), run, sums);
+                    if is_last {
+                        // While the next tiles are multiplied, the results' lines come into the cache.
+                        store_all(panel, row + number * PANEL, columns, sums);
+                    }
                 }
             }
-        }
-        for number in 0..count {
-            store_all(panel, row + number * PANEL, columns, results(number));
         }
     }
 }
 
-/// A part of one or two tiles of columns.
+/// How the tiles of a slab are multiplied.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Tiles, one after the other.
+    steps: usize,
+    /// Whether there are no sums yet.
+    is_first: bool,
+}
+
+/// A slab of one or two tiles of columns.
 struct Group {
     tiles: usize,
     /// Where they begin.
     at: [*const u8; 2],
+    /// Distance of columns in bytes.
+    stride: usize,
 }
 
 impl Group {
-    /// The part that begins at byte `part` of at most two tiles of columns. If they do not lie at equal distances, they
+    /// The slab that begins at byte `slab` of at most two tiles of columns with so many planes. If they do not lie at equal distances, they
     /// are copied to `gathered`.
     ///
     /// # Safety
-    /// The columns must have this part.
+    /// The columns must have this slab.
     #[inline(always)]
     unsafe fn new(
         columns: &[Column],
-        part: usize,
-        gathered: *mut [[[u8; STRIDE]; TILE]; 2],
+        slab: usize,
+        planes: usize,
+        gathered: *mut [[[u8; stride(MOST_PLANES)]; TILE]; 2],
     ) -> Self {
-        let mut at = [std::ptr::null(); 2];
+        let (mut at, stride) = ([std::ptr::null(); 2], stride(planes));
         for (i, tile) in columns.chunks(TILE).take(2).enumerate() {
             let is_regular = tile.len() == TILE
                 && tile
                     .windows(2)
-                    .all(|pair| pair[1].x == pair[0].x.wrapping_add(STRIDE));
+                    .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride));
             if is_regular {
-                at[i] = tile[0].x.wrapping_add(part);
+                at[i] = tile[0].x.wrapping_add(slab);
                 continue;
             }
-            // SAFETY: columns have a whole part, and there is room for a tile. What lies behind the last column makes sums
+            // SAFETY: columns have a whole slab, and there is room for a tile. What lies behind the last column makes sums
             // that nobody reads.
             unsafe {
                 let to = (&raw mut (*gathered)[i]).cast::<u8>();
                 for c in 0..TILE {
-                    let to = to.add(c * STRIDE);
+                    let to = to.add(c * stride);
                     match tile.get(c) {
                         Some(column) => {
-                            to.copy_from_nonoverlapping(column.x.wrapping_add(part), PART_BYTES);
+                            let from = column.x.wrapping_add(slab);
+                            to.copy_from_nonoverlapping(from, planes * PLANE_BYTES);
                         }
-                        None => to.write_bytes(0, PART_BYTES),
+                        None => to.write_bytes(0, planes * PLANE_BYTES),
                     }
                 }
                 at[i] = to;
@@ -515,20 +524,21 @@ impl Group {
         Group {
             tiles: columns.len().div_ceil(TILE),
             at,
+            stride,
         }
     }
 
-    /// Multiplies with the tiles of a panel and adds the products to `sums`.
+    /// Multiplies with the tiles of a panel and adds the products to `sums`, or makes them the sums.
     ///
     /// # Safety
     /// The tiles of rows and columns and their sums must be there, and tiles be configured.
     #[inline(always)]
-    unsafe fn multiply<R: Rows>(&self, rows: *const u8, steps: usize, sums: *mut Sum) {
+    unsafe fn multiply<R: Rows>(&self, rows: *const u8, run: Run, sums: *mut Sum) {
         // SAFETY: the caller's contract.
         unsafe {
             match self.tiles {
-                1 => self.multiply_tiles::<R, 1>(rows, steps, sums.cast()),
-                _ => self.multiply_tiles::<R, 2>(rows, steps, sums.cast()),
+                1 => self.multiply_tiles::<R, 1>(rows, run, sums.cast()),
+                _ => self.multiply_tiles::<R, 2>(rows, run, sums.cast()),
             }
         }
     }
@@ -539,27 +549,40 @@ impl Group {
     unsafe fn multiply_tiles<R: Rows, const T: usize>(
         &self,
         rows: *const u8,
-        steps: usize,
+        run: Run,
         sums: *mut u8,
     ) {
         let more = sums.wrapping_add(TILE * size_of::<Sum>());
         // SAFETY: the caller's contract.
         unsafe {
-            asm!(
-                "tileloadd tmm0, [{r} + {s}]",
-                "tileloadd tmm1, [{r} + {s} + 64]",
-                r = in(reg) sums, s = in(reg) size_of::<Sum>(),
-                options(nostack, preserves_flags, readonly),
-            );
-            if T == 2 {
+            if run.is_first {
                 asm!(
-                    "tileloadd tmm2, [{r} + {s}]",
-                    "tileloadd tmm3, [{r} + {s} + 64]",
-                    r = in(reg) more, s = in(reg) size_of::<Sum>(),
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    options(nostack, preserves_flags, nomem)
+                );
+                asm!(
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack, preserves_flags, nomem)
+                );
+            } else {
+                asm!(
+                    "tileloadd tmm0, [{r} + {s}]",
+                    "tileloadd tmm1, [{r} + {s} + 64]",
+                    r = in(reg) sums, s = in(reg) size_of::<Sum>(),
                     options(nostack, preserves_flags, readonly),
                 );
+                if T == 2 {
+                    asm!(
+                        "tileloadd tmm2, [{r} + {s}]",
+                        "tileloadd tmm3, [{r} + {s} + 64]",
+                        r = in(reg) more, s = in(reg) size_of::<Sum>(),
+                        options(nostack, preserves_flags, readonly),
+                    );
+                }
             }
-            for step in 0..steps {
+            for step in 0..run.steps {
                 let columns = self.at.map(|at| at.wrapping_add(step * STEP * 2));
                 let rows = rows.wrapping_add(step * R::PLANES * 2 * TILE_BYTES);
                 self.load_columns::<T>(columns);
@@ -570,7 +593,7 @@ impl Group {
                 load_rows(rows);
                 products::<T>();
                 if R::COLUMN_PLANES == 2 {
-                    self.load_columns::<T>(columns.map(|at| at.wrapping_add(PART_BYTES / 2)));
+                    self.load_columns::<T>(columns.map(|at| at.wrapping_add(PLANE_BYTES)));
                     products::<T>();
                 }
             }
@@ -599,10 +622,10 @@ impl Group {
     unsafe fn load_columns<const T: usize>(&self, [first, second]: [*const u8; 2]) {
         // SAFETY: the caller's contract.
         unsafe {
-            asm!("tileloadd tmm4, [{x} + {s}]", x = in(reg) first, s = in(reg) STRIDE,
+            asm!("tileloadd tmm4, [{x} + {s}]", x = in(reg) first, s = in(reg) self.stride,
                 options(nostack, preserves_flags, readonly));
             if T == 2 {
-                asm!("tileloadd tmm5, [{x} + {s}]", x = in(reg) second, s = in(reg) STRIDE,
+                asm!("tileloadd tmm5, [{x} + {s}]", x = in(reg) second, s = in(reg) self.stride,
                     options(nostack, preserves_flags, readonly));
             }
         }
