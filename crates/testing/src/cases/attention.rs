@@ -1,8 +1,8 @@
 //! Softmax and attention.
 
-use crate::case::{Cases, Form, Limit};
+use crate::case::{Builder, Cases, Form, Limit};
 use crate::recipe::Recipe;
-use samite_core::{DType, Op, Precision, Shape};
+use samite_core::{DType, Op, Precision, Result, Shape, TensorId};
 
 pub fn add(cases: &mut Cases) {
     soft_max(cases);
@@ -99,29 +99,10 @@ fn flash_back(cases: &mut Cases) {
     ];
     for a in small.into_iter().chain(PROMPTS) {
         cases.add("", Limit::Nmse(1e-7), |b| {
-            let [heads, kv_heads] = a.heads;
-            let [k_size, v_size] = a.head;
-            let result = [v_size, heads, a.tokens, a.batch];
+            let result = [a.head[1], a.heads[0], a.tokens, a.batch];
             let g = b.operand(DType::F32, result, Recipe::UNIT, a.form)?;
-            let sizes = [
-                (k_size, a.tokens, heads),
-                (k_size, a.kv, kv_heads),
-                (v_size, a.kv, kv_heads),
-            ];
-            let [q, k, v] = sizes.map(|(size, rows, heads)| {
-                b.operand(
-                    DType::F32,
-                    [size, rows, heads, a.batch],
-                    Recipe::UNIT,
-                    a.form,
-                )
-            });
-            let mask = a
-                .mask
-                .then(|| b.input(DType::F16, [a.kv, a.tokens, 1, a.batch], Recipe::Mask))
-                .transpose()?;
-            let scale = 1.0 / (k_size as f32).sqrt();
-            b.graph.flash_attn_back(g, [q?, k?, v?], mask, scale)
+            let (q, k, v, mask) = a.operands(b, [DType::F32; 2])?;
+            b.graph.flash_attn_back(g, [q, k, v], mask, a.scale())
         });
     }
 }
@@ -177,6 +158,34 @@ struct Attention {
     max_bias: f32,
     softcap: f32,
     form: Form,
+}
+
+impl Attention {
+    /// Queries, keys and values, the latter two of these types, and the mask.
+    fn operands(
+        &self,
+        b: &mut Builder,
+        [k_type, v_type]: [DType; 2],
+    ) -> Result<(TensorId, TensorId, TensorId, Option<TensorId>)> {
+        let ([k_size, v_size], [heads, kv_heads]) = (self.head, self.heads);
+        let mut operand = |dtype, size, rows, heads| {
+            let shape = [size, rows, heads, self.batch];
+            b.operand(dtype, shape, Recipe::UNIT, self.form)
+        };
+        let q = operand(DType::F32, k_size, self.tokens, heads)?;
+        let k = operand(k_type, k_size, self.kv, kv_heads)?;
+        let v = operand(v_type, v_size, self.kv, kv_heads)?;
+        let shape = [self.kv, self.tokens, 1, self.batch];
+        let mask = self
+            .mask
+            .then(|| b.input(DType::F16, shape, Recipe::Mask))
+            .transpose()?;
+        Ok((q, k, v, mask))
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head[0] as f32).sqrt()
+    }
 }
 
 const SMALL: Attention = Attention {
@@ -320,36 +329,13 @@ fn attention(cases: &mut Cases, [k_type, v_type]: [DType; 2], a: Attention) {
         notes.push("softcap");
     }
     cases.add(&notes.join(", "), Limit::Nmse(5e-4), |b| {
-        let [heads, kv_heads] = a.heads;
-        let [k_size, v_size] = a.head;
-        let q = b.operand(
-            DType::F32,
-            [k_size, a.tokens, heads, a.batch],
-            Recipe::UNIT,
-            a.form,
-        )?;
-        let k = b.operand(
-            k_type,
-            [k_size, a.kv, kv_heads, a.batch],
-            Recipe::UNIT,
-            a.form,
-        )?;
-        let v = b.operand(
-            v_type,
-            [v_size, a.kv, kv_heads, a.batch],
-            Recipe::UNIT,
-            a.form,
-        )?;
-        let mask = a
-            .mask
-            .then(|| b.input(DType::F16, [a.kv, a.tokens, 1, a.batch], Recipe::Mask))
-            .transpose()?;
+        let (q, k, v, mask) = a.operands(b, [k_type, v_type])?;
         let sinks = a
             .sinks
-            .then(|| b.input(DType::F32, [heads, 1, 1, 1], Recipe::UNIT))
+            .then(|| b.input(DType::F32, [a.heads[0], 1, 1, 1], Recipe::UNIT))
             .transpose()?;
         let op = Op::FlashAttn {
-            scale: 1.0 / (k_size as f32).sqrt(),
+            scale: a.scale(),
             max_bias: a.max_bias,
             softcap: a.softcap,
             precision: Precision::F32,

@@ -59,7 +59,7 @@ unsafe fn add_mask(isa: Isa, mask: &Operand, row: [usize; 3], slope: f32, x: &mu
 }
 
 vectorized! {
-    fn scale_row(x: &mut [f32], factor: f32) {
+    pub(crate) fn scale_row(x: &mut [f32], factor: f32) {
         x.iter_mut().for_each(|x| *x *= factor);
     }
 }

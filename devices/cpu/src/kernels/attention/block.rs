@@ -2,11 +2,10 @@
 //! gradients of a key are vectors; largest logits and sums of all rows come out lane by lane, and products are [sums of outer
 //! products](crate::simd::outer), of which all operands lie as they are needed.
 
-use super::{Extents, NO_KEY};
+use super::{Extents, Memory, NO_KEY, seen};
 use crate::detect::vectorized;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
-use crate::prepare::Scratch;
 use crate::simd::math;
 use half::f16;
 
@@ -191,20 +190,6 @@ impl Block {
     }
 }
 
-/// How many keys there are up to the last one that a row of a mask shows.
-fn seen(row: &[u16]) -> usize {
-    let mut end = row.len();
-    for chunk in row.rchunks(32) {
-        // Mostly all or nothing, found without branches.
-        if chunk.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0 {
-            let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
-            return end - hidden.count();
-        }
-        end -= chunk.len();
-    }
-    0
-}
-
 /// The largest logit of each row so far, and the sum of `exp(logit - largest)`.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
@@ -286,34 +271,9 @@ vectorized! {
     }
 }
 
-/// Cuts the memory of one worker into parts.
-pub(super) struct Memory {
-    at: *mut f32,
-    left: usize,
-}
-
 impl Memory {
-    /// # Safety
-    /// `floats` numbers from byte `at` of the scratch memory on must be the worker's alone, for as long as parts are used.
-    pub unsafe fn new(scratch: Scratch, at: usize, floats: usize) -> Self {
-        Memory {
-            at: scratch.at(at).cast(),
-            left: floats,
-        }
-    }
-
-    /// The next `count` numbers.
-    pub fn floats<'a>(&mut self, count: usize) -> &'a mut [f32] {
-        assert!(count <= self.left, "the workspace is too small");
-        let at = self.at;
-        self.left -= count;
-        self.at = at.wrapping_add(count);
-        // SAFETY: they belong to the worker, by the contract of `new`, and are given away once.
-        unsafe { std::slice::from_raw_parts_mut(at, count) }
-    }
-
     /// The next numbers for `count` keys.
-    pub fn lanes<'a>(&mut self, count: usize) -> &'a mut [Lanes] {
+    pub(super) fn lanes<'a>(&mut self, count: usize) -> &'a mut [Lanes] {
         self.floats(count * ROWS).as_chunks_mut().0
     }
 }

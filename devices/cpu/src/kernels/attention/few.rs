@@ -3,16 +3,18 @@
 //! A task handles up to [`COLUMNS`] heads of one token that share a head of keys and values. It walks over the keys in blocks. Keys
 //! are split among tasks and the partial results are merged in a second phase.
 
-use super::{Extents, Logits, NO_KEY, Sinks, is_decoded, scale, too_large};
-use crate::detect::{Isa, vectorized};
+use super::{
+    Extents, Logits, Memory, NO_KEY, Operands, element, is_decoded, no_kernel, rows_of, seen,
+    too_large,
+};
+use crate::detect::vectorized;
 use crate::kernels::reduce::{max_of, sum_of};
-use crate::kernels::softmax::Slopes;
-use crate::operand::Operand;
+use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn, Weighted, WeightedFn};
 use crate::simd::math;
 use half::f16;
-use samite_core::{DType, Error, Node, Result};
+use samite_core::{Node, Result};
 
 /// Most query rows of a task.
 const COLUMNS: usize = 8;
@@ -91,15 +93,7 @@ pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
 #[derive(Clone, Copy)]
 struct Attention {
     plan: Plan,
-    logits: Logits,
-    isa: Isa,
-    slopes: Slopes,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    mask: Option<Operand>,
-    sinks: Sinks,
-    result: Operand,
+    operands: Operands,
     scratch: Scratch,
     product: PanelFn,
     weighted: WeightedFn,
@@ -134,29 +128,14 @@ impl Row {
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let plan = plan(site.node, site.threads).ok_or_else(too_large)?;
-    let logits = Logits::of(site.node.op())
-        .ok_or_else(|| Error::invalid(format!("{} is not attention", site.node.op())))?;
     let extents = plan.extents;
-    let (k, v) = (site.source(1)?, site.source(2)?);
-    let element = |operand: &Operand| match operand.dtype() {
-        dtype if is_decoded(dtype) => DType::F32,
-        dtype => dtype,
-    };
-    let missing = || Error::invalid("flash_attn_ext: no kernel for the types of keys and values");
+    let operands = Operands::of(site)?;
     let attention = Attention {
         plan,
-        logits,
-        isa: site.isa,
-        slopes: Slopes::new(extents.heads, logits.max_bias),
-        q: site.source(0)?,
-        k,
-        v,
-        mask: site.optional(3),
-        sinks: Sinks(site.optional(4)),
-        result: site.result(),
+        operands,
         scratch: site.scratch(plan.total)?,
-        product: float::product(site.isa, element(&k)).ok_or_else(missing)?,
-        weighted: float::weighted_rows(site.isa, element(&v)).ok_or_else(missing)?,
+        product: float::product(site.isa, element(&operands.k)).ok_or_else(no_kernel)?,
+        weighted: float::weighted_rows(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
     };
     let rows = extents.rows();
     let tasks = plan.splits
@@ -189,7 +168,7 @@ impl Attention {
     /// # Safety
     /// See [`Operand`]; `task` and `worker` must exist.
     unsafe fn task(&self, task: usize, worker: usize) {
-        let (plan, extents) = (&self.plan, &self.plan.extents);
+        let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
         let group = extents.group();
         let (split, rest) = (task % plan.splits, task / plan.splits);
         let head_blocks = group.div_ceil(plan.head_block);
@@ -200,25 +179,23 @@ impl Attention {
         let first_head = block * plan.head_block;
         let count = plan.head_block.min(group - first_head);
 
-        let memory = self
-            .scratch
-            .at(plan.partials + worker * plan.worker)
-            .cast::<f32>();
-        // SAFETY: the plan has room for these parts, and each worker has its own.
-        let (scores, sums, decoded) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(memory, COLUMNS * KEYS),
-                std::slice::from_raw_parts_mut(memory.add(COLUMNS * KEYS), COLUMNS * extents.dv),
-                memory.add(COLUMNS * (KEYS + extents.dv)),
-            )
+        // SAFETY: the plan has room for each worker's part.
+        let mut memory = unsafe {
+            let at = plan.partials + worker * plan.worker;
+            Memory::new(self.scratch, at, plan.worker / size_of::<f32>())
         };
+        let scores = memory.floats(COLUMNS * KEYS);
+        let sums = memory.floats(COLUMNS * extents.dv);
+        let room = |decode: bool, size: usize| if decode { KEYS * size } else { 0 };
+        let decoded_keys = memory.floats(room(plan.decode_keys, extents.d));
+        let decoded_values = memory.floats(room(plan.decode_values, extents.dv));
         sums.fill(0.0);
         let mut rows: [Row; COLUMNS] = std::array::from_fn(|c| {
             let head = kv_head * group + first_head + c.min(count - 1);
             Row {
                 head,
-                slope: self.slopes.of(head),
-                mask: self.mask.map(|mask| {
+                slope: own.slopes.of(head),
+                mask: own.mask.map(|mask| {
                     let [_, _, m2, m3] = mask.shape();
                     mask.at([token, head % m2, batch % m3]).cast_const().cast()
                 }),
@@ -230,7 +207,7 @@ impl Attention {
         let queries: [Column; COLUMNS] = std::array::from_fn(|c| {
             let row = &rows[c.min(count - 1)];
             Column {
-                x: self.q.at([token, row.head, batch]),
+                x: own.q.at([token, row.head, batch]),
                 out: scores.as_mut_ptr().wrapping_add(c * KEYS),
             }
         });
@@ -253,13 +230,8 @@ impl Attention {
             }
             // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
-                let (at, stride) = self.rows(
-                    &self.k,
-                    plan.decode_keys,
-                    [key, kv_head, batch],
-                    len,
-                    decoded,
-                );
+                let place = [key, kv_head, batch];
+                let (at, stride) = rows_of(&own.k, plan.decode_keys, place, len, decoded_keys);
                 let panel = Panel {
                     weights: at,
                     stride,
@@ -276,20 +248,9 @@ impl Attention {
                     .zip(sums.chunks_exact_mut(extents.dv.max(1)))
                 {
                     let mask = row.mask_of(key, len);
-                    soften(self.isa, self.logits, row, mask, &mut scores[..len], sums);
+                    soften(own.isa, own.logits, row, mask, &mut scores[..len], sums);
                 }
-                let decoded = decoded.wrapping_add(if plan.decode_keys {
-                    KEYS * extents.d
-                } else {
-                    0
-                });
-                let (at, stride) = self.rows(
-                    &self.v,
-                    plan.decode_values,
-                    [key, kv_head, batch],
-                    len,
-                    decoded,
-                );
+                let (at, stride) = rows_of(&own.v, plan.decode_values, place, len, decoded_values);
                 let values = Weighted {
                     rows: at,
                     stride,
@@ -305,10 +266,10 @@ impl Attention {
             // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
             unsafe {
                 if plan.splits == 1 {
-                    let out = self.result.row_mut::<f32>(place);
+                    let out = own.result.row_mut::<f32>(place);
                     out.copy_from_slice(sums);
-                    let factor = self.sinks.factor(row.head, row.max, row.sum);
-                    scale(self.isa, out, factor);
+                    let factor = own.sinks.factor(row.head, row.max, row.sum);
+                    scale_row(own.isa, out, factor);
                 } else {
                     let number = row.head + extents.heads * (token + extents.tokens * batch);
                     let partial = self.partial(number, split);
@@ -318,32 +279,6 @@ impl Attention {
                 }
             }
         }
-    }
-
-    /// Where rows of keys or values lie, and their distance; decoded to `decoded` where needed.
-    ///
-    /// # Safety
-    /// See [`Operand`]; `decoded` has room for `len` rows where they have to be decoded.
-    unsafe fn rows(
-        &self,
-        operand: &Operand,
-        decode: bool,
-        [first, i2, i3]: [usize; 3],
-        len: usize,
-        decoded: *mut f32,
-    ) -> (*const u8, usize) {
-        if !decode {
-            return (operand.at([first, i2, i3]), operand.strides()[1]);
-        }
-        let n0 = operand.shape()[0];
-        for i in 0..len {
-            // SAFETY: the caller's contract.
-            unsafe {
-                let row = std::slice::from_raw_parts_mut(decoded.add(i * n0), n0);
-                operand.load([first + i, i2, i3], 0, row);
-            }
-        }
-        (decoded.cast_const().cast(), n0 * 4)
     }
 
     /// The partial result of a row: largest logit, sum of weights, weighted values.
@@ -366,7 +301,7 @@ impl Attention {
         let place = [head, rest % extents.tokens, rest / extents.tokens];
         // SAFETY: the caller's contract.
         unsafe {
-            let out = self.result.row_mut::<f32>(place);
+            let out = self.operands.result.row_mut::<f32>(place);
             let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
             let max = parts
                 .clone()
@@ -377,13 +312,14 @@ impl Attention {
             for part in parts.filter(|part| part[1] != 0.0) {
                 let factor = math::exp(part[0] - max);
                 sum += part[1] * factor;
-                self.isa.run(|| {
+                self.operands.isa.run(|| {
                     out.iter_mut()
                         .zip(&part[2..])
                         .for_each(|(x, y)| *x += *y * factor);
                 });
             }
-            scale(self.isa, out, self.sinks.factor(head, max, sum));
+            let factor = self.operands.sinks.factor(head, max, sum);
+            scale_row(self.operands.isa, out, factor);
         }
     }
 }
@@ -400,9 +336,8 @@ unsafe fn visible(rows: &[Row], key: usize, len: usize) -> usize {
         let Some(mask) = (unsafe { row.mask_of(key, len) }) else {
             return len;
         };
-        // Mostly all or nothing: the last key first.
-        let last = mask.iter().rposition(|&m| m != NO_KEY);
-        visible = visible.max(last.map_or(0, |last| last + 1));
+        // Those before are known to be seen.
+        visible += seen(&mask[visible..]);
         if visible == len {
             return len;
         }

@@ -1,12 +1,10 @@
 //! The gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4): the shares of keys are computed again, so
 //! nothing but the operands is kept from the forward pass.
 
-use super::block::{
-    Block, Blocks, LANES_STRIDE, Lanes, Memory, ROWS, Sums, logit_gradients, soften,
-};
-use super::{Extents, too_large};
+use super::block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
+use super::{Extents, Memory, too_large};
 use crate::detect::Isa;
-use crate::kernels::softmax::Slopes;
+use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::outer::{self, Outer, OuterFn};
@@ -183,7 +181,7 @@ impl Gradient {
             unsafe {
                 let q = &mut q[row * d..][..d];
                 self.q.load([token, head, block.batch], 0, q);
-                q.iter_mut().for_each(|q| *q *= self.scale);
+                scale_row(self.isa, q, self.scale);
                 self.g
                     .load([head, token, block.batch], 0, &mut g[row * dv..][..dv]);
             }

@@ -1,13 +1,11 @@
 //! Attention of many tokens: a task is a block of query rows, which walks over blocks of keys.
 
-use super::block::{Block, Blocks, LANES_STRIDE, Memory, ROWS, Sums, cap, soften};
-use super::{Extents, Logits, Sinks, is_decoded, scale, too_large};
-use crate::detect::Isa;
-use crate::kernels::softmax::Slopes;
-use crate::operand::Operand;
+use super::block::{Block, Blocks, LANES_STRIDE, ROWS, Sums, cap, soften};
+use super::{Extents, Memory, Operands, element, is_decoded, no_kernel, rows_of, too_large};
+use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::outer::{self, Outer, OuterFn};
-use samite_core::{DType, Error, Node, Result};
+use samite_core::{DType, Node, Result};
 
 /// Keys of a block.
 const KEYS: usize = 64;
@@ -28,15 +26,7 @@ pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
 #[derive(Clone, Copy)]
 struct Attention {
     extents: Extents,
-    logits: Logits,
-    isa: Isa,
-    slopes: Slopes,
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    mask: Option<Operand>,
-    sinks: Sinks,
-    result: Operand,
+    operands: Operands,
     scratch: Scratch,
     floats: usize,
     products: OuterFn,
@@ -46,31 +36,15 @@ struct Attention {
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let extents = Extents::of(site.node, 0).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
-    let logits = Logits::of(site.node.op())
-        .ok_or_else(|| Error::invalid(format!("{} is not attention", site.node.op())))?;
-    let v = site.source(2)?;
-    let element = if is_decoded(v.dtype()) {
-        DType::F32
-    } else {
-        v.dtype()
-    };
-    let missing = || Error::invalid("flash_attn_ext: no kernel for the types of keys and values");
+    let operands = Operands::of(site)?;
     let blocks = Blocks::new(extents);
     let attention = Attention {
         extents,
-        logits,
-        isa: site.isa,
-        slopes: Slopes::new(extents.heads, logits.max_bias),
-        q: site.source(0)?,
-        k: site.source(1)?,
-        v,
-        mask: site.optional(3),
-        sinks: Sinks(site.optional(4)),
-        result: site.result(),
+        operands,
         scratch: site.scratch(scratch(site.node, site.threads).ok_or_else(too_large)?)?,
         floats,
-        products: outer::sums(site.isa, DType::F32).ok_or_else(missing)?,
-        weighted: outer::sums(site.isa, element).ok_or_else(missing)?,
+        products: outer::sums(site.isa, DType::F32).ok_or_else(no_kernel)?,
+        weighted: outer::sums(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
     };
     let tasks = blocks.of_a_head() * blocks.kv_heads();
     Ok(vec![Phase::new(
@@ -93,6 +67,7 @@ impl Attention {
     /// See [`Operand`]; block and worker must exist.
     unsafe fn block(&self, block: Block, worker: usize) {
         let Extents { d, dv, keys, .. } = self.extents;
+        let own = &self.operands;
         let at = worker * self.floats * size_of::<f32>();
         // SAFETY: each worker has such a part of the scratch memory.
         let mut memory = unsafe { Memory::new(self.scratch, at, self.floats) };
@@ -103,14 +78,14 @@ impl Attention {
         let mut sums = Sums::NONE;
         let rows = block
             .places()
-            .map(|(head, token)| self.q.at([token, head, block.batch]).cast_const().cast());
+            .map(|(head, token)| own.q.at([token, head, block.batch]).cast_const().cast());
         // SAFETY: queries are f32 without gaps in rows of `d`.
-        unsafe { block.turn(rows, self.logits.scale, queries) };
+        unsafe { block.turn(rows, own.logits.scale, queries) };
 
         for key in (0..keys).step_by(KEYS) {
             let len = KEYS.min(keys - key);
             // SAFETY: masks are at least as large as there are tokens and keys.
-            let len = unsafe { block.visible(self.mask, key, len) };
+            let len = unsafe { block.visible(own.mask, key, len) };
             if len == 0 {
                 continue;
             }
@@ -118,8 +93,8 @@ impl Attention {
             let place = [key, block.kv_head, block.batch];
             // SAFETY: keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
-                let decode = self.k.dtype() != DType::F32;
-                let (from, stride) = self.rows(&self.k, decode, place, len, decoded_keys);
+                let decode = own.k.dtype() != DType::F32;
+                let (from, stride) = rows_of(&own.k, decode, place, len, decoded_keys);
                 (self.products)(&Outer {
                     rows: queries.as_ptr().cast(),
                     row_stride: LANES_STRIDE,
@@ -133,23 +108,23 @@ impl Attention {
                     columns: len,
                     add: false,
                 });
-                if self.logits.softcap != 0.0 {
-                    cap(self.isa, logits, self.logits.softcap);
+                if own.logits.softcap != 0.0 {
+                    cap(own.isa, logits, own.logits.softcap);
                 }
-                let hidden = self
+                let hidden = own
                     .mask
-                    .is_some_and(|mask| block.mask(mask, &self.slopes, key, logits));
-                soften(self.isa, logits, &mut sums);
+                    .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
+                soften(own.isa, logits, &mut sums);
                 let rescaled = values.chunks_exact_mut(dv.max(1)).zip(&sums.factor);
                 for (row, &factor) in rescaled.take(block.rows()).filter(|(_, f)| **f != 1.0) {
-                    scale(self.isa, row, factor);
+                    scale_row(own.isa, row, factor);
                 }
 
                 let unseen = |key: usize| logits[key][..block.rows()].iter().all(|w| *w == 0.0);
                 // What no row sees may hold anything, NaN too.
                 let clear = hidden && (0..len).any(unseen);
-                let decode = clear || is_decoded(self.v.dtype());
-                let (from, stride) = self.rows(&self.v, decode, place, len, decoded_values);
+                let decode = clear || is_decoded(own.v.dtype());
+                let (from, stride) = rows_of(&own.v, decode, place, len, decoded_values);
                 let mut weighted = self.weighted;
                 if clear {
                     for key in (0..len).filter(|key| unseen(*key)) {
@@ -176,34 +151,11 @@ impl Attention {
         for (row, (head, token)) in block.places().enumerate() {
             // SAFETY: the row is inside of the result, and this task alone writes it.
             unsafe {
-                let out = self.result.row_mut::<f32>([head, token, block.batch]);
+                let out = own.result.row_mut::<f32>([head, token, block.batch]);
                 out.copy_from_slice(&values[row * dv..][..dv]);
-                let factor = self.sinks.factor(head, sums.max[row], sums.sum[row]);
-                scale(self.isa, out, factor);
+                let factor = own.sinks.factor(head, sums.max[row], sums.sum[row]);
+                scale_row(own.isa, out, factor);
             }
         }
-    }
-
-    /// Where rows of keys or values lie, and their distance; decoded to `decoded` where needed.
-    ///
-    /// # Safety
-    /// See [`Operand`]; the rows must exist.
-    unsafe fn rows(
-        &self,
-        operand: &Operand,
-        decode: bool,
-        [first, i2, i3]: [usize; 3],
-        len: usize,
-        decoded: &mut [f32],
-    ) -> (*const u8, usize) {
-        if !decode {
-            return (operand.at([first, i2, i3]), operand.strides()[1]);
-        }
-        let n0 = operand.shape()[0];
-        for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
-            // SAFETY: the caller's contract.
-            unsafe { operand.load([first + i, i2, i3], 0, row) };
-        }
-        (decoded.as_ptr().cast(), n0 * size_of::<f32>())
     }
 }

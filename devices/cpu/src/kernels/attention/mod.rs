@@ -12,8 +12,9 @@ mod gradient;
 mod many;
 
 use crate::detect::Isa;
+use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
+use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::math;
 use crate::table::{Kernel, Reason, decodable};
 use samite_core::{DType, Error, Node, Op, Result};
@@ -110,6 +111,14 @@ fn is_decoded(dtype: DType) -> bool {
     !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// The type of elements as they are multiplied.
+fn element(operand: &Operand) -> DType {
+    match operand.dtype() {
+        dtype if is_decoded(dtype) => DType::F32,
+        dtype => dtype,
+    }
+}
+
 pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     for source in [1, 2] {
         let layout = node
@@ -168,6 +177,104 @@ impl Sinks {
     }
 }
 
-fn scale(isa: Isa, row: &mut [f32], factor: f32) {
-    isa.run(|| row.iter_mut().for_each(|x| *x *= factor));
+/// What tasks of attention work on.
+#[derive(Clone, Copy)]
+struct Operands {
+    logits: Logits,
+    isa: Isa,
+    slopes: Slopes,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    mask: Option<Operand>,
+    sinks: Sinks,
+    result: Operand,
+}
+
+impl Operands {
+    fn of(site: &Site<'_>) -> Result<Self> {
+        let op = site.node.op();
+        let logits =
+            Logits::of(op).ok_or_else(|| Error::invalid(format!("{op} is not attention")))?;
+        let q = site.source(0)?;
+        Ok(Operands {
+            logits,
+            isa: site.isa,
+            slopes: Slopes::new(q.shape()[2], logits.max_bias),
+            q,
+            k: site.source(1)?,
+            v: site.source(2)?,
+            mask: site.optional(3),
+            sinks: Sinks(site.optional(4)),
+            result: site.result(),
+        })
+    }
+}
+
+fn no_kernel() -> Error {
+    Error::invalid("flash_attn_ext: no kernel for the types of keys and values")
+}
+
+/// Where `len` rows of keys or values lie, and their distance; decoded to `decoded` where needed, which then has room for
+/// them.
+///
+/// # Safety
+/// See [`Operand`]; the rows must exist.
+unsafe fn rows_of(
+    operand: &Operand,
+    decode: bool,
+    [first, i2, i3]: [usize; 3],
+    len: usize,
+    decoded: &mut [f32],
+) -> (*const u8, usize) {
+    if !decode {
+        return (operand.at([first, i2, i3]), operand.strides()[1]);
+    }
+    let n0 = operand.shape()[0];
+    for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
+        // SAFETY: the caller's contract.
+        unsafe { operand.load([first + i, i2, i3], 0, row) };
+    }
+    (decoded.as_ptr().cast(), n0 * size_of::<f32>())
+}
+
+/// How many keys there are up to the last one that a row of a mask shows.
+fn seen(row: &[u16]) -> usize {
+    let mut end = row.len();
+    for chunk in row.rchunks(32) {
+        // Mostly all or nothing, found without branches.
+        if chunk.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0 {
+            let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
+            return end - hidden.count();
+        }
+        end -= chunk.len();
+    }
+    0
+}
+
+/// Cuts the memory of one worker into parts.
+struct Memory {
+    at: *mut f32,
+    left: usize,
+}
+
+impl Memory {
+    /// # Safety
+    /// `floats` numbers from byte `at` of the scratch memory on must be the worker's alone, for as long as parts are used.
+    unsafe fn new(scratch: Scratch, at: usize, floats: usize) -> Self {
+        Memory {
+            at: scratch.at(at).cast(),
+            left: floats,
+        }
+    }
+
+    /// The next `count` numbers.
+    fn floats<'a>(&mut self, count: usize) -> &'a mut [f32] {
+        assert!(count <= self.left, "the workspace is too small");
+        let at = self.at;
+        self.left -= count;
+        self.at = at.wrapping_add(count);
+        // SAFETY: they belong to the worker, by the contract of `new`, and are given away once.
+        unsafe { std::slice::from_raw_parts_mut(at, count) }
+    }
 }
