@@ -50,6 +50,8 @@ impl Store {
 pub(super) trait Sink<F: Format, V: Simd> {
     /// How many bytes before they come weights should be asked for.
     const AHEAD: usize = AHEAD;
+    /// Whether they should be asked for exactly where they come, not where the compiler likes to.
+    const EVENLY: bool = false;
 
     /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
     /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
@@ -163,6 +165,7 @@ impl PanelSlab {
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
         let rows = Rows {
             ahead: S::AHEAD,
+            evenly: S::EVENLY,
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };
         // SAFETY: the caller's contract.
@@ -176,8 +179,9 @@ pub(super) struct Rows {
     at: *const u8,
     /// The first row in the half.
     first: usize,
-    /// How many bytes before they are needed they are asked for.
+    /// How many bytes before they are needed they are asked for, and whether [evenly](Sink::EVENLY).
     ahead: usize,
+    evenly: bool,
 }
 
 impl Rows {
@@ -188,6 +192,7 @@ impl Rows {
             at,
             first,
             ahead: AHEAD,
+            evenly: false,
         }
     }
 
@@ -204,9 +209,16 @@ impl Rows {
     #[inline(always)]
     unsafe fn unit<V: Simd>(self, i: usize, bytes: usize) -> *const u8 {
         let at = self.at.wrapping_add((i * LANES + self.first) * bytes);
+        let ahead = at.wrapping_add(self.ahead);
         // Small units share a line; asking twice costs less than a branch, around which the compiler moves requests together.
         // SAFETY: the caller's contract.
-        unsafe { V::prefetch(at.wrapping_add(self.ahead)) };
+        unsafe {
+            if self.evenly {
+                V::prefetch_here(ahead);
+            } else {
+                V::prefetch(ahead);
+            }
+        }
         at
     }
 

@@ -1,9 +1,9 @@
 //! Products of packed rows with columns of 8 bits.
 //!
-//! With one column, and two of blocks of 256, codes are multiplied as they come out of memory. Otherwise, a slab of a
-//! panel, 32 rows of up to 256 elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a
-//! few registers of rows and columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where
-//! the processor has such. Products of a slab are added to sums in memory.
+//! With few columns, codes are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up to 256
+//! elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of rows and
+//! columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where the processor has such.
+//! Products of a slab are added to sums in memory.
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
 //! takes, and whatever the instruction set is.
@@ -17,10 +17,11 @@ use super::formats::{
     Q6K, Q8_0, Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
-use super::{LANES, PANEL, Sum, store_all};
+use super::{LANES, PANEL, Sum, all_stored, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 /// What an expression is for the format of a type, if it can be packed.
@@ -120,10 +121,17 @@ pub(super) const fn is_wide<F: Format>() -> bool {
     F::SCALED == SLAB
 }
 
-/// Whether a group has two sums of products at a time.
+/// Whether a group has two sums of products at a time. More columns keep the multipliers busy without.
 #[inline(always)]
-const fn is_split<F: Format>() -> bool {
-    F::MIXED == 1
+const fn is_split<F: Format>(columns: usize) -> bool {
+    F::MIXED == 1 && columns < 4
+}
+
+/// Whether so many columns are multiplied with codes as they come out of memory: all sums must stay in registers, of
+/// which codes of five bits need some, too.
+#[inline(always)]
+const fn is_straight<F: Format, V: Simd>(columns: usize) -> bool {
+    columns <= V::STRAIGHT && F::MIXED <= 2 && (columns <= 4 || F::LARGEST != 31)
 }
 
 /// Whether sums of products start with what the offset of codes adds.
@@ -149,7 +157,18 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
         match *columns {
             [] => {}
             [a] => few::<F, V, 1>(panel, &[a]),
-            [a, b] if F::DTYPE.block_len() == SLAB => few::<F, V, 2>(panel, &[a, b]),
+            [a, b] if F::DTYPE.block_len() == SLAB || is_straight::<F, V>(2) => {
+                few::<F, V, 2>(panel, &[a, b]);
+            }
+            _ if is_straight::<F, V>(columns.len()) => {
+                // What is computed twice is stored twice in the same place.
+                let last = columns.len() - 1;
+                if last < 4 {
+                    few::<F, V, 4>(panel, &from_fn(|c| columns[c.min(last)]));
+                } else {
+                    few::<F, V, 8>(panel, &from_fn(|c| columns[c.min(last)]));
+                }
+            }
             _ => {
                 for columns in columns.chunks(COLUMNS) {
                     many::<F, V, R, C>(panel, columns);
@@ -185,6 +204,7 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
             store_all(panel, row, columns, results);
         }
     }
+    all_stored();
 }
 
 /// Most groups whose codes come one among the other.
@@ -240,11 +260,17 @@ impl<V: Simd, const C: usize> Direct<V, C> {
 
 impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
     const AHEAD: usize = FAR_AHEAD;
+    // Measured: what the compiler makes of plain halves of bytes and one column is better.
+    const EVENLY: bool = if C == 1 {
+        F::LARGEST != 15
+    } else {
+        is_straight::<F, V>(C)
+    };
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
         let place = Self::place::<F>(i / (F::GROUP / 4));
-        let chain = if is_split::<F>() { i / 4 % 2 } else { 0 };
+        let chain = if is_split::<F>(C) { i / 4 % 2 } else { 0 };
         for c in 0..C {
             // SAFETY: columns have as many elements as there are codes.
             unsafe {
@@ -271,7 +297,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     }
                 }
                 let mut whole = V::total(chains[0]);
-                if is_split::<F>() {
+                if is_split::<F>(C) {
                     whole = V::add(whole, V::total(chains[1]));
                 }
                 *chains = [V::start(0); 2];
@@ -348,6 +374,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
             store_all(panel, row, columns, results);
         }
     }
+    all_stored();
 }
 
 /// Rows of an unpacked slab and its place in columns.

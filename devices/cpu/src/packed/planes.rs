@@ -18,7 +18,7 @@ use super::formats::{
 };
 use super::simd::avx512::Zmm;
 use super::tiles::Configuration;
-use super::{LANES, PANEL, Sum, store_all};
+use super::{LANES, PANEL, Sum, all_stored, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
 use crate::simd::float::{Column, Panel, PanelFn};
 use crate::simd::{Bf16, Element, F16, Vector};
@@ -406,6 +406,7 @@ unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
             }
         }
         before.set();
+        all_stored();
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) trait Simd {
     const LANES: usize;
     /// Whether codes that need all eight bits are signed in products.
     const SIGNED: bool;
+    /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
+    const STRAIGHT: usize = 1;
 
     /// Four codes of each row, or a whole number.
     type Words: Copy;
@@ -46,6 +48,13 @@ pub(super) trait Simd {
     /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
+
+    /// The same, exactly where it is called.
+    #[inline(always)]
+    unsafe fn prefetch_here(at: *const u8) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::prefetch(at) }
+    }
 
     /// 32 bits of each row.
     unsafe fn load(at: *const u8) -> Self::Words;

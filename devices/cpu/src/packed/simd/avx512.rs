@@ -1,6 +1,7 @@
 //! AVX-512 with VNNI.
 
 use super::Simd;
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Registers of 16 rows.
@@ -9,12 +10,16 @@ pub(crate) struct Zmm;
 impl Simd for Zmm {
     const LANES: usize = 16;
     const SIGNED: bool = false;
+    const STRAIGHT: usize = 8;
     type Words = __m512i;
     type Floats = __m512;
     type Sum = __m512i;
 
     functions! {
         fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        fn prefetch_here(at: *const u8) {
+            asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags))
+        }
         fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
         fn load_u8(at: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
         fn load_i8(at: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
