@@ -42,6 +42,7 @@ fn measure(
         place.write(0, &bytes)?;
     }
     let rows = row_bytes.repeat(ROWS);
+    // With many columns, memory matters less and each copy takes longer.
     let copies = BYTES.div_ceil(rows.len()).div_ceil(columns.div_ceil(16));
     for _ in 0..copies {
         let layout = Layout::contiguous(dtype, [K, ROWS, 1, 1])?;

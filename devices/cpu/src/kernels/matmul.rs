@@ -251,7 +251,11 @@ impl Product {
         // SAFETY: the caller's contract.
         unsafe {
             let (at_a_time, layout) = match self.rows {
-                Rows::Plain | Rows::Packed(_) => return (self.function)(&panel, columns),
+                Rows::Plain => return (self.function)(&panel, columns),
+                Rows::Packed(_) => {
+                    (self.function)(&panel, columns);
+                    return packed::all_stored();
+                }
                 Rows::Decoded => (DECODED_ROWS, None),
                 Rows::Turned(layout) => (PANEL, Some(layout)),
             };
@@ -276,6 +280,7 @@ impl Product {
                 }
                 (self.function)(&panel, columns);
             }
+            packed::all_stored();
         }
     }
 }

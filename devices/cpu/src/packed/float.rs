@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
-use super::{LANES, PANEL, Sum, all_stored, store_all};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
@@ -73,7 +73,6 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D:
             }
         }
     }
-    all_stored();
 }
 
 /// Up to [`SLAB`] elements of the rows of a panel.

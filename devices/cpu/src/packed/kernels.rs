@@ -17,7 +17,7 @@ use super::formats::{
     Q6K, Q8_0, Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
-use super::{LANES, PANEL, Sum, all_stored, store_all};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -204,7 +204,6 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
             store_all(panel, row, columns, results);
         }
     }
-    all_stored();
 }
 
 /// Most groups whose codes come one among the other.
@@ -374,7 +373,6 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
             store_all(panel, row, columns, results);
         }
     }
-    all_stored();
 }
 
 /// Rows of an unpacked slab and its place in columns.

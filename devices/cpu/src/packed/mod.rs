@@ -43,8 +43,8 @@ pub(crate) const PANEL: usize = 2 * LANES;
 /// Sums of one column for the rows of a panel.
 type Sum = [[f32; LANES]; 2];
 
-/// Stores the sums of all columns for the rows of the panel that begins at row `row`. After the last panel,
-/// [`all_stored`] must be called.
+/// Stores the sums of all columns for the rows of the panel that begins at row `row`. Whoever calls a product must call
+/// [`all_stored`] afterwards.
 ///
 /// # Safety
 /// There must be sums of as many columns, and columns must have room for results of the panel's rows.
@@ -56,7 +56,7 @@ unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *con
         // SAFETY: the caller's contract; results do not overlap with sums.
         unsafe {
             let sums = results.add(c).cast::<f32>();
-            if rows == PANEL && out.cast::<Line>().is_aligned() {
+            if rows == PANEL && out.addr().is_multiple_of(64) {
                 stream(sums, out);
             } else {
                 out.copy_from_nonoverlapping(sums, rows);
@@ -64,10 +64,6 @@ unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *con
         }
     }
 }
-
-/// As a line of a cache is aligned.
-#[repr(align(64))]
-struct Line;
 
 /// Copies the sums of a panel to whole lines. While weights stream through the caches, a result's line is in none: to
 /// read it first, and to write it back when it is displaced, costs more time than products of as many bytes of weights.
@@ -88,9 +84,9 @@ unsafe fn stream(sums: *const f32, out: *mut f32) {
     }
 }
 
-/// Makes what was [stored](store_all) visible to other threads before anything that is written later.
+/// Makes what products stored visible to other threads before anything that is written later.
 #[inline(always)]
-fn all_stored() {
+pub(crate) fn all_stored() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the instruction is part of every x86-64.
     unsafe {

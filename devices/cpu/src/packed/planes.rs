@@ -18,7 +18,7 @@ use super::formats::{
 };
 use super::simd::avx512::Zmm;
 use super::tiles::Configuration;
-use super::{LANES, PANEL, Sum, all_stored, store_all};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
 use crate::simd::float::{Column, Panel, PanelFn};
 use crate::simd::{Bf16, Element, F16, Vector};
@@ -406,7 +406,6 @@ unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
             }
         }
         before.set();
-        all_stored();
     }
 }
 
@@ -455,7 +454,7 @@ unsafe fn panels<R: Rows>(
                     let sums = results(number).add(i * 2 * TILE);
                     group.multiply::<R>(tiles(number), run, sums);
                     if is_last {
-                        // While the next tiles are multiplied, the results' lines come into the cache.
+                        // While the next tiles are multiplied, results go to memory.
                         store_all(panel, row + number * PANEL, columns, sums);
                     }
                 }
@@ -483,8 +482,8 @@ struct Group {
 }
 
 impl Group {
-    /// The slab that begins at byte `slab` of at most two tiles of columns with so many planes. If they do not lie at equal distances, they
-    /// are copied to `gathered`.
+    /// The slab that begins at byte `slab` of at most two tiles of columns with so many planes. If they do not lie at equal
+    /// distances, they are copied to `gathered`.
     ///
     /// # Safety
     /// The columns must have this slab.
@@ -560,9 +559,6 @@ impl Group {
                 asm!(
                     "tilezero tmm0",
                     "tilezero tmm1",
-                    options(nostack, preserves_flags, nomem)
-                );
-                asm!(
                     "tilezero tmm2",
                     "tilezero tmm3",
                     options(nostack, preserves_flags, nomem)

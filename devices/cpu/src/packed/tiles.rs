@@ -14,7 +14,7 @@ use super::activations::{SLAB, Sums};
 use super::formats::{Format, PanelSlab, Sink, Slab, Store};
 use super::kernels::{self, PART, is_wide};
 use super::simd::avx512::Zmm;
-use super::{LANES, PANEL, Sum, all_stored, store_all};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::simd::float::{Column, Panel};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -70,7 +70,6 @@ pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
             }
         }
         before.set();
-        all_stored();
     }
 }
 
