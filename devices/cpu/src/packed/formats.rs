@@ -18,6 +18,9 @@ const AHEAD: usize = 4096;
 /// once, then none for as long, are a quarter slower than one after the other.
 pub(super) const FAR_AHEAD: usize = 9216;
 
+/// The same where they wait for products: what comes too early displaces columns.
+pub(super) const NEAR_AHEAD: usize = 3072;
+
 /// A part of the rows of a panel, unpacked: codes as bytes, four of each row next to each other, and scales and minimums
 /// of each group of elements.
 #[repr(C, align(64))]
@@ -45,13 +48,16 @@ impl Store {
     }
 }
 
-/// Where unpacked weights go. Codes of a group come before its scale, which comes before its minimum; groups of
+/// Where unpacked weights go. Codes of a group come in order, before its scale, which comes before its minimum; groups of
 /// different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
     /// How many bytes before they come weights should be asked for.
     const AHEAD: usize = AHEAD;
     /// Whether they should be asked for exactly where they come, not where the compiler likes to.
     const EVENLY: bool = false;
+    /// Whether whole slabs of small blocks are unpacked without a loop: addresses with an index take another instruction
+    /// each time.
+    const UNROLLED: bool = false;
 
     /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
     /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
@@ -117,11 +123,11 @@ pub(super) trait Format: Sized {
         sums: Self::SUMS,
     };
 
-    /// Unpacks those of a slab, which has so many blocks.
+    /// Unpacks block number `i` of a slab of so many blocks.
     ///
     /// # Safety
     /// The blocks must be there, and the instruction set; the contract of `to`.
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>);
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
 }
 
 /// The part of a panel that lies in a slab.
@@ -169,7 +175,33 @@ impl PanelSlab {
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };
         // SAFETY: the caller's contract.
-        unsafe { F::unpack::<V>(rows, blocks, to) }
+        unsafe { unpack::<F, V, S>(rows, blocks, to) }
+    }
+}
+
+/// Unpacks rows of all blocks of a slab, of which there are so many.
+///
+/// # Safety
+/// As [`Format::unpack`].
+#[inline(always)]
+pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
+    rows: Rows,
+    blocks: usize,
+    to: &mut S,
+) {
+    const WHOLE: usize = 8;
+    macro_rules! each {
+        ($($i:literal)*) => {$( F::unpack::<V>(rows, WHOLE, $i, to); )*};
+    }
+    // SAFETY: the caller's contract.
+    unsafe {
+        if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
+            each!(0 1 2 3 4 5 6 7);
+        } else {
+            for i in 0..blocks {
+                F::unpack::<V>(rows, blocks, i, to);
+            }
+        }
     }
 }
 
@@ -321,18 +353,16 @@ impl Format for Q8_0 {
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let scales = rows.behind(blocks * 32);
-            for i in 0..blocks {
-                for j in 0..8 {
-                    let codes = rows.words::<V>(i * 8 + j);
-                    let offset = if V::SIGNED { 0 } else { 0x8080_8080_u32 };
-                    to.codes(i * 8 + j, V::xor(codes, V::splat(offset as i32)));
-                }
-                to.scale(i, scales.halves::<V>(i));
+            for j in 0..8 {
+                let codes = rows.words::<V>(i * 8 + j);
+                let offset = if V::SIGNED { 0 } else { 0x8080_8080_u32 };
+                to.codes(i * 8 + j, V::xor(codes, V::splat(offset as i32)));
             }
+            to.scale(i, scales.halves::<V>(i));
         }
     }
 }
@@ -345,20 +375,18 @@ impl Format for Q4_0 {
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let scales = rows.behind(blocks * 16);
-            for i in 0..blocks {
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, codes[half]);
-                    }
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, codes[half]);
                 }
-                to.scale(i, scales.halves::<V>(i));
             }
+            to.scale(i, scales.halves::<V>(i));
         }
     }
 }
@@ -371,20 +399,18 @@ impl Format for Iq4Nl {
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let scales = rows.behind(blocks * 16);
-            for i in 0..blocks {
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, full_codes::<V>(&IQ4_NL_VALUES, codes[half]));
-                    }
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, full_codes::<V>(&IQ4_NL_VALUES, codes[half]));
                 }
-                to.scale(i, scales.halves::<V>(i));
             }
+            to.scale(i, scales.halves::<V>(i));
         }
     }
 }
@@ -397,27 +423,25 @@ impl Format for Mxfp4 {
     const LARGEST: usize = 24;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let values = MXFP4_VALUES.map(|value| value + 12);
             let exponents = rows.behind(blocks * 16);
-            for i in 0..blocks {
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, V::look_up(&values, codes[half]));
-                    }
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, V::look_up(&values, codes[half]));
                 }
-                // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
-                let e = V::load_u8(exponents.unit::<V>(i, 1));
-                let half = V::shr(e, 1);
-                let rest = V::add(half, V::and(e, V::splat(1)));
-                let a = V::shl(V::add(half, V::splat(63)), 23);
-                let b = V::shl(V::add(rest, V::splat(63)), 23);
-                to.scale(i, V::mul(V::from_bits(a), V::from_bits(b)));
             }
+            // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
+            let e = V::load_u8(exponents.unit::<V>(i, 1));
+            let half = V::shr(e, 1);
+            let rest = V::add(half, V::and(e, V::splat(1)));
+            let a = V::shl(V::add(half, V::splat(63)), 23);
+            let b = V::shl(V::add(rest, V::splat(63)), 23);
+            to.scale(i, V::mul(V::from_bits(a), V::from_bits(b)));
         }
     }
 }
@@ -431,7 +455,7 @@ impl Format for Iq4Xs {
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
@@ -463,23 +487,21 @@ impl Format for Q4_1 {
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
-            for i in 0..blocks {
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, codes[half]);
-                    }
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, codes[half]);
                 }
-                to.scale(i, scales.halves::<V>(i));
-                let minimums = minimums.halves::<V>(i);
-                to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
             }
+            to.scale(i, scales.halves::<V>(i));
+            let minimums = minimums.halves::<V>(i);
+            to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
         }
     }
 }
@@ -492,22 +514,20 @@ impl Format for Q5_0 {
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
-            for i in 0..blocks {
-                let bits = bits.words::<V>(i);
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
-                    }
+            let bits = bits.words::<V>(i);
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
                 }
-                to.scale(i, scales.halves::<V>(i));
             }
+            to.scale(i, scales.halves::<V>(i));
         }
     }
 }
@@ -520,25 +540,23 @@ impl Format for Q5_1 {
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
             let minimums = scales.behind(blocks * 2);
-            for i in 0..blocks {
-                let bits = bits.words::<V>(i);
-                for j in 0..4 {
-                    let codes = nibbles::<V>(rows, i * 4 + j);
-                    for half in 0..2 {
-                        let at = j + 4 * half;
-                        to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
-                    }
+            let bits = bits.words::<V>(i);
+            for j in 0..4 {
+                let codes = nibbles::<V>(rows, i * 4 + j);
+                for half in 0..2 {
+                    let at = j + 4 * half;
+                    to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
                 }
-                to.scale(i, scales.halves::<V>(i));
-                let minimums = minimums.halves::<V>(i);
-                to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
             }
+            to.scale(i, scales.halves::<V>(i));
+            let minimums = minimums.halves::<V>(i);
+            to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
         }
     }
 }
@@ -615,7 +633,7 @@ impl Format for Q2K {
     const LARGEST: usize = 3;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
@@ -651,7 +669,7 @@ impl Format for Q3K {
     const LARGEST: usize = 7;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
@@ -694,7 +712,7 @@ impl Format for Q4K {
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
@@ -725,7 +743,7 @@ impl Format for Q5K {
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
@@ -764,7 +782,7 @@ impl Format for Q6K {
     const LARGEST: usize = 63;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);

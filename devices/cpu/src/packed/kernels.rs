@@ -13,8 +13,8 @@
 
 use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
-    FAR_AHEAD, Format, Iq4Nl, Iq4Xs, Mxfp4, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K,
-    Q6K, Q8_0, Sink, Slab, Store,
+    FAR_AHEAD, Format, Iq4Nl, Iq4Xs, Mxfp4, NEAR_AHEAD, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0,
+    Q5_1, Q5K, Q6K, Q8_0, Sink, Slab, Store,
 };
 use super::simd::{self, Simd, room};
 use super::{LANES, PANEL, Sum, store_all};
@@ -132,6 +132,12 @@ const fn is_split<F: Format>(columns: usize) -> bool {
 #[inline(always)]
 const fn is_straight<F: Format, V: Simd>(columns: usize) -> bool {
     columns <= V::STRAIGHT && F::MIXED <= 2 && (columns <= 4 || F::LARGEST != 31)
+}
+
+/// Whether multiplying codes as they come takes longer than reading them.
+#[inline(always)]
+const fn is_busy<F: Format>(columns: usize) -> bool {
+    columns == 8 && !matches!(F::DTYPE, DType::Q8_0)
 }
 
 /// Whether sums of products start with what the offset of codes adds.
@@ -258,13 +264,18 @@ impl<V: Simd, const C: usize> Direct<V, C> {
 }
 
 impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
-    const AHEAD: usize = FAR_AHEAD;
+    const AHEAD: usize = if is_busy::<F>(C) {
+        NEAR_AHEAD
+    } else {
+        FAR_AHEAD
+    };
     // Measured: what the compiler makes of plain halves of bytes and one column is better.
     const EVENLY: bool = if C == 1 {
         F::LARGEST != 15
     } else {
         is_straight::<F, V>(C)
     };
+    const UNROLLED: bool = is_busy::<F>(C);
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
@@ -275,6 +286,10 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
+                if C > 1 && is_offset::<F, V>() && i.is_multiple_of(F::GROUP / 4) {
+                    let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
+                    *whole = V::start(start.cast::<i32>().read());
+                }
                 V::dot(whole, codes, V::splat(x), F::FULL);
                 if room(F::LARGEST) < F::GROUP / 4 {
                     V::carry(whole);
@@ -300,7 +315,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     whole = V::add(whole, V::total(chains[1]));
                 }
                 *chains = [V::start(0); 2];
-                if is_offset::<F, V>() {
+                if C == 1 && is_offset::<F, V>() {
+                    // An addition, since the compiler then leaves requests for memory where they are.
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
@@ -311,6 +327,9 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
                     let scales = V::mul(scales, V::splat_float(scale));
                     self.sums[c] = V::mul_add(product, scales, self.sums[c]);
+                    if is_busy::<F>(C) {
+                        V::settle(&mut self.sums[c]);
+                    }
                 }
             }
         }

@@ -56,6 +56,10 @@ pub(super) trait Simd {
         unsafe { Self::prefetch(at) }
     }
 
+    /// Has numbers computed where this is called, not later.
+    #[inline(always)]
+    unsafe fn settle(_floats: &mut Self::Floats) {}
+
     /// 32 bits of each row.
     unsafe fn load(at: *const u8) -> Self::Words;
     /// A byte of each row as a whole number.

@@ -20,6 +20,9 @@ impl Simd for Zmm {
         fn prefetch_here(at: *const u8) {
             asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags))
         }
+        fn settle(floats: &mut __m512) {
+            settle(floats)
+        }
         fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
         fn load_u8(at: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
         fn load_i8(at: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
@@ -66,5 +69,19 @@ impl Simd for Zmm {
             *sum = _mm512_dpbusd_epi32(*sum, codes, x)
         }
         fn total(sum: __m512i) -> __m512i { sum }
+    }
+}
+
+/// [`Simd::settle`]: the register class needs the feature.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn settle(floats: &mut __m512) {
+    // SAFETY: there are no instructions.
+    unsafe {
+        asm!(
+            "/* {} */",
+            inout(zmm_reg) * floats,
+            options(nomem, nostack, preserves_flags)
+        )
     }
 }
