@@ -48,6 +48,8 @@ pub struct Flags {
     pub input: bool,
     /// Read from outside after each run: its memory is not reused.
     pub output: bool,
+    /// Copied to [another tensor](Graph::copy_of) after it was computed.
+    pub copied: bool,
 }
 
 /// One tensor of a graph: a leaf, a computed node, or a view.
@@ -193,7 +195,7 @@ impl Graph {
             layout,
             Flags {
                 input: true,
-                output: false,
+                ..Flags::default()
             },
             None,
         )
@@ -303,7 +305,7 @@ impl Graph {
         self.tensors[id.index()].flags.output = true;
     }
 
-    /// Appends a leaf with the layout of `of`, gaps included: the place of a copy.
+    /// Appends a leaf with the layout of `of`, gaps included: the place of a copy, which whoever runs the graph makes.
     ///
     /// # Errors
     /// If the graph is full.
@@ -311,6 +313,7 @@ impl Graph {
     /// # Panics
     /// If `of` is of another, larger graph.
     pub fn copy_of(&mut self, of: TensorId, name: &str) -> Result<TensorId> {
+        self.tensors[of.index()].flags.copied = true;
         let layout = self.tensor(of).layout;
         self.append_leaf(name, layout, Flags::default(), None)
     }

@@ -43,11 +43,11 @@ impl IsaLevel {
 }
 
 /// Proof that NEON's products of bytes are there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dotprod(());
 
 /// Proof that AVX2, FMA and F16C are there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx2 {
     vnni: bool,
 }
@@ -61,7 +61,7 @@ impl Avx2 {
 }
 
 /// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and AVX2, FMA and F16C.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx512 {
     tiles: Option<Tiles>,
 }
@@ -75,14 +75,14 @@ impl Avx512 {
 }
 
 /// Proof that AMX for 8-bit integers is there, and that the system lets this process use it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tiles {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     bf16: Option<Bf16Tiles>,
 }
 
 /// Proof that AMX for BF16 is there too.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bf16Tiles(());
 
 impl Tiles {
@@ -128,7 +128,7 @@ impl Tiles {
 }
 
 /// The instruction set that kernels of one device use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Isa {
     Generic,
     #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code))]

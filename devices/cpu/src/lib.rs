@@ -25,6 +25,7 @@
 mod calibrate;
 mod detect;
 mod device;
+mod fuse;
 #[cfg(test)]
 mod harness;
 mod kernels;

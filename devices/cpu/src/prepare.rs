@@ -1,12 +1,15 @@
 //! Compiled graphs: a flat list of phases with everything resolved, and its execution.
 
 use crate::detect::Isa;
+use crate::fuse::{Part, parts};
+use crate::kernels::columns::{Maker, Origin};
+use crate::kernels::reduce;
 use crate::operand::Operand;
 use crate::packed::memory_of;
 use crate::pool::{Panicked, Pool, Team};
 use crate::table::kernel_for;
 use samite_core::{
-    Access, Buffer, Error, MemorySet, Node, Placed, Result, RunControl, TensorId, TensorRef,
+    Access, Buffer, Error, MemorySet, Node, Op, Placed, Result, RunControl, TensorId, TensorRef,
 };
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,6 +77,8 @@ pub(crate) struct Site<'a> {
     pub node: Node<'a>,
     pub isa: Isa,
     pub threads: usize,
+    /// How a product comes by its columns.
+    pub origin: Origin,
     result: Operand,
     sources: Vec<Option<Operand>>,
     scratch: Option<(*mut u8, usize)>,
@@ -170,8 +175,9 @@ impl Program {
             }
             None => None,
         };
-        for node in work.computed() {
-            program.add(node, &work, isa, threads, scratch)?;
+        let parts = parts(&work, isa, threads);
+        for (node, part) in work.computed().zip(parts) {
+            program.add(node, part, &work, isa, scratch)?;
         }
         program.any_shared = program.phases.iter().any(|phase| phase.shared);
         Ok(program)
@@ -195,11 +201,12 @@ impl Program {
     fn add(
         &mut self,
         node: Node<'_>,
+        part: Part,
         work: &Placed<'_>,
         isa: Isa,
-        threads: usize,
         scratch: Option<(*mut u8, usize)>,
     ) -> Result<()> {
+        let threads = self.threads;
         let kernel = kernel_for(node).map_err(|reason| {
             Error::unsupported(&self.device, node.op().to_string(), reason.into_owned())
         })?;
@@ -232,17 +239,38 @@ impl Program {
                     .transpose()
             })
             .collect::<Result<_>>()?;
+        let maker = match part {
+            Part::ScaledNorm => Some(maker(node, &mut resolve)?),
+            Part::MakesColumns => {
+                let columns = node
+                    .source(1)
+                    .map(|columns| work.graph.node(work.graph.memory_of(columns.id())));
+                columns.map(|node| maker(node, &mut resolve)).transpose()?
+            }
+            _ => None,
+        };
+        let origin = match (part, maker) {
+            (Part::SharesColumns, _) => Origin::Ready,
+            (Part::MakesColumns, Some(maker)) => Origin::Made(maker),
+            _ => Origin::Source,
+        };
         let site = Site {
             node,
             isa,
             threads,
+            origin,
             result,
             sources,
             scratch,
         };
         let first = self.phases.len();
-        if !node.layout().is_empty() {
-            let phases = (kernel.build)(&site)?;
+        if !node.layout().is_empty() && part != Part::Inner {
+            let phases = match maker {
+                Some(Maker::Norm { x, eps, scale }) if part == Part::ScaledNorm => {
+                    vec![reduce::scaled_norm(&site, x, eps, scale)]
+                }
+                _ => (kernel.build)(&site)?,
+            };
             self.phases
                 .extend(phases.into_iter().map(|phase| phase.share(threads)));
         }
@@ -378,6 +406,32 @@ impl Program {
                 ),
             ),
         }
+    }
+}
+
+/// What makes the rows of a scaled norm or of a gated unit.
+fn maker<'g>(
+    node: Node<'g>,
+    resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
+) -> Result<Maker> {
+    let mut operand = |node: Node<'g>, index| {
+        let source = node
+            .source(index)
+            .ok_or_else(|| Error::invalid(format!("{}: source {index} is missing", node.op())))?;
+        resolve(source, Access::Read)
+    };
+    match (node.op(), node.source(0).map(|norm| (norm, norm.op()))) {
+        (&Op::Glu { kind, .. }, _) => Ok(Maker::Gated {
+            x: operand(node, 0)?,
+            gate: operand(node, 1)?,
+            kind,
+        }),
+        (Op::Mul, Some((norm, &Op::RmsNorm { eps }))) => Ok(Maker::Norm {
+            x: operand(norm, 0)?,
+            eps,
+            scale: operand(node, 1)?,
+        }),
+        (op, _) => Err(Error::invalid(format!("{op} makes no rows"))),
     }
 }
 

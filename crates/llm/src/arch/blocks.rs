@@ -240,11 +240,7 @@ impl<'a> Blocks<'a> {
         Ok(self.named(heads, name, il))
     }
 
-    /// The queries of `x`: `[head size, heads, tokens]`.
-    ///
-    /// # Errors
-    /// If operands do not fit.
-    pub fn queries(&mut self, x: TensorId, il: usize) -> Result<TensorId> {
+    fn queries(&mut self, x: TensorId, il: usize) -> Result<TensorId> {
         let q = self.linear(x, "attn_q", "Qcur", il)?;
         self.heads(
             q,
@@ -255,17 +251,27 @@ impl<'a> Blocks<'a> {
         )
     }
 
-    /// The keys and the values of `x`: `[head size, kv heads, tokens]` each.
+    /// The queries of `x`, `[head size, heads, tokens]`, if the layer does more than to store keys and values; its keys and its
+    /// values, `[head size, kv heads, tokens]` each. They come one after the other, so that devices can share what they do to
+    /// `x`.
     ///
     /// # Errors
     /// If operands do not fit.
-    pub fn keys_and_values(&mut self, x: TensorId, il: usize) -> Result<[TensorId; 2]> {
+    pub fn queries_keys_values(
+        &mut self,
+        x: TensorId,
+        il: usize,
+    ) -> Result<(Option<TensorId>, [TensorId; 2])> {
         let n_head_kv = self.hparams.layers[il].n_head_kv;
+        let q = match self.is_finished(il) {
+            true => None,
+            false => Some(self.queries(x, il)?),
+        };
         let k = self.linear(x, "attn_k", "Kcur", il)?;
         let k = self.heads(k, self.hparams.head_dim_k, n_head_kv, "Kcur", il)?;
         let v = self.linear(x, "attn_v", "Vcur", il)?;
         let v = self.heads(v, self.hparams.head_dim_v, n_head_kv, "Vcur", il)?;
-        Ok([k, v])
+        Ok((q, [k, v]))
     }
 
     /// Heads rotated by their tokens' positions.
@@ -305,7 +311,7 @@ impl<'a> Blocks<'a> {
     }
 
     /// Whether nothing is left to do: the last layer's keys and values are stored and no logits are wanted.
-    pub fn is_finished(&self, il: usize) -> bool {
+    fn is_finished(&self, il: usize) -> bool {
         self.shape.n_outputs == 0 && il + 1 == self.hparams.n_layer()
     }
 

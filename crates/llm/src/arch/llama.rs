@@ -42,13 +42,12 @@ impl Architecture for Llama {
         let mut x = b.embedding()?;
         for il in b.layers() {
             let normed = b.norm(x, "attn_norm", il)?;
-            let [k, v] = b.keys_and_values(normed, il)?;
+            let (q, [k, v]) = b.queries_keys_values(normed, il)?;
             let k = b.rope(k, divisors, "Kcur", il)?;
             b.store(k, v, il)?;
-            if b.is_finished(il) {
+            let Some(q) = q else {
                 return Ok(());
-            }
-            let q = b.queries(normed, il)?;
+            };
             let q = b.rope(q, divisors, "Qcur", il)?;
             let attended = b.attention(q, il)?;
             x = b.rest_of_layer(attended, x, il)?;

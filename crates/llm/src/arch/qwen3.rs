@@ -21,14 +21,13 @@ pub(super) fn build(b: &mut Blocks<'_>) -> Result<()> {
     let mut x = b.embedding()?;
     for il in b.layers() {
         let normed = b.norm(x, "attn_norm", il)?;
-        let [k, v] = b.keys_and_values(normed, il)?;
+        let (q, [k, v]) = b.queries_keys_values(normed, il)?;
         let k = b.norm(k, "attn_k_norm", il)?;
         let k = b.rope(k, None, "Kcur", il)?;
         b.store(k, v, il)?;
-        if b.is_finished(il) {
+        let Some(q) = q else {
             return Ok(());
-        }
-        let q = b.queries(normed, il)?;
+        };
         let q = b.norm(q, "attn_q_norm", il)?;
         let q = b.rope(q, None, "Qcur", il)?;
         let attended = b.attention(q, il)?;

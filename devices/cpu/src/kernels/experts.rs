@@ -1,6 +1,7 @@
 //! Matrix products with chosen experts.
 
-use super::matmul::{ColumnList, Columns, Product, cost};
+use super::columns::Columns;
+use super::matmul::{ColumnList, Product, cost};
 use super::rows::row_number;
 use crate::detect::Isa;
 use crate::operand::Operand;
@@ -130,7 +131,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         .ok_or_else(|| Error::shape("mul_mat_id: the size of its workspace overflows"))?;
     let scratch = site.scratch(plan.total)?;
     let product = plan.product;
-    let columns = Columns::new(x, product.form, scratch);
+    let columns = Columns::new(x, site.origin, product.form, scratch);
     let [k, m, experts, _] = weights.shape();
     let repeated = x.shape()[1];
     let [used, tokens, ..] = ids.shape();
@@ -182,6 +183,6 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
             Ok(())
         },
     );
-    let pack = columns.pack(product.form, site.isa);
+    let pack = columns.pack(site.isa);
     Ok([sort].into_iter().chain(pack).chain([multiply]).collect())
 }

@@ -1,9 +1,38 @@
 //! Gated linear units.
 
-use super::elementwise::zip;
+use super::elementwise::{zip, zip_slices};
+use crate::detect::Isa;
 use crate::prepare::{Phase, Site};
 use crate::simd::math;
 use samite_core::{Error, Glu, Op, Result};
+
+/// What an expression is for the function of a kind.
+macro_rules! with_function {
+    ($kind:expr, $f:ident => $result:expr) => {
+        with_function!($kind, $f => $result;
+            Glu::Reglu => |x, g| math::relu(x) * g,
+            Glu::Geglu => |x, g| math::gelu(x) * g,
+            Glu::Swiglu => |x, g| math::silu(x) * g,
+            Glu::GegluErf => |x, g| math::gelu_erf(x) * g,
+            Glu::GegluQuick => |x, g| math::gelu_quick(x) * g,
+            Glu::SwigluOai { alpha, limit } => move |x: f32, g: f32| {
+                let x = x.min(limit);
+                x * math::sigmoid(alpha * x) * (1.0 + g.min(limit).max(-limit))
+            },
+            Glu::SwigluClamp { limit } => move |x: f32, g: f32| {
+                math::silu(x.min(limit)) * g.min(limit).max(-limit)
+            },
+        )
+    };
+    ($kind:expr, $f:ident => $result:expr; $($pattern:pat => $function:expr,)*) => {
+        match $kind {
+            $($pattern => {
+                let $f = $function;
+                $result
+            })*
+        }
+    };
+}
 
 /// All gated linear units.
 pub(crate) fn glu(site: &Site<'_>) -> Result<Vec<Phase>> {
@@ -23,19 +52,11 @@ pub(crate) fn glu(site: &Site<'_>) -> Result<Vec<Phase>> {
             }
         }
     };
-    let phase = match kind {
-        Glu::Reglu => zip(site, x, gate, 0.5, |x, g| math::relu(x) * g),
-        Glu::Geglu => zip(site, x, gate, 1.0, |x, g| math::gelu(x) * g),
-        Glu::Swiglu => zip(site, x, gate, 1.0, |x, g| math::silu(x) * g),
-        Glu::GegluErf => zip(site, x, gate, 2.0, |x, g| math::gelu_erf(x) * g),
-        Glu::GegluQuick => zip(site, x, gate, 1.0, |x, g| math::gelu_quick(x) * g),
-        Glu::SwigluOai { alpha, limit } => zip(site, x, gate, 1.0, move |x, g| {
-            let x = x.min(limit);
-            x * math::sigmoid(alpha * x) * (1.0 + g.min(limit).max(-limit))
-        }),
-        Glu::SwigluClamp { limit } => zip(site, x, gate, 1.0, move |x, g| {
-            math::silu(x.min(limit)) * g.min(limit).max(-limit)
-        }),
-    };
+    let phase = with_function!(kind, function => zip(site, x, gate, 1.0, function));
     Ok(vec![phase?])
+}
+
+/// A part of a row of a gated linear unit.
+pub(crate) fn gate_slice(isa: Isa, kind: Glu, out: &mut [f32], x: &[f32], gate: &[f32]) {
+    with_function!(kind, function => zip_slices(isa, out, x, gate, function));
 }

@@ -3,6 +3,7 @@
 //! Columns of source 1 are brought into the form that the product needs once (packed F32, or quantized to 8 bits), in a
 //! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
 
+use super::columns::Columns;
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
@@ -11,7 +12,7 @@ use crate::packed::layout::PackedLayout;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::planes::{self, Planes};
 use crate::packed::{self, PackedProduct};
-use crate::prepare::{Phase, Scratch, Site};
+use crate::prepare::{Phase, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
@@ -38,7 +39,7 @@ const WORTH_TURNING: usize = 32;
 const TASK_BYTES: usize = 128 << 10;
 
 /// What a product needs columns to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
     F32,
     Eight(Eight),
@@ -285,64 +286,6 @@ impl Product {
     }
 }
 
-/// The columns of source 1, in the form that the product needs.
-#[derive(Clone, Copy)]
-pub(crate) struct Columns {
-    source: Operand,
-    /// Where they are packed, and their distance; `None` if the source is used as it is.
-    packed: Option<(Scratch, usize)>,
-}
-
-impl Columns {
-    /// Bytes of scratch memory for all columns.
-    pub fn bytes(form: Form, layout: &Layout) -> Option<usize> {
-        if matches!(form, Form::F32) && is_usable(layout) {
-            return Some(0);
-        }
-        form.bytes(layout.shape()[0], layout.rows())
-    }
-
-    /// Plans packing to the start of `scratch`.
-    pub fn new(source: Operand, form: Form, scratch: Scratch) -> Self {
-        let usable = matches!(form, Form::F32) && is_usable(source.layout());
-        let stride = form.stride(source.shape()[0]).unwrap_or(0);
-        Columns {
-            source,
-            packed: (!usable).then_some((scratch, stride)),
-        }
-    }
-
-    /// Where column `i1` of matrix `i2, i3` lies.
-    #[inline]
-    pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *const u8 {
-        match self.packed {
-            None => self.source.at([i1, i2, i3]),
-            Some((scratch, stride)) => {
-                let [_, n1, n2, _] = self.source.shape();
-                scratch.at((i1 + n1 * (i2 + n2 * i3)) * stride)
-            }
-        }
-    }
-
-    /// The phase that packs them, if needed.
-    pub fn pack(self, form: Form, isa: Isa) -> Option<Phase> {
-        let (source, (scratch, stride)) = (self.source, self.packed?);
-        let k = source.shape()[0];
-        Some(Phase::new(
-            source.rows(),
-            source.elements() as f64 * 0.2,
-            move |tasks, _| {
-                for task in tasks {
-                    let row = source.layout().row_index(task);
-                    // SAFETY: each task has its own part of the scratch memory, and there is a row for each.
-                    unsafe { pack_row(&source, row, k, form, scratch.at(task * stride), isa) };
-                }
-                Ok(())
-            },
-        ))
-    }
-}
-
 /// Room for the columns of a task. Tasks are many, so only what is used is written.
 pub(crate) struct ColumnList([MaybeUninit<Column>; COLUMNS]);
 
@@ -360,36 +303,6 @@ impl ColumnList {
         }
         // SAFETY: all of them were written.
         unsafe { places.assume_init_ref() }
-    }
-}
-
-/// Whether columns of such a tensor can be used in place.
-fn is_usable(layout: &Layout) -> bool {
-    layout.dtype() == DType::F32 && layout.has_contiguous_rows()
-}
-
-/// # Safety
-/// See [`Operand`]; `out` has room for a column of the form.
-unsafe fn pack_row(
-    source: &Operand,
-    row: [usize; 3],
-    k: usize,
-    form: Form,
-    out: *mut u8,
-    isa: Isa,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if is_usable(source.layout()) {
-            return form.write(source.row::<f32>(row), 0, out, isa);
-        }
-        // Through a buffer of whole slabs.
-        let mut buffer = [0.0; 256];
-        for start in (0..k).step_by(256) {
-            let buffer = &mut buffer[..(k - start).min(256)];
-            source.load(row, start, buffer);
-            form.write(buffer, start, out, isa);
-        }
     }
 }
 
@@ -436,7 +349,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
     let scratch = site.scratch(plan.total)?;
     let product = plan.product;
-    let columns = Columns::new(x, product.form, scratch);
+    let columns = Columns::new(x, site.origin, product.form, scratch);
     let [_, m, w2, w3] = weights.shape();
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
@@ -473,7 +386,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         },
     );
     Ok(columns
-        .pack(product.form, site.isa)
+        .pack(site.isa)
         .into_iter()
         .chain([multiply])
         .collect())

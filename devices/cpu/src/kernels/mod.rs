@@ -5,6 +5,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod backward;
+pub(crate) mod columns;
 pub(crate) mod copy;
 pub(crate) mod elementwise;
 pub(crate) mod experts;

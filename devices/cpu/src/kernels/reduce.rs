@@ -120,10 +120,65 @@ pub(crate) fn norm(site: &Site<'_>) -> Result<Vec<Phase>> {
 
 vectorized! {
     fn rms_norm_row(x: &mut [f32], eps: f32) {
-        let mean = sum_of(x, |x| x * x) / x.len() as f32;
-        let scale = 1.0 / (mean + eps).sqrt();
-        x.iter_mut().for_each(|x| *x *= scale);
+        let factor = rms_factor_of(x, eps);
+        x.iter_mut().for_each(|x| *x *= factor);
     }
+}
+
+/// What a row is multiplied with so that the mean of its squares is 1.
+#[inline(always)]
+fn rms_factor_of(x: &[f32], eps: f32) -> f32 {
+    let mean = sum_of(x, |x| x * x) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+/// The same where instructions are not chosen yet.
+pub(crate) fn rms_factor(isa: Isa, x: &[f32], eps: f32) -> f32 {
+    isa.run(|| rms_factor_of(x, eps))
+}
+
+vectorized! {
+    /// A part of a row of an RMS norm, times a row.
+    pub(crate) fn norm_slice(out: &mut [f32], x: &[f32], factor: f32, scale: &[f32]) {
+        let pairs = x.iter().zip(scale);
+        out.iter_mut().zip(pairs).for_each(|(out, (x, scale))| *out = x * factor * scale);
+    }
+}
+
+vectorized! {
+    /// The same in place.
+    fn change_norm(x: &mut [f32], factor: f32, scale: &[f32]) {
+        x.iter_mut().zip(scale).for_each(|(x, scale)| *x = *x * factor * scale);
+    }
+}
+
+/// The RMS norm of each row of `x` times the row `scale`, which are a product of two nodes. The result may be the memory of
+/// `x`, but must not overlap it otherwise.
+pub(crate) fn scaled_norm(site: &Site<'_>, x: Operand, eps: f32, scale: Operand) -> Phase {
+    let (result, isa) = (site.result(), site.isa);
+    let in_place = result.base() == x.base();
+    Phase::new(
+        result.rows(),
+        result.elements() as f64 * 0.5,
+        move |tasks, _| {
+            for row in tasks {
+                let row = result.layout().row_index(row);
+                // SAFETY: the row is inside of the shape, which both operands share; tasks are rows; rows of `x` are those of
+                // the result, or others.
+                unsafe {
+                    let (out, scale) = (result.row_mut::<f32>(row), scale.row::<f32>([0; 3]));
+                    if in_place {
+                        let factor = rms_factor(isa, out, eps);
+                        change_norm(isa, out, factor, scale);
+                    } else {
+                        let x = x.row::<f32>(row);
+                        norm_slice(isa, out, x, rms_factor(isa, x, eps), scale);
+                    }
+                }
+            }
+            Ok(())
+        },
+    )
 }
 
 vectorized! {

@@ -6,7 +6,7 @@
 use crate::detect::{Isa, vectorized};
 
 /// What a type of weights needs to know about columns.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ColumnSpec {
     /// Elements that share a scale of the column: 32 or 256.
     pub scaled: usize,
@@ -17,7 +17,7 @@ pub(crate) struct ColumnSpec {
 }
 
 /// What is stored for the sum of the codes of a group.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Sums {
     /// The sum times minus the offset of the weights' codes, as i32.
     Offset(i32),
@@ -44,7 +44,7 @@ impl ColumnSpec {
 
 /// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has its codes, then
 /// scales (f32) and sums of groups.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Activations {
     isa: Isa,
     spec: ColumnSpec,

@@ -62,7 +62,7 @@ pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
 
 /// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has the elements'
 /// upper bits as BF16, then perhaps the rests as BF16; behind the last element come zeros up to a multiple of 32.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Planes {
     token: Bf16Tiles,
     /// One or two.

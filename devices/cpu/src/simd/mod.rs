@@ -22,6 +22,17 @@ pub(crate) mod neon;
 pub(crate) mod outer;
 pub(crate) mod quantized;
 
+/// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
+#[inline(always)]
+pub(crate) fn prefetch(_at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is part of every x86-64, and does nothing if there is no such memory.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(_at.cast());
+    }
+}
+
 /// A register of f32 numbers.
 ///
 /// # Safety

@@ -8,7 +8,7 @@ use crate::detect::vectorized;
 
 /// How a column that was quantized to 8 bits lies in memory: codes, then scales, then scaled sums of each 32 codes, then
 /// those of each 16.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Eight {
     /// Offset of the scales: one f32 for each 32 elements.
     pub scales: usize,

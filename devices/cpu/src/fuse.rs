@@ -1,0 +1,413 @@
+//! Which nodes are computed together.
+//!
+//! - Products of the same columns, one after the other, share their packed form.
+//! - What makes columns row by row, a scaled norm or a gated unit, is computed while columns are packed, if nothing else
+//!   reads it: it is never written to memory.
+//! - Other scaled norms take one pass.
+//!
+//! No result changes by that: every number is computed by the same operations in the same order.
+
+use crate::detect::Isa;
+use crate::kernels::columns::is_usable;
+use crate::kernels::matmul::{Form, Product};
+use crate::table::kernel_for;
+use samite_core::{Graph, Node, Op, Placed, Slot, TensorId};
+use std::sync::Arc;
+
+/// What becomes of a computed node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Part {
+    /// It is computed on its own.
+    Alone,
+    /// The next node that is not like this computes it, too.
+    Inner,
+    /// A product whose columns the one before has packed.
+    SharesColumns,
+    /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
+    MakesColumns,
+    /// A scaled norm.
+    ScaledNorm,
+}
+
+/// Columns in a product's form: the memory that they come from, how many there are, how long they are.
+#[derive(PartialEq)]
+struct Key {
+    memory: (TensorId, usize),
+    shape: [usize; 2],
+    form: Form,
+}
+
+/// The parts of all computed nodes, in order.
+pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
+    let nodes: Vec<_> = work.computed().collect();
+    let mut parts = vec![Part::Alone; nodes.len()];
+    let readers = Readers::new(work.graph);
+    // The product that packed what lies in the scratch memory, and how many products use it.
+    let mut packer: Option<(usize, Key)> = None;
+    let mut uses = vec![0; nodes.len()];
+    for (i, &node) in nodes.iter().enumerate() {
+        match columns(node, isa) {
+            Some(key) => {
+                let first = match &packer {
+                    Some((first, held)) if *held == key => {
+                        parts[i] = Part::SharesColumns;
+                        *first
+                    }
+                    _ => {
+                        packer = Some((i, key));
+                        i
+                    }
+                };
+                uses[first] += 1;
+            }
+            None if leaves_scratch(node, isa, threads) => {}
+            None => packer = None,
+        }
+    }
+    for i in 1..nodes.len() {
+        let (before, node) = (nodes[i - 1], nodes[i]);
+        let is_columns = uses[i] > 0
+            && node.source(1).and_then(whole) == Some((before.id(), 0))
+            && readers.only(before.id(), uses[i]);
+        if i > 1 && is_scaled_norm(nodes[i - 2], before, &readers) {
+            parts[i - 2] = Part::Inner;
+            if is_columns {
+                (parts[i - 1], parts[i]) = (Part::Inner, Part::MakesColumns);
+            } else if is_apart(work, nodes[i - 2], before) {
+                parts[i - 1] = Part::ScaledNorm;
+            } else {
+                parts[i - 2] = Part::Alone;
+            }
+        } else if is_columns && is_gated(before) {
+            (parts[i - 1], parts[i]) = (Part::Inner, Part::MakesColumns);
+        }
+    }
+    parts
+}
+
+/// The columns that a product packs.
+fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
+    let is_product = matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. });
+    if !is_product || node.layout().is_empty() {
+        return None;
+    }
+    let form = Product::of(node, isa)?.form;
+    let source = node.source(1)?;
+    let layout = source.layout();
+    if form == Form::F32 && is_usable(layout) {
+        return None;
+    }
+    Some(Key {
+        memory: whole(source)?,
+        shape: [layout.shape()[0], layout.rows()],
+        form,
+    })
+}
+
+/// The memory of a tensor without gaps: whose it is, and where it begins in there.
+fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
+    let place = match node.tensor().view {
+        Some(view) => (view.base, view.offset),
+        None => (node.id(), 0),
+    };
+    node.layout().is_contiguous().then_some(place)
+}
+
+/// Whether scratch memory and all operands stay what they are.
+fn leaves_scratch(node: Node<'_>, isa: Isa, threads: usize) -> bool {
+    let scratch = kernel_for(node).map(|kernel| (kernel.scratch)(node, isa, threads));
+    scratch.is_ok_and(|bytes| bytes == Some(0)) && node.tensor().written().next().is_none()
+}
+
+/// Whether `scaled` is nothing but `norm`, an RMS norm, times one row.
+fn is_scaled_norm(norm: Node<'_>, scaled: Node<'_>, readers: &Readers) -> bool {
+    let (Op::RmsNorm { .. }, Op::Mul) = (norm.op(), scaled.op()) else {
+        return false;
+    };
+    let [Some(x), Some(product), Some(scale)] =
+        [norm.source(0), scaled.source(0), scaled.source(1)]
+    else {
+        return false;
+    };
+    product.id() == norm.id()
+        && readers.only(norm.id(), 1)
+        && [x, scale, scaled]
+            .iter()
+            .all(|node| is_usable(node.layout()))
+        && scale.layout().rows() == 1
+        && scale.layout().shape()[0] == x.layout().shape()[0]
+}
+
+/// Whether `node` is a gated unit of two tensors.
+fn is_gated(node: Node<'_>) -> bool {
+    matches!(node.op(), Op::Glu { .. })
+        && [0, 1]
+            .iter()
+            .all(|&i| node.source_layout(i).is_some_and(is_usable))
+}
+
+/// Whether the memory of a scaled norm's result is that of the norm's operand, or another.
+fn is_apart(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
+    let Some(x) = norm.source(0) else {
+        return false;
+    };
+    let [Ok(x), Ok(result)] = [x, scaled].map(|node| work.place(node.id())) else {
+        return false;
+    };
+    let range = |slot: &Slot| slot.offset..slot.offset + slot.layout.bytes();
+    let (a, b) = (range(&x.slot), range(&result.slot));
+    !Arc::ptr_eq(&x.buffer, &result.buffer)
+        || a.end <= b.start
+        || b.end <= a.start
+        || (a.start == b.start && x.layout() == result.layout())
+}
+
+/// How many operands of computed nodes lie in a tensor's memory.
+struct Readers(Vec<usize>);
+
+impl Readers {
+    fn new(graph: &Graph) -> Self {
+        let mut readers = vec![0; graph.len()];
+        // A graph that neither has outputs nor writes anything is for all its results.
+        let has_purpose = graph
+            .tensors()
+            .iter()
+            .any(|tensor| tensor.flags.output || tensor.written().next().is_some());
+        for id in graph.ids() {
+            let tensor = graph.tensor(id);
+            if tensor.flags.output || tensor.flags.copied || !has_purpose {
+                readers[graph.memory_of(id).index()] = usize::MAX;
+            }
+            for (_, operand) in tensor.operands().filter(|_| tensor.is_computed()) {
+                let count = &mut readers[graph.memory_of(operand).index()];
+                *count = count.saturating_add(1);
+            }
+        }
+        Readers(readers)
+    }
+
+    /// Whether so many operands, and nobody else, read what is computed for a tensor.
+    fn only(&self, id: TensorId, count: usize) -> bool {
+        self.0[id.index()] == count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::*;
+    use samite_core::{DType, Glu, Rope, RopeMode, shape};
+
+    const WIDTH: usize = 512;
+    const INNER: usize = 768;
+
+    /// A layer's worth of nodes that can be computed together: its inputs, named nodes, and the result.
+    struct Layer {
+        graph: Graph,
+        inputs: Vec<(TensorId, usize)>,
+        /// Everything that is computed.
+        nodes: Vec<TensorId>,
+        result: TensorId,
+    }
+
+    impl Layer {
+        /// For so many columns.
+        fn new(columns: usize) -> Self {
+            let mut g = Graph::new();
+            let mut inputs = vec![];
+            let mut new = |g: &mut Graph, extents: &[usize]| {
+                inputs.push((input(g, extents), extents.iter().product()));
+                inputs[inputs.len() - 1].0
+            };
+            let x = new(&mut g, &[WIDTH, columns]);
+            let scale = new(&mut g, &[WIDTH]);
+            let [q, k, gate, up] = [WIDTH, 64, INNER, INNER].map(|rows| {
+                let weights = new(&mut g, &[WIDTH, rows]);
+                g.cast(weights, DType::Q8_0).unwrap()
+            });
+            let down = new(&mut g, &[INNER, WIDTH]);
+            let down = g.cast(down, DType::Q4_0).unwrap();
+            let positions = integers(&mut g, &[columns]);
+            let normed = g.rms_norm(x, 1e-5).unwrap();
+            let normed = g.mul(normed, scale).unwrap();
+            let q = g.mul_mat(q, normed).unwrap();
+            let k = g.mul_mat(k, normed).unwrap();
+            let heads = |g: &mut Graph, x, count| g.reshape(x, [64, count, columns, 1]).unwrap();
+            let k = heads(&mut g, k, 1);
+            let k = g.rms_norm(k, 1e-5).unwrap();
+            let small = new(&mut g, &[64]);
+            let k = g.mul(k, small).unwrap();
+            let k = g
+                .rope(k, positions, None, Rope::new(64, RopeMode::Neox, 1e4))
+                .unwrap();
+            let q = heads(&mut g, q, WIDTH / 64);
+            let q = g.add(q, k).unwrap();
+            let q = g.reshape(q, [WIDTH, columns, 1, 1]).unwrap();
+            let middle = g.add(q, x).unwrap();
+            let normed = g.rms_norm(middle, 1e-5).unwrap();
+            let normed = g.mul(normed, scale).unwrap();
+            let [gate, up] = [gate, up].map(|weights| g.mul_mat(weights, normed).unwrap());
+            let gated = g.glu_split(gate, up, Glu::Swiglu).unwrap();
+            let out = g.mul_mat(down, gated).unwrap();
+            let result = g.add(out, middle).unwrap();
+            let nodes = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+            Layer {
+                graph: g,
+                inputs,
+                nodes,
+                result,
+            }
+        }
+
+        fn parts(&self) -> Vec<Part> {
+            let nodes: Vec<_> = self.graph.ids().collect();
+            let place = |id: &TensorId| {
+                let layout = self.graph.tensor(*id).layout;
+                let buffer = samite_core::host_buffer_type();
+                let buffer = buffer
+                    .allocate(layout.bytes(), samite_core::Usage::Compute)
+                    .unwrap();
+                Some(samite_core::TensorRef {
+                    buffer,
+                    slot: Slot { offset: 0, layout },
+                })
+            };
+            let places: Vec<_> = nodes.iter().map(place).collect();
+            let work = Placed {
+                graph: &self.graph,
+                nodes: &nodes,
+                places: &places,
+                workspace: None,
+            };
+            parts(&work, Isa::detect(None), 1)
+        }
+
+        fn run(&self, threads: usize) -> Vec<f32> {
+            let mut bench = Bench::new(&self.graph, &device(threads)).unwrap();
+            for (seed, &(id, count)) in self.inputs.iter().enumerate() {
+                bench.write(id, &numbers(seed as u32, count));
+            }
+            bench.run().unwrap();
+            let first = bench.read(self.result);
+            bench.run().unwrap();
+            assert_eq!(first, bench.read::<f32>(self.result));
+            first
+        }
+    }
+
+    #[test]
+    fn parts_of_a_layer() {
+        use Part::*;
+        let mut layer = Layer::new(3);
+        layer.graph.set_output(layer.result);
+        let weights = [Alone; 5];
+        let attention = [
+            Inner,
+            Inner,
+            MakesColumns,
+            SharesColumns,
+            Inner,
+            ScaledNorm,
+            Alone,
+        ];
+        let rest = [
+            Alone,
+            Alone,
+            Inner,
+            Inner,
+            MakesColumns,
+            SharesColumns,
+            Inner,
+            MakesColumns,
+            Alone,
+        ];
+        assert_eq!(layer.parts(), [&weights[..], &attention, &rest].concat());
+    }
+
+    #[test]
+    fn nothing_is_left_out_that_is_read_elsewhere() {
+        // Without outputs, all results are wanted.
+        let mut layer = Layer::new(3);
+        assert!(!layer.parts().contains(&Part::Inner));
+        layer.graph.set_output(layer.result);
+        let number =
+            |layer: &Layer, part: Part| layer.parts().iter().filter(|&&p| p == part).count();
+        assert_eq!(number(&layer, Part::Inner), 6);
+        let whole = layer.graph.clone();
+        for &id in &layer.nodes {
+            layer.graph = whole.clone();
+            layer.graph.set_output(id);
+            let at = layer.nodes.iter().position(|&node| node == id).unwrap();
+            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+            layer.graph = whole.clone();
+            layer.graph.copy_of(id, "copy").unwrap();
+            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+            layer.graph = whole.clone();
+            layer.graph.cont(id).unwrap();
+            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+        }
+    }
+
+    #[test]
+    fn results_are_the_same() {
+        for columns in [1, 2, 40] {
+            let mut layer = Layer::new(columns);
+            let apart = layer.run(1);
+            assert!(apart.iter().all(|x| x.is_finite()));
+            layer.graph.set_output(layer.result);
+            for threads in [1, 2, 3] {
+                assert!(
+                    layer.run(threads) == apart,
+                    "{columns} columns, {threads} threads"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn columns_of_experts_are_shared() {
+        let mut g = Graph::new();
+        let [gate, up, down] = [[WIDTH, 64, 4], [WIDTH, 64, 4], [64, WIDTH, 4]].map(|extents| {
+            let weights = g.input("w", DType::F32, shape(&extents).unwrap()).unwrap();
+            (
+                weights,
+                extents.iter().product::<usize>(),
+                g.cast(weights, DType::Q8_0).unwrap(),
+            )
+        });
+        let x = input(&mut g, &[WIDTH, 1, 5]);
+        let chosen = integers(&mut g, &[2, 5]);
+        let product = |g: &mut Graph, weights, x| g.mul_mat_id(weights, x, chosen).unwrap();
+        let (a, b) = (product(&mut g, gate.2, x), product(&mut g, up.2, x));
+        let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+        let out = product(&mut g, down.2, gated);
+        let run = |g: &Graph| {
+            let mut bench = Bench::new(g, &device(2)).unwrap();
+            for (seed, (id, count, _)) in [gate, up, down].into_iter().enumerate() {
+                bench.write(id, &numbers(seed as u32, count));
+            }
+            bench.write(x, &numbers(9, 5 * WIDTH));
+            bench.write(chosen, &[0, 3, 1, 2, 2, 0, 3, 1, 0, 1]);
+            bench.run().unwrap();
+            bench.read::<f32>(out)
+        };
+        let apart = run(&g);
+        g.set_output(out);
+        let layer = Layer {
+            graph: g,
+            inputs: vec![],
+            nodes: vec![],
+            result: out,
+        };
+        assert_eq!(
+            layer.parts()[3..],
+            [
+                Part::Alone,
+                Part::SharesColumns,
+                Part::Inner,
+                Part::MakesColumns
+            ]
+        );
+        assert!(run(&layer.graph) == apart);
+    }
+}

@@ -1,0 +1,186 @@
+//! The columns of products, and what makes them.
+//!
+//! Most products need columns in a form of their own. Where nothing else reads what makes them row by row, it is computed on
+//! the way, and its results are never in memory as they are.
+
+use super::matmul::Form;
+use super::{glu, reduce};
+use crate::detect::Isa;
+use crate::operand::Operand;
+use crate::prepare::{Phase, Scratch};
+use crate::simd::prefetch;
+use samite_core::{DType, Glu, Layout};
+
+/// How a product comes by the columns of source 1.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin {
+    /// They are the source.
+    Source,
+    /// The product before left them in the scratch memory, in the same form.
+    Ready,
+    /// They are made from the operands of the nodes before.
+    Made(Maker),
+}
+
+/// What makes rows of F32 numbers from rows of F32 numbers without gaps.
+#[derive(Clone, Copy)]
+pub(crate) enum Maker {
+    /// The RMS norm of a row of `x`, times the row `scale`.
+    Norm {
+        x: Operand,
+        eps: f32,
+        scale: Operand,
+    },
+    /// A gated linear unit.
+    Gated {
+        x: Operand,
+        gate: Operand,
+        kind: Glu,
+    },
+}
+
+impl Maker {
+    /// What is computed with a row at a time.
+    fn x(&self) -> &Operand {
+        match self {
+            Maker::Norm { x, .. } | Maker::Gated { x, .. } => x,
+        }
+    }
+
+    /// Estimated nanoseconds for an element.
+    fn cost(&self) -> f64 {
+        match self {
+            Maker::Norm { .. } => 0.4,
+            Maker::Gated { .. } => 1.0,
+        }
+    }
+
+    /// Gives row number `row` to `take`, in pieces of 256 elements with their starts.
+    ///
+    /// # Safety
+    /// See [`Operand`]; there must be such a row.
+    unsafe fn each(&self, isa: Isa, row: usize, mut take: impl FnMut(usize, &[f32])) {
+        let row = self.x().layout().row_index(row);
+        let mut buffer = [0.0; 256];
+        // SAFETY: the caller's contract.
+        unsafe {
+            match *self {
+                Maker::Norm { x, eps, scale } => {
+                    let (x, scale) = (x.row::<f32>(row), scale.row::<f32>([0; 3]));
+                    let factor = reduce::rms_factor(isa, x, eps);
+                    for (i, (x, scale)) in x.chunks(256).zip(scale.chunks(256)).enumerate() {
+                        let out = &mut buffer[..x.len()];
+                        reduce::norm_slice(isa, out, x, factor, scale);
+                        take(256 * i, out);
+                    }
+                }
+                Maker::Gated { x, gate, kind } => {
+                    let (x, gate) = (x.row::<f32>(row), gate.row::<f32>(row));
+                    for (i, (x, gate)) in x.chunks(256).zip(gate.chunks(256)).enumerate() {
+                        let out = &mut buffer[..x.len()];
+                        // Those of many columns come from memory.
+                        for line in (0..256).step_by(16) {
+                            prefetch(x.as_ptr().wrapping_add(512 + line));
+                            prefetch(gate.as_ptr().wrapping_add(512 + line));
+                        }
+                        glu::gate_slice(isa, kind, out, x, gate);
+                        take(256 * i, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The columns of source 1, in the form that the product needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    source: Operand,
+    origin: Origin,
+    form: Form,
+    /// Where they are packed, and their distance; `None` if the source is used as it is.
+    packed: Option<(Scratch, usize)>,
+}
+
+impl Columns {
+    /// Bytes of scratch memory for all columns.
+    pub fn bytes(form: Form, layout: &Layout) -> Option<usize> {
+        if matches!(form, Form::F32) && is_usable(layout) {
+            return Some(0);
+        }
+        form.bytes(layout.shape()[0], layout.rows())
+    }
+
+    /// Plans packing to the start of `scratch`.
+    pub fn new(source: Operand, origin: Origin, form: Form, scratch: Scratch) -> Self {
+        let usable = matches!(form, Form::F32) && is_usable(source.layout());
+        let stride = form.stride(source.shape()[0]).unwrap_or(0);
+        Columns {
+            source,
+            origin,
+            form,
+            packed: (!usable).then_some((scratch, stride)),
+        }
+    }
+
+    /// Where column `i1` of matrix `i2, i3` lies.
+    #[inline]
+    pub fn at(&self, [i1, i2, i3]: [usize; 3]) -> *const u8 {
+        match self.packed {
+            None => self.source.at([i1, i2, i3]),
+            Some((scratch, stride)) => {
+                let [_, n1, n2, _] = self.source.shape();
+                scratch.at((i1 + n1 * (i2 + n2 * i3)) * stride)
+            }
+        }
+    }
+
+    /// The phase that packs them, if needed.
+    pub fn pack(self, isa: Isa) -> Option<Phase> {
+        let (scratch, stride) = self.packed?;
+        let cost = match self.origin {
+            Origin::Source => 0.2,
+            Origin::Ready => return None,
+            Origin::Made(maker) => 0.2 + maker.cost(),
+        };
+        Some(Phase::new(
+            self.source.rows(),
+            self.source.elements() as f64 * cost,
+            move |tasks, _| {
+                for task in tasks {
+                    // SAFETY: each task has its own part of the scratch memory, and there is a row for each.
+                    unsafe { self.pack_row(task, scratch.at(task * stride), isa) };
+                }
+                Ok(())
+            },
+        ))
+    }
+
+    /// # Safety
+    /// See [`Operand`]; there is such a row, and `out` has room for a column of the form.
+    unsafe fn pack_row(&self, row: usize, out: *mut u8, isa: Isa) {
+        let (source, form) = (&self.source, self.form);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if let Origin::Made(maker) = &self.origin {
+                return maker.each(isa, row, |start, x| form.write(x, start, out, isa));
+            }
+            let row = source.layout().row_index(row);
+            if is_usable(source.layout()) {
+                return form.write(source.row::<f32>(row), 0, out, isa);
+            }
+            // Through a buffer of whole slabs.
+            let (k, mut buffer) = (source.shape()[0], [0.0; 256]);
+            for start in (0..k).step_by(256) {
+                let buffer = &mut buffer[..(k - start).min(256)];
+                source.load(row, start, buffer);
+                form.write(buffer, start, out, isa);
+            }
+        }
+    }
+}
+
+/// Whether columns of such a tensor can be used in place.
+pub(crate) fn is_usable(layout: &Layout) -> bool {
+    layout.dtype() == DType::F32 && layout.has_contiguous_rows()
+}
