@@ -2,7 +2,7 @@
 //!
 //! - Products of the same columns, one after the other, share their packed form.
 //! - What makes columns row by row, a scaled norm or a gated unit, is computed while columns are packed, if nothing else
-//!   reads it: it is never written to memory.
+//!   reads it: it is never written to memory. A sum that such a norm is of is written then, too.
 //! - Other scaled norms take one pass.
 //!
 //! No result changes by that: every number is computed by the same operations in the same order.
@@ -19,13 +19,15 @@ use std::sync::Arc;
 pub(crate) enum Part {
     /// It is computed on its own.
     Alone,
-    /// The next node that is not like this computes it, too.
+    /// What comes behind computes it, too; it is not written.
     Inner,
+    /// A sum that the product behind writes.
+    Later,
     /// A product whose columns the one before has packed.
     SharesColumns,
     /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
     MakesColumns,
-    /// A scaled norm.
+    /// A scaled norm: the factor, with the norm before it.
     ScaledNorm,
 }
 
@@ -37,10 +39,10 @@ struct Key {
     form: Form,
 }
 
-/// The parts of all computed nodes, in order.
+/// The parts of all computed nodes, by position in the graph.
 pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
     let nodes: Vec<_> = work.computed().collect();
-    let mut parts = vec![Part::Alone; nodes.len()];
+    let mut parts = vec![Part::Alone; work.graph.len()];
     let readers = Readers::new(work.graph);
     // The product that packed what lies in the scratch memory, and how many products use it.
     let mut packer: Option<(usize, Key)> = None;
@@ -50,7 +52,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
             Some(key) => {
                 let first = match &packer {
                     Some((first, held)) if *held == key => {
-                        parts[i] = Part::SharesColumns;
+                        parts[node.id().index()] = Part::SharesColumns;
                         *first
                     }
                     _ => {
@@ -66,20 +68,21 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
     }
     for i in 1..nodes.len() {
         let (before, node) = (nodes[i - 1], nodes[i]);
+        let back = |steps: usize| i.checked_sub(steps).map(|i| nodes[i]);
+        let mut set = |node: Node<'_>, part| parts[node.id().index()] = part;
         let is_columns = uses[i] > 0
             && node.source(1).and_then(whole) == Some((before.id(), 0))
             && readers.only(before.id(), uses[i]);
-        if i > 1 && is_scaled_norm(nodes[i - 2], before, &readers) {
-            parts[i - 2] = Part::Inner;
-            if is_columns {
-                (parts[i - 1], parts[i]) = (Part::Inner, Part::MakesColumns);
-            } else if is_apart(work, nodes[i - 2], before) {
-                parts[i - 1] = Part::ScaledNorm;
-            } else {
-                parts[i - 2] = Part::Alone;
-            }
-        } else if is_columns && is_gated(before) {
-            (parts[i - 1], parts[i]) = (Part::Inner, Part::MakesColumns);
+        let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
+        if is_columns && (norm.is_some() || is_gated(before)) {
+            let sum = back(3).filter(|&sum| norm.is_some_and(|norm| is_sum_of(sum, norm)));
+            sum.into_iter().for_each(|sum| set(sum, Part::Later));
+            norm.into_iter().for_each(|norm| set(norm, Part::Inner));
+            set(before, Part::Inner);
+            set(node, Part::MakesColumns);
+        } else if let Some(norm) = norm.filter(|&norm| is_apart(work, norm, before)) {
+            set(norm, Part::Inner);
+            set(before, Part::ScaledNorm);
         }
     }
     parts
@@ -136,6 +139,17 @@ fn is_scaled_norm(norm: Node<'_>, scaled: Node<'_>, readers: &Readers) -> bool {
             .all(|node| is_usable(node.layout()))
         && scale.layout().rows() == 1
         && scale.layout().shape()[0] == x.layout().shape()[0]
+}
+
+/// Whether `sum` is a sum of two tensors of equal shape, and what `norm` is a norm of.
+fn is_sum_of(sum: Node<'_>, norm: Node<'_>) -> bool {
+    let operands = [sum.source_layout(0), sum.source_layout(1)];
+    matches!(sum.op(), Op::Add)
+        && norm.source(0).is_some_and(|x| x.id() == sum.id())
+        && operands
+            .iter()
+            .flatten()
+            .all(|operand| is_usable(operand) && operand.shape() == sum.layout().shape())
 }
 
 /// Whether `node` is a gated unit of two tensors.
@@ -279,7 +293,10 @@ mod tests {
                 places: &places,
                 workspace: None,
             };
-            parts(&work, Isa::detect(None), 1)
+            let parts = parts(&work, Isa::detect(None), 1);
+            work.computed()
+                .map(|node| parts[node.id().index()])
+                .collect()
         }
 
         fn run(&self, threads: usize) -> Vec<f32> {
@@ -312,7 +329,7 @@ mod tests {
         ];
         let rest = [
             Alone,
-            Alone,
+            Later,
             Inner,
             Inner,
             MakesColumns,

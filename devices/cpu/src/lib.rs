@@ -11,6 +11,9 @@
 //! walks the list: phases that are too small to be shared run in the calling thread, the others are shared out among the
 //! workers, with a barrier behind. Nothing is allocated.
 //!
+//! Some nodes are computed together, as the last of them: products of the same columns pack them once, and norms and
+//! gated units between products are never in memory. An observer then sees that the others take no time.
+//!
 //! # Packed weights
 //! The device offers memory of its own for weights, `cpu-packed`, an
 //! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for

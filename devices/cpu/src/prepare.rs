@@ -176,8 +176,8 @@ impl Program {
             None => None,
         };
         let parts = parts(&work, isa, threads);
-        for (node, part) in work.computed().zip(parts) {
-            program.add(node, part, &work, isa, scratch)?;
+        for node in work.computed() {
+            program.add(node, &parts, &work, isa, scratch)?;
         }
         program.any_shared = program.phases.iter().any(|phase| phase.shared);
         Ok(program)
@@ -201,12 +201,12 @@ impl Program {
     fn add(
         &mut self,
         node: Node<'_>,
-        part: Part,
+        parts: &[Part],
         work: &Placed<'_>,
         isa: Isa,
         scratch: Option<(*mut u8, usize)>,
     ) -> Result<()> {
-        let threads = self.threads;
+        let (threads, part) = (self.threads, parts[node.id().index()]);
         let kernel = kernel_for(node).map_err(|reason| {
             Error::unsupported(&self.device, node.op().to_string(), reason.into_owned())
         })?;
@@ -240,12 +240,14 @@ impl Program {
             })
             .collect::<Result<_>>()?;
         let maker = match part {
-            Part::ScaledNorm => Some(maker(node, &mut resolve)?),
+            Part::ScaledNorm => Some(maker(node, parts, &mut resolve)?),
             Part::MakesColumns => {
                 let columns = node
                     .source(1)
                     .map(|columns| work.graph.node(work.graph.memory_of(columns.id())));
-                columns.map(|node| maker(node, &mut resolve)).transpose()?
+                columns
+                    .map(|node| maker(node, parts, &mut resolve))
+                    .transpose()?
             }
             _ => None,
         };
@@ -264,9 +266,9 @@ impl Program {
             scratch,
         };
         let first = self.phases.len();
-        if !node.layout().is_empty() && part != Part::Inner {
+        if !node.layout().is_empty() && !matches!(part, Part::Inner | Part::Later) {
             let phases = match maker {
-                Some(Maker::Norm { x, eps, scale }) if part == Part::ScaledNorm => {
+                Some(Maker::Norm { x, eps, scale, .. }) if part == Part::ScaledNorm => {
                     vec![reduce::scaled_norm(&site, x, eps, scale)]
                 }
                 _ => (kernel.build)(&site)?,
@@ -412,6 +414,7 @@ impl Program {
 /// What makes the rows of a scaled norm or of a gated unit.
 fn maker<'g>(
     node: Node<'g>,
+    parts: &[Part],
     resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
 ) -> Result<Maker> {
     let mut operand = |node: Node<'g>, index| {
@@ -426,11 +429,19 @@ fn maker<'g>(
             gate: operand(node, 1)?,
             kind,
         }),
-        (Op::Mul, Some((norm, &Op::RmsNorm { eps }))) => Ok(Maker::Norm {
-            x: operand(norm, 0)?,
-            eps,
-            scale: operand(node, 1)?,
-        }),
+        (Op::Mul, Some((norm, &Op::RmsNorm { eps }))) => {
+            let is_later = |sum: &Node<'_>| parts[sum.id().index()] == Part::Later;
+            let sum = match norm.source(0).filter(is_later) {
+                Some(sum) => Some([operand(sum, 0)?, operand(sum, 1)?]),
+                None => None,
+            };
+            Ok(Maker::Norm {
+                sum,
+                x: operand(norm, 0)?,
+                eps,
+                scale: operand(node, 1)?,
+            })
+        }
         (op, _) => Err(Error::invalid(format!("{op} makes no rows"))),
     }
 }

@@ -4,7 +4,7 @@
 //! the way, and its results are never in memory as they are.
 
 use super::matmul::Form;
-use super::{glu, reduce};
+use super::{elementwise, glu, reduce};
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch};
@@ -13,6 +13,7 @@ use samite_core::{DType, Glu, Layout};
 
 /// How a product comes by the columns of source 1.
 #[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // there is one for each node, and boxes are not `Copy`
 pub(crate) enum Origin {
     /// They are the source.
     Source,
@@ -27,6 +28,8 @@ pub(crate) enum Origin {
 pub(crate) enum Maker {
     /// The RMS norm of a row of `x`, times the row `scale`.
     Norm {
+        /// What `x` is the sum of, if it has still to be written; it may be the memory of one of them.
+        sum: Option<[Operand; 2]>,
         x: Operand,
         eps: f32,
         scale: Operand,
@@ -65,7 +68,10 @@ impl Maker {
         // SAFETY: the caller's contract.
         unsafe {
             match *self {
-                Maker::Norm { x, eps, scale } => {
+                Maker::Norm { sum, x, eps, scale } => {
+                    if let Some([a, b]) = sum {
+                        elementwise::add_row(isa, &x, &a, &b, row);
+                    }
                     let (x, scale) = (x.row::<f32>(row), scale.row::<f32>([0; 3]));
                     let factor = reduce::rms_factor(isa, x, eps);
                     for (i, (x, scale)) in x.chunks(256).zip(scale.chunks(256)).enumerate() {

@@ -161,6 +161,26 @@ pub(crate) fn zip(
     ))
 }
 
+/// A row of the sum of two operands of equal shape with dense F32 rows. The result may be the memory of one of them.
+///
+/// # Safety
+/// See [`Operand`]; the row must be inside of the shape.
+pub(crate) unsafe fn add_row(
+    isa: Isa,
+    result: &Operand,
+    a: &Operand,
+    b: &Operand,
+    row: [usize; 3],
+) {
+    let piece = Piece {
+        row,
+        start: 0,
+        len: result.shape()[0],
+    };
+    // SAFETY: the caller's contract.
+    unsafe { zip_piece(isa, a, b, piece, result.row_mut(row), |a, b| a + b) };
+}
+
 /// One piece of a row. `out` may be the memory of `a` or of `b`.
 ///
 /// # Safety
