@@ -145,6 +145,7 @@ pub(crate) struct Product {
     function: PanelFn,
     pub form: Form,
     rows: Rows,
+    past_caches: bool,
 }
 
 impl Product {
@@ -164,10 +165,12 @@ impl Product {
         if packed::is_packed(node, 0) {
             let PackedProduct { function, form } =
                 packed::product(isa, weights.dtype(), k, columns, each)?;
+            let bytes = weights.row_bytes().saturating_mul(rows);
             return Some(Product {
                 function,
                 form,
                 rows: Rows::Packed(PackedLayout::new(weights)?),
+                past_caches: packed::past_caches(bytes, rows, each),
             });
         }
         Self::new(isa, weights.dtype(), [k, rows, each])
@@ -182,6 +185,7 @@ impl Product {
                 function: packed::float_product(isa)?,
                 form: Form::F32,
                 rows: Rows::Turned(PackedLayout::new(&panel)?),
+                past_caches: false,
             });
         }
         if let Some(function) = floats {
@@ -189,6 +193,7 @@ impl Product {
                 function,
                 form: Form::F32,
                 rows: Rows::Plain,
+                past_caches: false,
             });
         }
         if rows >= WORTH_QUANTIZING
@@ -198,12 +203,14 @@ impl Product {
                 function,
                 form: Form::Eight(Eight::new(k)?),
                 rows: Rows::Plain,
+                past_caches: false,
             });
         }
         Some(Product {
             function: float::product(isa, DType::F32)?,
             form: Form::F32,
             rows: Rows::Decoded,
+            past_caches: false,
         })
     }
 
@@ -247,6 +254,7 @@ impl Product {
             k,
             first: rows.start,
             slabs: self.form.slabs(),
+            past_caches: self.past_caches,
             scratch,
         };
         // SAFETY: the caller's contract.
@@ -255,7 +263,10 @@ impl Product {
                 Rows::Plain => return (self.function)(&panel, columns),
                 Rows::Packed(_) => {
                     (self.function)(&panel, columns);
-                    return packed::all_stored();
+                    if self.past_caches {
+                        packed::all_stored();
+                    }
+                    return;
                 }
                 Rows::Decoded => (DECODED_ROWS, None),
                 Rows::Turned(layout) => (PANEL, Some(layout)),
@@ -281,7 +292,6 @@ impl Product {
                 }
                 (self.function)(&panel, columns);
             }
-            packed::all_stored();
         }
     }
 }

@@ -43,8 +43,8 @@ pub(crate) const PANEL: usize = 2 * LANES;
 /// Sums of one column for the rows of a panel.
 type Sum = [[f32; LANES]; 2];
 
-/// Stores the sums of all columns for the rows of the panel that begins at row `row`. Whoever calls a product must call
-/// [`all_stored`] afterwards.
+/// Stores the sums of all columns for the rows of the panel that begins at row `row`. Where results go past the caches, whoever
+/// calls a product must call [`all_stored`] afterwards.
 ///
 /// # Safety
 /// There must be sums of as many columns, and columns must have room for results of the panel's rows.
@@ -56,7 +56,7 @@ unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *con
         // SAFETY: the caller's contract; results do not overlap with sums.
         unsafe {
             let sums = results.add(c).cast::<f32>();
-            if rows == PANEL && out.addr().is_multiple_of(64) {
+            if panel.past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
                 stream(sums, out);
             } else {
                 out.copy_from_nonoverlapping(sums, rows);
@@ -84,7 +84,18 @@ unsafe fn stream(sums: *const f32, out: *mut f32) {
     }
 }
 
-/// Makes what products stored visible to other threads before anything that is written later.
+/// Whether results of a matrix of so many bytes with so many columns should go past the caches: not where neither displaces
+/// much.
+pub(crate) fn past_caches(weights: usize, rows: usize, columns: usize) -> bool {
+    const FEW: usize = 64;
+    if columns < FEW {
+        weights > 256 << 10
+    } else {
+        rows.saturating_mul(columns) > (2 << 20) / 4
+    }
+}
+
+/// Makes what products stored past the caches visible to other threads before anything that is written later.
 #[inline(always)]
 pub(crate) fn all_stored() {
     #[cfg(target_arch = "x86_64")]
@@ -243,6 +254,7 @@ mod tests {
             k,
             first: 0,
             slabs: form.slabs(),
+            past_caches: true,
             scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(batch) {

@@ -465,6 +465,7 @@ mod tests {
             k: 32,
             first: 0,
             slabs: 0,
+            past_caches: false,
             scratch: std::ptr::null_mut(),
         };
         // SAFETY: AMX was detected; everything is as large as it has to be.

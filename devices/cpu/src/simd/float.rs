@@ -24,6 +24,8 @@ pub(crate) struct Panel {
     pub first: usize,
     /// Distance in bytes of the slabs of a column, if columns are in slabs.
     pub slabs: usize,
+    /// Whether results should go past the caches, where the product can do that.
+    pub past_caches: bool,
     /// Memory for this thread alone, if the product needs such.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub scratch: *mut u8,
@@ -347,6 +349,7 @@ mod tests {
                         k,
                         first: 0,
                         slabs: 0,
+                        past_caches: false,
                         scratch: std::ptr::null_mut(),
                     };
                     let places: Vec<_> = (0..columns)

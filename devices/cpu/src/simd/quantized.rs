@@ -227,6 +227,7 @@ mod tests {
                         k,
                         first: 0,
                         slabs: 0,
+                        past_caches: false,
                         scratch: std::ptr::null_mut(),
                     };
                     // SAFETY: everything is as large as said, and `isa` was detected.

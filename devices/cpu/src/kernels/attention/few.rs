@@ -239,6 +239,7 @@ impl Attention {
                     k: extents.d,
                     first: 0,
                     slabs: 0,
+                    past_caches: false,
                     scratch: std::ptr::null_mut(),
                 };
                 (self.product)(&panel, &queries[..count]);
