@@ -231,7 +231,8 @@ impl Attention {
             // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
                 let place = [key, kv_head, batch];
-                let (at, stride) = rows_of(&own.k, plan.decode_keys, place, len, decoded_keys);
+                let (at, stride) =
+                    rows_of(own.isa, &own.k, plan.decode_keys, place, len, decoded_keys);
                 let panel = Panel {
                     weights: at,
                     stride,
@@ -251,7 +252,14 @@ impl Attention {
                     let mask = row.mask_of(key, len);
                     soften(own.isa, own.logits, row, mask, &mut scores[..len], sums);
                 }
-                let (at, stride) = rows_of(&own.v, plan.decode_values, place, len, decoded_values);
+                let (at, stride) = rows_of(
+                    own.isa,
+                    &own.v,
+                    plan.decode_values,
+                    place,
+                    len,
+                    decoded_values,
+                );
                 let values = Weighted {
                     rows: at,
                     stride,

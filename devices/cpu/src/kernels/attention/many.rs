@@ -94,7 +94,7 @@ impl Attention {
             // SAFETY: keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
                 let decode = own.k.dtype() != DType::F32;
-                let (from, stride) = rows_of(&own.k, decode, place, len, decoded_keys);
+                let (from, stride) = rows_of(own.isa, &own.k, decode, place, len, decoded_keys);
                 (self.products)(&Outer {
                     rows: queries.as_ptr().cast(),
                     row_stride: LANES_STRIDE,
@@ -124,7 +124,7 @@ impl Attention {
                 // What no row sees may hold anything, NaN too.
                 let clear = hidden && (0..len).any(unseen);
                 let decode = clear || is_decoded(own.v.dtype());
-                let (from, stride) = rows_of(&own.v, decode, place, len, decoded_values);
+                let (from, stride) = rows_of(own.isa, &own.v, decode, place, len, decoded_values);
                 let mut weighted = self.weighted;
                 if clear {
                     for key in (0..len).filter(|key| unseen(*key)) {

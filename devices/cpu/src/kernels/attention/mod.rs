@@ -11,13 +11,14 @@ mod few;
 mod gradient;
 mod many;
 
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::math;
 use crate::table::{Kernel, Reason, decodable};
 use samite_core::{DType, Error, Node, Op, Result};
+use samite_quant::blocks::BlockQ8_0;
 
 pub(crate) use gradient::GRADIENT;
 
@@ -221,6 +222,7 @@ fn no_kernel() -> Error {
 /// # Safety
 /// See [`Operand`]; the rows must exist.
 unsafe fn rows_of(
+    isa: Isa,
     operand: &Operand,
     decode: bool,
     [first, i2, i3]: [usize; 3],
@@ -232,10 +234,28 @@ unsafe fn rows_of(
     }
     let n0 = operand.shape()[0];
     for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
-        // SAFETY: the caller's contract.
-        unsafe { operand.load([first + i, i2, i3], 0, row) };
+        let place = [first + i, i2, i3];
+        // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
+        unsafe {
+            if operand.dtype() == DType::Q8_0 {
+                let blocks = operand.at(place).cast::<BlockQ8_0>();
+                decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
+            } else {
+                operand.load(place, 0, row);
+            }
+        }
     }
     (decoded.as_ptr().cast(), n0 * size_of::<f32>())
+}
+
+vectorized! {
+    /// What the device's own instructions are worth it for: a cache's usual type besides F16.
+    fn decode_bytes(blocks: &[BlockQ8_0], out: &mut [f32]) {
+        for (block, out) in blocks.iter().zip(out.as_chunks_mut::<32>().0) {
+            let d = block.d.to_f32();
+            out.iter_mut().zip(&block.qs).for_each(|(out, q)| *out = f32::from(*q) * d);
+        }
+    }
 }
 
 /// How many keys there are up to the last one that a row of a mask shows.
