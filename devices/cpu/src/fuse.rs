@@ -11,7 +11,7 @@ use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
 use crate::kernels::matmul::{Form, Product};
 use crate::table::kernel_for;
-use samite_core::{Graph, Node, Op, Placed, Slot, TensorId};
+use samite_core::{Graph, Layout, Node, Op, Placed, Slot, TensorId};
 use std::sync::Arc;
 
 /// What becomes of a computed node.
@@ -71,7 +71,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         let back = |steps: usize| i.checked_sub(steps).map(|i| nodes[i]);
         let mut set = |node: Node<'_>, part| parts[node.id().index()] = part;
         let is_columns = uses[i] > 0
-            && node.source(1).and_then(whole) == Some((before.id(), 0))
+            && node.source(1).is_some_and(|x| has_rows_of(x, before))
             && readers.only(before.id(), uses[i]);
         let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
         if is_columns && (norm.is_some() || is_gated(before)) {
@@ -114,6 +114,12 @@ fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
         None => (node.id(), 0),
     };
     node.layout().is_contiguous().then_some(place)
+}
+
+/// Whether `view` is nothing but all rows of `node`.
+fn has_rows_of(view: Node<'_>, node: Node<'_>) -> bool {
+    let rows = |layout: &Layout| (layout.shape()[0], layout.rows());
+    whole(view) == Some((node.id(), 0)) && rows(view.layout()) == rows(node.layout())
 }
 
 /// Whether scratch memory and all operands stay what they are.
@@ -378,6 +384,33 @@ mod tests {
                     "{columns} columns, {threads} threads"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn other_rows_are_not_made() {
+        let part = |extents: [usize; 2]| {
+            let mut g = Graph::new();
+            let weights = input(&mut g, &[extents[0], 64]);
+            let weights = g.cast(weights, DType::Q8_0).unwrap();
+            let [a, b] = [WIDTH, WIDTH].map(|k| input(&mut g, &[k, 4]));
+            let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+            let [k, rows] = extents;
+            let strides = [k * 4, k * rows * 4, k * rows * 4];
+            let rows = g.view(gated, [k, rows, 1, 1], strides, 0).unwrap();
+            let out = g.mul_mat(weights, rows).unwrap();
+            g.set_output(out);
+            let layer = Layer {
+                graph: g,
+                inputs: vec![],
+                nodes: vec![],
+                result: out,
+            };
+            *layer.parts().last().unwrap()
+        };
+        assert_eq!(part([WIDTH, 4]), Part::MakesColumns);
+        for other in [[WIDTH, 3], [WIDTH / 2, 4], [WIDTH / 2, 8]] {
+            assert_eq!(part(other), Part::Alone, "{other:?}");
         }
     }
 
