@@ -243,6 +243,9 @@ pub trait Event: Send + Sync + fmt::Debug {
 }
 
 /// A part of a graph with a place in memory for every tensor: what a device compiles.
+///
+/// A device need not write results that nobody reads after the run: those of graphs that have [outputs](crate::Graph::set_output) or
+/// write to operands, if they are no outputs, not [copied](crate::Flags::copied), and operands of nodes of this part only.
 #[derive(Clone, Copy)]
 pub struct Placed<'a> {
     /// The graph.

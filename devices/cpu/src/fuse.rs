@@ -11,7 +11,7 @@ use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
 use crate::kernels::matmul::{Form, Product};
 use crate::table::kernel_for;
-use samite_core::{Graph, Layout, Node, Op, Placed, Slot, TensorId};
+use samite_core::{DType, Graph, Layout, Node, Op, Placed, Slot, TensorId, TensorRef};
 use std::sync::Arc;
 
 /// What becomes of a computed node.
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub(crate) enum Part {
     /// It is computed on its own.
     Alone,
-    /// What comes behind computes it, too; it is not written.
+    /// Computed by what comes behind; never in memory.
     Inner,
     /// A sum that the product behind writes.
     Later,
@@ -31,10 +31,11 @@ pub(crate) enum Part {
     ScaledNorm,
 }
 
-/// Columns in a product's form: the memory that they come from, how many there are, how long they are.
+/// Columns in a product's form: the memory that they come from, their type, how long they are and how many.
 #[derive(PartialEq)]
 struct Key {
     memory: (TensorId, usize),
+    dtype: DType,
     shape: [usize; 2],
     form: Form,
 }
@@ -44,7 +45,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
     let nodes: Vec<_> = work.computed().collect();
     let mut parts = vec![Part::Alone; work.graph.len()];
     let readers = Readers::new(work.graph);
-    // The product that packed what lies in the scratch memory, and how many products use it.
+    // The product that packed what lies in the scratch memory; and how many products use what each one packed.
     let mut packer: Option<(usize, Key)> = None;
     let mut uses = vec![0; nodes.len()];
     for (i, &node) in nodes.iter().enumerate() {
@@ -73,6 +74,8 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         let is_columns = uses[i] > 0
             && node.source(1).is_some_and(|x| has_rows_of(x, before))
             && readers.only(before.id(), uses[i]);
+        // Operands may be read as late as that: nothing is written between the first of these nodes and the product, which writes
+        // its result after all columns are packed.
         let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
         if is_columns && (norm.is_some() || is_gated(before)) {
             let sum = back(3).filter(|&sum| norm.is_some_and(|norm| is_sum_of(sum, norm)));
@@ -80,7 +83,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
             norm.into_iter().for_each(|norm| set(norm, Part::Inner));
             set(before, Part::Inner);
             set(node, Part::MakesColumns);
-        } else if let Some(norm) = norm.filter(|&norm| is_apart(work, norm, before)) {
+        } else if let Some(norm) = norm.filter(|&norm| may_be_written(work, norm, before)) {
             set(norm, Part::Inner);
             set(before, Part::ScaledNorm);
         }
@@ -102,6 +105,7 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
     }
     Some(Key {
         memory: whole(source)?,
+        dtype: source.dtype(),
         shape: [layout.shape()[0], layout.rows()],
         form,
     })
@@ -166,20 +170,25 @@ fn is_gated(node: Node<'_>) -> bool {
             .all(|&i| node.source_layout(i).is_some_and(is_usable))
 }
 
-/// Whether the memory of a scaled norm's result is that of the norm's operand, or another.
-fn is_apart(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
-    let Some(x) = norm.source(0) else {
-        return false;
-    };
-    let [Ok(x), Ok(result)] = [x, scaled].map(|node| work.place(node.id())) else {
+/// Whether the memory of a scaled norm's result is exactly that of the norm's operand, or touches none of the operands.
+fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
+    let place = |node: Option<Node<'_>>| node.and_then(|node| work.place(node.id()).ok());
+    let (Some(x), Some(scale), Some(result)) = (
+        place(norm.source(0)),
+        place(scaled.source(1)),
+        place(Some(scaled)),
+    ) else {
         return false;
     };
     let range = |slot: &Slot| slot.offset..slot.offset + slot.layout.bytes();
-    let (a, b) = (range(&x.slot), range(&result.slot));
-    !Arc::ptr_eq(&x.buffer, &result.buffer)
-        || a.end <= b.start
-        || b.end <= a.start
-        || (a.start == b.start && x.layout() == result.layout())
+    let is_apart = |operand: &TensorRef| {
+        let (a, b) = (range(&operand.slot), range(&result.slot));
+        !Arc::ptr_eq(&operand.buffer, &result.buffer) || a.end <= b.start || b.end <= a.start
+    };
+    let in_place = Arc::ptr_eq(&x.buffer, &result.buffer)
+        && x.slot.offset == result.slot.offset
+        && x.layout() == result.layout();
+    is_apart(scale) && (in_place || is_apart(x))
 }
 
 /// How many operands of computed nodes lie in a tensor's memory.
@@ -216,7 +225,7 @@ impl Readers {
 mod tests {
     use super::*;
     use crate::harness::*;
-    use samite_core::{DType, Glu, Rope, RopeMode, shape};
+    use samite_core::{Glu, Rope, RopeMode, shape};
 
     const WIDTH: usize = 512;
     const INNER: usize = 768;

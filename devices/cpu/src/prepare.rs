@@ -435,6 +435,7 @@ fn maker<'g>(
                 Some(sum) => Some([operand(sum, 0)?, operand(sum, 1)?]),
                 None => None,
             };
+            // If it is a sum, writing it was announced when its node was added.
             Ok(Maker::Norm {
                 sum,
                 x: operand(norm, 0)?,

@@ -28,8 +28,9 @@ pub(crate) enum Origin {
 pub(crate) enum Maker {
     /// The RMS norm of a row of `x`, times the row `scale`.
     Norm {
-        /// What `x` is the sum of, if it has still to be written; it may be the memory of one of them.
+        /// What `x` is the sum of, if it has still to be written.
         sum: Option<[Operand; 2]>,
+        /// May lie in the memory of one operand of the sum.
         x: Operand,
         eps: f32,
         scale: Operand,
@@ -54,7 +55,7 @@ impl Maker {
     fn cost(&self) -> f64 {
         match self {
             Maker::Norm { .. } => 0.4,
-            Maker::Gated { .. } => 1.0,
+            Maker::Gated { kind, .. } => glu::cost(*kind),
         }
     }
 

@@ -52,8 +52,17 @@ pub(crate) fn glu(site: &Site<'_>) -> Result<Vec<Phase>> {
             }
         }
     };
-    let phase = with_function!(kind, function => zip(site, x, gate, 1.0, function));
+    let phase = with_function!(kind, function => zip(site, x, gate, cost(kind), function));
     Ok(vec![phase?])
+}
+
+/// Estimated nanoseconds for an element.
+pub(crate) fn cost(kind: Glu) -> f64 {
+    match kind {
+        Glu::Reglu => 0.5,
+        Glu::GegluErf => 2.0,
+        _ => 1.0,
+    }
 }
 
 /// A part of a row of a gated linear unit.

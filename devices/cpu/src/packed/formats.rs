@@ -48,8 +48,8 @@ impl Store {
     }
 }
 
-/// Where unpacked weights go. Codes of a group come in order, before its scale, which comes before its minimum; groups of
-/// different blocks come one after the other.
+/// Where unpacked weights go. The first codes of a group come before its others, codes before their scale, scales before
+/// minimums; groups of different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
     /// How many bytes before they come weights should be asked for.
     const AHEAD: usize = AHEAD;

@@ -286,6 +286,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
+                // With a group's first codes, the sum starts.
                 if C > 1 && is_offset::<F, V>() && i.is_multiple_of(F::GROUP / 4) {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
                     *whole = V::start(start.cast::<i32>().read());

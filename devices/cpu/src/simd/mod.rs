@@ -24,12 +24,13 @@ pub(crate) mod quantized;
 
 /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
 #[inline(always)]
-pub(crate) fn prefetch(_at: *const f32) {
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn prefetch(at: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the instruction is part of every x86-64, and does nothing if there is no such memory.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(_at.cast());
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 }
 
