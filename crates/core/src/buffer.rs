@@ -262,6 +262,14 @@ impl TensorRef {
         &self.slot.layout
     }
 
+    /// Whether the bytes from the first to the last element have some in common with those of `other`.
+    pub fn overlaps(&self, other: &TensorRef) -> bool {
+        let end = |slot: &Slot| slot.offset.saturating_add(slot.layout.bytes());
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+            && self.slot.offset < end(&other.slot)
+            && other.slot.offset < end(&self.slot)
+    }
+
     /// Writes `data` at byte `offset` of the tensor.
     ///
     /// # Errors

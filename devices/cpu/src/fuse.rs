@@ -11,7 +11,7 @@ use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
 use crate::kernels::matmul::{Form, Product};
 use crate::table::kernel_for;
-use samite_core::{DType, Graph, Layout, Node, Op, Placed, Slot, TensorId, TensorRef};
+use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
 use std::sync::Arc;
 
 /// What becomes of a computed node.
@@ -180,15 +180,10 @@ fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     ) else {
         return false;
     };
-    let range = |slot: &Slot| slot.offset..slot.offset + slot.layout.bytes();
-    let is_apart = |operand: &TensorRef| {
-        let (a, b) = (range(&operand.slot), range(&result.slot));
-        !Arc::ptr_eq(&operand.buffer, &result.buffer) || a.end <= b.start || b.end <= a.start
-    };
     let in_place = Arc::ptr_eq(&x.buffer, &result.buffer)
         && x.slot.offset == result.slot.offset
         && x.layout() == result.layout();
-    is_apart(scale) && (in_place || is_apart(x))
+    !scale.overlaps(result) && (in_place || !x.overlaps(result))
 }
 
 /// How many operands of computed nodes lie in a tensor's memory.
@@ -225,12 +220,36 @@ impl Readers {
 mod tests {
     use super::*;
     use crate::harness::*;
-    use samite_core::{Glu, Rope, RopeMode, shape};
+    use samite_core::{Glu, Rope, RopeMode, Slot, TensorRef, Usage, host_buffer_type, shape};
 
     const WIDTH: usize = 512;
     const INNER: usize = 768;
 
-    /// A layer's worth of nodes that can be computed together: its inputs, named nodes, and the result.
+    /// The parts of all computed nodes of a graph, each in memory of its own.
+    fn parts_of(graph: &Graph) -> Vec<Part> {
+        let nodes: Vec<_> = graph.ids().collect();
+        let place = |id: &TensorId| {
+            let layout = graph.tensor(*id).layout;
+            let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
+            Some(TensorRef {
+                buffer: buffer.unwrap(),
+                slot: Slot { offset: 0, layout },
+            })
+        };
+        let places: Vec<_> = nodes.iter().map(place).collect();
+        let work = Placed {
+            graph,
+            nodes: &nodes,
+            places: &places,
+            workspace: None,
+        };
+        let parts = parts(&work, Isa::detect(None), 1);
+        work.computed()
+            .map(|node| parts[node.id().index()])
+            .collect()
+    }
+
+    /// A layer's worth of nodes that can be computed together: its inputs and the result.
     struct Layer {
         graph: Graph,
         inputs: Vec<(TensorId, usize)>,
@@ -289,29 +308,7 @@ mod tests {
         }
 
         fn parts(&self) -> Vec<Part> {
-            let nodes: Vec<_> = self.graph.ids().collect();
-            let place = |id: &TensorId| {
-                let layout = self.graph.tensor(*id).layout;
-                let buffer = samite_core::host_buffer_type();
-                let buffer = buffer
-                    .allocate(layout.bytes(), samite_core::Usage::Compute)
-                    .unwrap();
-                Some(samite_core::TensorRef {
-                    buffer,
-                    slot: Slot { offset: 0, layout },
-                })
-            };
-            let places: Vec<_> = nodes.iter().map(place).collect();
-            let work = Placed {
-                graph: &self.graph,
-                nodes: &nodes,
-                places: &places,
-                workspace: None,
-            };
-            let parts = parts(&work, Isa::detect(None), 1);
-            work.computed()
-                .map(|node| parts[node.id().index()])
-                .collect()
+            parts_of(&self.graph)
         }
 
         fn run(&self, threads: usize) -> Vec<f32> {
@@ -409,13 +406,7 @@ mod tests {
             let rows = g.view(gated, [k, rows, 1, 1], strides, 0).unwrap();
             let out = g.mul_mat(weights, rows).unwrap();
             g.set_output(out);
-            let layer = Layer {
-                graph: g,
-                inputs: vec![],
-                nodes: vec![],
-                result: out,
-            };
-            *layer.parts().last().unwrap()
+            *parts_of(&g).last().unwrap()
         };
         assert_eq!(part([WIDTH, 4]), Part::MakesColumns);
         for other in [[WIDTH, 3], [WIDTH / 2, 4], [WIDTH / 2, 8]] {
@@ -452,14 +443,8 @@ mod tests {
         };
         let apart = run(&g);
         g.set_output(out);
-        let layer = Layer {
-            graph: g,
-            inputs: vec![],
-            nodes: vec![],
-            result: out,
-        };
         assert_eq!(
-            layer.parts()[3..],
+            parts_of(&g)[3..],
             [
                 Part::Alone,
                 Part::SharesColumns,
@@ -467,6 +452,6 @@ mod tests {
                 Part::MakesColumns
             ]
         );
-        assert!(run(&layer.graph) == apart);
+        assert!(run(&g) == apart);
     }
 }

@@ -132,7 +132,11 @@ enum Rows {
     /// As they lie.
     Plain,
     /// As they lie, in panels.
-    Packed(PackedLayout),
+    Packed {
+        layout: PackedLayout,
+        /// Whether results go past the caches.
+        past_caches: bool,
+    },
     /// Decoded to F32, a few at a time.
     Decoded,
     /// Decoded and packed, a panel at a time: short rows would have to be summed across registers all the time.
@@ -145,7 +149,6 @@ pub(crate) struct Product {
     function: PanelFn,
     pub form: Form,
     rows: Rows,
-    past_caches: bool,
 }
 
 impl Product {
@@ -169,8 +172,10 @@ impl Product {
             return Some(Product {
                 function,
                 form,
-                rows: Rows::Packed(PackedLayout::new(weights)?),
-                past_caches: packed::past_caches(bytes, rows, each),
+                rows: Rows::Packed {
+                    layout: PackedLayout::new(weights)?,
+                    past_caches: packed::past_caches(bytes, rows, each),
+                },
             });
         }
         Self::new(isa, weights.dtype(), [k, rows, each])
@@ -185,7 +190,6 @@ impl Product {
                 function: packed::float_product(isa)?,
                 form: Form::F32,
                 rows: Rows::Turned(PackedLayout::new(&panel)?),
-                past_caches: false,
             });
         }
         if let Some(function) = floats {
@@ -193,7 +197,6 @@ impl Product {
                 function,
                 form: Form::F32,
                 rows: Rows::Plain,
-                past_caches: false,
             });
         }
         if rows >= WORTH_QUANTIZING
@@ -203,21 +206,19 @@ impl Product {
                 function,
                 form: Form::Eight(Eight::new(k)?),
                 rows: Rows::Plain,
-                past_caches: false,
             });
         }
         Some(Product {
             function: float::product(isa, DType::F32)?,
             form: Form::F32,
             rows: Rows::Decoded,
-            past_caches: false,
         })
     }
 
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
-            Rows::Plain | Rows::Packed(_) => Some(self.form.worker_bytes()),
+            Rows::Plain | Rows::Packed { .. } => Some(self.form.worker_bytes()),
             Rows::Decoded => k
                 .checked_mul(4 * DECODED_ROWS)?
                 .checked_next_multiple_of(64),
@@ -240,12 +241,19 @@ impl Product {
     ) {
         let k = weights.shape()[0];
         let [i2, i3] = matrix;
-        let (first, stride) = match &self.rows {
-            Rows::Packed(layout) => {
+        let (first, stride, past_caches) = match &self.rows {
+            Rows::Packed {
+                layout,
+                past_caches,
+            } => {
                 let at = layout.panel_of(i2 + weights.shape()[2] * i3, rows.start);
-                (weights.base().wrapping_add(at), layout.panel_bytes)
+                let first = weights.base().wrapping_add(at);
+                (first, layout.panel_bytes, *past_caches)
             }
-            _ => (weights.at([rows.start, i2, i3]), weights.strides()[1]),
+            _ => {
+                let first = weights.at([rows.start, i2, i3]);
+                (first, weights.strides()[1], false)
+            }
         };
         let panel = Panel {
             weights: first,
@@ -254,16 +262,15 @@ impl Product {
             k,
             first: rows.start,
             slabs: self.form.slabs(),
-            past_caches: self.past_caches,
+            past_caches,
             scratch,
         };
         // SAFETY: the caller's contract.
         unsafe {
             let (at_a_time, layout) = match self.rows {
-                Rows::Plain => return (self.function)(&panel, columns),
-                Rows::Packed(_) => {
+                Rows::Plain | Rows::Packed { .. } => {
                     (self.function)(&panel, columns);
-                    if self.past_caches {
+                    if past_caches {
                         packed::all_stored();
                     }
                     return;

@@ -81,9 +81,18 @@ pub(crate) fn change_rows(
     cost: f64,
     f: impl Fn(Isa, [usize; 3], &mut [f32]) + Send + Sync + 'static,
 ) -> Result<Phase> {
-    let (result, source) = (site.result(), site.source(0)?);
-    let isa = site.isa;
-    Ok(Phase::new(
+    Ok(change_rows_of(site, site.source(0)?, cost, f))
+}
+
+/// The same with another operand of the result's shape instead of the source.
+fn change_rows_of(
+    site: &Site<'_>,
+    source: Operand,
+    cost: f64,
+    f: impl Fn(Isa, [usize; 3], &mut [f32]) + Send + Sync + 'static,
+) -> Phase {
+    let (result, isa) = (site.result(), site.isa);
+    Phase::new(
         result.rows(),
         result.elements() as f64 * cost,
         move |tasks, _| {
@@ -98,7 +107,7 @@ pub(crate) fn change_rows(
             }
             Ok(())
         },
-    ))
+    )
 }
 
 /// Norm, rms norm, l2 norm.
@@ -155,30 +164,11 @@ vectorized! {
 /// The RMS norm of each row of `x` times the row `scale`, which are a product of two nodes. The result may be the memory of
 /// `x`, but must not overlap it otherwise.
 pub(crate) fn scaled_norm(site: &Site<'_>, x: Operand, eps: f32, scale: Operand) -> Phase {
-    let (result, isa) = (site.result(), site.isa);
-    let in_place = result.base() == x.base();
-    Phase::new(
-        result.rows(),
-        result.elements() as f64 * 0.5,
-        move |tasks, _| {
-            for row in tasks {
-                let row = result.layout().row_index(row);
-                // SAFETY: the row is inside of the shape, which both operands share; tasks are rows; rows of `x` are those of
-                // the result, or others.
-                unsafe {
-                    let (out, scale) = (result.row_mut::<f32>(row), scale.row::<f32>([0; 3]));
-                    if in_place {
-                        let factor = rms_factor(isa, out, eps);
-                        change_norm(isa, out, factor, scale);
-                    } else {
-                        let x = x.row::<f32>(row);
-                        norm_slice(isa, out, x, rms_factor(isa, x, eps), scale);
-                    }
-                }
-            }
-            Ok(())
-        },
-    )
+    change_rows_of(site, x, 0.5, move |isa, _, out| {
+        // SAFETY: the scale is one dense F32 row, which no task writes.
+        let scale = unsafe { scale.row::<f32>([0; 3]) };
+        change_norm(isa, out, rms_factor(isa, out, eps), scale);
+    })
 }
 
 vectorized! {

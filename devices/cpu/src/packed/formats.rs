@@ -336,6 +336,52 @@ unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
     }
 }
 
+/// Gives away the codes of block `i` of 32 elements, halves of bytes.
+#[inline(always)]
+unsafe fn four_bits<F: Format, V: Simd>(rows: Rows, i: usize, to: &mut impl Sink<F, V>) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for j in 0..4 {
+            let codes = nibbles::<V>(rows, i * 4 + j);
+            for half in 0..2 {
+                let at = j + 4 * half;
+                to.codes(i * 8 + at, codes[half]);
+            }
+        }
+    }
+}
+
+/// The same with their fifth bits, four bytes for each block.
+#[inline(always)]
+unsafe fn five_bits<F: Format, V: Simd>(
+    rows: Rows,
+    bits: Rows,
+    i: usize,
+    to: &mut impl Sink<F, V>,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bits = bits.words::<V>(i);
+        for j in 0..4 {
+            let codes = nibbles::<V>(rows, i * 4 + j);
+            for half in 0..2 {
+                let at = j + 4 * half;
+                to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
+            }
+        }
+    }
+}
+
+/// Gives away minimum `i` of halves that are added, not subtracted.
+#[inline(always)]
+unsafe fn negative_minimum<F: Format, V: Simd>(minimums: Rows, i: usize, to: &mut impl Sink<F, V>) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let minimums = minimums.halves::<V>(i);
+        to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
+    }
+}
+
 /// Entries of a table of signed numbers by bytes below 16, as codes that need [all bits](Format::FULL).
 #[inline(always)]
 unsafe fn full_codes<V: Simd>(values: &[i8; 16], bytes: V::Words) -> V::Words {
@@ -379,13 +425,7 @@ impl Format for Q4_0 {
         // SAFETY: the caller's contract.
         unsafe {
             let scales = rows.behind(blocks * 16);
-            for j in 0..4 {
-                let codes = nibbles::<V>(rows, i * 4 + j);
-                for half in 0..2 {
-                    let at = j + 4 * half;
-                    to.codes(i * 8 + at, codes[half]);
-                }
-            }
+            four_bits::<Self, V>(rows, i, to);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -492,16 +532,9 @@ impl Format for Q4_1 {
         unsafe {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
-            for j in 0..4 {
-                let codes = nibbles::<V>(rows, i * 4 + j);
-                for half in 0..2 {
-                    let at = j + 4 * half;
-                    to.codes(i * 8 + at, codes[half]);
-                }
-            }
+            four_bits::<Self, V>(rows, i, to);
             to.scale(i, scales.halves::<V>(i));
-            let minimums = minimums.halves::<V>(i);
-            to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
+            negative_minimum::<Self, V>(minimums, i, to);
         }
     }
 }
@@ -519,14 +552,7 @@ impl Format for Q5_0 {
         unsafe {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
-            let bits = bits.words::<V>(i);
-            for j in 0..4 {
-                let codes = nibbles::<V>(rows, i * 4 + j);
-                for half in 0..2 {
-                    let at = j + 4 * half;
-                    to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
-                }
-            }
+            five_bits::<Self, V>(rows, bits, i, to);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -546,17 +572,9 @@ impl Format for Q5_1 {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
             let minimums = scales.behind(blocks * 2);
-            let bits = bits.words::<V>(i);
-            for j in 0..4 {
-                let codes = nibbles::<V>(rows, i * 4 + j);
-                for half in 0..2 {
-                    let at = j + 4 * half;
-                    to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
-                }
-            }
+            five_bits::<Self, V>(rows, bits, i, to);
             to.scale(i, scales.halves::<V>(i));
-            let minimums = minimums.halves::<V>(i);
-            to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
+            negative_minimum::<Self, V>(minimums, i, to);
         }
     }
 }

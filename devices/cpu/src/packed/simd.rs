@@ -47,7 +47,9 @@ pub(super) trait Simd {
 
     /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
     #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
+    unsafe fn prefetch(at: *const u8) {
+        crate::simd::prefetch(at);
+    }
 
     /// The same, exactly where it is called.
     #[inline(always)]

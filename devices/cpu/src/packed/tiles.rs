@@ -16,6 +16,7 @@ use super::kernels::{self, PART, is_wide};
 use super::simd::avx512::Zmm;
 use super::{LANES, PANEL, Sum, store_all};
 use crate::simd::float::{Column, Panel};
+use crate::simd::prefetch;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -197,13 +198,10 @@ impl<F: Format> Part<F> {
 
     /// Asks for what is needed of a column.
     #[inline(always)]
-    unsafe fn ask_for(&self, column: &Column) {
+    fn ask_for(&self, column: &Column) {
         let codes = column.x.wrapping_add(self.at + self.first * F::GROUP);
-        // SAFETY: asking for memory is allowed at any address.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(codes.cast());
-            _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(64).cast());
-        }
+        prefetch(codes);
+        prefetch(codes.wrapping_add(64));
     }
 
     /// Where the codes of a tile of columns begin, and the distance of columns.

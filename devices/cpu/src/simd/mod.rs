@@ -25,7 +25,7 @@ pub(crate) mod quantized;
 /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-pub(crate) fn prefetch(at: *const f32) {
+pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the instruction is part of every x86-64, and does nothing if there is no such memory.
     unsafe {

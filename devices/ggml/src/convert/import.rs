@@ -290,7 +290,7 @@ impl<M: Memory> Importer<M> {
             let Some(place) = &self.places[source.index()] else {
                 continue;
             };
-            let harmless = !overlap(place, &target)
+            let harmless = !place.overlaps(&target)
                 || (operation.may_overwrite(index)
                     && place.slot.offset == target.slot.offset
                     && same_places(place.layout(), &result));
@@ -308,13 +308,6 @@ impl<M: Memory> Importer<M> {
 
 fn sources(t: &Tensor) -> [*const Tensor; MAX_SRC] {
     t.src.map(<*mut Tensor>::cast_const)
-}
-
-fn overlap(a: &TensorRef, b: &TensorRef) -> bool {
-    let end = |slot: &Slot| slot.offset.saturating_add(slot.layout.bytes());
-    Arc::ptr_eq(&a.buffer, &b.buffer)
-        && a.slot.offset < end(&b.slot)
-        && b.slot.offset < end(&a.slot)
 }
 
 /// Whether all nodes of an imported graph are supported.

@@ -21,7 +21,6 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
     type Sum = Sum;
 
     functions! {
-        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         fn load(at: *const u8) -> __m256i { _mm256_loadu_si256(at.cast()) }
         fn load_u8(at: *const u8) -> __m256i { _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast())) }
         fn load_i8(at: *const u8) -> __m256i { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }

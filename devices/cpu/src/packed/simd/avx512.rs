@@ -16,7 +16,6 @@ impl Simd for Zmm {
     type Sum = __m512i;
 
     functions! {
-        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         fn prefetch_here(at: *const u8) {
             asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags))
         }

@@ -58,7 +58,6 @@ impl Simd for Xmm {
     type Sum = __m128i;
 
     functions! {
-        fn prefetch(at: *const u8) { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         fn load(at: *const u8) -> __m128i { _mm_loadu_si128(at.cast()) }
         fn load_u8(at: *const u8) -> __m128i {
             let bytes = _mm_cvtsi32_si128(at.cast::<i32>().read_unaligned());
