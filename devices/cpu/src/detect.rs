@@ -144,6 +144,11 @@ impl Isa {
     pub fn detect(limit: Option<IsaLevel>) -> Self {
         let variable = std::env::var(ISA_VARIABLE).ok();
         let wanted = variable.as_deref().and_then(IsaLevel::from_name);
+        if let (Some(name), None) = (&variable, wanted) {
+            tracing::warn!(
+                "there is no instruction set level '{name}': {ISA_VARIABLE} has no effect"
+            );
+        }
         let limit = [limit, wanted]
             .into_iter()
             .flatten()

@@ -225,6 +225,11 @@ mod tests {
     const WIDTH: usize = 512;
     const INNER: usize = 768;
 
+    /// Whether products on this processor need columns in another form, so that there is something to do together.
+    fn packs_columns() -> bool {
+        crate::simd::quantized::product(Isa::detect(None), DType::Q8_0).is_some()
+    }
+
     /// The parts of all computed nodes of a graph, each in memory of its own.
     fn parts_of(graph: &Graph) -> Vec<Part> {
         let nodes: Vec<_> = graph.ids().collect();
@@ -326,6 +331,9 @@ mod tests {
 
     #[test]
     fn parts_of_a_layer() {
+        if !packs_columns() {
+            return;
+        }
         use Part::*;
         let mut layer = Layer::new(3);
         layer.graph.set_output(layer.result);
@@ -355,6 +363,9 @@ mod tests {
 
     #[test]
     fn nothing_is_left_out_that_is_read_elsewhere() {
+        if !packs_columns() {
+            return;
+        }
         // Without outputs, all results are wanted.
         let mut layer = Layer::new(3);
         assert!(!layer.parts().contains(&Part::Inner));
@@ -395,6 +406,9 @@ mod tests {
 
     #[test]
     fn other_rows_are_not_made() {
+        if !packs_columns() {
+            return;
+        }
         let part = |extents: [usize; 2]| {
             let mut g = Graph::new();
             let weights = input(&mut g, &[extents[0], 64]);
@@ -443,15 +457,17 @@ mod tests {
         };
         let apart = run(&g);
         g.set_output(out);
-        assert_eq!(
-            parts_of(&g)[3..],
-            [
-                Part::Alone,
-                Part::SharesColumns,
-                Part::Inner,
-                Part::MakesColumns
-            ]
-        );
         assert!(run(&g) == apart);
+        if packs_columns() {
+            assert_eq!(
+                parts_of(&g)[3..],
+                [
+                    Part::Alone,
+                    Part::SharesColumns,
+                    Part::Inner,
+                    Part::MakesColumns
+                ]
+            );
+        }
     }
 }

@@ -14,16 +14,11 @@ use crate::simd::float::{Column, Panel, PanelFn, choose};
 use crate::simd::generic::Lanes;
 use crate::simd::{Bf16, Element, F16, F32, Vector};
 use samite_core::DType;
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 
-/// Columns that are multiplied with one slab.
+/// Columns that are multiplied with one slab: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 120;
-
-/// Columns for which it does not pay to unpack a slab: their products wait for memory.
-const FEW: usize = 2;
-
-/// How many bytes before they are needed weights are asked for: a slab of two-byte elements, whose halves are read at once.
-const AHEAD: usize = SLAB * PANEL * 2;
 
 /// Half a slab as f32.
 #[repr(C, align(64))]
@@ -36,9 +31,9 @@ struct Memory {
     results: [Sum; COLUMNS],
 }
 
-/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time, then `D` of the rest.
+/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time.
 #[inline(always)]
-unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D: usize>(
+unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
@@ -50,14 +45,14 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D:
             // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
             unsafe {
                 let results = (&raw mut (*memory).results).cast::<Sum>();
-                results.write_bytes(0, columns.len());
+                results.write_bytes(0, columns.len().next_multiple_of(C));
                 for first in (0..panel.k).step_by(SLAB) {
                     let len = SLAB.min(panel.k - first);
                     let weights = weights.wrapping_add(first * PANEL * E::BYTES);
                     let halves = [weights, weights.wrapping_add(len * LANES * E::BYTES)];
                     let mut slab = Slab { halves, first, len };
-                    if E::BYTES == 4 || columns.len() <= FEW {
-                        slab.all::<V, E, R, C, D>(columns, results);
+                    if E::BYTES == 4 || V::WIDENS || columns.len() <= C {
+                        slab.all::<V, E, R, C>(columns, results);
                     } else {
                         for half in 0..2 {
                             let to = (&raw mut (*memory).slab[half]).cast::<f32>();
@@ -66,7 +61,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize, const D:
                             }
                             slab.halves[half] = to.cast();
                         }
-                        slab.all::<V, F32, R, C, D>(columns, results);
+                        slab.all::<V, F32, R, C>(columns, results);
                     }
                 }
                 store_all(panel, row, columns, results);
@@ -89,33 +84,34 @@ impl Slab {
     /// # Safety
     /// The slab, the columns and their results must be there, and the instructions.
     #[inline(always)]
-    unsafe fn all<V: Vector, E: Element, const R: usize, const C: usize, const D: usize>(
+    unsafe fn all<V: Vector, E: Element, const R: usize, const C: usize>(
         &self,
         columns: &[Column],
         results: *mut Sum,
     ) {
-        let (many, rest) = columns.as_chunks::<C>();
-        let (some, rest) = rest.as_chunks::<D>();
-        // SAFETY: the caller's contract.
-        unsafe {
-            for (i, columns) in many.iter().enumerate() {
-                self.tile::<V, E, R, C>(columns, results.add(i * C));
-            }
-            let results = results.add(many.len() * C);
-            for (i, columns) in some.iter().enumerate() {
-                self.tile::<V, E, R, D>(columns, results.add(i * D));
-            }
-            let results = results.add(some.len() * D);
-            let (pairs, rest) = rest.as_chunks::<2>();
-            for (i, columns) in pairs.iter().enumerate() {
-                self.tile::<V, E, R, 2>(columns, results.add(i * 2));
-            }
-            if let [column] = *rest {
-                self.tile::<V, E, R, 1>(&[column], results.add(pairs.len() * 2));
+        for (i, columns) in columns.chunks(C).enumerate() {
+            let ahead = if i == 0 { SLAB * PANEL * E::BYTES } else { 0 };
+            // SAFETY: the caller's contract.
+            unsafe {
+                let results = results.add(i * C);
+                match *columns {
+                    [a] => self.tile::<V, E, R, 1>(&[a], results, ahead),
+                    [a, b] => self.tile::<V, E, R, 2>(&[a, b], results, ahead),
+                    [a, b, c] => self.tile::<V, E, R, 3>(&[a, b, c], results, ahead),
+                    [a, b, c, d] => self.tile::<V, E, R, 4>(&[a, b, c, d], results, ahead),
+                    _ => {
+                        // The last column again: there is room for its sums, too.
+                        let last = columns.len() - 1;
+                        let columns = from_fn(|c| columns[c.min(last)]);
+                        self.tile::<V, E, R, C>(&columns, results, ahead);
+                    }
+                }
             }
         }
     }
 
+    /// Multiplies with some columns, asking for weights that come so many bytes later.
+    ///
     /// # Safety
     /// As [`all`](Slab::all).
     #[inline(always)]
@@ -123,6 +119,7 @@ impl Slab {
         &self,
         columns: &[Column; C],
         results: *mut Sum,
+        ahead: usize,
     ) {
         // SAFETY: the caller's contract.
         unsafe {
@@ -136,15 +133,16 @@ impl Slab {
                     sums[c][r] = V::load(result(c, r));
                 }
             }
+            let ahead = self.halves[0].wrapping_add(ahead);
             for i in 0..self.len {
+                // F32 rows are found by processors themselves.
+                if E::BYTES < 4 {
+                    V::prefetch(ahead.wrapping_add(i * PANEL * E::BYTES));
+                }
                 let mut w = [V::splat(0.0); R];
                 for r in 0..R {
                     let (half, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
-                    let at = i * LANES + lane;
-                    if E::BYTES < 4 && C <= FEW && (at * E::BYTES).is_multiple_of(64) {
-                        V::prefetch(self.halves[half].wrapping_add(at * E::BYTES + AHEAD));
-                    }
-                    w[r] = E::load::<V>(self.halves[half], at);
+                    w[r] = E::load::<V>(self.halves[half], i * LANES + lane);
                 }
                 for c in 0..C {
                     let x = V::splat(*x[c].add(i));
@@ -164,27 +162,27 @@ impl Slab {
 
 /// Compiles the generic functions for one instruction set.
 macro_rules! compile {
-    ($name:ident, $vector:ty, $registers:literal x $columns:literal, $rest:literal $(, $features:literal)?) => {
+    ($name:ident, $vector:ty, $registers:literal x $columns:literal $(, $features:literal)?) => {
         mod $name {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
                 // SAFETY: the caller's contract.
-                unsafe { panels::<$vector, E, $registers, $columns, $rest>(panel, columns) }
+                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns) }
             }
         }
     };
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 4 x 2, 1);
+compile!(portable, Lanes, 4 x 2);
 #[cfg(target_arch = "x86_64")]
-compile!(avx2, std::arch::x86_64::__m256, 4 x 3, 3, "avx2,fma,f16c");
+compile!(avx2, std::arch::x86_64::__m256, 4 x 3, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 2 x 12, 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, std::arch::x86_64::__m512, 2 x 8, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
-compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3, 3);
+compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3);
 
 /// The product for packed rows of `dtype`: F32, F16 or BF16. Columns are F32.
 pub(super) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {

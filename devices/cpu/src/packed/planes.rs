@@ -350,13 +350,17 @@ pub(super) fn product(
     columns: usize,
     each: usize,
 ) -> Option<(PanelFn, Planes)> {
-    fn of<R: Rows>() -> (PanelFn, usize) {
-        (multiply::<R>, R::COLUMN_PLANES)
+    fn of<R: Rows>() -> (PanelFn, usize, usize) {
+        let worth = match R::COLUMN_PLANES {
+            1 => WORTH_ROUNDING,
+            columns => WORTH_SPLITTING * (R::PLANES + columns - 1),
+        };
+        (multiply::<R>, R::COLUMN_PLANES, worth)
     }
-    fn quantized<F: Format>() -> (PanelFn, usize) {
+    fn quantized<F: Format>() -> (PanelFn, usize, usize) {
         of::<Quantized<F>>()
     }
-    let (function, planes) = match dtype {
+    let (function, planes, worth) = match dtype {
         DType::F16 => of::<Floats<F16>>(),
         DType::BF16 => of::<Floats<Bf16>>(),
         DType::Q8_0 => quantized::<Q8_0>(),
@@ -374,15 +378,11 @@ pub(super) fn product(
         DType::Q6_K => quantized::<Q6K>(),
         _ => return None,
     };
-    let worth = match planes {
-        1 => WORTH_ROUNDING,
-        _ => WORTH_SPLITTING,
-    };
     let tiles = token.tiles()?.bf16().filter(|_| each >= worth && k > 0)?;
     Some((function, Planes::new(tiles, planes, k, columns)?))
 }
 
-/// Columns from which on it pays to split rows of floats.
+/// Columns for each product of planes from which on it pays to split rows of floats.
 const WORTH_SPLITTING: usize = 8;
 
 /// Columns from which on it pays to round quantized rows.

@@ -2,7 +2,6 @@
 //! are.
 
 use super::Vector;
-use half::f16;
 
 const LANES: usize = 8;
 
@@ -11,6 +10,7 @@ pub(crate) struct Lanes([f32; LANES]);
 
 impl Vector for Lanes {
     const LANES: usize = LANES;
+    const WIDENS: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -35,7 +35,7 @@ impl Vector for Lanes {
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: the trait's contract.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Lanes(bits.map(|bits| f16::from_bits(bits).to_f32()))
+        Lanes(bits.map(widened))
     }
 
     #[inline(always)]
@@ -66,5 +66,30 @@ impl Vector for Lanes {
     unsafe fn sum(self) -> f32 {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+}
+
+/// The half-precision number with these bits.
+#[inline(always)]
+fn widened(bits: u16) -> f32 {
+    let magnitude = u32::from(bits) & 0x7fff;
+    // The exponent's offset is 15 there and 127 here; this is right for numbers that are not normal, too.
+    let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+    let infinite = if magnitude > 0x7bff { 0x7f80_0000 } else { 0 };
+    let sign = (u32::from(bits) & 0x8000) << 16;
+    f32::from_bits(scaled.to_bits() | infinite | sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_half_precision_numbers_are_widened() {
+        for bits in 0..=u16::MAX {
+            let (got, expected) = (widened(bits), half::f16::from_bits(bits).to_f32());
+            let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+            assert!(same, "{bits:#06x}: {got} instead of {expected}");
+        }
     }
 }

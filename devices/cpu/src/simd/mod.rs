@@ -42,6 +42,8 @@ pub(crate) fn prefetch<T>(at: *const T) {
 pub(crate) trait Vector: Copy {
     /// How many numbers it holds.
     const LANES: usize;
+    /// Whether numbers of two bytes are loaded almost as fast as those of four.
+    const WIDENS: bool = true;
 
     /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! NEON, with or without products of bytes (`sdot`).
 
 use super::Simd;
+use crate::simd::Vector;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -45,17 +46,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             let table = vreinterpretq_u8_s8(vld1q_s8(table.as_ptr()));
             vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(bytes)))
         }
-        fn load_f16(at: *const u8) -> float32x4_t {
-            let halves = vld1_u16(at.cast());
-            let floats: float32x4_t;
-            asm!(
-                "fcvtl {floats:v}.4s, {halves:v}.4h",
-                floats = lateout(vreg) floats,
-                halves = in(vreg) halves,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-            floats
-        }
+        fn load_f16(at: *const u8) -> float32x4_t { Vector::load_f16(at.cast()) }
         fn load_floats(at: *const f32) -> float32x4_t { vld1q_f32(at) }
         fn store_floats(floats: float32x4_t, to: *mut f32) { vst1q_f32(to, floats) }
         fn splat_float(x: f32) -> float32x4_t { vdupq_n_f32(x) }
