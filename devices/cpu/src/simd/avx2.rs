@@ -28,6 +28,22 @@ pub(crate) unsafe fn sum(x: __m256) -> f32 {
     }
 }
 
+/// The sums of both halves of `a`, then those of `b`.
+///
+/// # Safety
+/// AVX.
+#[inline(always)]
+pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
+    let mut sums = [0.0; 8];
+    // SAFETY: the caller's contract.
+    unsafe {
+        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+        let high = _mm256_permute2f128_ps::<0x31>(a, b);
+        _mm256_storeu_ps(sums.as_mut_ptr(), _mm256_add_ps(low, high));
+    }
+    sums
+}
+
 impl Vector for __m256 {
     const LANES: usize = 8;
 
@@ -86,5 +102,18 @@ impl Vector for __m256 {
     unsafe fn sum(self) -> f32 {
         // SAFETY: as above.
         unsafe { sum(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
+        // SAFETY: as above.
+        unsafe {
+            let mut pairs = [_mm256_setzero_ps(); 4];
+            for (pair, [a, b]) in pairs.iter_mut().zip(of.as_chunks::<2>().0) {
+                *pair = _mm256_hadd_ps(*a, *b);
+            }
+            let [a, b, c, d] = pairs;
+            halves([_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d)])
+        }
     }
 }

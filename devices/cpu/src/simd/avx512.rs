@@ -94,4 +94,25 @@ impl Vector for __m512 {
             super::avx2::sum(_mm256_add_ps(_mm512_castps512_ps256(self), high))
         }
     }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
+        // SAFETY: as above.
+        unsafe {
+            // Each four of lanes holds sums of two lanes of two registers, then of all four lanes of four registers.
+            let mut pairs = [_mm512_setzero_pd(); 4];
+            for (pair, [a, b]) in pairs.iter_mut().zip(of.as_chunks::<2>().0) {
+                let (low, high) = (_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b));
+                *pair = _mm512_castps_pd(_mm512_add_ps(low, high));
+            }
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for (four, [a, b]) in fours.iter_mut().zip(pairs.as_chunks::<2>().0) {
+                let (low, high) = (_mm512_unpacklo_pd(*a, *b), _mm512_unpackhi_pd(*a, *b));
+                let sums = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+                let half = _mm512_extractf32x8_ps(sums, 1);
+                *four = _mm256_add_ps(_mm512_castps512_ps256(sums), half);
+            }
+            super::avx2::halves(fours)
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Products of F32, F16 and BF16 rows with F32 columns, and sums of weighted rows.
+//! Products of F32, F16 and BF16 rows with F32 columns.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -133,117 +133,6 @@ unsafe fn panel<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// Adds rows of weights, each times a factor, to sums.
-#[derive(Clone, Copy)]
-pub(crate) struct Weighted {
-    /// First byte of the first row.
-    pub rows: *const u8,
-    /// Distance of rows in bytes.
-    pub stride: usize,
-    /// Number of rows, and of factors.
-    pub count: usize,
-    /// Elements of a row.
-    pub len: usize,
-}
-
-/// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`. Rows whose factors
-/// are all 0 are not read: they may hold anything, NaN too.
-///
-/// # Safety
-/// As [`PanelFn`].
-pub(crate) type WeightedFn = unsafe fn(&Weighted, &[Column]);
-
-/// `D` registers of the sums of `C` columns at a time.
-#[inline(always)]
-unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
-    rows: &Weighted,
-    at: usize,
-    columns: &[Column],
-) {
-    // SAFETY: elements `at..at + D * LANES` and `C` columns exist, by the contract and the loops below.
-    unsafe {
-        let mut sums = [[V::splat(0.0); D]; C];
-        for c in 0..C {
-            for d in 0..D {
-                sums[c][d] = V::load(columns.get_unchecked(c).out.add(at + d * V::LANES));
-            }
-        }
-        for row in 0..rows.count {
-            let mut factors = [0.0; C];
-            for c in 0..C {
-                factors[c] = *columns.get_unchecked(c).x.cast::<f32>().add(row);
-            }
-            if factors.iter().all(|&factor| factor == 0.0) {
-                continue;
-            }
-            let from = rows.rows.wrapping_add(row * rows.stride);
-            let mut values = [V::splat(0.0); D];
-            for d in 0..D {
-                values[d] = E::load::<V>(from, at + d * V::LANES);
-            }
-            for c in 0..C {
-                let factor = V::splat(factors[c]);
-                for d in 0..D {
-                    sums[c][d] = values[d].mul_add(factor, sums[c][d]);
-                }
-            }
-        }
-        for c in 0..C {
-            for d in 0..D {
-                sums[c][d].store(columns.get_unchecked(c).out.add(at + d * V::LANES));
-            }
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
-    rows: &Weighted,
-    columns: &[Column],
-) {
-    let mut at = 0;
-    // SAFETY: as in `weighted_tile`.
-    unsafe {
-        while at + 4 * V::LANES <= rows.len {
-            weighted_tile::<V, E, 4, C>(rows, at, columns);
-            at += 4 * V::LANES;
-        }
-        while at + V::LANES <= rows.len {
-            weighted_tile::<V, E, 1, C>(rows, at, columns);
-            at += V::LANES;
-        }
-        if at == rows.len {
-            return;
-        }
-        let rest = rows.len - at;
-        for column in columns {
-            let mut sum = V::load_part(column.out.add(at), rest);
-            for row in 0..rows.count {
-                let from = rows.rows.wrapping_add(row * rows.stride);
-                let factor = *column.x.cast::<f32>().add(row);
-                if factor != 0.0 {
-                    sum = E::load_part::<V>(from, at, rest).mul_add(V::splat(factor), sum);
-                }
-            }
-            sum.store_part(column.out.add(at), rest);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn weighted<V: Vector, E: Element>(rows: &Weighted, columns: &[Column]) {
-    let (pairs, rest) = columns.as_chunks::<2>();
-    // SAFETY: as in `weighted_tile`.
-    unsafe {
-        for pair in pairs {
-            weighted_columns::<V, E, 2>(rows, pair);
-        }
-        if !rest.is_empty() {
-            weighted_columns::<V, E, 1>(rows, rest);
-        }
-    }
-}
-
 /// Compiles the generic functions for one instruction set.
 macro_rules! compile {
     ($name:ident, $vector:ty, $rows:literal x $columns:literal $(, $features:literal)?) => {
@@ -254,12 +143,6 @@ macro_rules! compile {
             pub unsafe fn product<E: Element>(rows: &Panel, columns: &[Column]) {
                 // SAFETY: the caller's contract.
                 unsafe { panel::<$vector, E, $rows, $columns>(rows, columns) }
-            }
-
-            $(#[target_feature(enable = $features)])?
-            pub unsafe fn weighted_rows<E: Element>(rows: &Weighted, columns: &[Column]) {
-                // SAFETY: the caller's contract.
-                unsafe { weighted::<$vector, E>(rows, columns) }
             }
         }
     };
@@ -309,11 +192,6 @@ pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
 }
 
-/// The weighted sum of rows of `dtype`: F32, F16 or BF16.
-pub(crate) fn weighted_rows(isa: Isa, dtype: DType) -> Option<WeightedFn> {
-    choose!(isa, dtype, weighted_rows)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,7 +209,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn products_and_sums_agree_with_plain_loops(
+        fn products_agree_with_plain_loops(
             rows in 1usize..12, columns in 1usize..12, k in 0usize..150, seed: u32,
         ) {
             let x = numbers(seed, columns * k);
@@ -365,32 +243,6 @@ mod tests {
                             let pairs = decoded[r * k..][..k].iter().zip(&x[c * k..]);
                             let expected: f64 = pairs.map(|(a, b)| f64::from(a * b)).sum();
                             let got = f64::from(out[c * rows + r]);
-                            prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
-                        }
-                    }
-
-                    // The same numbers as factors: sums over rows.
-                    let factors = numbers(seed ^ 7, columns * rows);
-                    let mut sums = vec![1.0; columns * k];
-                    let weighted = Weighted {
-                        rows: weights.as_ptr(),
-                        stride: k * dtype.block_bytes(),
-                        count: rows,
-                        len: k,
-                    };
-                    let places: Vec<_> = (0..columns)
-                        .map(|c| Column {
-                            x: factors[c * rows..].as_ptr().cast(),
-                            out: sums[c * k..].as_mut_ptr(),
-                        })
-                        .collect();
-                    // SAFETY: as above.
-                    unsafe { weighted_rows(isa, dtype).unwrap()(&weighted, &places) };
-                    for c in 0..columns {
-                        for i in 0..k {
-                            let terms = (0..rows).map(|r| f64::from(factors[c * rows + r] * decoded[r * k + i]));
-                            let expected = 1.0 + terms.sum::<f64>();
-                            let got = f64::from(sums[c * k + i]);
                             prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
                         }
                     }

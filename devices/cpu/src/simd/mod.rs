@@ -2,6 +2,7 @@
 //!
 //! - [`math`]: functions of one number that the compiler turns into vector code.
 //! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
+//! - [`keys`]: products of few queries with keys, and sums of weighted values.
 //! - [`outer`]: sums of outer products, for gradients.
 //! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
 //!
@@ -16,6 +17,7 @@ pub(crate) mod avx512;
 pub(crate) mod float;
 #[cfg(not(target_arch = "aarch64"))]
 pub(crate) mod generic;
+pub(crate) mod keys;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
@@ -72,6 +74,12 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// Sum of all lanes.
     unsafe fn sum(self) -> f32;
+    /// The sums of all lanes of some registers, each in the same order.
+    #[inline(always)]
+    unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
+        // SAFETY: the caller's contract.
+        of.map(|x| unsafe { x.sum() })
+    }
 }
 
 /// A type of weights that is loaded as f32.

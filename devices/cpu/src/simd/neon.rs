@@ -78,4 +78,22 @@ impl Vector for float32x4_t {
         // SAFETY: as above.
         unsafe { vaddvq_f32(self) }
     }
+
+    #[inline(always)]
+    unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
+        let mut sums = [0.0; 8];
+        // SAFETY: as above.
+        unsafe {
+            for (sums, [a, b, c, d]) in sums
+                .as_chunks_mut::<4>()
+                .0
+                .iter_mut()
+                .zip(of.as_chunks::<4>().0)
+            {
+                let four = vpaddq_f32(vpaddq_f32(*a, *b), vpaddq_f32(*c, *d));
+                vst1q_f32(sums.as_mut_ptr(), four);
+            }
+        }
+        sums
+    }
 }

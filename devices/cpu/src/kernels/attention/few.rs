@@ -11,16 +11,14 @@ use crate::detect::vectorized;
 use crate::kernels::reduce::{max_of, sum_of};
 use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::float::{self, Column, Panel, PanelFn, Weighted, WeightedFn};
+use crate::simd::float::Column;
+use crate::simd::keys::{BLOCK, Rows, RowsFn, products_of, weighted_sums_of};
 use crate::simd::math;
 use half::f16;
 use samite_core::{Node, Result};
 
 /// Most query rows of a task.
 const COLUMNS: usize = 8;
-
-/// Keys of a block.
-const KEYS: usize = 64;
 
 /// Keys of a task where they are split: whole blocks.
 const SPLIT: usize = 512;
@@ -65,10 +63,14 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
             .is_some_and(|layout| is_decoded(layout.dtype()))
     });
     let floats = COLUMNS
-        .checked_mul(KEYS.checked_add(dv)?)?
-        .checked_add(if decode_keys { KEYS.checked_mul(d)? } else { 0 })?
+        .checked_mul(BLOCK.checked_add(dv)?)?
+        .checked_add(if decode_keys {
+            BLOCK.checked_mul(d)?
+        } else {
+            0
+        })?
         .checked_add(if decode_values {
-            KEYS.checked_mul(dv)?
+            BLOCK.checked_mul(dv)?
         } else {
             0
         })?;
@@ -95,8 +97,8 @@ struct Attention {
     plan: Plan,
     operands: Operands,
     scratch: Scratch,
-    product: PanelFn,
-    weighted: WeightedFn,
+    products: RowsFn,
+    weighted_sums: RowsFn,
 }
 
 /// One query row of a task.
@@ -134,8 +136,8 @@ pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         plan,
         operands,
         scratch: site.scratch(plan.total)?,
-        product: float::product(site.isa, element(&operands.k)).ok_or_else(no_kernel)?,
-        weighted: float::weighted_rows(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
+        products: products_of(site.isa, element(&operands.k)).ok_or_else(no_kernel)?,
+        weighted_sums: weighted_sums_of(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
     };
     let rows = extents.rows();
     let tasks = plan.splits
@@ -170,11 +172,12 @@ impl Attention {
     unsafe fn task(&self, task: usize, worker: usize) {
         let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
         let group = extents.group();
-        let (split, rest) = (task % plan.splits, task / plan.splits);
         let head_blocks = group.div_ceil(plan.head_block);
-        let (block, rest) = (rest % head_blocks, rest / head_blocks);
-        let (token, rest) = (rest % extents.tokens, rest / extents.tokens);
-        let (kv_head, batch) = (rest % extents.kv_heads, rest / extents.kv_heads);
+        // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
+        let (block, rest) = (task % head_blocks, task / head_blocks);
+        let (kv_head, rest) = (rest % extents.kv_heads, rest / extents.kv_heads);
+        let (split, rest) = (rest % plan.splits, rest / plan.splits);
+        let (token, batch) = (rest % extents.tokens, rest / extents.tokens);
 
         let first_head = block * plan.head_block;
         let count = plan.head_block.min(group - first_head);
@@ -184,9 +187,9 @@ impl Attention {
             let at = plan.partials + worker * plan.worker;
             Memory::new(self.scratch, at, plan.worker / size_of::<f32>())
         };
-        let scores = memory.floats(COLUMNS * KEYS);
+        let scores = memory.floats(COLUMNS * BLOCK);
         let sums = memory.floats(COLUMNS * extents.dv);
-        let room = |decode: bool, size: usize| if decode { KEYS * size } else { 0 };
+        let room = |decode: bool, size: usize| if decode { BLOCK * size } else { 0 };
         let decoded_keys = memory.floats(room(plan.decode_keys, extents.d));
         let decoded_values = memory.floats(room(plan.decode_values, extents.dv));
         sums.fill(0.0);
@@ -208,11 +211,11 @@ impl Attention {
             let row = &rows[c.min(count - 1)];
             Column {
                 x: own.q.at([token, row.head, batch]),
-                out: scores.as_mut_ptr().wrapping_add(c * KEYS),
+                out: scores.as_mut_ptr().wrapping_add(c * BLOCK),
             }
         });
         let weights: [Column; COLUMNS] = std::array::from_fn(|c| Column {
-            x: scores.as_ptr().wrapping_add(c * KEYS).cast(),
+            x: scores.as_ptr().wrapping_add(c * BLOCK).cast(),
             out: sums.as_mut_ptr().wrapping_add(c * extents.dv),
         });
 
@@ -221,8 +224,8 @@ impl Attention {
         } else {
             (split * SPLIT, ((split + 1) * SPLIT).min(extents.keys))
         };
-        for key in (start..end).step_by(KEYS) {
-            let len = KEYS.min(end - key);
+        for key in (start..end).step_by(BLOCK) {
+            let len = BLOCK.min(end - key);
             // SAFETY: masks are at least as long as there are keys.
             let len = unsafe { visible(rows, key, len) };
             if len == 0 {
@@ -231,28 +234,24 @@ impl Attention {
             // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
             unsafe {
                 let place = [key, kv_head, batch];
-                let (at, stride) =
+                let (first, stride) =
                     rows_of(own.isa, &own.k, plan.decode_keys, place, len, decoded_keys);
-                let panel = Panel {
-                    weights: at,
+                let keys = Rows {
+                    first,
                     stride,
-                    rows: len,
-                    k: extents.d,
-                    first: 0,
-                    slabs: 0,
-                    past_caches: false,
-                    scratch: std::ptr::null_mut(),
+                    count: len,
+                    len: extents.d,
                 };
-                (self.product)(&panel, &queries[..count]);
+                (self.products)(&keys, &queries[..count]);
                 for ((row, scores), sums) in rows
                     .iter_mut()
-                    .zip(scores.chunks_exact_mut(KEYS))
+                    .zip(scores.chunks_exact_mut(BLOCK))
                     .zip(sums.chunks_exact_mut(extents.dv.max(1)))
                 {
                     let mask = row.mask_of(key, len);
                     soften(own.isa, own.logits, row, mask, &mut scores[..len], sums);
                 }
-                let (at, stride) = rows_of(
+                let (first, stride) = rows_of(
                     own.isa,
                     &own.v,
                     plan.decode_values,
@@ -260,13 +259,13 @@ impl Attention {
                     len,
                     decoded_values,
                 );
-                let values = Weighted {
-                    rows: at,
+                let values = Rows {
+                    first,
                     stride,
                     count: len,
                     len: extents.dv,
                 };
-                (self.weighted)(&values, &weights[..count]);
+                (self.weighted_sums)(&values, &weights[..count]);
             }
         }
 

@@ -1,0 +1,371 @@
+//! Attention's products for few queries: of queries with a block of keys, and sums of weighted values.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::float::{Column, choose};
+#[cfg(not(target_arch = "aarch64"))]
+use super::generic::Lanes;
+use super::{Bf16, Element, F16, F32, Vector};
+use crate::detect::Isa;
+use samite_core::DType;
+use std::array::from_fn;
+
+/// Most keys of a block. The same rows of the next block are asked for while one is multiplied.
+pub(crate) const BLOCK: usize = 64;
+
+/// A block of keys or values.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    /// First byte of the first row.
+    pub first: *const u8,
+    /// Distance of rows in bytes.
+    pub stride: usize,
+    /// How many there are, at most [`BLOCK`].
+    pub count: usize,
+    /// Elements of a row.
+    pub len: usize,
+}
+
+impl Rows {
+    #[inline(always)]
+    fn row(&self, row: usize) -> *const u8 {
+        self.first.wrapping_add(row * self.stride)
+    }
+}
+
+/// Something with each row for each column.
+///
+/// # Safety
+/// All addresses must be valid for what they are said to hold, and the instruction set must be there.
+pub(crate) type RowsFn = unsafe fn(&Rows, &[Column]);
+
+/// For each column: stores its product with each row. Results have room for [`BLOCK`] numbers, of which those behind the
+/// last row become anything.
+#[inline(always)]
+unsafe fn products<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
+    let (fours, rest) = columns.as_chunks::<4>();
+    let (pairs, rest) = rest.as_chunks::<2>();
+    let mut ahead = BLOCK * rows.stride;
+    // SAFETY: the caller's contract.
+    unsafe {
+        for four in fours {
+            strip::<V, E, 4, 4, 2>(rows, four, ahead);
+            ahead = 0;
+        }
+        for pair in pairs {
+            strip::<V, E, 4, 2, 1>(rows, pair, ahead);
+            ahead = 0;
+        }
+        if let [column] = rest {
+            strip::<V, E, 8, 1, 1>(rows, &[*column], ahead);
+        }
+    }
+}
+
+/// All rows times `C` columns, `R` at a time, which are `8 * G` sums. Memory is asked for at a distance of `ahead` bytes.
+#[inline(always)]
+unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize, const G: usize>(
+    rows: &Rows,
+    columns: &[Column; C],
+    ahead: usize,
+) {
+    const { assert!(R * C == 8 * G && 8 % R == 0) };
+    for row in (0..rows.count).step_by(R) {
+        // SAFETY: the caller's contract: rows and columns exist, and there is room for results.
+        unsafe {
+            let w: [*const u8; R] = from_fn(|r| rows.row((row + r).min(rows.count - 1)));
+            let x: [*const f32; C] = columns.each_ref().map(|column| column.x.cast());
+            // The sum of row r and column c is number c * R + r.
+            let mut sums = [[V::splat(0.0); 8]; G];
+            let mut i = 0;
+            while i + V::LANES <= rows.len {
+                let mut values = [V::splat(0.0); R];
+                for r in 0..R {
+                    // One line for as many loads as it takes to read it.
+                    if (i / V::LANES + r).is_multiple_of(64 / (V::LANES * E::BYTES)) {
+                        V::prefetch(w[r].wrapping_add(i * E::BYTES + ahead));
+                    }
+                    values[r] = E::load::<V>(w[r], i);
+                }
+                for c in 0..C {
+                    let x = V::load(x[c].add(i));
+                    for r in 0..R {
+                        let sum = &mut sums[(c * R + r) / 8][(c * R + r) % 8];
+                        *sum = values[r].mul_add(x, *sum);
+                    }
+                }
+                i += V::LANES;
+            }
+            if i < rows.len {
+                let rest = rows.len - i;
+                let mut values = [V::splat(0.0); R];
+                for r in 0..R {
+                    values[r] = E::load_part::<V>(w[r], i, rest);
+                }
+                for c in 0..C {
+                    let x = V::load_part(x[c].add(i), rest);
+                    for r in 0..R {
+                        let sum = &mut sums[(c * R + r) / 8][(c * R + r) % 8];
+                        *sum = values[r].mul_add(x, *sum);
+                    }
+                }
+            }
+            for g in 0..G {
+                let sums = V::sums(&sums[g]);
+                for (i, sums) in sums.as_chunks::<R>().0.iter().enumerate() {
+                    let out = columns[g * 8 / R + i].out.add(row);
+                    out.cast::<[f32; R]>().write_unaligned(*sums);
+                }
+            }
+        }
+    }
+}
+
+/// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`. Rows whose factors
+/// are all 0 do not count, whatever they hold, NaN too.
+#[inline(always)]
+unsafe fn weighted<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
+    let mut used = [0; BLOCK];
+    let used = &mut used[..rows.count];
+    for column in columns {
+        // SAFETY: the caller's contract: there are as many factors as rows.
+        let factors = unsafe { std::slice::from_raw_parts(column.x.cast::<u32>(), rows.count) };
+        // All bits but the sign.
+        used.iter_mut()
+            .zip(factors)
+            .for_each(|(any, bits)| *any |= bits << 1);
+    }
+    // Without a branch for each, they are compared side by side.
+    let unused = used.iter().fold(0, |any, &bits| any | u32::from(bits == 0));
+    let used = if unused == 0 { None } else { Some(&*used) };
+    let (fours, rest) = columns.as_chunks::<4>();
+    let (pairs, rest) = rest.as_chunks::<2>();
+    let mut ahead = BLOCK * rows.stride;
+    // SAFETY: the caller's contract.
+    unsafe {
+        for four in fours {
+            weighted_columns::<V, E, 4>(rows, four, used, ahead);
+            ahead = 0;
+        }
+        for pair in pairs {
+            weighted_columns::<V, E, 2>(rows, pair, used, ahead);
+            ahead = 0;
+        }
+        if let [column] = rest {
+            weighted_columns::<V, E, 1>(rows, &[*column], used, ahead);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
+    rows: &Rows,
+    columns: &[Column; C],
+    used: Option<&[u32]>,
+    ahead: usize,
+) {
+    let mut at = 0;
+    // SAFETY: as in `weighted_tile`.
+    unsafe {
+        while at + 4 * V::LANES <= rows.len {
+            weighted_tile::<V, E, 4, C>(rows, at, columns, used, ahead);
+            at += 4 * V::LANES;
+        }
+        while at + V::LANES <= rows.len {
+            weighted_tile::<V, E, 1, C>(rows, at, columns, used, ahead);
+            at += V::LANES;
+        }
+        if at == rows.len {
+            return;
+        }
+        let rest = rows.len - at;
+        for column in columns {
+            let mut sum = V::load_part(column.out.add(at), rest);
+            for row in 0..rows.count {
+                let factor = *column.x.cast::<f32>().add(row);
+                if factor != 0.0 {
+                    let value = E::load_part::<V>(rows.row(row), at, rest);
+                    sum = value.mul_add(V::splat(factor), sum);
+                }
+            }
+            sum.store_part(column.out.add(at), rest);
+        }
+    }
+}
+
+/// `D` registers of the sums of `C` columns at a time.
+#[inline(always)]
+unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
+    rows: &Rows,
+    at: usize,
+    columns: &[Column; C],
+    used: Option<&[u32]>,
+    ahead: usize,
+) {
+    // SAFETY: elements `at..at + D * LANES` and the columns exist, by the contract and the loops above.
+    unsafe {
+        let x: [*const f32; C] = columns.each_ref().map(|column| column.x.cast());
+        let out: [*mut f32; C] = columns.each_ref().map(|column| column.out.add(at));
+        let mut sums = [[V::splat(0.0); D]; C];
+        for c in 0..C {
+            for d in 0..D {
+                sums[c][d] = V::load(out[c].add(d * V::LANES));
+            }
+        }
+        for row in 0..rows.count {
+            if used.is_some_and(|used| used[row] == 0) {
+                continue;
+            }
+            let from = rows.row(row);
+            let mut values = [V::splat(0.0); D];
+            for d in 0..D {
+                let i = at + d * V::LANES;
+                if (i * E::BYTES).is_multiple_of(64) {
+                    V::prefetch(from.wrapping_add(i * E::BYTES + ahead));
+                }
+                values[d] = E::load::<V>(from, i);
+            }
+            for c in 0..C {
+                let factor = V::splat(*x[c].add(row));
+                for d in 0..D {
+                    sums[c][d] = values[d].mul_add(factor, sums[c][d]);
+                }
+            }
+        }
+        for c in 0..C {
+            for d in 0..D {
+                sums[c][d].store(out[c].add(d * V::LANES));
+            }
+        }
+    }
+}
+
+/// Compiles the generic functions for one instruction set.
+macro_rules! compile {
+    ($name:ident, $vector:ty $(, $features:literal)?) => {
+        mod $name {
+            use super::*;
+
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn products<E: Element>(rows: &Rows, columns: &[Column]) {
+                // SAFETY: the caller's contract.
+                unsafe { super::products::<$vector, E>(rows, columns) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn weighted<E: Element>(rows: &Rows, columns: &[Column]) {
+                // SAFETY: the caller's contract.
+                unsafe { super::weighted::<$vector, E>(rows, columns) }
+            }
+        }
+    };
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+compile!(portable, Lanes);
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, std::arch::x86_64::__m256, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(
+    avx512,
+    std::arch::x86_64::__m512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+);
+#[cfg(target_arch = "aarch64")]
+compile!(neon, std::arch::aarch64::float32x4_t);
+
+/// Stores the product of each column with each row of `dtype`: F32, F16 or BF16. Columns are F32; their results have room
+/// for [`BLOCK`] numbers, of which those behind the last row become anything.
+pub(crate) fn products_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
+    choose!(isa, dtype, products)
+}
+
+/// Adds, for each column, the sum of all rows of `dtype`, F32, F16 or BF16, each times the column's factor for it (`x`), to
+/// `out`. Rows whose factors are all 0 do not count, whatever they hold, NaN too.
+pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
+    choose!(isa, dtype, weighted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbers(seed: u32, count: usize) -> Vec<f32> {
+        (0..count as u32)
+            .map(|i| {
+                let hash = (i ^ seed).wrapping_mul(0x9e37_79b9) >> 8;
+                hash as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        #[test]
+        fn products_and_sums_agree_with_plain_loops(
+            count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32, hidden in 0..2 * BLOCK,
+        ) {
+            let queries = numbers(seed, columns * len);
+            let mut factors = numbers(seed ^ 7, columns * count);
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let mut stored = vec![0; count * len * dtype.block_bytes()];
+                samite_quant::encode_row(dtype, &numbers(!seed, count * len), &mut stored).unwrap();
+                let mut decoded = vec![0.0; count * len];
+                samite_quant::decode_row(dtype, &stored, &mut decoded).unwrap();
+                let rows = Rows {
+                    first: stored.as_ptr(),
+                    stride: len * dtype.block_bytes(),
+                    count,
+                    len,
+                };
+                for isa in Isa::all() {
+                    let mut out = vec![f32::NAN; columns * BLOCK];
+                    let places: Vec<_> = (0..columns)
+                        .map(|c| Column {
+                            x: queries[c * len..].as_ptr().cast(),
+                            out: out[c * BLOCK..].as_mut_ptr(),
+                        })
+                        .collect();
+                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    unsafe { products_of(isa, dtype).unwrap()(&rows, &places) };
+                    for c in 0..columns {
+                        for r in 0..count {
+                            let pairs = decoded[r * len..].iter().zip(&queries[c * len..][..len]);
+                            let expected: f64 = pairs.map(|(a, b)| f64::from(a * b)).sum();
+                            let got = f64::from(out[c * BLOCK + r]);
+                            prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
+                        }
+                    }
+                }
+
+                // A row that no column has a factor for may hold anything.
+                if hidden < count {
+                    (0..columns).for_each(|c| factors[c * count + hidden] = 0.0);
+                    decoded[hidden * len..][..len].fill(0.0);
+                    stored[hidden * rows.stride..][..rows.stride].fill(0xff);
+                }
+                for isa in Isa::all() {
+                    let mut sums = vec![1.0; columns * len];
+                    let places: Vec<_> = (0..columns)
+                        .map(|c| Column {
+                            x: factors[c * count..].as_ptr().cast(),
+                            out: sums[c * len..].as_mut_ptr(),
+                        })
+                        .collect();
+                    // SAFETY: as above.
+                    unsafe { weighted_sums_of(isa, dtype).unwrap()(&rows, &places) };
+                    for c in 0..columns {
+                        for i in 0..len {
+                            let terms = (0..count).map(|r| f64::from(factors[c * count + r] * decoded[r * len + i]));
+                            let expected = 1.0 + terms.sum::<f64>();
+                            let got = f64::from(sums[c * len + i]);
+                            prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
