@@ -290,16 +290,8 @@ pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::numbers;
     use proptest::prelude::*;
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        (0..count as u32)
-            .map(|i| {
-                let hash = (i ^ seed).wrapping_mul(0x9e37_79b9) >> 8;
-                hash as f32 / (1 << 23) as f32 - 1.0
-            })
-            .collect()
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]

@@ -62,18 +62,11 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
         node.source_layout(i)
             .is_some_and(|layout| is_decoded(layout.dtype()))
     });
+    let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
     let floats = COLUMNS
         .checked_mul(BLOCK.checked_add(dv)?)?
-        .checked_add(if decode_keys {
-            BLOCK.checked_mul(d)?
-        } else {
-            0
-        })?
-        .checked_add(if decode_values {
-            BLOCK.checked_mul(dv)?
-        } else {
-            0
-        })?;
+        .checked_add(decoded(decode_keys, d)?)?
+        .checked_add(decoded(decode_values, dv)?)?;
     let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
     Some(Plan {
         extents,
