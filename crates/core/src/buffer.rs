@@ -58,6 +58,12 @@ pub trait BufferType: Send + Sync + fmt::Debug {
         Support::Yes
     }
 
+    /// How many rows lie interwoven, a power of two: writing whole groups of them, counted from the first row of a matrix,
+    /// needs nothing that is there already. `None` if only writing whole tensors is cheap.
+    fn row_group(&self) -> Option<usize> {
+        Some(1)
+    }
+
     /// Allocates zeroed memory.
     ///
     /// # Errors

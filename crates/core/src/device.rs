@@ -87,7 +87,8 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// Whether its devices are used without being named. False for those that only serve tests and comparisons.
+    /// Whether its devices are used without being named. False for those that only serve tests and comparisons, or are
+    /// slower than others that are always there.
     fn is_automatic(&self) -> bool {
         true
     }

@@ -1,18 +1,19 @@
 //! Host memory that several devices and threads may share: allocated or borrowed, and guarded.
 //!
 //! Buffers are shared by reference and kernels work on raw pointers, so something has to keep a write from
-//! one thread away from a read in another. Each piece of memory has a *gate*: any number of readers or one writer
-//! at a time. Copies through the safe methods pass the gate by themselves; a device passes it with a [`MemorySet`] of
-//! all memory that a prepared graph touches, then uses [`base`](HostMemory::base). Uncontended, that costs some
-//! nanoseconds per buffer and run.
+//! one thread away from a read in another. Each piece of memory has a *gate*: of each byte, any number of readers or one
+//! writer at a time. The safe methods pass the gate by themselves, for the bytes that they touch; a device passes it
+//! with a [`MemorySet`] of all memory that a prepared graph touches, then uses [`base`](HostMemory::base). Uncontended,
+//! that costs some nanoseconds per buffer and run.
 
 use crate::error::{Error, Result};
 use memmap2::MmapMut;
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of host memory: a cache line, and enough for any vector register.
 pub const HOST_ALIGNMENT: usize = 64;
@@ -25,7 +26,7 @@ const LARGE: usize = 4 << 20;
 pub enum Access {
     /// Only read: others may read at the same time.
     Read,
-    /// Written, perhaps also read: nobody else may do anything.
+    /// Written, perhaps also read: nobody else may touch it.
     Write,
 }
 
@@ -47,7 +48,7 @@ pub struct HostMemory {
 
 // SAFETY: the memory is plain bytes owned (or kept alive) by this value, and every access to it passes the gate.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above: the gate admits either readers or one writer.
+// SAFETY: as above: the gate admits either readers or one writer of each byte.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -169,7 +170,7 @@ impl HostMemory {
     /// [`Error::InvalidArgument`] if it does not fit or the memory is read-only.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         let at = self.writable_range(offset, data.len())?;
-        self.gate.with(Access::Write, || {
+        self.gate.with(span(offset, data.len()), Access::Write, || {
             // SAFETY: `at` is valid for `data.len()` bytes, the gate keeps others away, and a caller's slice cannot
             // overlap memory that is reached only through gates.
             unsafe { at.copy_from_nonoverlapping(NonNull::from(data).cast(), data.len()) }
@@ -183,7 +184,7 @@ impl HostMemory {
     /// [`Error::InvalidArgument`] if there are not so many bytes.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let at = self.range(offset, out.len())?;
-        self.gate.with(Access::Read, || {
+        self.gate.with(span(offset, out.len()), Access::Read, || {
             // SAFETY: as in `write`.
             unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len()) }
         });
@@ -196,14 +197,14 @@ impl HostMemory {
     /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
     pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
         let at = self.writable_range(offset, len)?;
-        self.gate.with(Access::Write, || {
+        self.gate.with(span(offset, len), Access::Write, || {
             // SAFETY: as in `write`.
             unsafe { at.write_bytes(value, len) }
         });
         Ok(())
     }
 
-    /// Calls `f` with `len` bytes at `offset`; meanwhile nobody can write to this memory.
+    /// Calls `f` with `len` bytes at `offset`; meanwhile nobody can write to them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there are not so many bytes.
@@ -214,9 +215,26 @@ impl HostMemory {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
         let at = self.range(offset, len)?;
-        Ok(self.gate.with(Access::Read, || {
+        Ok(self.gate.with(span(offset, len), Access::Read, || {
             // SAFETY: in range, initialised (zeroed or borrowed as such), and not written to while the gate is held.
             f(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
+        }))
+    }
+
+    /// Calls `f` with `len` bytes at `offset` to change; meanwhile nobody else can touch them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
+    pub fn with_bytes_mut<R>(
+        &self,
+        offset: usize,
+        len: usize,
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        let at = self.writable_range(offset, len)?;
+        Ok(self.gate.with(span(offset, len), Access::Write, || {
+            // SAFETY: in range, initialised, and nobody else's while the gate is held.
+            f(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) })
         }))
     }
 
@@ -234,14 +252,19 @@ impl HostMemory {
         let (from, into) = (self.range(offset, len)?, to.writable_range(to_offset, len)?);
         // SAFETY: both are valid for `len` bytes and guarded by the gates entered below; `copy_to` may overlap.
         let copy = || unsafe { from.copy_to(into, len) };
+        let (read, written) = (span(offset, len), span(to_offset, len));
         if std::ptr::eq(self, to) {
-            self.gate.with(Access::Write, copy);
+            // All at once: who enters twice could wait for another one that does.
+            let both = read.start.min(written.start)..read.end.max(written.end);
+            self.gate.with(both, Access::Write, copy);
         } else if self.rank() < to.rank() {
-            self.gate
-                .with(Access::Read, || to.gate.with(Access::Write, copy));
+            self.gate.with(read, Access::Read, || {
+                to.gate.with(written, Access::Write, copy)
+            });
         } else {
-            to.gate
-                .with(Access::Write, || self.gate.with(Access::Read, copy));
+            to.gate.with(written, Access::Write, || {
+                self.gate.with(read, Access::Read, copy)
+            });
         }
         Ok(())
     }
@@ -299,64 +322,81 @@ impl MemorySet {
             fn drop(&mut self) {
                 self.0
                     .iter()
-                    .for_each(|(memory, access)| memory.gate.leave(*access));
+                    .for_each(|(memory, access)| memory.gate.leave(0..memory.len, *access));
             }
         }
         self.pieces
             .iter()
-            .for_each(|(memory, access)| memory.gate.enter(*access));
+            .for_each(|(memory, access)| memory.gate.enter(0..memory.len, *access));
         let _leave = Leave(&self.pieces);
         f()
     }
 }
 
-/// Any number of readers or one writer. Unlike `RwLock`, entering and leaving are separate calls, so that a set of
-/// gates can be held without storing guards.
+/// `len` bytes at `offset`, which were checked to exist.
+fn span(offset: usize, len: usize) -> Range<usize> {
+    offset..offset + len
+}
+
+/// Any number of readers or one writer of each byte. Unlike with `RwLock`, entering and leaving are separate calls, so
+/// that a set of gates can be held without storing guards.
 #[derive(Default)]
 struct Gate {
-    /// Number of readers; -1 for a writer.
-    state: Mutex<isize>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
+#[derive(Default)]
+struct GateState {
+    /// Who is inside: as many as there are threads at most.
+    inside: Vec<(Range<usize>, Access)>,
+    /// How many wait for somebody to leave.
+    waiting: usize,
+}
+
 impl Gate {
-    fn enter(&self, access: Access) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match access {
-                Access::Read if *state >= 0 => break *state += 1,
-                Access::Write if *state == 0 => break *state = -1,
-                _ => {
-                    state = self
-                        .changed
-                        .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner)
-                }
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leave(&self, access: Access) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = if access == Access::Read {
-            *state - 1
-        } else {
-            0
+    fn enter(&self, bytes: Range<usize>, access: Access) {
+        let mut state = self.lock();
+        let excluded = |(other, theirs): &(Range<usize>, Access)| {
+            (access == Access::Write || *theirs == Access::Write)
+                && bytes.start < other.end
+                && other.start < bytes.end
         };
-        if *state == 0 {
+        while state.inside.iter().any(excluded) {
+            state.waiting += 1;
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+        state.inside.push((bytes, access));
+    }
+
+    fn leave(&self, bytes: Range<usize>, access: Access) {
+        let mut state = self.lock();
+        let left = (bytes, access);
+        if let Some(at) = state.inside.iter().position(|inside| *inside == left) {
+            state.inside.swap_remove(at);
+        }
+        if state.waiting > 0 {
             self.changed.notify_all();
         }
     }
 
-    fn with<R>(&self, access: Access, f: impl FnOnce() -> R) -> R {
-        struct Leave<'a>(&'a Gate, Access);
+    fn with<R>(&self, bytes: Range<usize>, access: Access, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a Gate, Range<usize>, Access);
         impl Drop for Leave<'_> {
             fn drop(&mut self) {
-                self.0.leave(self.1);
+                self.0.leave(self.1.clone(), self.2);
             }
         }
-        self.enter(access);
-        let _leave = Leave(self, access);
+        self.enter(bytes.clone(), access);
+        let _leave = Leave(self, bytes, access);
         f()
     }
 }
@@ -418,7 +458,7 @@ mod tests {
         set.add(&whole, Access::Read).unwrap();
         set.with(|| {
             for piece in [&part, &whole] {
-                assert_eq!(*piece.gate.state.lock().unwrap(), 1);
+                assert_eq!(piece.gate.lock().inside.len(), 1);
             }
         });
     }
@@ -452,6 +492,52 @@ mod tests {
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                             inside.fetch_sub(1, Ordering::SeqCst);
                         });
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn writers_of_different_bytes_do_not_wait_for_each_other() {
+        let memory = HostMemory::allocate(100, "test", "a").unwrap();
+        // Each half is held until the other is.
+        let both = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for half in 0..2 {
+                let (memory, both) = (&memory, &both);
+                scope.spawn(move || {
+                    let write = |bytes: &mut [u8]| {
+                        both.wait();
+                        bytes.fill(1 + half as u8);
+                    };
+                    memory.with_bytes_mut(50 * half, 50, write).unwrap();
+                });
+            }
+        });
+        let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
+        assert_eq!(memory.with_bytes(0, 100, sum).unwrap(), 150);
+        assert!(memory.with_bytes_mut(99, 2, |_| ()).is_err());
+    }
+
+    #[test]
+    fn who_touches_some_of_the_bytes_of_a_writer_waits() {
+        let memory = HostMemory::allocate(8, "test", "a").unwrap();
+        std::thread::scope(|scope| {
+            for first in 0..4 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let add = |bytes: &mut [u8]| {
+                            let all_equal = bytes[1..4].iter().all(|byte| *byte == bytes[1]);
+                            bytes[1..4]
+                                .iter_mut()
+                                .for_each(|byte| *byte = byte.wrapping_add(1));
+                            all_equal
+                        };
+                        assert!(memory.with_bytes_mut(0, 4 + first, add).unwrap());
+                        let all_equal = |bytes: &[u8]| bytes[0] == bytes[2];
+                        assert!(memory.with_bytes(1, 3, all_equal).unwrap());
                     }
                 });
             }

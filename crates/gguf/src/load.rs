@@ -11,6 +11,9 @@ use std::sync::{Mutex, PoisonError};
 /// How much is read between two looks at the cancel function: some ten milliseconds on a slow disk.
 const STEP: usize = 1 << 20;
 
+/// How many neighbouring pieces a thread takes at a time: pages of memory that they share are then touched by it alone.
+const RUN: usize = 8;
+
 /// How to load; the default is a few threads, no progress, and no end before everything is loaded.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
@@ -60,40 +63,39 @@ impl GgufFile {
         options: &LoadOptions<'_>,
         sink: impl Fn(&TensorInfo, &[u8]) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let job = |info: &'t TensorInfo| Job {
-            info,
-            start: 0,
-            len: info.size,
-        };
-        let jobs = self.own(tensors)?.into_iter().map(job).collect();
-        self.run_jobs(jobs, options, &|job: &Job<'_>, bytes: &[u8]| {
-            sink(job.info, bytes)
-        })
+        self.load_chunks(
+            tensors,
+            |info| info.size,
+            options,
+            |info, _, bytes| sink(info, bytes),
+        )
     }
 
-    /// As [`load`](Self::load), but hands tensors over in chunks of `chunk_bytes` (the last of a tensor may be shorter),
-    /// with their offset in the tensor: a huge tensor needs no huge buffer, and is read by several threads.
+    /// As [`load`](Self::load), but hands tensors over in chunks of so many bytes as `chunk_bytes` says of them (the last of
+    /// a tensor may be shorter), with their offset in the tensor: a huge tensor needs no huge buffer, and is read by
+    /// several threads; and a small chunk is still in the processor's caches when the sink gets it.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`ErrorKind::InvalidArgument`] if `chunk_bytes` is 0.
+    /// As [`load`](Self::load); [`ErrorKind::InvalidArgument`] if `chunk_bytes` says 0.
     pub fn load_chunks<'t, E: From<Error> + Send>(
         &self,
         tensors: impl IntoIterator<Item = &'t TensorInfo>,
-        chunk_bytes: usize,
+        chunk_bytes: impl Fn(&TensorInfo) -> usize,
         options: &LoadOptions<'_>,
         sink: impl Fn(&TensorInfo, usize, &[u8]) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        if chunk_bytes == 0 {
-            return Err(Error::invalid("chunk_bytes", "is 0").into());
-        }
-        let chunks = |info: &'t TensorInfo| {
-            (0..info.size).step_by(chunk_bytes).map(move |start| Job {
+        let mut jobs = Vec::new();
+        for info in self.own(tensors)? {
+            let chunk_bytes = chunk_bytes(info);
+            if chunk_bytes == 0 {
+                return Err(Error::invalid("chunk_bytes", "is 0").into());
+            }
+            jobs.extend((0..info.size).step_by(chunk_bytes).map(|start| Job {
                 info,
                 start,
                 len: chunk_bytes.min(info.size - start),
-            })
-        };
-        let jobs = self.own(tensors)?.into_iter().flat_map(chunks).collect();
+            }));
+        }
         self.run_jobs(jobs, options, &|job: &Job<'_>, bytes: &[u8]| {
             sink(job.info, job.start, bytes)
         })
@@ -117,12 +119,15 @@ impl GgufFile {
         // Disks like to be read from the beginning to the end.
         jobs.sort_by_key(|job| (job.info.file, job.info.offset, job.start));
         let progress = Progress::new(options, jobs.iter().map(|job| job.len as u64).sum());
+        let run = (jobs.len() / (RUN * options.threads.max(1))).clamp(1, RUN);
+        let runs = jobs.chunks(run).collect::<Vec<_>>();
         let next = AtomicUsize::new(0);
         let failed = AtomicBool::new(false);
         let first_error = Mutex::new(None);
         let work = || {
             let mut buffer = Vec::new();
-            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut take = || runs.get(next.fetch_add(1, Ordering::Relaxed));
+            for job in std::iter::from_fn(&mut take).copied().flatten() {
                 let stop = || {
                     if failed.load(Ordering::Relaxed) || (options.cancel)() {
                         return Err(Error::cancelled());
@@ -143,7 +148,7 @@ impl GgufFile {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 1..options.threads.min(jobs.len()) {
+            for _ in 1..options.threads.min(runs.len()) {
                 scope.spawn(work);
             }
             work();

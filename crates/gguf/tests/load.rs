@@ -93,14 +93,17 @@ fn chunks_cover_each_tensor_once() {
             target.copy_from_slice(bytes);
             Ok::<_, Error>(())
         };
-        file.load_chunks(file.tensors(), 1000, &LoadOptions::default(), sink)
+        file.load_chunks(file.tensors(), |_| 1000, &LoadOptions::default(), sink)
             .unwrap();
         for (index, &size) in sizes.iter().enumerate() {
             assert!(whole.lock().unwrap()[index] == content(index, size));
         }
-        let zero = file.load_chunks(file.tensors(), 0, &LoadOptions::default(), |_, _, _| {
-            Ok::<_, Error>(())
-        });
+        let zero = file.load_chunks(
+            file.tensors(),
+            |_| 0,
+            &LoadOptions::default(),
+            |_, _, _| Ok::<_, Error>(()),
+        );
         assert_eq!(zero.unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }
@@ -217,7 +220,7 @@ fn foreign_tensors_and_wrong_buffers_are_refused() {
             file.prefetch(info),
             file.release(info),
             file.load([info], &LoadOptions::default(), |_, _| Ok(())),
-            file.load_chunks([info], 1, &LoadOptions::default(), |_, _, _| Ok(())),
+            file.load_chunks([info], |_| 1, &LoadOptions::default(), |_, _, _| Ok(())),
         ];
         for error in errors {
             assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -70,8 +70,11 @@ impl<'a> Converter<'a> {
         };
         let job_bytes = row_in.saturating_mul(rows_per_job);
         let list = std::iter::once(tensor);
-        self.source
-            .load_chunks(list, job_bytes, &options, |_, offset, bytes| {
+        self.source.load_chunks(
+            list,
+            |_| job_bytes,
+            &options,
+            |_, offset, bytes| {
                 let first = offset / row_in;
                 let at = first * row_out;
                 if tensor.dtype == to && change.is_none() {
@@ -105,7 +108,8 @@ impl<'a> Converter<'a> {
                 slot.write_at(at, output)?;
                 self.lock().push(spare);
                 Ok(())
-            })
+            },
+        )
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {

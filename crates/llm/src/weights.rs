@@ -6,7 +6,7 @@ use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
 use samite_core::{
     Buffer, BufferType, CancelToken, DType, Device, HostMemory, Layout, StoredTensor, Support,
-    TensorGroup, Usage, same_buffer_type,
+    TensorGroup, TensorRef, Usage, same_buffer_type,
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
@@ -16,8 +16,9 @@ use std::sync::Arc;
 /// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
 const IN_PLACE_ALIGNMENT: u64 = 32;
 
-/// Large tensors are read in pieces of this size, by several threads.
-const CHUNK_BYTES: usize = 8 << 20;
+/// Large tensors are read in pieces of about this size, by several threads: what was read is still in a second-level
+/// cache when it is packed.
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Where one tensor goes.
 #[derive(Clone, Debug)]
@@ -34,8 +35,6 @@ pub struct PlannedTensor {
     pub in_place: bool,
     layout: Layout,
     explicit: bool,
-    /// Whether the memory has a layout of its own, which takes tensors only as a whole.
-    packed: bool,
     /// An earlier tensor that is the same data in the same memory.
     same_as: Option<usize>,
 }
@@ -227,7 +226,6 @@ impl WeightPlan {
                 memory,
                 in_place,
                 explicit: choice.explicit,
-                packed,
                 same_as,
             });
         }
@@ -270,47 +268,35 @@ impl WeightPlan {
             picked.map(|(_, tensor)| &tensor.data).collect::<Vec<_>>()
         };
         let in_place = infos(|tensor| tensor.in_place);
-        let packed = infos(|tensor| !tensor.in_place && tensor.packed);
-        let copied = infos(|tensor| !tensor.in_place && !tensor.packed);
+        let moved = without_repeats(infos(|tensor| !tensor.in_place));
         // One piece of data can have two places: the embedding that is the output, on different devices.
-        let mut places: HashMap<(&str, bool), Vec<&Arc<StoredTensor>>> = HashMap::new();
+        let mut places: HashMap<&str, Vec<&TensorRef>> = HashMap::new();
         for (i, tensor) in firsts().filter(|(_, tensor)| !tensor.in_place) {
-            let key = (&*tensor.data.name, tensor.packed);
-            places.entry(key).or_default().push(&stored[i]);
+            let places = places.entry(&tensor.data.name).or_default();
+            places.push(stored[i].tensor());
         }
-        let (copied, packed) = (without_repeats(copied), without_repeats(packed));
+        let places_of = |info: &TensorInfo| places.get(&*info.name).map_or(&[][..], Vec::as_slice);
 
         let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
-        let (first, second) = (size(&copied), size(&copied) + size(&packed));
-        let total = second + size(&in_place);
+        let moved_bytes = size(&moved);
+        let total = moved_bytes + size(&in_place);
         let cancelled = || cancel.is_cancelled();
         let default = LoadOptions::default();
-        let threads = threads.unwrap_or(default.threads).max(1);
-        let report_copied = |done: u64, _: u64| progress(done, total);
-        let report_packed = |done: u64, _: u64| progress(first + done, total);
-        let report_in_place = |done: u64, _: u64| progress(second + done, total);
+        let report_moved = |done: u64, _: u64| progress(done, total);
+        let report_in_place = |done: u64, _: u64| progress(moved_bytes + done, total);
         let options = LoadOptions {
-            threads,
+            threads: threads.unwrap_or(default.threads).max(1),
             // No page of the mapping is touched for what lies elsewhere afterwards.
             in_place: false,
-            progress: &report_copied,
+            progress: &report_moved,
             cancel: &cancelled,
         };
-        file.load_chunks(copied, CHUNK_BYTES, &options, |info, offset, bytes| {
-            for stored in places.get(&(&*info.name, false)).into_iter().flatten() {
-                stored.tensor().write(offset, bytes)?;
-            }
-            Ok::<_, Error>(())
-        })?;
-        let options = LoadOptions {
-            progress: &report_packed,
-            ..options
-        };
-        file.load(packed, &options, |info, bytes| {
-            for stored in places.get(&(&*info.name, true)).into_iter().flatten() {
-                stored.tensor().write(0, bytes)?;
-            }
-            Ok::<_, Error>(())
+        let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info));
+        file.load_chunks(moved, chunk_bytes, &options, |info, offset, bytes| {
+            places_of(info)
+                .iter()
+                .try_for_each(|place| place.write(offset, bytes))
+                .map_err(Error::from)
         })?;
         // Mapped data is paged in, so that the first token does not wait for the disk.
         let options = LoadOptions {
@@ -428,6 +414,19 @@ struct Imported {
     memory: Arc<dyn BufferType>,
     file: usize,
     buffer: Arc<dyn Buffer>,
+}
+
+/// How much of a tensor is read at a time that goes to `places`.
+fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef]) -> usize {
+    let groups = places
+        .iter()
+        .map(|place| place.buffer.buffer_type().row_group());
+    let Some(group) = groups.reduce(|a, b| Some(a?.max(b?))).flatten() else {
+        return info.size;
+    };
+    let rows = info.shape[1..].iter().product::<usize>().max(1);
+    let group_bytes = (info.size / rows).saturating_mul(group).max(1);
+    (CHUNK_BYTES / group_bytes).max(1) * group_bytes
 }
 
 /// Each tensor once, though it may be written to several places.

@@ -49,7 +49,7 @@ impl Registry {
     /// The backends that come with samite. A new one is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
         let mut registry = Registry::empty();
-        registry.register(Arc::new(samite_blas::BlasBackend::new()));
+        registry.register(Arc::new(samite_blas::BlasBackend::default()));
         registry.register(Arc::new(samite_cpu::CpuBackend::new(options.cpu)));
         #[cfg(unix)]
         registry.register(Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)));
@@ -89,7 +89,12 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::UnknownDevice`], with the devices that exist and why a backend of that name has none.
     pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
-        self.devices()
+        // The backend of that name first: others may have to load libraries to know their devices.
+        self.backends
+            .iter()
+            .filter(|backend| backend.name().eq_ignore_ascii_case(name))
+            .flat_map(|backend| backend.devices())
+            .chain(self.devices())
             .find(|device| device.name().eq_ignore_ascii_case(name))
             .ok_or_else(|| {
                 let backend = self

@@ -8,45 +8,39 @@ use samite_core::{
 };
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Below this extent, the work of a product does not pay for the call.
 const SMALLEST_EXTENT: usize = 32;
 
-/// Offers a device if a CBLAS library is found.
+/// Offers a device if a CBLAS library is found. It is looked for when somebody asks: libraries take a moment to load, and
+/// start threads.
+#[derive(Default)]
 pub struct BlasBackend {
+    found: OnceLock<Found>,
+}
+
+#[derive(Default)]
+struct Found {
     library: Option<Arc<Cblas>>,
     devices: Vec<Arc<dyn Device>>,
     rejected: Vec<(String, String)>,
 }
 
 impl BlasBackend {
-    /// Looks for a library.
-    pub fn new() -> Self {
-        match Cblas::find() {
-            Ok(library) => {
-                let device: Arc<dyn Device> = Arc::new(BlasDevice {
-                    library: Arc::clone(&library),
-                });
-                BlasBackend {
-                    library: Some(library),
-                    devices: vec![device],
-                    rejected: Vec::new(),
-                }
-            }
-            Err(rejected) => BlasBackend {
-                library: None,
-                devices: Vec::new(),
-                rejected,
+    fn found(&self) -> &Found {
+        self.found.get_or_init(|| match Cblas::find() {
+            Ok(library) => Found {
+                library: Some(Arc::clone(&library)),
+                devices: vec![Arc::new(BlasDevice { library })],
+                ..Found::default()
             },
-        }
-    }
-}
-
-impl Default for BlasBackend {
-    fn default() -> Self {
-        Self::new()
+            Err(rejected) => Found {
+                rejected,
+                ..Found::default()
+            },
+        })
     }
 }
 
@@ -56,12 +50,12 @@ impl Backend for BlasBackend {
     }
 
     fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+        &self.found().devices
     }
 
     fn features(&self) -> Vec<(String, String)> {
-        self.library
-            .iter()
+        let library = self.found().library.iter();
+        library
             .flat_map(|library| {
                 [
                     ("library".to_owned(), library.path().display().to_string()),
@@ -71,8 +65,13 @@ impl Backend for BlasBackend {
             .collect()
     }
 
+    fn is_automatic(&self) -> bool {
+        // samite's own kernels are faster.
+        false
+    }
+
     fn rejected(&self) -> Vec<(String, String)> {
-        self.rejected.clone()
+        self.found().rejected.clone()
     }
 }
 

@@ -6,7 +6,7 @@ use samite_testing::run_suite;
 
 #[test]
 fn products_agree_with_the_reference() {
-    let backend = BlasBackend::new();
+    let backend = BlasBackend::default();
     let Some(device) = backend.devices().first() else {
         let tried = backend.rejected();
         assert!(!tried.is_empty(), "no device, and no word about why");
@@ -47,7 +47,7 @@ fn a_wrong_path_is_a_reason_and_no_more() {
 fn child_with_a_wrong_path() {
     if std::env::var(samite_blas::PATH_VARIABLE).is_ok_and(|path| path.starts_with("/nonexistent"))
     {
-        let backend = BlasBackend::new();
+        let backend = BlasBackend::default();
         assert!(backend.devices().is_empty());
         let (what, why) = &backend.rejected()[0];
         assert!(what.contains("/nonexistent/libblas.so") && !why.is_empty());

@@ -104,10 +104,14 @@ impl KvCache {
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
     pub fn clear(&mut self) -> Result<()> {
         self.cells.clear();
-        Ok(self
-            .groups
-            .iter()
-            .try_for_each(|(_, group)| group.clear(0))?)
+        // Fresh memory is zero, and of a large cache most is never touched.
+        if self.cells.were_used {
+            self.groups
+                .iter()
+                .try_for_each(|(_, group)| group.clear(0))?;
+            self.cells.were_used = false;
+        }
+        Ok(())
     }
 
     /// The graph that rotates the keys of `count` cells in all layers: gathered, rotated and scattered again, so that

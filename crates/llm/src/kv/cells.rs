@@ -32,6 +32,8 @@ pub struct Cells {
     has_shifts: bool,
     /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees.
     taken: Vec<usize>,
+    /// Whether any cell was ever taken, so that the memory of the cache holds something.
+    pub(super) were_used: bool,
 }
 
 /// Cells that a sequence gets at a time where there are several sequences.
@@ -76,6 +78,7 @@ impl Cells {
             last: try_filled(-1, Some(n_sequences), WHAT)?,
             has_shifts: false,
             taken,
+            were_used: false,
         })
     }
 
@@ -164,6 +167,7 @@ impl Cells {
             self.last[sequence] = self.last[sequence].max(position);
         }
         self.taken.push(cell);
+        self.were_used = true;
         Some(cell)
     }
 

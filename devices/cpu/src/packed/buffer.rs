@@ -8,7 +8,7 @@ use samite_core::{
 };
 use std::any::Any;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The buffer type of packed weights. There is one for the whole process.
 pub(crate) fn packed_buffer_type() -> Arc<dyn BufferType> {
@@ -60,12 +60,15 @@ impl BufferType for PackedBufferType {
         }
     }
 
+    fn row_group(&self) -> Option<usize> {
+        Some(super::PANEL)
+    }
+
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
         Ok(Arc::new(PackedBuffer {
             buffer_type: packed_buffer_type(),
             memory: HostMemory::allocate(size, "cpu", "packed weights")?,
             usage,
-            edit: Mutex::new(()),
         }))
     }
 }
@@ -76,8 +79,6 @@ pub(crate) struct PackedBuffer {
     buffer_type: Arc<dyn BufferType>,
     memory: Arc<HostMemory>,
     usage: Usage,
-    /// Held while a part of a panel is changed: what others write to the same panel meanwhile would be lost.
-    edit: Mutex<()>,
 }
 
 /// What a range of a tensor's bytes has in common with one panel.
@@ -155,28 +156,21 @@ impl PackedBuffer {
         Ok(())
     }
 
-    /// Changes bytes of the tensor: `change` gets some of them, and where in the range they are.
-    fn change(
+    /// Changes a part of a panel: `change` gets the bytes of rows that are in the part.
+    fn change_part(
         &self,
-        tensor: Slot,
-        offset: usize,
-        len: usize,
-        mut change: impl FnMut(&mut [u8], Range<usize>),
+        layout: &PackedLayout,
+        part: Part,
+        change: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
-        let (mut rows, mut panel) = (Vec::new(), Vec::new());
-        self.each_panel(tensor, offset, len, |layout, part| {
-            rows.resize(part.len, 0);
-            panel.resize(layout.panel_bytes, 0);
-            let whole = part.in_rows.len() == part.len;
-            let _alone = (!whole).then(|| self.edit.lock().unwrap_or_else(PoisonError::into_inner));
-            if !whole {
-                self.memory.read(part.at, &mut panel)?;
-                layout.unpack(&panel, &mut rows);
-            }
-            change(&mut rows[part.in_rows], part.in_range);
-            layout.pack(&rows, &mut panel);
-            self.memory.write(part.at, &panel)
-        })
+        let mut rows = vec![0; part.len];
+        // In one visit: what others write to the panel between two would be lost.
+        self.memory
+            .with_bytes_mut(part.at, layout.panel_bytes, |panel| {
+                layout.unpack(panel, &mut rows);
+                change(&mut rows[part.in_rows]);
+                layout.pack(&rows, panel);
+            })
     }
 }
 
@@ -198,25 +192,36 @@ impl Buffer for PackedBuffer {
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
-        self.change(tensor, offset, data.len(), |rows, range| {
-            rows.copy_from_slice(&data[range])
+        self.each_panel(tensor, offset, data.len(), |layout, part| {
+            let data = &data[part.in_range.clone()];
+            if data.len() == part.len {
+                self.memory
+                    .with_bytes_mut(part.at, layout.panel_bytes, |panel| {
+                        layout.pack(data, panel)
+                    })
+            } else {
+                self.change_part(layout, part, |rows| rows.copy_from_slice(data))
+            }
         })
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
-        let (mut rows, mut panel) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
         self.each_panel(tensor, offset, out.len(), |layout, part| {
             rows.resize(part.len, 0);
-            panel.resize(layout.panel_bytes, 0);
-            self.memory.read(part.at, &mut panel)?;
-            layout.unpack(&panel, &mut rows);
+            self.memory
+                .with_bytes(part.at, layout.panel_bytes, |panel| {
+                    layout.unpack(panel, &mut rows)
+                })?;
             out[part.in_range].copy_from_slice(&rows[part.in_rows]);
             Ok(())
         })
     }
 
     fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
-        self.change(tensor, offset, len, |rows, _| rows.fill(value))
+        self.each_panel(tensor, offset, len, |layout, part| {
+            self.change_part(layout, part, |rows| rows.fill(value))
+        })
     }
 
     fn clear(&self, value: u8) -> Result<()> {

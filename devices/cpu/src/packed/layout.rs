@@ -3,6 +3,7 @@
 use super::activations::SLAB;
 use super::{LANES, PANEL};
 use samite_core::{DType, Layout};
+use std::ops::Range;
 
 /// Bytes of a block that stay together for each row: the first one in the block, how many there are, and how many of one
 /// row lie next to those of the next row.
@@ -96,7 +97,7 @@ impl PackedLayout {
     /// Calls `f` for each unit of block `block` of row `row` of a panel: with its bytes in the block and its start in
     /// the panel.
     #[inline]
-    fn units(&self, row: usize, block: usize, mut f: impl FnMut(std::ops::Range<usize>, usize)) {
+    fn units(&self, row: usize, block: usize, mut f: impl FnMut(Range<usize>, usize)) {
         let first = block / self.slab_blocks * self.slab_blocks;
         let count = self.slab_blocks.min(self.blocks - first);
         let (half, lane) = (row / LANES, row % LANES);
@@ -113,49 +114,40 @@ impl PackedLayout {
 
     /// Packs rows: `rows` has up to [`PANEL`] of them, one after the other.
     pub fn pack(&self, rows: &[u8], panel: &mut [u8]) {
-        match self.block_bytes {
-            2 => return self.pack_elements::<2>(rows, panel),
-            4 => return self.pack_elements::<4>(rows, panel),
-            _ => {}
-        }
         // Slab by slab: what rows have in it shares cache lines.
-        let (row_bytes, step) = (self.row_bytes, self.slab_row_bytes());
+        let step = self.slab_row_bytes();
         let slabs = panel.chunks_mut(step * PANEL);
-        for (start, slab) in (0..row_bytes).step_by(step).zip(slabs) {
-            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
-                self.pack_slab(row, &bytes[start..row_bytes.min(start + step)], slab);
+        for (start, slab) in (0..self.row_bytes).step_by(step).zip(slabs) {
+            let end = self.row_bytes.min(start + step);
+            let halves = rows.chunks(self.row_bytes * LANES);
+            for (rows, half) in halves.zip(slab.chunks_mut((end - start) * LANES)) {
+                self.pack_half(rows, start..end, half);
             }
         }
     }
 
-    /// Packs what row `row` of a panel has in a slab.
-    fn pack_slab(&self, row: usize, bytes: &[u8], slab: &mut [u8]) {
-        let (half, lane) = (row / LANES, row % LANES);
-        let mut stream = half * LANES * bytes.len();
-        let blocks = bytes.len() / self.block_bytes;
-        for &(offset, len, unit) in self.fields {
-            let field = &mut slab[stream + lane * unit..];
-            let parts = bytes
-                .chunks_exact(self.block_bytes)
-                .map(|block| &block[offset..offset + len]);
+    /// Packs what up to [`LANES`] rows have in a slab: the bytes `range` of each.
+    fn pack_half(&self, rows: &[u8], range: Range<usize>, mut half: &mut [u8]) {
+        // Elements that are blocks of their own lie as units of one block would.
+        let whole = [(0, range.len(), self.block_bytes)];
+        let (fields, block_bytes) = match self.block_bytes {
+            2 | 4 => (&whole[..], range.len()),
+            _ => (self.fields, self.block_bytes),
+        };
+        for &(offset, len, unit) in fields {
+            let (field, others) = half.split_at_mut(range.len() / block_bytes * len * LANES);
+            half = others;
+            let part = Part {
+                rows,
+                row_bytes: self.row_bytes,
+                start: range.start + offset,
+                block_bytes,
+                len,
+            };
             match unit {
-                1 => pack_field::<1>(parts, field),
-                2 => pack_field::<2>(parts, field),
-                _ => pack_field::<4>(parts, field),
-            }
-            stream += blocks * len * LANES;
-        }
-    }
-
-    /// [`pack`](PackedLayout::pack) for blocks of one element of `N` bytes.
-    fn pack_elements<const N: usize>(&self, rows: &[u8], panel: &mut [u8]) {
-        let panel = panel.as_chunks_mut::<N>().0;
-        for (row, bytes) in rows.chunks_exact(self.row_bytes.max(1)).enumerate() {
-            let elements = bytes.as_chunks::<N>().0;
-            for (slab, elements) in elements.chunks(SLAB).enumerate() {
-                let start = slab_start(row, slab, elements.len());
-                let places = panel[start..].iter_mut().step_by(LANES);
-                places.zip(elements).for_each(|(to, from)| *to = *from);
+                1 => part.interleave::<1, 16>(field),
+                2 => part.interleave::<2, 8>(field),
+                _ => part.interleave::<4, 4>(field),
             }
         }
     }
@@ -190,17 +182,79 @@ impl PackedLayout {
     }
 }
 
-/// Puts the units of a field of one row into their places, the first of which is at the beginning of `field`.
-#[inline]
-fn pack_field<'a, const N: usize>(blocks: impl Iterator<Item = &'a [u8]>, field: &mut [u8]) {
-    let mut places = field.as_chunks_mut::<N>().0.iter_mut().step_by(LANES);
-    for block in blocks {
-        let units = block.as_chunks::<N>().0;
-        // Units come first: a place that is not needed must not be passed over.
-        for (unit, place) in units.iter().zip(&mut places) {
-            *place = *unit;
+/// One field of the blocks that some rows have in a slab.
+struct Part<'a> {
+    rows: &'a [u8],
+    row_bytes: usize,
+    /// Where the field begins in a row's first block.
+    start: usize,
+    block_bytes: usize,
+    /// Bytes of the field in a block.
+    len: usize,
+}
+
+impl Part<'_> {
+    /// Puts units of `UNIT` bytes into their places.
+    #[inline]
+    fn interleave<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {
+        let is_whole = self.rows.len() == self.row_bytes * LANES;
+        let in_tiles = if is_whole { self.len / 16 * 16 } else { 0 };
+        if in_tiles > 0 {
+            self.interleave_tiles::<UNIT, ROWS>(field);
+        }
+        if in_tiles < self.len {
+            self.interleave_from::<UNIT>(in_tiles, field);
         }
     }
+
+    /// Of [`LANES`] rows, 16 bytes of `ROWS` of them at a time, which compilers make vector code of.
+    #[inline]
+    fn interleave_tiles<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {
+        for first in (0..LANES).step_by(ROWS) {
+            let rows: [&[u8]; ROWS] = std::array::from_fn(|row| {
+                &self.rows[(first + row) * self.row_bytes..][self.start..self.row_bytes]
+            });
+            for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
+                for (i, places) in field.chunks_exact_mut(16 * LANES).enumerate() {
+                    let at = block * self.block_bytes + 16 * i;
+                    let tile = rows.map(|row| row[at..].as_chunks::<16>().0[0]);
+                    let places = places[first * UNIT..].chunks_mut(LANES * UNIT);
+                    for (places, units) in places.zip(turn::<UNIT, ROWS>(tile)) {
+                        places[..16].copy_from_slice(&units);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes of each block from byte `skipped` of the field on, a unit at a time.
+    #[inline]
+    fn interleave_from<const UNIT: usize>(&self, skipped: usize, field: &mut [u8]) {
+        for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
+            let places = field[skipped * LANES..].chunks_exact_mut(LANES * UNIT);
+            for (i, places) in places.enumerate() {
+                let at = self.start + block * self.block_bytes + skipped + i * UNIT;
+                let rows = self.rows.chunks_exact(self.row_bytes);
+                let units = rows.map(|row| row[at..].as_chunks::<UNIT>().0[0]);
+                for (place, unit) in places.as_chunks_mut::<UNIT>().0.iter_mut().zip(units) {
+                    *place = unit;
+                }
+            }
+        }
+    }
+}
+
+/// Unit `i` of row `j` becomes unit `j` of row `i`.
+#[inline(always)]
+fn turn<const UNIT: usize, const ROWS: usize>(rows: [[u8; 16]; ROWS]) -> [[u8; 16]; ROWS] {
+    const { assert!(UNIT * ROWS == 16) };
+    let mut turned = [[0; 16]; ROWS];
+    for (i, to) in turned.iter_mut().enumerate() {
+        for (j, from) in rows.iter().enumerate() {
+            to[UNIT * j..][..UNIT].copy_from_slice(&from[UNIT * i..][..UNIT]);
+        }
+    }
+    turned
 }
 
 /// [`PackedLayout::unpack_slab`] for blocks of one element of `N` bytes.

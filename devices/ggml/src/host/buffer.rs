@@ -136,6 +136,11 @@ impl BufferType for GgmlBufferType {
         self.host
     }
 
+    fn row_group(&self) -> Option<usize> {
+        // Special types take whole tensors; pieces are collected.
+        self.accepts.is_none().then_some(1)
+    }
+
     fn accepts(&self, node: Node<'_>) -> Support {
         match &self.accepts {
             None => Support::Yes,
