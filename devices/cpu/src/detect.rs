@@ -3,8 +3,8 @@
 //! A value of [`Avx2`], [`Avx512`] or [`Dotprod`] proves that this processor has these instructions, so code that needs
 //! them asks for the token instead of trusting a comment.
 
-/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx-vnni`, `avx512` or
-/// `amx` on x86-64, `generic` or `dotprod` on aarch64.
+/// Name of the environment variable that lowers the instruction set level: `generic`, `avx2`, `avx-vnni`, `avx512`,
+/// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -17,13 +17,17 @@ pub enum IsaLevel {
     Generic,
     /// NEON's products of bytes.
     Dotprod,
+    /// NEON's products of matrices of bytes, and all of [`IsaLevel::Dotprod`].
+    I8mm,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-VNNI, and all of [`IsaLevel::Avx2`].
     AvxVnni,
-    /// AVX-512 F, BW, DQ, VL and VNNI, and all of [`IsaLevel::Avx2`].
+    /// AVX-512 F, BW, DQ and VL, and all of [`IsaLevel::Avx2`].
     Avx512,
-    /// AMX for 8-bit integers, and all of [`IsaLevel::Avx512`].
+    /// AVX-512 VNNI, and all of [`IsaLevel::Avx512`].
+    Avx512Vnni,
+    /// AMX for 8-bit integers, and all of [`IsaLevel::Avx512Vnni`].
     Amx,
 }
 
@@ -33,9 +37,11 @@ impl IsaLevel {
         Some(match name.trim().to_ascii_lowercase().as_str() {
             "generic" => IsaLevel::Generic,
             "dotprod" => IsaLevel::Dotprod,
+            "i8mm" => IsaLevel::I8mm,
             "avx2" => IsaLevel::Avx2,
             "avx-vnni" => IsaLevel::AvxVnni,
             "avx512" => IsaLevel::Avx512,
+            "avx512-vnni" => IsaLevel::Avx512Vnni,
             "amx" => IsaLevel::Amx,
             _ => return None,
         })
@@ -44,7 +50,17 @@ impl IsaLevel {
 
 /// Proof that NEON's products of bytes are there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Dotprod(());
+pub(crate) struct Dotprod {
+    i8mm: bool,
+}
+
+impl Dotprod {
+    /// Whether products of matrices of bytes are there too.
+    #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code))]
+    pub fn i8mm(self) -> bool {
+        self.i8mm
+    }
+}
 
 /// Proof that AVX2, FMA and F16C are there.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,14 +76,21 @@ impl Avx2 {
     }
 }
 
-/// Proof that AVX-512 F, BW, DQ, VL and VNNI are there, and AVX2, FMA and F16C.
+/// Proof that AVX-512 F, BW, DQ and VL are there, and AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx512 {
+    vnni: bool,
     tiles: Option<Tiles>,
 }
 
 impl Avx512 {
-    /// Whether AMX is there too.
+    /// Whether AVX-512 VNNI is there too.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn vnni(self) -> bool {
+        self.vnni
+    }
+
+    /// Whether AMX, and then AVX-512 VNNI, is there too.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn tiles(self) -> Option<Tiles> {
         self.tiles
@@ -166,11 +189,13 @@ impl Isa {
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni");
+            && is_x86_feature_detected!("avx512vl");
         if avx512 && limit >= IsaLevel::Avx512 {
-            let tiles = (limit >= IsaLevel::Amx).then(Tiles::detect).flatten();
-            Isa::Avx512(Avx512 { tiles })
+            let vnni = limit >= IsaLevel::Avx512Vnni && is_x86_feature_detected!("avx512vnni");
+            let tiles = (vnni && limit >= IsaLevel::Amx)
+                .then(Tiles::detect)
+                .flatten();
+            Isa::Avx512(Avx512 { vnni, tiles })
         } else if avx2 && limit >= IsaLevel::Avx2 {
             let vnni = limit >= IsaLevel::AvxVnni && is_x86_feature_detected!("avxvnni");
             Isa::Avx2(Avx2 { vnni })
@@ -182,7 +207,8 @@ impl Isa {
     #[cfg(target_arch = "aarch64")]
     fn at_most(limit: IsaLevel) -> Self {
         if limit >= IsaLevel::Dotprod && std::arch::is_aarch64_feature_detected!("dotprod") {
-            Isa::Dotprod(Dotprod(()))
+            let i8mm = limit >= IsaLevel::I8mm && std::arch::is_aarch64_feature_detected!("i8mm");
+            Isa::Dotprod(Dotprod { i8mm })
         } else {
             Isa::Generic
         }
@@ -197,9 +223,11 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512(token) if token.tiles.is_some() => "amx",
-            Isa::Avx512(_) => "avx512-vnni",
+            Isa::Avx512(token) if token.vnni => "avx512-vnni",
+            Isa::Avx512(_) => "avx512",
             Isa::Avx2(token) if token.vnni => "avx-vnni",
             Isa::Avx2(_) => "avx2",
+            Isa::Dotprod(token) if token.i8mm => "neon-i8mm",
             Isa::Dotprod(_) => "neon-dotprod",
             Isa::Generic if cfg!(target_arch = "aarch64") => "neon",
             Isa::Generic => "generic",
@@ -228,9 +256,11 @@ impl Isa {
         for level in [
             IsaLevel::Generic,
             IsaLevel::Dotprod,
+            IsaLevel::I8mm,
             IsaLevel::Avx2,
             IsaLevel::AvxVnni,
             IsaLevel::Avx512,
+            IsaLevel::Avx512Vnni,
             IsaLevel::Amx,
         ] {
             let isa = Self::at_most(level);
@@ -267,7 +297,7 @@ macro_rules! vectorized {
             }
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) {
                 // SAFETY: the caller's contract, if there is one.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
@@ -295,7 +325,7 @@ fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
@@ -307,7 +337,8 @@ mod tests {
     #[test]
     fn limits_lower_the_level() {
         assert_eq!(Isa::at_most(IsaLevel::Generic).name(), Isa::Generic.name());
-        assert_ne!(Isa::at_most(IsaLevel::Avx2).name(), "avx512-vnni");
+        assert!(!Isa::at_most(IsaLevel::Avx2).name().starts_with("avx512"));
+        assert_ne!(Isa::at_most(IsaLevel::Avx512).name(), "avx512-vnni");
         assert_eq!(IsaLevel::from_name(" AVX2"), Some(IsaLevel::Avx2));
         assert_eq!(IsaLevel::from_name("avx-vnni"), Some(IsaLevel::AvxVnni));
         assert_eq!(IsaLevel::from_name("mmx"), None);

@@ -61,11 +61,15 @@ fn compiled<F: Format>(isa: Isa) -> PanelFn {
             super::tiles::multiply::<F>
         }
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.vnni() => avx512_vnni::multiply::<F>,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(_) => avx512::multiply::<F>,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(token) if token.vnni() => avx_vnni::multiply::<F>,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => avx2::multiply::<F>,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(token) if token.i8mm() => i8mm::multiply::<F>,
         #[cfg(target_arch = "aarch64")]
         Isa::Dotprod(_) => dotprod::multiply::<F>,
         _ => base::multiply::<F>,
@@ -92,15 +96,19 @@ macro_rules! compile {
 }
 
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, simd::avx512::Zmm, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_vnni, simd::avx512::Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx512, simd::avx512::Zmm<false>, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, simd::avx2::Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, simd::avx2::Ymm<false>, 2 x 4, "avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
-compile!(dotprod, simd::neon::Neon<true>, 4 x 4, "neon,dotprod");
+compile!(i8mm, simd::neon::Neon<true, true>, 4 x 4, "neon,dotprod,i8mm");
 #[cfg(target_arch = "aarch64")]
-compile!(base, simd::neon::Neon<false>, 2 x 4);
+compile!(dotprod, simd::neon::Neon<true, false>, 4 x 4, "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+compile!(base, simd::neon::Neon<false, false>, 2 x 4);
 #[cfg(target_arch = "x86_64")]
 compile!(base, simd::sse2::Xmm, 2 x 3);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -508,24 +516,10 @@ impl Strip {
                         whole[c] = [V::start(start); R];
                     }
                 }
-                let steps = F::GROUP / 4;
-                for i in 0..steps {
-                    let at = group * steps + i;
-                    let mut w = [V::splat(0); R];
-                    for r in 0..R {
-                        w[r] = V::load((&raw const (*self.slab).codes[at][row(r)]).cast());
-                    }
-                    let is_last = i + 1 == steps;
-                    for c in 0..C {
-                        let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
-                        let x = V::splat(x);
-                        for r in 0..R {
-                            V::dot(&mut whole[c][r], w[r], x, F::FULL);
-                            if is_last || (i + 1).is_multiple_of(room(F::LARGEST)) {
-                                V::carry(&mut whole[c][r]);
-                            }
-                        }
-                    }
+                if V::PAIRS {
+                    self.pairs::<F, V, R, C>(group, x, &mut whole);
+                } else {
+                    self.products::<F, V, R, C>(group, x, &mut whole);
                 }
                 let mut scales = [zero; R];
                 for r in 0..R {
@@ -572,5 +566,99 @@ impl Strip {
                 }
             }
         }
+    }
+    /// Adds the products of a group to sums; `x` are the columns' slabs.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn products<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        let steps = F::GROUP / 4;
+        for i in 0..steps {
+            let at = group * steps + i;
+            let is_last = i + 1 == steps;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let mut w = [V::splat(0); R];
+                for r in 0..R {
+                    w[r] = self.codes::<V>(at, r);
+                }
+                for c in 0..C {
+                    let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
+                    let x = V::splat(x);
+                    for r in 0..R {
+                        V::dot(&mut sums[c][r], w[r], x, F::FULL);
+                        if is_last || (i + 1).is_multiple_of(room(F::LARGEST)) {
+                            V::carry(&mut sums[c][r]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), of two columns at a time.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pairs<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::mix([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+            for i in (0..F::GROUP / 4).step_by(2) {
+                let at = group * (F::GROUP / 4) + i;
+                let mut w = [[V::splat(0); 2]; R];
+                for r in 0..R {
+                    w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + 1, r)];
+                }
+                let x = x.map(|x| x.wrapping_add(4 * at));
+                for c in (1..C).step_by(2) {
+                    for r in 0..R {
+                        let pair = [sums[c - 1][r], sums[c][r]];
+                        let pair = V::dot_pairs(pair, w[r], [x[c - 1], x[c]], F::FULL);
+                        [sums[c - 1][r], sums[c][r]] = pair;
+                    }
+                }
+                if !C.is_multiple_of(2) {
+                    for r in 0..R {
+                        for i in 0..2 {
+                            let x = x[C - 1].add(4 * i).cast::<i32>().read_unaligned();
+                            V::dot(&mut sums[C - 1][r], w[r][i], V::splat(x), F::FULL);
+                        }
+                    }
+                }
+            }
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::separate([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+        }
+    }
+
+    /// Four codes of each row of register `r`.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn codes<V: Simd>(&self, at: usize, r: usize) -> V::Words {
+        let row = self.first + r * V::LANES;
+        // SAFETY: the caller's contract.
+        unsafe { V::load((&raw const (*self.slab).codes[at][row]).cast()) }
     }
 }

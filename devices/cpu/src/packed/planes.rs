@@ -285,7 +285,7 @@ impl<F: Format> Rows for Quantized<F> {
             for half in 0..2 {
                 let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
                 let to = &mut Store::new(slab, half * LANES);
-                formats::unpack::<F, Zmm, _>(formats::Rows::new(weights, 0), blocks, to);
+                formats::unpack::<F, Zmm<true>, _>(formats::Rows::new(weights, 0), blocks, to);
                 for group in 0..len / F::GROUP {
                     let scale =
                         _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());

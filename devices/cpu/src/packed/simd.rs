@@ -37,6 +37,8 @@ pub(super) trait Simd {
     const SIGNED: bool;
     /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
     const STRAIGHT: usize = 1;
+    /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
+    const PAIRS: bool = false;
 
     /// Four codes of each row, or a whole number.
     type Words: Copy;
@@ -116,6 +118,36 @@ pub(super) trait Simd {
     /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
     /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
     unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
+    /// Adds the products of eight codes of each row with those of two columns, of which `x` are the first bytes, to the
+    /// [mixed](Simd::mix) sums of the columns.
+    #[inline(always)]
+    unsafe fn dot_pairs(
+        mut sums: [Self::Sum; 2],
+        codes: [Self::Words; 2],
+        x: [*const u8; 2],
+        full: bool,
+    ) -> [Self::Sum; 2] {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            for (i, codes) in codes.into_iter().enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let x = x.add(4 * i).cast::<i32>().read_unaligned();
+                    Self::dot(sum, codes, Self::splat(x), full);
+                }
+            }
+        }
+        sums
+    }
+    /// Sums of two columns in the order that [`dot_pairs`](Simd::dot_pairs) adds to.
+    #[inline(always)]
+    unsafe fn mix(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
+        sums
+    }
+    /// The inverse of [`mix`](Simd::mix).
+    #[inline(always)]
+    unsafe fn separate(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
+        sums
+    }
     /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
     /// that are not full, after each of full ones, and before [`total`](Simd::total).
     #[inline(always)]
@@ -198,7 +230,7 @@ mod tests {
             #[cfg(target_arch = "x86_64")]
             let own = results::<sse2::Xmm>(a, b, c);
             #[cfg(target_arch = "aarch64")]
-            let own = results::<neon::Neon<false>>(a, b, c);
+            let own = results::<neon::Neon<false, false>>(a, b, c);
             prop_assert_eq!(own, results::<Portable>(a, b, c));
         }
     }

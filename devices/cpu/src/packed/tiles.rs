@@ -56,7 +56,7 @@ pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
         if columns.len() < WORTH_TILES {
-            return kernels::avx512::multiply::<F>(panel, columns);
+            return kernels::avx512_vnni::multiply::<F>(panel, columns);
         }
         let mut memory = MaybeUninit::<Memory>::uninit();
         let memory = memory.as_mut_ptr();
@@ -87,7 +87,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
         for slab in PanelSlab::all::<F>(panel, row) {
             for first in (0..PANEL).step_by(LANES) {
                 let store = Store::new(&raw mut (*memory).slab, first);
-                slab.unpack::<F, Zmm, _>(first, &mut Signed(store));
+                slab.unpack::<F, Zmm<true>, _>(first, &mut Signed(store));
             }
             let groups = slab.len / F::GROUP;
             for first in (0..groups).step_by(PART) {
@@ -112,7 +112,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
 /// Makes codes signed.
 struct Signed(Store);
 
-impl<F: Format> Sink<F, Zmm> for Signed {
+impl<F: Format> Sink<F, Zmm<true>> for Signed {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: __m512i) {
         // SAFETY: the caller's contract.
@@ -121,20 +121,20 @@ impl<F: Format> Sink<F, Zmm> for Signed {
                 Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
                 Sums::Minus => codes,
             };
-            Sink::<F, Zmm>::codes(&mut self.0, i, codes);
+            Sink::<F, Zmm<true>>::codes(&mut self.0, i, codes);
         }
     }
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: __m512) {
         // SAFETY: the caller's contract.
-        unsafe { Sink::<F, Zmm>::scale(&mut self.0, group, scales) }
+        unsafe { Sink::<F, Zmm<true>>::scale(&mut self.0, group, scales) }
     }
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
         // SAFETY: the caller's contract.
-        unsafe { Sink::<F, Zmm>::minimum(&mut self.0, group, minimums) }
+        unsafe { Sink::<F, Zmm<true>>::minimum(&mut self.0, group, minimums) }
     }
 }
 

@@ -1,19 +1,26 @@
-//! AVX-512 with VNNI.
+//! AVX-512, with or without byte products of VNNI.
 
 use super::Simd;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Registers of 16 rows.
-pub(crate) struct Zmm;
+pub(crate) struct Zmm<const VNNI: bool>;
 
-impl Simd for Zmm {
+/// A sum of which a part is still in 16 bits, two for each row.
+#[derive(Clone, Copy)]
+pub(crate) struct Sum {
+    short: __m512i,
+    whole: __m512i,
+}
+
+impl<const VNNI: bool> Simd for Zmm<VNNI> {
     const LANES: usize = 16;
-    const SIGNED: bool = false;
+    const SIGNED: bool = !VNNI;
     const STRAIGHT: usize = 8;
     type Words = __m512i;
     type Floats = __m512;
-    type Sum = __m512i;
+    type Sum = Sum;
 
     functions! {
         fn prefetch_here(at: *const u8) {
@@ -63,11 +70,35 @@ impl Simd for Zmm {
         fn from_bits(words: __m512i) -> __m512 { _mm512_castsi512_ps(words) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn start(start: i32) -> __m512i { _mm512_set1_epi32(start) }
-        fn dot(sum: &mut __m512i, codes: __m512i, x: __m512i, _full: bool) {
-            *sum = _mm512_dpbusd_epi32(*sum, codes, x)
+        fn start(start: i32) -> Sum {
+            Sum {
+                short: _mm512_setzero_si512(),
+                whole: _mm512_set1_epi32(start),
+            }
         }
-        fn total(sum: __m512i) -> __m512i { sum }
+        fn dot(sum: &mut Sum, codes: __m512i, x: __m512i, full: bool) {
+            if VNNI {
+                sum.whole = _mm512_dpbusd_epi32(sum.whole, codes, x);
+                return;
+            }
+            // Codes of columns are above -128, so that their sign can be changed. 2 * 128 * 127 fits into 16 bits.
+            let products = if full {
+                let negative = _mm512_movepi8_mask(codes);
+                let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
+                _mm512_maddubs_epi16(_mm512_abs_epi8(codes), x)
+            } else {
+                _mm512_maddubs_epi16(codes, x)
+            };
+            sum.short = _mm512_add_epi16(sum.short, products);
+        }
+        fn carry(sum: &mut Sum) {
+            if !VNNI {
+                let pairs = _mm512_madd_epi16(sum.short, _mm512_set1_epi16(1));
+                sum.whole = _mm512_add_epi32(sum.whole, pairs);
+                sum.short = _mm512_setzero_si512();
+            }
+        }
+        fn total(sum: Sum) -> __m512i { sum.whole }
     }
 }
 

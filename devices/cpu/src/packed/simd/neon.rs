@@ -1,4 +1,4 @@
-//! NEON, with or without products of bytes (`sdot`).
+//! NEON, with or without products of bytes (`sdot`) and of matrices of bytes (`smmla`).
 
 use super::Simd;
 use crate::simd::Vector;
@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 /// Registers of 4 rows.
-pub(crate) struct Neon<const DOT: bool>;
+pub(crate) struct Neon<const DOT: bool, const MATRIX: bool>;
 
 /// A sum of which a part is still in 16 bits, four for each row.
 #[derive(Clone, Copy)]
@@ -16,9 +16,24 @@ pub(crate) struct Sum {
     whole: int32x4_t,
 }
 
-impl<const DOT: bool> Simd for Neon<DOT> {
+impl<const DOT: bool, const MATRIX: bool> Neon<DOT, MATRIX> {
+    #[inline(always)]
+    unsafe fn of(whole: int32x4_t) -> Sum {
+        // SAFETY: every processor has these.
+        unsafe {
+            Sum {
+                low: vdupq_n_s16(0),
+                high: vdupq_n_s16(0),
+                whole,
+            }
+        }
+    }
+}
+
+impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     const LANES: usize = 4;
     const SIGNED: bool = true;
+    const PAIRS: bool = MATRIX;
     type Words = uint32x4_t;
     type Floats = float32x4_t;
     type Sum = Sum;
@@ -54,13 +69,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         fn from_bits(words: uint32x4_t) -> float32x4_t { vreinterpretq_f32_u32(words) }
         fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
         fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
-        fn start(start: i32) -> Sum {
-            Sum {
-                low: vdupq_n_s16(0),
-                high: vdupq_n_s16(0),
-                whole: vdupq_n_s32(start),
-            }
-        }
+        fn start(start: i32) -> Sum { Self::of(vdupq_n_s32(start)) }
         fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
             if DOT {
@@ -76,6 +85,31 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 sum.low = vmlal_s8(sum.low, vget_low_s8(codes), vget_low_s8(x));
                 sum.high = vmlal_high_s8(sum.high, codes, x);
             }
+        }
+        fn dot_pairs(sums: [Sum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2], _full: bool) -> [Sum; 2] {
+            let [mut a, mut b] = sums;
+            // Eight codes of two rows each, and of two columns; products are those of two rows with both columns.
+            let (first, second) = (vzip1q_u32(codes[0], codes[1]), vzip2q_u32(codes[0], codes[1]));
+            let x = vcombine_s8(vld1_s8(x[0].cast()), vld1_s8(x[1].cast()));
+            for (sum, rows) in [(&mut a, first), (&mut b, second)] {
+                // The compiler does not have it as a function yet.
+                asm!(
+                    "smmla {sum:v}.4s, {rows:v}.16b, {x:v}.16b",
+                    sum = inout(vreg) sum.whole,
+                    rows = in(vreg) rows,
+                    x = in(vreg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+            [a, b]
+        }
+        fn mix(sums: [Sum; 2]) -> [Sum; 2] {
+            let [a, b] = sums.map(|sum| sum.whole);
+            [Self::of(vzip1q_s32(a, b)), Self::of(vzip2q_s32(a, b))]
+        }
+        fn separate(sums: [Sum; 2]) -> [Sum; 2] {
+            let [a, b] = sums.map(|sum| sum.whole);
+            [Self::of(vuzp1q_s32(a, b)), Self::of(vuzp2q_s32(a, b))]
         }
         fn carry(sum: &mut Sum) {
             if !DOT {

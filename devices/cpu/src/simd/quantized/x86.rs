@@ -643,8 +643,8 @@ unsafe fn vnni<T: Tile + Slab>(rows: &Panel, columns: &[Column]) {
 
 fn compiled<T: Tile + Slab>(isa: Isa) -> Option<PanelFn> {
     match isa {
-        Isa::Avx512(_) => Some(vnni::<T>),
-        Isa::Avx2(_) => Some(avx2::<T>),
+        Isa::Avx512(token) if token.vnni() => Some(vnni::<T>),
+        Isa::Avx512(_) | Isa::Avx2(_) => Some(avx2::<T>),
         _ => None,
     }
 }
