@@ -179,6 +179,15 @@ impl PanelSlab {
     }
 }
 
+/// Something for 0 to 7 without a loop, in which sums of several groups would not stay in registers.
+macro_rules! eight_times {
+    ($i:ident => $body:expr) => { eight_times!($i => $body; 0 1 2 3 4 5 6 7) };
+    ($i:ident => $body:expr; $($number:literal)*) => {$({
+        let $i = $number;
+        $body;
+    })*};
+}
+
 /// Unpacks rows of all blocks of a slab, of which there are so many.
 ///
 /// # Safety
@@ -190,13 +199,10 @@ pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
     to: &mut S,
 ) {
     const WHOLE: usize = 8;
-    macro_rules! each {
-        ($($i:literal)*) => {$( F::unpack::<V>(rows, WHOLE, $i, to); )*};
-    }
     // SAFETY: the caller's contract.
     unsafe {
         if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
-            each!(0 1 2 3 4 5 6 7);
+            eight_times!(i => F::unpack::<V>(rows, WHOLE, i, to));
         } else {
             for i in 0..blocks {
                 F::unpack::<V>(rows, blocks, i, to);
@@ -660,17 +666,18 @@ impl Format for Q2K {
             let d_min = d.behind(blocks * 2).halves::<V>(0);
             let d = d.halves::<V>(0);
             for part in 0..2 {
-                for i in 0..8 {
+                eight_times!(i => {
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     for j in 0..4 {
                         to.codes(part * 32 + j * 8 + i, codes[j]);
                     }
-                }
-                for group in part * 8..part * 8 + 8 {
+                });
+                eight_times!(i => {
+                    let group = part * 8 + i;
                     let both = V::load_u8(fields.unit::<V>(group, 1));
                     to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
                     to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
-                }
+                });
             }
         }
     }
@@ -699,7 +706,7 @@ impl Format for Q3K {
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
             let upper = fields.words::<V>(2);
             for part in 0..2 {
-                for i in 0..8 {
+                eight_times!(i => {
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     let bits = V::shr(bits.words::<V>(i), 4 * part);
                     for j in 0..4 {
@@ -707,14 +714,14 @@ impl Format for Q3K {
                         let codes = or_masked::<V>(codes[j], third, 4);
                         to.codes(part * 32 + j * 8 + i, codes);
                     }
-                }
-                for group in part * 8..part * 8 + 8 {
-                    let byte = group % 4 * 8;
-                    let lower = if group % 8 < 4 { a } else { b };
+                });
+                eight_times!(i => {
+                    let (group, byte) = (part * 8 + i, i % 4 * 8);
+                    let lower = if i < 4 { a } else { b };
                     let low = number::<V>(lower, byte + part * 4, 4);
                     let high = number::<V>(upper, byte + group / 4 * 2, 2);
                     to.scale(group, six_bit_scale::<V>(low, high, d));
-                }
+                });
             }
         }
     }
@@ -808,7 +815,7 @@ impl Format for Q6K {
             let scales = bits.behind(blocks * 64);
             let d = scales.behind(blocks * 16).halves::<V>(0);
             for part in 0..2 {
-                for j in 0..8 {
+                eight_times!(j => {
                     let a = rows.words::<V>(part * 16 + j);
                     let b = rows.words::<V>(part * 16 + j + 8);
                     let bits = bits.words::<V>(part * 8 + j);
@@ -818,11 +825,12 @@ impl Format for Q6K {
                         let codes = or_masked::<V>(codes[i], upper, 0x30);
                         to.codes(part * 32 + i * 8 + j, codes);
                     }
-                }
-                for group in part * 8..part * 8 + 8 {
+                });
+                eight_times!(i => {
+                    let group = part * 8 + i;
                     let scales = V::load_i8(scales.unit::<V>(group, 1));
                     to.scale(group, scaled::<V>(scales, d));
-                }
+                });
             }
         }
     }
