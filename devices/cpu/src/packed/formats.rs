@@ -220,6 +220,8 @@ pub(super) struct Rows {
     /// How many bytes before they are needed they are asked for, and whether [evenly](Sink::EVENLY).
     ahead: usize,
     evenly: bool,
+    /// Whether loading asks for what lies so far ahead, too.
+    asks: bool,
 }
 
 impl Rows {
@@ -231,7 +233,25 @@ impl Rows {
             first,
             ahead: AHEAD,
             evenly: false,
+            asks: true,
         }
+    }
+
+    /// The same rows, which are [asked](Rows::ask) for where there is time: fields that are loaded at once would be asked for
+    /// in a burst.
+    #[inline(always)]
+    fn unasked(self) -> Self {
+        Rows {
+            asks: false,
+            ..self
+        }
+    }
+
+    /// Asks for line `line` of what lies ahead.
+    #[inline(always)]
+    unsafe fn ask<V: Simd>(self, line: usize) {
+        // SAFETY: the caller's contract.
+        unsafe { self.ask_for::<V>(self.at.wrapping_add(line * 64)) }
     }
 
     /// The same rows in what lies behind so many bytes of each row.
@@ -247,8 +267,18 @@ impl Rows {
     #[inline(always)]
     unsafe fn unit<V: Simd>(self, i: usize, bytes: usize) -> *const u8 {
         let at = self.at.wrapping_add((i * LANES + self.first) * bytes);
-        let ahead = at.wrapping_add(self.ahead);
         // Small units share a line; asking twice costs less than a branch, around which the compiler moves requests together.
+        if self.asks {
+            // SAFETY: the caller's contract.
+            unsafe { self.ask_for::<V>(at) }
+        }
+        at
+    }
+
+    /// Asks for what lies ahead of `at`.
+    #[inline(always)]
+    unsafe fn ask_for<V: Simd>(self, at: *const u8) {
+        let ahead = at.wrapping_add(self.ahead);
         // SAFETY: the caller's contract.
         unsafe {
             if self.evenly {
@@ -257,7 +287,6 @@ impl Rows {
                 V::prefetch(ahead);
             }
         }
-        at
     }
 
     /// Four bytes of each row.
@@ -661,12 +690,15 @@ impl Format for Q2K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = rows.behind(blocks * 64);
+            let fields = rows.behind(blocks * 64).unasked();
             let d = fields.behind(blocks * 16);
             let d_min = d.behind(blocks * 2).halves::<V>(0);
             let d = d.halves::<V>(0);
             for part in 0..2 {
                 eight_times!(i => {
+                    if i % 3 == 1 {
+                        fields.ask::<V>(3 * part + i / 3);
+                    }
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     for j in 0..4 {
                         to.codes(part * 32 + j * 8 + i, codes[j]);
@@ -698,7 +730,7 @@ impl Format for Q3K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = rows.behind(blocks * 64);
+            let bits = rows.behind(blocks * 64).unasked();
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12).halves::<V>(0);
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
@@ -707,6 +739,10 @@ impl Format for Q3K {
             let upper = fields.words::<V>(2);
             for part in 0..2 {
                 eight_times!(i => {
+                    // Lines of bits, then of the fields behind them.
+                    if i % 4 != 3 {
+                        bits.ask::<V>(6 * part + i / 4 * 3 + i % 4);
+                    }
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     let bits = V::shr(bits.words::<V>(i), 4 * part);
                     for j in 0..4 {
@@ -741,7 +777,7 @@ impl Format for Q4K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = rows.behind(blocks * 128);
+            let fields = rows.behind(blocks * 128).unasked();
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
             let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
@@ -751,6 +787,7 @@ impl Format for Q4K {
                     to.codes(i * 16 + j, low::<V>(both));
                     to.codes(i * 16 + 8 + j, high::<V>(both));
                 }
+                fields.ask::<V>(i);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
             }
@@ -772,13 +809,16 @@ impl Format for Q5K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = rows.behind(blocks * 128);
+            let bits = rows.behind(blocks * 128).unasked();
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
             let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
             for i in 0..4 {
                 for j in 0..8 {
+                    if j % 4 == 2 {
+                        bits.ask::<V>(2 * i + j / 4);
+                    }
                     // Bit `i` is that of element `32 * i` and following ones.
                     let bits = bits.words::<V>(j);
                     let both = rows.words::<V>(i * 8 + j);
@@ -789,6 +829,7 @@ impl Format for Q5K {
                         to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
                 }
+                fields.ask::<V>(i);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
             }
