@@ -169,13 +169,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::InvalidArgument`] if it does not fit or the memory is read-only.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
-        let at = self.writable_range(offset, data.len())?;
-        self.gate.with(span(offset, data.len()), Access::Write, || {
-            // SAFETY: `at` is valid for `data.len()` bytes, the gate keeps others away, and a caller's slice cannot
-            // overlap memory that is reached only through gates.
-            unsafe { at.copy_from_nonoverlapping(NonNull::from(data).cast(), data.len()) }
-        });
-        Ok(())
+        self.with_bytes_mut(offset, data.len(), |bytes| bytes.copy_from_slice(data))
     }
 
     /// Copies from `offset` to `out`.
@@ -183,12 +177,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::InvalidArgument`] if there are not so many bytes.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let at = self.range(offset, out.len())?;
-        self.gate.with(span(offset, out.len()), Access::Read, || {
-            // SAFETY: as in `write`.
-            unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len()) }
-        });
-        Ok(())
+        self.with_bytes(offset, out.len(), |bytes| out.copy_from_slice(bytes))
     }
 
     /// Sets `len` bytes at `offset` to `value`.
@@ -196,12 +185,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::InvalidArgument`] if there are not so many bytes or the memory is read-only.
     pub fn fill(&self, offset: usize, len: usize, value: u8) -> Result<()> {
-        let at = self.writable_range(offset, len)?;
-        self.gate.with(span(offset, len), Access::Write, || {
-            // SAFETY: as in `write`.
-            unsafe { at.write_bytes(value, len) }
-        });
-        Ok(())
+        self.with_bytes_mut(offset, len, |bytes| bytes.fill(value))
     }
 
     /// Calls `f` with `len` bytes at `offset`; meanwhile nobody can write to them.
@@ -314,7 +298,7 @@ impl MemorySet {
         Ok(())
     }
 
-    /// Calls `f` while all pieces are entered. Allocates nothing. `f` uses the pieces through their
+    /// Calls `f` while all pieces are entered. Allocates nothing from the second time on. `f` uses the pieces through their
     /// [`base`](HostMemory::base) only: the safe methods would wait for `f` to end.
     pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
         struct Leave<'a>(&'a [(Arc<HostMemory>, Access)]);
@@ -348,7 +332,7 @@ struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    /// Who is inside: as many as there are threads at most.
+    /// Who is inside: a few.
     inside: Vec<(Range<usize>, Access)>,
     /// How many wait for somebody to leave.
     waiting: usize,

@@ -96,9 +96,7 @@ impl GgufFile {
                 len: chunk_bytes.min(info.size - start),
             }));
         }
-        self.run_jobs(jobs, options, &|job: &Job<'_>, bytes: &[u8]| {
-            sink(job.info, job.start, bytes)
-        })
+        self.run_jobs(jobs, options, &sink)
     }
 
     /// Checks that all `tensors` are of this model, before their sizes are believed.
@@ -114,7 +112,7 @@ impl GgufFile {
         &self,
         mut jobs: Vec<Job<'_>>,
         options: &LoadOptions<'_>,
-        sink: &(impl Fn(&Job<'_>, &[u8]) -> Result<(), E> + Sync),
+        sink: &(impl Fn(&TensorInfo, usize, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
         // Disks like to be read from the beginning to the end.
         jobs.sort_by_key(|job| (job.info.file, job.info.offset, job.start));
@@ -126,8 +124,8 @@ impl GgufFile {
         let first_error = Mutex::new(None);
         let work = || {
             let mut buffer = Vec::new();
-            let mut take = || runs.get(next.fetch_add(1, Ordering::Relaxed));
-            for job in std::iter::from_fn(&mut take).copied().flatten() {
+            let take = || runs.get(next.fetch_add(1, Ordering::Relaxed));
+            for job in std::iter::from_fn(take).copied().flatten() {
                 let stop = || {
                     if failed.load(Ordering::Relaxed) || (options.cancel)() {
                         return Err(Error::cancelled());
@@ -135,7 +133,9 @@ impl GgufFile {
                     Ok(())
                 };
                 let bytes = self.fetch(job, options.in_place, &mut buffer, &progress, &stop);
-                let result = bytes.map_err(E::from).and_then(|bytes| sink(job, bytes));
+                let result = bytes
+                    .map_err(E::from)
+                    .and_then(|bytes| sink(job.info, job.start, bytes));
                 if let Err(error) = result {
                     // Those that stop because another failed come later, and are not kept.
                     first_error

@@ -90,17 +90,16 @@ impl Registry {
     /// [`RegistryError::UnknownDevice`], with the devices that exist and why a backend of that name has none.
     pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
         // The backend of that name first: others may have to load libraries to know their devices.
-        self.backends
+        let backend = self
+            .backends
             .iter()
-            .filter(|backend| backend.name().eq_ignore_ascii_case(name))
+            .find(|backend| backend.name().eq_ignore_ascii_case(name));
+        backend
+            .into_iter()
             .flat_map(|backend| backend.devices())
             .chain(self.devices())
             .find(|device| device.name().eq_ignore_ascii_case(name))
             .ok_or_else(|| {
-                let backend = self
-                    .backends
-                    .iter()
-                    .find(|backend| backend.name().eq_ignore_ascii_case(name));
                 let reason = backend.and_then(|backend| backend.rejected().into_iter().next());
                 RegistryError::UnknownDevice {
                     name: name.to_owned(),

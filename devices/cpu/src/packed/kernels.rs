@@ -567,6 +567,7 @@ impl Strip {
             }
         }
     }
+
     /// Adds the products of a group to sums; `x` are the columns' slabs.
     ///
     /// # Safety
@@ -602,7 +603,7 @@ impl Strip {
         }
     }
 
-    /// [`products`](Strip::products), of two columns at a time.
+    /// [`products`](Strip::products), of two columns at a time as long as there are two.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
@@ -626,20 +627,12 @@ impl Strip {
                 for r in 0..R {
                     w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + 1, r)];
                 }
-                let x = x.map(|x| x.wrapping_add(4 * at));
                 for c in (1..C).step_by(2) {
+                    let codes = [x[c - 1], x[c]].map(|x| x.wrapping_add(4 * at));
                     for r in 0..R {
                         let pair = [sums[c - 1][r], sums[c][r]];
-                        let pair = V::dot_pairs(pair, w[r], [x[c - 1], x[c]], F::FULL);
+                        let pair = V::dot_pairs(pair, w[r], codes, F::FULL);
                         [sums[c - 1][r], sums[c][r]] = pair;
-                    }
-                }
-                if !C.is_multiple_of(2) {
-                    for r in 0..R {
-                        for i in 0..2 {
-                            let x = x[C - 1].add(4 * i).cast::<i32>().read_unaligned();
-                            V::dot(&mut sums[C - 1][r], w[r][i], V::splat(x), F::FULL);
-                        }
                     }
                 }
             }
@@ -647,6 +640,10 @@ impl Strip {
                 for r in 0..R {
                     [sums[c - 1][r], sums[c][r]] = V::separate([sums[c - 1][r], sums[c][r]]);
                 }
+            }
+            if !C.is_multiple_of(2) {
+                let last = std::array::from_mut(&mut sums[C - 1]);
+                self.products::<F, V, R, 1>(group, [x[C - 1]], last);
             }
         }
     }

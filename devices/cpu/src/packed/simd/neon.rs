@@ -5,6 +5,19 @@ use crate::simd::Vector;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+/// Adds products of the bytes of two registers to a sum, by an instruction that the compiler does not have as a function yet.
+macro_rules! add_products {
+    ($instruction:literal, $sum:expr, $a:expr, $b:expr) => {
+        asm!(
+            concat!($instruction, " {sum:v}.4s, {a:v}.16b, {b:v}.16b"),
+            sum = inout(vreg) $sum,
+            a = in(vreg) $a,
+            b = in(vreg) $b,
+            options(pure, nomem, nostack, preserves_flags),
+        )
+    };
+}
+
 /// Registers of 4 rows.
 pub(crate) struct Neon<const DOT: bool, const MATRIX: bool>;
 
@@ -73,14 +86,7 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
             if DOT {
-                // The compiler does not have it as a function yet.
-                asm!(
-                    "sdot {sum:v}.4s, {codes:v}.16b, {x:v}.16b",
-                    sum = inout(vreg) sum.whole,
-                    codes = in(vreg) codes,
-                    x = in(vreg) x,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
+                add_products!("sdot", sum.whole, codes, x);
             } else {
                 sum.low = vmlal_s8(sum.low, vget_low_s8(codes), vget_low_s8(x));
                 sum.high = vmlal_high_s8(sum.high, codes, x);
@@ -92,14 +98,7 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
             let (first, second) = (vzip1q_u32(codes[0], codes[1]), vzip2q_u32(codes[0], codes[1]));
             let x = vcombine_s8(vld1_s8(x[0].cast()), vld1_s8(x[1].cast()));
             for (sum, rows) in [(&mut a, first), (&mut b, second)] {
-                // The compiler does not have it as a function yet.
-                asm!(
-                    "smmla {sum:v}.4s, {rows:v}.16b, {x:v}.16b",
-                    sum = inout(vreg) sum.whole,
-                    rows = in(vreg) rows,
-                    x = in(vreg) x,
-                    options(pure, nomem, nostack, preserves_flags),
-                );
+                add_products!("smmla", sum.whole, rows, x);
             }
             [a, b]
         }
