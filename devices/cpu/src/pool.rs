@@ -5,6 +5,7 @@
 //! caller does its job alone: nothing waits for anything that could wait for it.
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -83,14 +84,20 @@ impl Team {
         self.stop.store(false, Ordering::Relaxed);
     }
 
-    /// Takes the next `count` units of work: the number of the first.
-    pub fn take(&self, count: usize) -> usize {
-        if self.size == 1 {
-            let next = self.next.load(Ordering::Relaxed);
-            self.next.store(next + count, Ordering::Relaxed);
-            return next;
-        }
-        self.next.fetch_add(count, Ordering::Relaxed)
+    /// Takes the next of `units` units of work, at least `least` while there are as many: much of what is left at first, so
+    /// that neighbours stay together, and little at the end, so that nobody waits long for the last one.
+    pub fn take(&self, units: usize, least: usize) -> Range<usize> {
+        let part = |next: usize| {
+            let left = units.saturating_sub(next);
+            next..next + (left / (2 * self.size)).max(least).min(left)
+        };
+        let taken = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                Some(part(next).end)
+            });
+        // The update never fails.
+        part(taken.unwrap_or_else(|next| next))
     }
 
     /// Asks the team to stop at the next barrier.
@@ -299,8 +306,12 @@ mod tests {
                     if phase > 0 {
                         assert_eq!(done[phase - 1].load(Ordering::Relaxed), units);
                     }
-                    while team.take(1) < units {
-                        done[phase].fetch_add(1, Ordering::Relaxed);
+                    loop {
+                        let taken = team.take(units, 1 + job % 3);
+                        if taken.is_empty() {
+                            break;
+                        }
+                        done[phase].fetch_add(taken.len(), Ordering::Relaxed);
                     }
                     assert!(team.barrier());
                 }

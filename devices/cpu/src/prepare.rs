@@ -19,8 +19,8 @@ use std::time::Instant;
 /// Work below this many estimated nanoseconds is not shared out: a barrier and another cache cost as much.
 const WORTH_SHARING: f64 = 8_000.0;
 
-/// Chunks that a worker takes one after the other in a phase, on average: enough to even out disturbances.
-const CHUNKS_PER_WORKER: usize = 4;
+/// Estimated nanoseconds of the smallest part of a phase that a worker takes: less would cost more than waiting for it.
+const WORTH_TAKING: f64 = 1_000.0;
 
 /// A value in memory that a kernel refuses.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct Phase {
     run: Run,
     /// Estimated nanoseconds of all tasks in one thread.
     cost: f64,
-    /// Tasks in one unit of work: set when the program is complete.
+    /// Fewest tasks that a worker takes, and whether there is something to share: set when the program is complete.
     grain: usize,
     shared: bool,
 }
@@ -67,7 +67,8 @@ impl Phase {
 
     fn share(mut self, threads: usize) -> Self {
         self.shared = threads > 1 && self.tasks > 1 && self.cost >= WORTH_SHARING;
-        self.grain = (self.tasks / (threads * CHUNKS_PER_WORKER)).max(1);
+        let each = self.cost / self.tasks.max(1) as f64;
+        self.grain = ((WORTH_TAKING / each) as usize).clamp(1, self.tasks.max(1));
         self
     }
 }
@@ -369,12 +370,8 @@ impl Program {
                 }
                 unseen = false;
                 loop {
-                    let first = team.take(phase.grain);
-                    if first >= phase.tasks {
-                        break;
-                    }
-                    let tasks = first..(first + phase.grain).min(phase.tasks);
-                    if !attempt(phase, tasks, number, worker, report) {
+                    let tasks = team.take(phase.tasks, phase.grain);
+                    if tasks.is_empty() || !attempt(phase, tasks, number, worker, report) {
                         break;
                     }
                 }

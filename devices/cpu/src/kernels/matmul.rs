@@ -8,6 +8,7 @@ use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
 use crate::packed::activations::Activations;
+use crate::packed::float::Slabs;
 use crate::packed::layout::PackedLayout;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::planes::{self, Planes};
@@ -42,6 +43,7 @@ const TASK_BYTES: usize = 128 << 10;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
     F32,
+    Slabs(Slabs),
     Eight(Eight),
     Packed(Activations),
     #[cfg(target_arch = "x86_64")]
@@ -53,6 +55,7 @@ impl Form {
     pub fn stride(self, k: usize) -> Option<usize> {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
+            Form::Slabs(_) => Some(Slabs::STRIDE),
             Form::Eight(eight) => Some(eight.bytes),
             Form::Packed(activations) => Some(activations.stride()),
             #[cfg(target_arch = "x86_64")]
@@ -63,6 +66,7 @@ impl Form {
     /// Bytes of all `columns` columns of `k` elements.
     pub fn bytes(self, k: usize, columns: usize) -> Option<usize> {
         match self {
+            Form::Slabs(slabs) => Some(slabs.bytes),
             Form::Packed(activations) => Some(activations.bytes),
             #[cfg(target_arch = "x86_64")]
             Form::Planes(planes) => Some(planes.bytes),
@@ -82,6 +86,7 @@ impl Form {
                     let out = out.cast::<f32>().add(start);
                     out.copy_from_nonoverlapping(x.as_ptr(), x.len());
                 }
+                Form::Slabs(slabs) => slabs.copy(x, start, out),
                 Form::Eight(eight) => quantized::quantize(isa, &eight, x, start, out),
                 Form::Packed(activations) => activations.quantize(x, start, out),
                 #[cfg(target_arch = "x86_64")]
@@ -101,23 +106,25 @@ impl Form {
 
     /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
     /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub fn task(self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
-        match self {
+        let in_cache = TASK_BYTES / row_bytes.max(1);
+        let (most, columns) = match self {
             #[cfg(target_arch = "x86_64")]
-            Form::Planes(_) => {
-                // Several tasks for each thread, so that all end at about the same time.
-                let parts = if threads == 1 { 1 } else { 4 * threads };
-                let share = rows.div_ceil(parts).next_multiple_of(PANEL);
-                [share.clamp(PANEL, planes::ROWS), COLUMNS]
-            }
-            _ => [(TASK_BYTES / row_bytes.max(1)).clamp(32, 256) & !31, 128],
-        }
+            Form::Planes(_) => (planes::ROWS, COLUMNS),
+            // Products take as many columns at a time as pays.
+            Form::Packed(_) | Form::Slabs(_) => (in_cache.clamp(PANEL, 256), COLUMNS),
+            Form::F32 | Form::Eight(_) => return [in_cache.clamp(32, 256) & !31, 128],
+        };
+        // Several tasks for each thread, so that all end at about the same time.
+        let parts = if threads == 1 { 1 } else { 4 * threads };
+        let share = rows.div_ceil(parts).next_multiple_of(PANEL);
+        [share.clamp(PANEL, most / PANEL * PANEL), columns]
     }
 
     /// Distance in bytes of the slabs of a column, if columns are in slabs.
     pub fn slabs(self) -> usize {
         match self {
+            Form::Slabs(slabs) => slabs.slabs,
             Form::Packed(activations) => activations.slabs,
             #[cfg(target_arch = "x86_64")]
             Form::Planes(planes) => planes.slabs,

@@ -17,17 +17,63 @@ use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
 
-/// Columns that are multiplied with one slab: a multiple of how many are multiplied at a time.
+/// Columns that are multiplied with one part of the rows: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 120;
 
-/// Half a slab as f32.
+/// Elements of rows that are multiplied at a time: with as many of some columns, they fit into the first-level cache.
+const ELEMENTS: usize = 128;
+
+/// From so many columns on, copying them to slabs pays.
+const WORTH_SLABS: usize = 17;
+
+/// Columns in slabs of [`ELEMENTS`]: the first slabs of all of them, then the second ones, and so on. Elsewhere, their
+/// distance often is a multiple of the page size, and those that are multiplied together displace each other from the
+/// cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slabs {
+    /// Bytes of all columns.
+    pub bytes: usize,
+    /// Distance in bytes of the slabs of a column.
+    pub slabs: usize,
+}
+
+impl Slabs {
+    /// Distance in bytes of columns.
+    pub const STRIDE: usize = ELEMENTS * size_of::<f32>();
+
+    /// For `columns` columns of `k` elements, of which about `each` are multiplied with one matrix; `None` if they should
+    /// stay where they are.
+    pub fn new(k: usize, columns: usize, each: usize) -> Option<Self> {
+        let slabs = columns.checked_mul(Self::STRIDE)?;
+        let bytes = k.div_ceil(ELEMENTS).checked_mul(slabs)?;
+        (each >= WORTH_SLABS).then_some(Slabs { bytes, slabs })
+    }
+
+    /// Copies elements of a column from element `start` on, a multiple of [`ELEMENTS`].
+    ///
+    /// # Safety
+    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
+    /// these elements.
+    pub unsafe fn copy(&self, x: &[f32], start: usize, out: *mut u8) {
+        for (i, x) in x.chunks(ELEMENTS).enumerate() {
+            let slab = out.wrapping_add((start / ELEMENTS + i) * self.slabs);
+            // SAFETY: the caller's contract.
+            unsafe {
+                slab.cast::<f32>()
+                    .copy_from_nonoverlapping(x.as_ptr(), x.len())
+            };
+        }
+    }
+}
+
+/// A half of a panel's part as f32.
 #[repr(C, align(64))]
-struct Half([[f32; LANES]; SLAB]);
+struct Half([[f32; LANES]; ELEMENTS]);
 
 /// What is needed besides weights and columns.
 #[repr(C, align(64))]
 struct Memory {
-    slab: [Half; 2],
+    part: [Half; 2],
     results: [Sum; COLUMNS],
 }
 
@@ -39,29 +85,34 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
 ) {
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
-    for columns in columns.chunks(COLUMNS) {
+    // As equal as whole tiles allow.
+    let parts = columns.len().div_ceil(COLUMNS).max(1);
+    let at_once = columns.len().div_ceil(parts).next_multiple_of(C).max(1);
+    for columns in columns.chunks(at_once) {
+        // Converting costs less than storing and loading.
+        let is_direct = columns.len() <= if V::WIDENS { 2 * C } else { C };
         for row in (0..panel.rows).step_by(PANEL) {
-            let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
             // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
             unsafe {
                 let results = (&raw mut (*memory).results).cast::<Sum>();
                 results.write_bytes(0, columns.len().next_multiple_of(C));
-                for first in (0..panel.k).step_by(SLAB) {
-                    let len = SLAB.min(panel.k - first);
-                    let weights = weights.wrapping_add(first * PANEL * E::BYTES);
-                    let halves = [weights, weights.wrapping_add(len * LANES * E::BYTES)];
-                    let mut slab = Slab { halves, first, len };
-                    if E::BYTES == 4 || V::WIDENS || columns.len() <= C {
-                        slab.all::<V, E, R, C>(columns, results);
+                let most = if is_direct && panel.slabs == 0 {
+                    SLAB
+                } else {
+                    ELEMENTS
+                };
+                for mut part in Part::all::<E>(panel, row, most) {
+                    if is_direct {
+                        part.multiply::<V, E, E, R, C, true>(columns, results);
                     } else {
                         for half in 0..2 {
-                            let to = (&raw mut (*memory).slab[half]).cast::<f32>();
-                            for i in (0..len * LANES).step_by(V::LANES) {
-                                E::load::<V>(halves[half], i).store(to.add(i));
+                            let to = (&raw mut (*memory).part[half]).cast::<f32>();
+                            for i in (0..part.len * LANES).step_by(V::LANES) {
+                                E::load::<V>(part.halves[half], i).store(to.add(i));
                             }
-                            slab.halves[half] = to.cast();
+                            part.halves[half] = to.cast();
                         }
-                        slab.all::<V, F32, R, C>(columns, results);
+                        part.multiply::<V, E, F32, R, C, false>(columns, results);
                     }
                 }
                 store_all(panel, row, columns, results);
@@ -70,62 +121,121 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     }
 }
 
-/// Up to [`SLAB`] elements of the rows of a panel.
-struct Slab {
+/// Some elements of the rows of a panel.
+struct Part {
     halves: [*const u8; 2],
-    /// Where they begin in columns.
-    first: usize,
     len: usize,
+    /// Where they begin in columns, in bytes.
+    at: usize,
+    /// Where weights begin that should be asked for meanwhile.
+    ahead: *const u8,
 }
 
-impl Slab {
-    /// Multiplies with all columns and adds the products to `results`.
+impl Part {
+    /// All parts of up to `most` elements of the panel that begins at row `row`.
+    #[inline(always)]
+    fn all<E: Element>(panel: &Panel, row: usize, most: usize) -> impl Iterator<Item = Self> {
+        let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
+        let (k, slabs) = (panel.k, panel.slabs);
+        (0..k).step_by(most).map(move |first| {
+            let (start, inner) = (first / SLAB * SLAB, first % SLAB);
+            let slab = weights.wrapping_add(start * PANEL * E::BYTES);
+            let slab_len = SLAB.min(k - start);
+            let half = |half| slab.wrapping_add((half * slab_len + inner) * LANES * E::BYTES);
+            Part {
+                halves: [half(0), half(1)],
+                len: most.min(k - first),
+                at: match slabs {
+                    0 => first * size_of::<f32>(),
+                    slabs => first / ELEMENTS * slabs,
+                },
+                ahead: slab.wrapping_add((slab_len + inner) * PANEL * E::BYTES),
+            }
+        })
+    }
+
+    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here and `E` in memory. `DIRECT` says
+    /// that they come from there.
     ///
     /// # Safety
-    /// The slab, the columns and their results must be there, and the instructions.
+    /// The part, the columns and their results must be there, and the instructions.
     #[inline(always)]
-    unsafe fn all<V: Vector, E: Element, const R: usize, const C: usize>(
+    unsafe fn multiply<
+        V: Vector,
+        E: Element,
+        L: Element,
+        const R: usize,
+        const C: usize,
+        const DIRECT: bool,
+    >(
         &self,
         columns: &[Column],
         results: *mut Sum,
     ) {
+        let tiles = columns.len().div_ceil(C);
         for (i, columns) in columns.chunks(C).enumerate() {
-            let ahead = if i == 0 { SLAB * PANEL * E::BYTES } else { 0 };
+            let is_last = i + 1 == tiles;
             // SAFETY: the caller's contract.
             unsafe {
                 let results = results.add(i * C);
                 match *columns {
-                    [a] => self.tile::<V, E, R, 1>(&[a], results, ahead),
-                    [a, b] => self.tile::<V, E, R, 2>(&[a, b], results, ahead),
-                    [a, b, c] => self.tile::<V, E, R, 3>(&[a, b, c], results, ahead),
-                    [a, b, c, d] => self.tile::<V, E, R, 4>(&[a, b, c, d], results, ahead),
+                    [a] => self.tile::<V, E, L, R, 1, DIRECT>(&[a], results, is_last),
+                    [a, b] => self.tile::<V, E, L, R, 2, DIRECT>(&[a, b], results, is_last),
+                    [a, b, c] => self.tile::<V, E, L, R, 3, DIRECT>(&[a, b, c], results, is_last),
+                    [a, b, c, d] => {
+                        self.tile::<V, E, L, R, 4, DIRECT>(&[a, b, c, d], results, is_last)
+                    }
                     _ => {
                         // The last column again: there is room for its sums, too.
                         let last = columns.len() - 1;
                         let columns = from_fn(|c| columns[c.min(last)]);
-                        self.tile::<V, E, R, C>(&columns, results, ahead);
+                        self.tile::<V, E, L, R, C, DIRECT>(&columns, results, is_last);
                     }
                 }
             }
         }
     }
 
-    /// Multiplies with some columns, asking for weights that come so many bytes later.
+    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights.
     ///
     /// # Safety
-    /// As [`all`](Slab::all).
+    /// As [`multiply`](Part::multiply).
     #[inline(always)]
-    unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(
+    unsafe fn tile<
+        V: Vector,
+        E: Element,
+        L: Element,
+        const R: usize,
+        const C: usize,
+        const DIRECT: bool,
+    >(
         &self,
         columns: &[Column; C],
         results: *mut Sum,
-        ahead: usize,
+        is_last: bool,
     ) {
+        let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
         // SAFETY: the caller's contract.
         unsafe {
-            let x: [*const f32; C] = columns
-                .each_ref()
-                .map(|c| c.x.cast::<f32>().add(self.first));
+            let mut x: [*const f32; C] = from_fn(|c| columns[c].x.wrapping_add(self.at).cast());
+            let next = x[0].wrapping_add(C * ELEMENTS).cast();
+            // One address with constant offsets serves for all; without, copying would cost more.
+            if !DIRECT {
+                let mut is_run = true;
+                for c in 0..C {
+                    is_run &= x[c] == x[0].wrapping_add(c * ELEMENTS);
+                }
+                let mut base = x[0];
+                if !is_run {
+                    let to = copy.as_mut_ptr().cast::<f32>();
+                    for c in 0..C {
+                        to.add(c * ELEMENTS)
+                            .copy_from_nonoverlapping(x[c], self.len);
+                    }
+                    base = to;
+                }
+                x = from_fn(|c| base.wrapping_add(c * ELEMENTS));
+            }
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(r * V::LANES);
             let mut sums = [[V::splat(0.0); R]; C];
             for c in 0..C {
@@ -133,27 +243,75 @@ impl Slab {
                     sums[c][r] = V::load(result(c, r));
                 }
             }
-            let ahead = self.halves[0].wrapping_add(ahead);
-            for i in 0..self.len {
-                // F32 rows are found by processors themselves.
-                if E::BYTES < 4 {
-                    V::prefetch(ahead.wrapping_add(i * PANEL * E::BYTES));
-                }
-                let mut w = [V::splat(0.0); R];
-                for r in 0..R {
-                    let (half, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
-                    w[r] = E::load::<V>(self.halves[half], i * LANES + lane);
-                }
-                for c in 0..C {
-                    let x = V::splat(*x[c].add(i));
-                    for r in 0..R {
-                        sums[c][r] = w[r].mul_add(x, sums[c][r]);
-                    }
-                }
+            // Loops of their own, without branches inside.
+            if is_last {
+                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, PANEL * E::BYTES);
+            } else {
+                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, next, C * size_of::<f32>());
             }
             for c in 0..C {
                 for r in 0..R {
                     sums[c][r].store(result(c, r));
+                }
+            }
+        }
+    }
+
+    /// Adds the products of all elements, asking for so many bytes from `ask` on for each.
+    ///
+    /// # Safety
+    /// As [`multiply`](Part::multiply).
+    #[inline(always)]
+    unsafe fn steps<V: Vector, L: Element, const R: usize, const C: usize, const DIRECT: bool>(
+        &self,
+        x: [*const f32; C],
+        sums: &mut [[V; R]; C],
+        ask: *const u8,
+        bytes: usize,
+    ) {
+        // Without a loop, the compiler moves requests together, which matters where they go to memory.
+        let at_once = if DIRECT { 1 } else { 4 };
+        let whole = self.len / at_once * at_once;
+        for first in (0..whole).step_by(at_once) {
+            for i in 0..at_once {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    // Evenly, so that memory is busy all the time.
+                    for line in (i * bytes).div_ceil(64)..((i + 1) * bytes).div_ceil(64) {
+                        V::prefetch(ask.wrapping_add(first * bytes + line * 64));
+                    }
+                    self.step::<V, L, R, C>(first + i, x, sums);
+                }
+            }
+        }
+        for i in whole..self.len {
+            // SAFETY: the caller's contract.
+            unsafe { self.step::<V, L, R, C>(i, x, sums) }
+        }
+    }
+
+    /// Adds the products of element `i`.
+    ///
+    /// # Safety
+    /// As [`multiply`](Part::multiply).
+    #[inline(always)]
+    unsafe fn step<V: Vector, L: Element, const R: usize, const C: usize>(
+        &self,
+        i: usize,
+        x: [*const f32; C],
+        sums: &mut [[V; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [V::splat(0.0); R];
+            for r in 0..R {
+                let (half, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
+                w[r] = L::load::<V>(self.halves[half], i * LANES + lane);
+            }
+            for c in 0..C {
+                let x = V::splat(*x[c].add(i));
+                for r in 0..R {
+                    sums[c][r] = w[r].mul_add(x, sums[c][r]);
                 }
             }
         }

@@ -117,7 +117,7 @@ pub(super) use portable as base;
 compile!(portable, simd::portable::Portable, 1 x 2);
 
 /// Columns that are multiplied with one slab: their sums stay in the first-level cache too.
-const COLUMNS: usize = 60;
+const COLUMNS: usize = 258;
 
 /// Groups whose products are summed before they are multiplied with the scale of the column, if that is one for the whole
 /// slab.
@@ -157,6 +157,10 @@ const fn is_offset<F: Format, V: Simd>() -> bool {
 #[repr(C, align(64))]
 struct Results<const N: usize>([Sum; N]);
 
+/// Room for slabs of columns.
+#[repr(C, align(64))]
+struct Tile<const C: usize>([[u8; 2 * SLAB]; C]);
+
 /// Multiplies whole panels, `R` registers of rows with up to `C` columns at a time.
 ///
 /// # Safety
@@ -184,7 +188,10 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
                 }
             }
             _ => {
-                for columns in columns.chunks(COLUMNS) {
+                // As equal as whole tiles allow.
+                let parts = columns.len().div_ceil(COLUMNS);
+                let part = columns.len().div_ceil(parts).next_multiple_of(C);
+                for columns in columns.chunks(part) {
                     many::<F, V, R, C>(panel, columns);
                 }
             }
@@ -429,55 +436,71 @@ impl Strip {
         results: *mut Sum,
     ) {
         let (full, rest) = columns.as_chunks::<C>();
-        // SAFETY: the caller's contract.
+        let mut copy = MaybeUninit::<Tile<C>>::uninit();
+        let copy = copy.as_mut_ptr().cast::<u8>();
+        // What comes behind so many columns is not in the first-level cache.
+        let next = |count: usize| match columns.get(count) {
+            Some(next) => next.x.wrapping_add(self.at),
+            None => columns[0].x.wrapping_add(self.at + self.next),
+        };
+        // SAFETY: the caller's contract; a copy has room for so many columns.
         unsafe {
-            for (i, columns) in full.iter().enumerate() {
-                // What comes next is not in the first-level cache; the last ones ask for their own next slabs.
-                let next: [*const u8; C] = match full.get(i + 1) {
-                    Some(next) => next.map(|c| c.x.wrapping_add(self.at)),
-                    None => columns.map(|c| c.x.wrapping_add(self.at + self.next)),
-                };
-                self.run::<F, V, R, C>(columns, next, results.add(C * i), i == 0);
+            for (i, tile) in full.iter().enumerate() {
+                let x = self.side_by_side::<F>(tile, copy);
+                let next = next(C * (i + 1));
+                self.run::<F, V, R, C>(x, next, results.add(C * i), i == 0);
             }
-            let first = full.is_empty();
+            if rest.is_empty() {
+                return;
+            }
+            let x = self.side_by_side::<F>(rest, copy);
+            let (next, first) = (next(columns.len()), full.is_empty());
             let results = results.add(C * full.len());
-            match *rest {
-                [] => {}
-                [a] => self.rest::<F, V, R, 1>(&[a], results, first),
-                [a, b] => self.rest::<F, V, R, 2>(&[a, b], results, first),
-                [a, b, c] => self.rest::<F, V, R, 3>(&[a, b, c], results, first),
-                [a, b, c, d] => self.rest::<F, V, R, 4>(&[a, b, c, d], results, first),
-                [a, b, c, d, e, ..] => self.rest::<F, V, R, 5>(&[a, b, c, d, e], results, first),
+            match rest.len() {
+                1 => self.run::<F, V, R, 1>(x, next, results, first),
+                2 => self.run::<F, V, R, 2>(x, next, results, first),
+                3 => self.run::<F, V, R, 3>(x, next, results, first),
+                4 => self.run::<F, V, R, 4>(x, next, results, first),
+                _ => self.run::<F, V, R, 5>(x, next, results, first),
             }
         }
     }
 
-    /// Like [`run`](Strip::run), asking for the columns' own next slabs.
+    /// The slabs of columns, one behind the other: where they are, if they are so, otherwise in `copy`. Then one address with
+    /// constant offsets serves for all of them.
     ///
     /// # Safety
-    /// As [`run`](Strip::run).
+    /// The slabs must be there, and room for as many at `copy`.
     #[inline(always)]
-    unsafe fn rest<F: Format, V: Simd, const R: usize, const C: usize>(
-        &self,
-        columns: &[Column; C],
-        results: *mut Sum,
-        first: bool,
-    ) {
-        let next = columns.map(|c| c.x.wrapping_add(self.at + self.next));
-        // SAFETY: the caller's contract.
-        unsafe { self.run::<F, V, R, C>(columns, next, results, first) }
+    unsafe fn side_by_side<F: Format>(&self, columns: &[Column], copy: *mut u8) -> *const u8 {
+        let bytes = F::COLUMNS.slab_bytes();
+        let first = columns[0].x;
+        let mut is_run = true;
+        for (c, column) in columns.iter().enumerate() {
+            is_run &= column.x == first.wrapping_add(c * bytes);
+        }
+        if is_run {
+            return first.wrapping_add(self.at);
+        }
+        for (c, column) in columns.iter().enumerate() {
+            let x = column.x.wrapping_add(self.at);
+            // SAFETY: the caller's contract.
+            unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
+        }
+        copy
     }
 
-    /// Multiplies rows with columns and adds the products to `results`. Meanwhile asks for as many slabs of columns that
-    /// come next and, if these are the `first` columns, for the weights that come next.
+    /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.
+    /// Meanwhile asks for as many slabs from `next` on and, if these are the `first` columns, for the weights that come
+    /// next.
     ///
     /// # Safety
     /// The slab must be unpacked, the columns and their results be there, and the instructions.
     #[inline(always)]
     unsafe fn run<F: Format, V: Simd, const R: usize, const C: usize>(
         &self,
-        columns: &[Column; C],
-        next: [*const u8; C],
+        x: *const u8,
+        next: *const u8,
         results: *mut Sum,
         first: bool,
     ) {
@@ -487,7 +510,7 @@ impl Strip {
         unsafe {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
-            let x = columns.map(|c| c.x.add(self.at));
+            let x = from_fn(|c| x.wrapping_add(c * F::COLUMNS.slab_bytes()));
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let mut sums = [[zero; R]; C];
             if !is_wide::<F>() {
@@ -499,9 +522,14 @@ impl Strip {
             }
             let sums_at = F::COLUMNS.sums_at();
             for group in 0..self.groups {
-                let step = F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
-                for next in next {
-                    V::prefetch(next.wrapping_add(group * step));
+                let step = C * F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    V::prefetch(next.wrapping_add(group * step + line * 64));
+                }
+                let step = C * size_of::<Sum>() / (SLAB / F::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    let at = C * size_of::<Sum>() + group * step + line * 64;
+                    V::prefetch(results.cast::<u8>().wrapping_add(at));
                 }
                 if first && self.first == 0 {
                     // Evenly, so that memory is busy all the time.
@@ -534,7 +562,7 @@ impl Strip {
                             V::mul(scales[r], V::splat_float(scale))
                         };
                         let product = V::floats(V::total(whole[c][r]));
-                        sums[c][r] = V::mul_add(product, scale, sums[c][r]);
+                        V::accumulate(&mut sums[c][r], product, scale);
                     }
                 }
                 if let Sums::Minus = F::SUMS {
@@ -543,7 +571,7 @@ impl Strip {
                             V::load_floats(&raw const (*self.slab).minimums[group][row(r)]);
                         for c in 0..C {
                             let sum = x[c].add(sums_at + 4 * group).cast::<f32>().read();
-                            sums[c][r] = V::mul_add(minimums, V::splat_float(sum), sums[c][r]);
+                            V::accumulate(&mut sums[c][r], minimums, V::splat_float(sum));
                         }
                     }
                 }

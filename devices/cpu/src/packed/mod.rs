@@ -15,7 +15,7 @@
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
-mod float;
+pub(crate) mod float;
 mod formats;
 mod kernels;
 pub(crate) mod layout;
@@ -31,6 +31,7 @@ use crate::kernels::matmul::Form;
 use crate::simd::float::{Column, Panel, PanelFn};
 use activations::Activations;
 use buffer::PackedBuffer;
+use float::Slabs;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
 
@@ -142,7 +143,7 @@ pub(crate) fn product(
     }
     Some(PackedProduct {
         function: float::product(isa, dtype)?,
-        form: Form::F32,
+        form: Slabs::new(k, columns, each).map_or(Form::F32, Form::Slabs),
     })
 }
 
@@ -209,7 +210,7 @@ mod tests {
     #[repr(C, align(64))]
     struct Line([u64; 8]);
 
-    /// Products of packed rows with columns, `batch` of them at a time.
+    /// Products of packed rows with columns, `batch` of them at a time, the last ones first if `backwards`.
     fn multiply(
         isa: Isa,
         product: PackedProduct,
@@ -217,6 +218,7 @@ mod tests {
         weights: &[u8],
         x: &[f32],
         batch: usize,
+        backwards: bool,
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
@@ -232,7 +234,7 @@ mod tests {
         let mut lines = vec![Line::default(); (x.len() / k * rows).div_ceil(LANES)];
         let out = &mut bytemuck::cast_slice_mut(&mut lines)[..x.len() / k * rows];
         out.fill(f32::NAN);
-        let places: Vec<_> = x
+        let mut places: Vec<_> = x
             .chunks(k)
             .zip(out.chunks_mut(rows))
             .enumerate()
@@ -246,6 +248,9 @@ mod tests {
                 }
             })
             .collect();
+        if backwards {
+            places.reverse();
+        }
         let mut scratch = vec![Line::default(); form.worker_bytes() / 64];
         let panel = Panel {
             weights: memory.as_ptr().cast(),
@@ -285,11 +290,15 @@ mod tests {
                 let x = numbers(11, k * 67);
                 let mut first: Option<Vec<f32>> = None;
                 for (name, isa, product) in products(dtype, k, 67) {
-                    let got = multiply(isa, product, &layout, &weights, &x, 67).unwrap();
+                    let multiply = |batch, backwards| {
+                        multiply(isa, product, &layout, &weights, &x, batch, backwards).unwrap()
+                    };
+                    let got = multiply(67, false);
                     for batch in [1, 2, 3, 4, 5, 8, 9, 16, 64] {
-                        let other = multiply(isa, product, &layout, &weights, &x, batch).unwrap();
+                        let other = multiply(batch, false);
                         assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
+                    assert!(got == multiply(67, true), "{name} {dtype} {k} {rows}");
                     let (mut error, mut power) = (0.0, 0.0);
                     for (c, x) in x.chunks(k).enumerate() {
                         for (r, w) in decoded.chunks(k).enumerate() {

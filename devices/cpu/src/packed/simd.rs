@@ -60,6 +60,13 @@ pub(super) trait Simd {
         unsafe { Self::prefetch(at) }
     }
 
+    /// Adds `a * b` to a sum, rounded once, where the sum is: compilers may want to copy it.
+    #[inline(always)]
+    unsafe fn accumulate(sum: &mut Self::Floats, a: Self::Floats, b: Self::Floats) {
+        // SAFETY: the caller's contract.
+        unsafe { *sum = Self::mul_add(a, b, *sum) }
+    }
+
     /// Has numbers computed where this is called, not later.
     #[inline(always)]
     unsafe fn settle(_floats: &mut Self::Floats) {}

@@ -26,6 +26,9 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         fn prefetch_here(at: *const u8) {
             asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags))
         }
+        fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
+            accumulate(sum, a, b)
+        }
         fn settle(floats: &mut __m512) {
             settle(floats)
         }
@@ -112,6 +115,22 @@ fn settle(floats: &mut __m512) {
             "/* {} */",
             inout(zmm_reg) * floats,
             options(nomem, nostack, preserves_flags)
+        )
+    }
+}
+
+/// [`Simd::accumulate`]: the register class needs the feature.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
+    // SAFETY: the instruction is there; it changes nothing but the sum.
+    unsafe {
+        asm!(
+            "vfmadd231ps {}, {}, {}",
+            inout(zmm_reg) * sum,
+            in(zmm_reg) a,
+            in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
         )
     }
 }
