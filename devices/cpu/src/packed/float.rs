@@ -219,7 +219,7 @@ impl Part {
         unsafe {
             let mut x: [*const f32; C] = from_fn(|c| columns[c].x.wrapping_add(self.at).cast());
             let next = x[0].wrapping_add(C * ELEMENTS).cast();
-            // One address with constant offsets serves for all; without, copying would cost more.
+            // One address with constant offsets then serves for all. With few columns, copying costs more than that saves.
             if !DIRECT {
                 let mut is_run = true;
                 for c in 0..C {
