@@ -85,6 +85,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
 ) {
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
+    const { assert!(COLUMNS.is_multiple_of(C)) };
     // As equal as whole tiles allow.
     let parts = columns.len().div_ceil(COLUMNS).max(1);
     let at_once = columns.len().div_ceil(parts).next_multiple_of(C).max(1);

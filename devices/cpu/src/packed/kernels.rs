@@ -116,8 +116,9 @@ pub(super) use portable as base;
 #[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 compile!(portable, simd::portable::Portable, 1 x 2);
 
-/// Columns that are multiplied with one slab: their sums stay in the first-level cache too.
-const COLUMNS: usize = 258;
+/// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
+/// are multiplied at a time, which equal parts are rounded up to.
+const COLUMNS: usize = 264;
 
 /// Groups whose products are summed before they are multiplied with the scale of the column, if that is one for the whole
 /// slab.
@@ -188,6 +189,7 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
                 }
             }
             _ => {
+                const { assert!(COLUMNS.is_multiple_of(C)) };
                 // As equal as whole tiles allow.
                 let parts = columns.len().div_ceil(COLUMNS);
                 let part = columns.len().div_ceil(parts).next_multiple_of(C);
