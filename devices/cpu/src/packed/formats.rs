@@ -220,8 +220,41 @@ pub(super) struct Rows {
     /// How many bytes before they are needed they are asked for, and whether [evenly](Sink::EVENLY).
     ahead: usize,
     evenly: bool,
-    /// Whether loading asks for what lies so far ahead, too.
-    asks: bool,
+}
+
+/// Where a block of each row of a half will be, some time ahead.
+///
+/// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
+/// which fields are loaded: that is what processors' own prefetching goes on with.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: *const u8,
+    evenly: bool,
+}
+
+impl Ahead {
+    /// Asks for a line.
+    #[inline(always)]
+    unsafe fn ask<V: Simd>(self, line: usize) {
+        let at = self.at.wrapping_add(line * 64);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if self.evenly {
+                V::prefetch_here(at);
+            } else {
+                V::prefetch(at);
+            }
+        }
+    }
+
+    /// Asks for the lines of step `i` of eight, which share so many lines from line `first` on.
+    #[inline(always)]
+    unsafe fn ask_eighth<V: Simd>(self, first: usize, lines: usize, i: usize) {
+        for line in i * lines / 8..(i + 1) * lines / 8 {
+            // SAFETY: the caller's contract.
+            unsafe { self.ask::<V>(first + line) }
+        }
+    }
 }
 
 impl Rows {
@@ -233,25 +266,18 @@ impl Rows {
             first,
             ahead: AHEAD,
             evenly: false,
-            asks: true,
         }
     }
 
-    /// The same rows, which are [asked](Rows::ask) for where there is time: fields that are loaded at once would be asked for
-    /// in a burst.
+    /// What has to be asked for while block `i` is unpacked.
     #[inline(always)]
-    fn unasked(self) -> Self {
-        Rows {
-            asks: false,
-            ..self
+    fn ahead<F: Format>(self, i: usize) -> Ahead {
+        Ahead {
+            at: self
+                .at
+                .wrapping_add(i * F::DTYPE.block_bytes() * LANES + self.ahead),
+            evenly: self.evenly,
         }
-    }
-
-    /// Asks for line `line` of what lies ahead.
-    #[inline(always)]
-    unsafe fn ask<V: Simd>(self, line: usize) {
-        // SAFETY: the caller's contract.
-        unsafe { self.ask_for::<V>(self.at.wrapping_add(line * 64)) }
     }
 
     /// The same rows in what lies behind so many bytes of each row.
@@ -263,44 +289,24 @@ impl Rows {
         }
     }
 
-    /// Where unit number `i` of the rows is; a row's unit has so many bytes. Asks for those ahead.
+    /// Where unit number `i` of the rows is; a row's unit has so many bytes.
     #[inline(always)]
-    unsafe fn unit<V: Simd>(self, i: usize, bytes: usize) -> *const u8 {
-        let at = self.at.wrapping_add((i * LANES + self.first) * bytes);
-        // Small units share a line; asking twice costs less than a branch, around which the compiler moves requests together.
-        if self.asks {
-            // SAFETY: the caller's contract.
-            unsafe { self.ask_for::<V>(at) }
-        }
-        at
-    }
-
-    /// Asks for what lies ahead of `at`.
-    #[inline(always)]
-    unsafe fn ask_for<V: Simd>(self, at: *const u8) {
-        let ahead = at.wrapping_add(self.ahead);
-        // SAFETY: the caller's contract.
-        unsafe {
-            if self.evenly {
-                V::prefetch_here(ahead);
-            } else {
-                V::prefetch(ahead);
-            }
-        }
+    fn unit(self, i: usize, bytes: usize) -> *const u8 {
+        self.at.wrapping_add((i * LANES + self.first) * bytes)
     }
 
     /// Four bytes of each row.
     #[inline(always)]
     unsafe fn words<V: Simd>(self, i: usize) -> V::Words {
         // SAFETY: the caller's contract.
-        unsafe { V::load(self.unit::<V>(i, 4)) }
+        unsafe { V::load(self.unit(i, 4)) }
     }
 
     /// A half-precision number of each row.
     #[inline(always)]
     unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
         // SAFETY: the caller's contract.
-        unsafe { V::load_f16(self.unit::<V>(i, 2)) }
+        unsafe { V::load_f16(self.unit(i, 2)) }
     }
 }
 
@@ -377,6 +383,7 @@ unsafe fn four_bits<F: Format, V: Simd>(rows: Rows, i: usize, to: &mut impl Sink
     // SAFETY: the caller's contract.
     unsafe {
         for j in 0..4 {
+            rows.ahead::<F>(i).ask::<V>(j);
             let codes = nibbles::<V>(rows, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
@@ -398,6 +405,7 @@ unsafe fn five_bits<F: Format, V: Simd>(
     unsafe {
         let bits = bits.words::<V>(i);
         for j in 0..4 {
+            rows.ahead::<F>(i).ask::<V>(j);
             let codes = nibbles::<V>(rows, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
@@ -437,12 +445,15 @@ impl Format for Q8_0 {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
+            let ahead = rows.ahead::<Self>(i);
             let scales = rows.behind(blocks * 32);
             for j in 0..8 {
+                ahead.ask::<V>(j);
                 let codes = rows.words::<V>(i * 8 + j);
                 let offset = if V::SIGNED { 0 } else { 0x8080_8080_u32 };
                 to.codes(i * 8 + j, V::xor(codes, V::splat(offset as i32)));
             }
+            ahead.ask::<V>(8);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -461,6 +472,7 @@ impl Format for Q4_0 {
         unsafe {
             let scales = rows.behind(blocks * 16);
             four_bits::<Self, V>(rows, i, to);
+            rows.ahead::<Self>(i).ask::<V>(4);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -477,14 +489,17 @@ impl Format for Iq4Nl {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
+            let ahead = rows.ahead::<Self>(i);
             let scales = rows.behind(blocks * 16);
             for j in 0..4 {
+                ahead.ask::<V>(j);
                 let codes = nibbles::<V>(rows, i * 4 + j);
                 for half in 0..2 {
                     let at = j + 4 * half;
                     to.codes(i * 8 + at, full_codes::<V>(&IQ4_NL_VALUES, codes[half]));
                 }
             }
+            ahead.ask::<V>(4);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -502,16 +517,19 @@ impl Format for Mxfp4 {
         // SAFETY: the caller's contract.
         unsafe {
             let values = MXFP4_VALUES.map(|value| value + 12);
+            let ahead = rows.ahead::<Self>(i);
             let exponents = rows.behind(blocks * 16);
             for j in 0..4 {
+                ahead.ask::<V>(j);
                 let codes = nibbles::<V>(rows, i * 4 + j);
                 for half in 0..2 {
                     let at = j + 4 * half;
                     to.codes(i * 8 + at, V::look_up(&values, codes[half]));
                 }
             }
+            ahead.ask::<V>(4);
             // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
-            let e = V::load_u8(exponents.unit::<V>(i, 1));
+            let e = V::load_u8(exponents.unit(i, 1));
             let half = V::shr(e, 1);
             let rest = V::add(half, V::and(e, V::splat(1)));
             let a = V::shl(V::add(half, V::splat(63)), 23);
@@ -534,18 +552,22 @@ impl Format for Iq4Xs {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
             let low_bits = rows.behind(blocks * 128);
             let high_bits = low_bits.behind(blocks * 4);
             let d = high_bits.behind(blocks * 2).halves::<V>(0);
             let low_bits = low_bits.words::<V>(0);
-            let high_bits = V::load_u16(high_bits.unit::<V>(0, 2));
+            let high_bits = V::load_u16(high_bits.unit(0, 2));
             for group in 0..8 {
+                let line = group * 17 / 4;
                 for j in 0..4 {
+                    ahead.ask::<V>(line + j);
                     let both = rows.words::<V>(group * 4 + j);
                     let at = group * 8 + j;
                     to.codes(at, full_codes::<V>(&IQ4_NL_VALUES, low::<V>(both)));
                     to.codes(at + 4, full_codes::<V>(&IQ4_NL_VALUES, high::<V>(both)));
                 }
+                ahead.ask::<V>(line + 4);
                 let low = number::<V>(low_bits, 4 * group, 4);
                 let high = number::<V>(high_bits, 2 * group, 2);
                 to.scale(group, six_bit_scale::<V>(low, high, d));
@@ -568,6 +590,7 @@ impl Format for Q4_1 {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
             four_bits::<Self, V>(rows, i, to);
+            rows.ahead::<Self>(i).ask::<V>(4);
             to.scale(i, scales.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
@@ -588,6 +611,8 @@ impl Format for Q5_0 {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
             five_bits::<Self, V>(rows, bits, i, to);
+            rows.ahead::<Self>(i).ask::<V>(4);
+            rows.ahead::<Self>(i).ask::<V>(5);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -608,6 +633,8 @@ impl Format for Q5_1 {
             let scales = bits.behind(blocks * 4);
             let minimums = scales.behind(blocks * 2);
             five_bits::<Self, V>(rows, bits, i, to);
+            rows.ahead::<Self>(i).ask::<V>(4);
+            rows.ahead::<Self>(i).ask::<V>(5);
             to.scale(i, scales.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
@@ -690,15 +717,14 @@ impl Format for Q2K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = rows.behind(blocks * 64).unasked();
+            let ahead = rows.ahead::<Self>(0);
+            let fields = rows.behind(blocks * 64);
             let d = fields.behind(blocks * 16);
             let d_min = d.behind(blocks * 2).halves::<V>(0);
             let d = d.halves::<V>(0);
             for part in 0..2 {
                 eight_times!(i => {
-                    if i % 3 == 1 {
-                        fields.ask::<V>(3 * part + i / 3);
-                    }
+                    ahead.ask_eighth::<V>(10 * part, 7, i);
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     for j in 0..4 {
                         to.codes(part * 32 + j * 8 + i, codes[j]);
@@ -706,7 +732,8 @@ impl Format for Q2K {
                 });
                 eight_times!(i => {
                     let group = part * 8 + i;
-                    let both = V::load_u8(fields.unit::<V>(group, 1));
+                    ahead.ask_eighth::<V>(10 * part + 7, 4, i);
+                    let both = V::load_u8(fields.unit(group, 1));
                     to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
                     to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
                 });
@@ -730,7 +757,8 @@ impl Format for Q3K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = rows.behind(blocks * 64).unasked();
+            let ahead = rows.ahead::<Self>(0);
+            let bits = rows.behind(blocks * 64);
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12).halves::<V>(0);
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
@@ -739,10 +767,7 @@ impl Format for Q3K {
             let upper = fields.words::<V>(2);
             for part in 0..2 {
                 eight_times!(i => {
-                    // Lines of bits, then of the fields behind them.
-                    if i % 4 != 3 {
-                        bits.ask::<V>(6 * part + i / 4 * 3 + i % 4);
-                    }
+                    ahead.ask_eighth::<V>(14 * part, 10, i);
                     let codes = two_bits::<V>(rows, part * 8 + i);
                     let bits = V::shr(bits.words::<V>(i), 4 * part);
                     for j in 0..4 {
@@ -753,6 +778,7 @@ impl Format for Q3K {
                 });
                 eight_times!(i => {
                     let (group, byte) = (part * 8 + i, i % 4 * 8);
+                    ahead.ask_eighth::<V>(14 * part + 10, 4, i);
                     let lower = if i < 4 { a } else { b };
                     let low = number::<V>(lower, byte + part * 4, 4);
                     let high = number::<V>(upper, byte + group / 4 * 2, 2);
@@ -777,17 +803,19 @@ impl Format for Q4K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let fields = rows.behind(blocks * 128).unasked();
+            let ahead = rows.ahead::<Self>(0);
+            let fields = rows.behind(blocks * 128);
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
             let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
             for i in 0..4 {
                 for j in 0..8 {
+                    ahead.ask::<V>(9 * i + j);
                     let both = rows.words::<V>(i * 8 + j);
                     to.codes(i * 16 + j, low::<V>(both));
                     to.codes(i * 16 + 8 + j, high::<V>(both));
                 }
-                fields.ask::<V>(i);
+                ahead.ask::<V>(9 * i + 8);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
             }
@@ -809,16 +837,15 @@ impl Format for Q5K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let bits = rows.behind(blocks * 128).unasked();
+            let ahead = rows.ahead::<Self>(0);
+            let bits = rows.behind(blocks * 128);
             let fields = bits.behind(blocks * 32);
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
             let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
             for i in 0..4 {
                 for j in 0..8 {
-                    if j % 4 == 2 {
-                        bits.ask::<V>(2 * i + j / 4);
-                    }
+                    ahead.ask_eighth::<V>(11 * i, 10, j);
                     // Bit `i` is that of element `32 * i` and following ones.
                     let bits = bits.words::<V>(j);
                     let both = rows.words::<V>(i * 8 + j);
@@ -829,7 +856,7 @@ impl Format for Q5K {
                         to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
                 }
-                fields.ask::<V>(i);
+                ahead.ask::<V>(11 * i + 10);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
             }
@@ -852,11 +879,13 @@ impl Format for Q6K {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
             let bits = rows.behind(blocks * 128);
             let scales = bits.behind(blocks * 64);
             let d = scales.behind(blocks * 16).halves::<V>(0);
             for part in 0..2 {
                 eight_times!(j => {
+                    ahead.ask_eighth::<V>(26 * part, 24, j);
                     let a = rows.words::<V>(part * 16 + j);
                     let b = rows.words::<V>(part * 16 + j + 8);
                     let bits = bits.words::<V>(part * 8 + j);
@@ -869,7 +898,8 @@ impl Format for Q6K {
                 });
                 eight_times!(i => {
                     let group = part * 8 + i;
-                    let scales = V::load_i8(scales.unit::<V>(group, 1));
+                    ahead.ask_eighth::<V>(26 * part + 24, 3, i);
+                    let scales = V::load_i8(scales.unit(group, 1));
                     to.scale(group, scaled::<V>(scales, d));
                 });
             }
