@@ -225,7 +225,8 @@ pub(super) struct Rows {
 /// Where a block of each row of a half will be, some time ahead.
 ///
 /// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
-/// which fields are loaded: that is what processors' own prefetching goes on with.
+/// which fields are loaded: that is what processors' own prefetching goes on with. A line that a block, or a part of one,
+/// shares with the next is asked for by both: that costs less than a branch.
 #[derive(Clone, Copy)]
 struct Ahead {
     at: *const u8,
@@ -269,7 +270,7 @@ impl Rows {
         }
     }
 
-    /// What has to be asked for while block `i` is unpacked.
+    /// What has to be asked for while block `i` is unpacked, of rows that begin with the half, not with a field in it.
     #[inline(always)]
     fn ahead<F: Format>(self, i: usize) -> Ahead {
         Ahead {
@@ -382,14 +383,16 @@ unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
 unsafe fn four_bits<F: Format, V: Simd>(rows: Rows, i: usize, to: &mut impl Sink<F, V>) {
     // SAFETY: the caller's contract.
     unsafe {
+        let ahead = rows.ahead::<F>(i);
         for j in 0..4 {
-            rows.ahead::<F>(i).ask::<V>(j);
+            ahead.ask::<V>(j);
             let codes = nibbles::<V>(rows, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
                 to.codes(i * 8 + at, codes[half]);
             }
         }
+        ahead.ask::<V>(4);
     }
 }
 
@@ -403,15 +406,18 @@ unsafe fn five_bits<F: Format, V: Simd>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
+        let ahead = rows.ahead::<F>(i);
         let bits = bits.words::<V>(i);
         for j in 0..4 {
-            rows.ahead::<F>(i).ask::<V>(j);
+            ahead.ask::<V>(j);
             let codes = nibbles::<V>(rows, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
                 to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
             }
         }
+        ahead.ask::<V>(4);
+        ahead.ask::<V>(5);
     }
 }
 
@@ -472,7 +478,6 @@ impl Format for Q4_0 {
         unsafe {
             let scales = rows.behind(blocks * 16);
             four_bits::<Self, V>(rows, i, to);
-            rows.ahead::<Self>(i).ask::<V>(4);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -590,7 +595,6 @@ impl Format for Q4_1 {
             let scales = rows.behind(blocks * 16);
             let minimums = scales.behind(blocks * 2);
             four_bits::<Self, V>(rows, i, to);
-            rows.ahead::<Self>(i).ask::<V>(4);
             to.scale(i, scales.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
@@ -611,8 +615,6 @@ impl Format for Q5_0 {
             let bits = rows.behind(blocks * 16);
             let scales = bits.behind(blocks * 4);
             five_bits::<Self, V>(rows, bits, i, to);
-            rows.ahead::<Self>(i).ask::<V>(4);
-            rows.ahead::<Self>(i).ask::<V>(5);
             to.scale(i, scales.halves::<V>(i));
         }
     }
@@ -633,8 +635,6 @@ impl Format for Q5_1 {
             let scales = bits.behind(blocks * 4);
             let minimums = scales.behind(blocks * 2);
             five_bits::<Self, V>(rows, bits, i, to);
-            rows.ahead::<Self>(i).ask::<V>(4);
-            rows.ahead::<Self>(i).ask::<V>(5);
             to.scale(i, scales.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
