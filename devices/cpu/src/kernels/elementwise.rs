@@ -215,6 +215,21 @@ unsafe fn zip_piece(
             }
             return;
         }
+        if b0 == 1 {
+            let mut same = [0.0];
+            b.load(row, 0, &mut same);
+            let f = move |x| f(x, same[0]);
+            match dense(a, n0, piece.row, piece.start) {
+                Some(a) if a != out.as_ptr() => {
+                    map_slice(isa, out, std::slice::from_raw_parts(a, piece.len), f);
+                }
+                _ => {
+                    a.load(piece.row, piece.start, out);
+                    change_slice(isa, out, f);
+                }
+            }
+            return;
+        }
     }
     let mut buffer = [0.0; TASK];
     let mut done = 0;

@@ -10,6 +10,9 @@ use crate::simd::float::Column;
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{Error, Node, Result};
 
+/// Experts for each thread from which on one is a task.
+const MANY: usize = 16;
+
 /// Where things lie in the scratch memory: the columns first.
 struct Plan {
     product: Product,
@@ -142,7 +145,11 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         choices: used * tokens,
     };
     let row_bytes = weights.layout().row_bytes();
-    let [rows, part] = product.form.task(m, row_bytes, site.threads);
+    let [mut rows, part] = product.form.task(m, row_bytes, site.threads);
+    // Columns are gathered once for each task.
+    if product.form.slabs().is_some() && experts >= MANY * site.threads {
+        rows = m;
+    }
     let row_blocks = m.div_ceil(rows);
 
     let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {

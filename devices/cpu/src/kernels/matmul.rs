@@ -8,10 +8,13 @@ use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
 use crate::packed::activations::Activations;
-use crate::packed::float::Slabs;
+use crate::packed::float::copy;
 use crate::packed::layout::PackedLayout;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::planes::{self, Planes};
+#[cfg(target_arch = "x86_64")]
+use crate::packed::sixteen::Sixteen;
+use crate::packed::slabs::Slabs;
 use crate::packed::{self, PackedProduct};
 use crate::prepare::{Phase, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
@@ -36,6 +39,9 @@ const SHORT: usize = 512;
 /// Columns from which on it pays to pack rows to be used once.
 const WORTH_TURNING: usize = 32;
 
+/// Columns from which on it pays to gather those that lie here and there.
+const WORTH_GATHERING: usize = 16;
+
 /// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
 const TASK_BYTES: usize = 128 << 10;
 
@@ -48,6 +54,8 @@ pub(crate) enum Form {
     Packed(Activations),
     #[cfg(target_arch = "x86_64")]
     Planes(Planes),
+    #[cfg(target_arch = "x86_64")]
+    Sixteen(Sixteen),
 }
 
 impl Form {
@@ -55,22 +63,29 @@ impl Form {
     pub fn stride(self, k: usize) -> Option<usize> {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
-            Form::Slabs(_) => Some(Slabs::STRIDE),
             Form::Eight(eight) => Some(eight.bytes),
-            Form::Packed(activations) => Some(activations.stride()),
-            #[cfg(target_arch = "x86_64")]
-            Form::Planes(planes) => Some(planes.stride()),
+            _ => Some(self.slabs()?.bytes),
         }
     }
 
     /// Bytes of all `columns` columns of `k` elements.
     pub fn bytes(self, k: usize, columns: usize) -> Option<usize> {
+        match self.slabs() {
+            Some(slabs) => Some(slabs.total()),
+            None => self.stride(k)?.checked_mul(columns),
+        }
+    }
+
+    /// How columns lie in slabs, if they do.
+    pub fn slabs(self) -> Option<Slabs> {
         match self {
-            Form::Slabs(slabs) => Some(slabs.bytes),
-            Form::Packed(activations) => Some(activations.bytes),
+            Form::Slabs(slabs) => Some(slabs),
+            Form::Packed(activations) => Some(activations.slabs),
             #[cfg(target_arch = "x86_64")]
-            Form::Planes(planes) => Some(planes.bytes),
-            Form::F32 | Form::Eight(_) => self.stride(k)?.checked_mul(columns),
+            Form::Planes(planes) => Some(planes.slabs),
+            #[cfg(target_arch = "x86_64")]
+            Form::Sixteen(sixteen) => Some(sixteen.slabs),
+            Form::F32 | Form::Eight(_) => None,
         }
     }
 
@@ -86,11 +101,13 @@ impl Form {
                     let out = out.cast::<f32>().add(start);
                     out.copy_from_nonoverlapping(x.as_ptr(), x.len());
                 }
-                Form::Slabs(slabs) => slabs.copy(x, start, out),
+                Form::Slabs(slabs) => copy(slabs, x, start, out),
                 Form::Eight(eight) => quantized::quantize(isa, &eight, x, start, out),
                 Form::Packed(activations) => activations.quantize(x, start, out),
                 #[cfg(target_arch = "x86_64")]
                 Form::Planes(planes) => planes.split(x, start, out),
+                #[cfg(target_arch = "x86_64")]
+                Form::Sixteen(sixteen) => sixteen.round(x, start, out),
             }
         }
     }
@@ -111,6 +128,8 @@ impl Form {
         let (most, columns) = match self {
             #[cfg(target_arch = "x86_64")]
             Form::Planes(_) => (planes::ROWS, COLUMNS),
+            #[cfg(target_arch = "x86_64")]
+            Form::Sixteen(_) => (in_cache.clamp(PANEL, 256), COLUMNS),
             // Products take as many columns at a time as pays.
             Form::Packed(_) | Form::Slabs(_) => (in_cache.clamp(PANEL, 256), COLUMNS),
             Form::F32 | Form::Eight(_) => return [in_cache.clamp(32, 256) & !31, 128],
@@ -119,17 +138,6 @@ impl Form {
         let parts = if threads == 1 { 1 } else { 4 * threads };
         let share = rows.div_ceil(parts).next_multiple_of(PANEL);
         [share.clamp(PANEL, most / PANEL * PANEL), columns]
-    }
-
-    /// Distance in bytes of the slabs of a column, if columns are in slabs.
-    pub fn slabs(self) -> usize {
-        match self {
-            Form::Slabs(slabs) => slabs.slabs,
-            Form::Packed(activations) => activations.slabs,
-            #[cfg(target_arch = "x86_64")]
-            Form::Planes(planes) => planes.slabs,
-            Form::F32 | Form::Eight(_) => 0,
-        }
     }
 }
 
@@ -143,6 +151,8 @@ enum Rows {
         layout: PackedLayout,
         /// Whether results go past the caches.
         past_caches: bool,
+        /// How many columns may lie here and there, as those of an expert do, and are gathered first.
+        scattered: usize,
     },
     /// Decoded to F32, a few at a time.
     Decoded,
@@ -164,13 +174,14 @@ impl Product {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
         let x = node.source_layout(1)?;
-        let (columns, each) = match node.op() {
+        let (columns, each, scattered) = match node.op() {
             // The third source has the chosen experts.
-            Op::MulMatId { .. } => (
-                x.rows(),
-                node.source_layout(2)?.elements() / weights.shape()[2].max(1),
-            ),
-            _ => (x.rows(), x.shape()[1]),
+            Op::MulMatId { .. } => {
+                let choices = node.source_layout(2)?.elements();
+                let each = choices / weights.shape()[2].max(1);
+                (x.rows(), each, choices.min(COLUMNS))
+            }
+            _ => (x.rows(), x.shape()[1], 0),
         };
         if packed::is_packed(node, 0) {
             let PackedProduct { function, form } =
@@ -182,6 +193,7 @@ impl Product {
                 rows: Rows::Packed {
                     layout: PackedLayout::new(weights)?,
                     past_caches: packed::past_caches(bytes, rows, each),
+                    scattered,
                 },
             });
         }
@@ -225,7 +237,14 @@ impl Product {
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
-            Rows::Plain | Rows::Packed { .. } => Some(self.form.worker_bytes()),
+            Rows::Plain => Some(self.form.worker_bytes()),
+            Rows::Packed { scattered, .. } => {
+                let gathered = match self.form.slabs() {
+                    Some(slabs) if scattered >= WORTH_GATHERING => slabs.of(scattered)?.total(),
+                    _ => 0,
+                };
+                self.form.worker_bytes().checked_add(gathered)
+            }
             Rows::Decoded => k
                 .checked_mul(4 * DECODED_ROWS)?
                 .checked_next_multiple_of(64),
@@ -252,6 +271,7 @@ impl Product {
             Rows::Packed {
                 layout,
                 past_caches,
+                ..
             } => {
                 let at = layout.panel_of(i2 + weights.shape()[2] * i3, rows.start);
                 let first = weights.base().wrapping_add(at);
@@ -262,20 +282,37 @@ impl Product {
                 (first, weights.strides()[1], false)
             }
         };
-        let panel = Panel {
+        let slabs = self.form.slabs();
+        let mut panel = Panel {
             weights: first,
             stride,
             rows: rows.len(),
             k,
             first: rows.start,
-            slabs: self.form.slabs(),
+            slabs: slabs.map_or(0, |slabs| slabs.distance),
             past_caches,
             scratch,
         };
+        let mut list = ColumnList::new();
         // SAFETY: the caller's contract.
         unsafe {
             let (at_a_time, layout) = match self.rows {
-                Rows::Plain | Rows::Packed { .. } => {
+                Rows::Plain => return (self.function)(&panel, columns),
+                Rows::Packed { scattered, .. } => {
+                    let mut columns = columns;
+                    if scattered > 0
+                        && columns.len() >= WORTH_GATHERING
+                        && let Some(slabs) = slabs
+                        && let Some(gathered) = slabs.of(columns.len())
+                    {
+                        let to = scratch.add(self.form.worker_bytes());
+                        slabs.copy(columns, &gathered, to);
+                        panel.slabs = gathered.distance;
+                        columns = list.fill(columns.len(), |c| Column {
+                            x: to.wrapping_add(c * slabs.bytes),
+                            ..columns[c]
+                        });
+                    }
                     (self.function)(&panel, columns);
                     if past_caches {
                         packed::all_stored();

@@ -3,6 +3,7 @@
 //! Codes of weights are unsigned in products; what has to be subtracted from them is taken into account here, once for
 //! all rows: the sum of a group's codes times the offset is where an accumulator starts.
 
+use super::slabs::Slabs;
 use crate::detect::{Isa, vectorized};
 
 /// What a type of weights needs to know about columns.
@@ -42,34 +43,19 @@ impl ColumnSpec {
     }
 }
 
-/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has its codes, then
-/// scales (f32) and sums of groups.
+/// Columns of slabs that have their codes, then scales (f32) and sums of groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Activations {
     isa: Isa,
     spec: ColumnSpec,
-    /// Bytes of all columns.
-    pub bytes: usize,
-    /// Distance in bytes of the slabs of a column.
-    pub slabs: usize,
+    pub slabs: Slabs,
 }
 
 impl Activations {
     /// For `columns` columns of `k` elements; `None` if the size overflows.
     pub fn new(isa: Isa, spec: ColumnSpec, k: usize, columns: usize) -> Option<Self> {
-        let slabs = columns.checked_mul(spec.slab_bytes())?;
-        let bytes = k.div_ceil(SLAB).checked_mul(slabs)?;
-        Some(Activations {
-            isa,
-            spec,
-            bytes,
-            slabs,
-        })
-    }
-
-    /// Distance in bytes of columns.
-    pub fn stride(&self) -> usize {
-        self.spec.slab_bytes()
+        let slabs = Slabs::new(SLAB, spec.slab_bytes(), k, columns)?;
+        Some(Activations { isa, spec, slabs })
     }
 
     /// Quantizes elements of a column from element `start` on, a multiple of 256.
@@ -78,8 +64,7 @@ impl Activations {
     /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
     /// these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
-        for (i, x) in x.chunks(SLAB).enumerate() {
-            let slab = out.wrapping_add((start / SLAB + i) * self.slabs);
+        for (x, slab) in self.slabs.pieces(x, start, out) {
             // SAFETY: the caller's contract.
             unsafe { quantize(self.isa, &self.spec, x, slab) };
         }
@@ -135,16 +120,23 @@ impl ColumnSpec {
     }
 }
 
+/// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.
+pub(super) const ROUND: f32 = 12_582_912.0;
+
+/// The largest magnitude; infinity or NaN if there is one.
+#[inline(always)]
+pub(super) fn largest<const N: usize>(x: &[f32; N]) -> f32 {
+    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
+    let largest = x.iter().map(magnitude).fold(0, i32::max);
+    f32::from_bits(largest.cast_unsigned())
+}
+
 /// Rounds numbers to codes from -127 to 127; the scale. If one is not finite, neither is the scale, and codes may be
 /// anything.
 #[inline(always)]
 fn round<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
-    // Added to a number, it rounds it to a whole one, whose lowest bits then are those of the code.
-    const ROUND: f32 = 12_582_912.0;
-    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
-    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
-    let largest = x.iter().map(magnitude).fold(0, i32::max);
-    let largest = f32::from_bits(largest.cast_unsigned());
+    let largest = largest(x);
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
     for (code, x) in codes.iter_mut().zip(x) {
         *code = (x * inverse + ROUND).to_bits() as i8;

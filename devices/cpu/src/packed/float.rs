@@ -7,6 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
+use super::slabs::Slabs;
 use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
@@ -26,43 +27,26 @@ const ELEMENTS: usize = 128;
 /// From so many columns on, copying them to slabs pays.
 const WORTH_SLABS: usize = 17;
 
-/// Columns in slabs of [`ELEMENTS`]: the first slabs of all of them, then the second ones, and so on. Elsewhere, their
-/// distance often is a multiple of the page size, and those that are multiplied together displace each other from the
-/// cache.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Slabs {
-    /// Bytes of all columns.
-    pub bytes: usize,
-    /// Distance in bytes of the slabs of a column.
-    pub slabs: usize,
+/// The slabs that columns of `k` elements should be copied to, of which about `each` are multiplied with one matrix; `None` if
+/// they should stay where they are. There, their distance often is a multiple of the page size, and those that are multiplied
+/// together displace each other from the cache.
+pub(super) fn slabs(k: usize, columns: usize, each: usize) -> Option<Slabs> {
+    let slabs = Slabs::new(ELEMENTS, ELEMENTS * size_of::<f32>(), k, columns)?;
+    (each >= WORTH_SLABS).then_some(slabs)
 }
 
-impl Slabs {
-    /// Distance in bytes of columns.
-    pub const STRIDE: usize = ELEMENTS * size_of::<f32>();
-
-    /// For `columns` columns of `k` elements, of which about `each` are multiplied with one matrix; `None` if they should
-    /// stay where they are.
-    pub fn new(k: usize, columns: usize, each: usize) -> Option<Self> {
-        let slabs = columns.checked_mul(Self::STRIDE)?;
-        let bytes = k.div_ceil(ELEMENTS).checked_mul(slabs)?;
-        (each >= WORTH_SLABS).then_some(Slabs { bytes, slabs })
-    }
-
-    /// Copies elements of a column from element `start` on, a multiple of [`ELEMENTS`].
-    ///
-    /// # Safety
-    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
-    /// these elements.
-    pub unsafe fn copy(&self, x: &[f32], start: usize, out: *mut u8) {
-        for (i, x) in x.chunks(ELEMENTS).enumerate() {
-            let slab = out.wrapping_add((start / ELEMENTS + i) * self.slabs);
-            // SAFETY: the caller's contract.
-            unsafe {
-                slab.cast::<f32>()
-                    .copy_from_nonoverlapping(x.as_ptr(), x.len())
-            };
-        }
+/// Copies elements of a column from element `start` on, a multiple of [`ELEMENTS`].
+///
+/// # Safety
+/// `out` must be the place of one of the columns that `slabs` describes, writable and aligned to 4; columns have these
+/// elements.
+pub(crate) unsafe fn copy(slabs: Slabs, x: &[f32], start: usize, out: *mut u8) {
+    for (x, slab) in slabs.pieces(x, start, out) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            slab.cast::<f32>()
+                .copy_from_nonoverlapping(x.as_ptr(), x.len())
+        };
     }
 }
 

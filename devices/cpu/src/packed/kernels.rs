@@ -412,6 +412,34 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
     }
 }
 
+/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
+/// so, otherwise in `copy`. Then one address with constant offsets serves for all of them.
+///
+/// # Safety
+/// The slabs must be there, and room for as many at `copy`.
+#[inline(always)]
+pub(super) unsafe fn side_by_side(
+    columns: &[Column],
+    at: usize,
+    bytes: usize,
+    copy: *mut u8,
+) -> *const u8 {
+    let first = columns[0].x;
+    let mut is_run = true;
+    for (c, column) in columns.iter().enumerate() {
+        is_run &= column.x == first.wrapping_add(c * bytes);
+    }
+    if is_run {
+        return first.wrapping_add(at);
+    }
+    for (c, column) in columns.iter().enumerate() {
+        let x = column.x.wrapping_add(at);
+        // SAFETY: the caller's contract.
+        unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
+    }
+    copy
+}
+
 /// Rows of an unpacked slab and its place in columns.
 struct Strip {
     slab: *const Slab,
@@ -448,14 +476,14 @@ impl Strip {
         // SAFETY: the caller's contract; a copy has room for so many columns.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
-                let x = self.side_by_side::<F>(tile, copy);
+                let x = side_by_side(tile, self.at, F::COLUMNS.slab_bytes(), copy);
                 let next = next(C * (i + 1));
                 self.run::<F, V, R, C>(x, next, results.add(C * i), i == 0);
             }
             if rest.is_empty() {
                 return;
             }
-            let x = self.side_by_side::<F>(rest, copy);
+            let x = side_by_side(rest, self.at, F::COLUMNS.slab_bytes(), copy);
             let (next, first) = (next(columns.len()), full.is_empty());
             let results = results.add(C * full.len());
             match rest.len() {
@@ -466,30 +494,6 @@ impl Strip {
                 _ => self.run::<F, V, R, 5>(x, next, results, first),
             }
         }
-    }
-
-    /// The slabs of columns, one behind the other: where they are, if they are so, otherwise in `copy`. Then one address with
-    /// constant offsets serves for all of them.
-    ///
-    /// # Safety
-    /// The slabs must be there, and room for as many at `copy`.
-    #[inline(always)]
-    unsafe fn side_by_side<F: Format>(&self, columns: &[Column], copy: *mut u8) -> *const u8 {
-        let bytes = F::COLUMNS.slab_bytes();
-        let first = columns[0].x;
-        let mut is_run = true;
-        for (c, column) in columns.iter().enumerate() {
-            is_run &= column.x == first.wrapping_add(c * bytes);
-        }
-        if is_run {
-            return first.wrapping_add(self.at);
-        }
-        for (c, column) in columns.iter().enumerate() {
-            let x = column.x.wrapping_add(self.at);
-            // SAFETY: the caller's contract.
-            unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
-        }
-        copy
     }
 
     /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.

@@ -6,10 +6,10 @@
 //!
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
-//! - [`activations`]: the other side of products, rounded to 8 bits.
+//! - [`slabs`], [`activations`]: the other side of products: columns in slabs, and those rounded to 8 bits.
 //! - [`formats`], [`kernels`]: how panels of each type become bytes, and products of those.
 //! - [`simd`]: the instruction sets for which these are compiled.
-//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX.
+//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI.
 //! - `tiles`: products with many columns, for AMX.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
@@ -24,6 +24,9 @@ pub(crate) mod planes;
 pub(crate) mod rows;
 mod simd;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod sixteen;
+pub(crate) mod slabs;
+#[cfg(target_arch = "x86_64")]
 mod tiles;
 
 use crate::detect::Isa;
@@ -31,7 +34,6 @@ use crate::kernels::matmul::Form;
 use crate::simd::float::{Column, Panel, PanelFn};
 use activations::Activations;
 use buffer::PackedBuffer;
-use float::Slabs;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
 
@@ -135,6 +137,13 @@ pub(crate) fn product(
             form: Form::Planes(planes),
         });
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some((function, sixteen)) = sixteen::product(isa, dtype, k, columns, each) {
+        return Some(PackedProduct {
+            function,
+            form: Form::Sixteen(sixteen),
+        });
+    }
     if let Some((function, spec)) = kernels::product(isa, dtype) {
         return Some(PackedProduct {
             function,
@@ -143,7 +152,7 @@ pub(crate) fn product(
     }
     Some(PackedProduct {
         function: float::product(isa, dtype)?,
-        form: Slabs::new(k, columns, each).map_or(Form::F32, Form::Slabs),
+        form: float::slabs(k, columns, each).map_or(Form::F32, Form::Slabs),
     })
 }
 
@@ -258,7 +267,7 @@ mod tests {
             rows,
             k,
             first: 0,
-            slabs: form.slabs(),
+            slabs: form.slabs().map_or(0, |slabs| slabs.distance),
             past_caches: true,
             scratch: scratch.as_mut_ptr().cast(),
         };
@@ -310,6 +319,11 @@ mod tests {
                         }
                     }
                     let nmse = error / power;
+                    #[cfg(target_arch = "x86_64")]
+                    let bound = match product.form {
+                        Form::Sixteen(_) => 1e-8,
+                        _ => bound,
+                    };
                     assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
                     // Whole numbers are the same at all levels.
                     if let Form::Packed(_) = product.form {

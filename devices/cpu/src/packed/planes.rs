@@ -17,6 +17,7 @@ use super::formats::{
     Store,
 };
 use super::simd::avx512::Zmm;
+use super::slabs::Slabs;
 use super::tiles::Configuration;
 use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
@@ -60,35 +61,25 @@ pub(crate) const ROWS: usize = PANELS * PANEL;
 /// Bytes of scratch memory that products need for each worker.
 pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
 
-/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on. A slab has the elements'
-/// upper bits as BF16, then perhaps the rests as BF16; behind the last element come zeros up to a multiple of 32.
+/// Columns of slabs that have the elements' upper bits as BF16, then perhaps the rests as BF16; behind the last element come
+/// zeros up to a multiple of 32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Planes {
     token: Bf16Tiles,
     /// One or two.
     planes: usize,
-    /// Bytes of all columns.
-    pub bytes: usize,
-    /// Distance in bytes of the slabs of a column.
-    pub slabs: usize,
+    pub slabs: Slabs,
 }
 
 impl Planes {
     /// For `columns` columns of `k` elements; `None` if the size overflows.
     fn new(token: Bf16Tiles, planes: usize, k: usize, columns: usize) -> Option<Self> {
-        let slabs = columns.checked_mul(stride(planes))?;
-        let bytes = k.div_ceil(SLAB).checked_mul(slabs)?;
+        let slabs = Slabs::new(SLAB, stride(planes), k, columns)?;
         Some(Planes {
             token,
             planes,
-            bytes,
             slabs,
         })
-    }
-
-    /// Distance in bytes of columns.
-    pub fn stride(&self) -> usize {
-        stride(self.planes)
     }
 
     /// Splits elements of a column from element `start` on, a multiple of 256.
@@ -98,8 +89,7 @@ impl Planes {
     /// these elements.
     pub unsafe fn split(&self, x: &[f32], start: usize, out: *mut u8) {
         let _ = self.token;
-        for (i, x) in x.chunks(SLAB).enumerate() {
-            let to = out.wrapping_add((start / SLAB + i) * self.slabs);
+        for (x, to) in self.slabs.pieces(x, start, out) {
             // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
             unsafe {
                 match self.planes {

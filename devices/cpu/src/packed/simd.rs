@@ -1,6 +1,6 @@
 //! What products of packed rows need of an instruction set. Formats and products are written once over [`Simd`].
 
-/// Functions of an implementation of [`Simd`].
+/// Functions of an implementation of [`Simd`], or of a trait that needs it.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? { $($body:tt)* })*) => {$(
         #[inline(always)]
@@ -11,6 +11,8 @@ macro_rules! functions {
         }
     )*};
 }
+#[cfg(target_arch = "x86_64")]
+pub(super) use functions;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;

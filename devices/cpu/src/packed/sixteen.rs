@@ -1,0 +1,477 @@
+//! Products of packed F16 and BF16 rows with many columns by VNNI's instruction for 16 bits, which multiplies and adds twice as
+//! many pairs at a time as one for F32 does.
+//!
+//! The elements of rows and of columns are rounded to whole numbers up to [`LARGEST`], with a scale for each 32 of them. An
+//! element's error is at most 1/16382 of the largest of its 32. For numbers of about the same size that is less than rounding
+//! columns to F16 would cost. Fewer columns, and those of F32 rows, are [not rounded](super::float).
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::activations::{ROUND, SLAB, largest};
+use super::kernels::side_by_side;
+use super::simd::avx2::Ymm;
+use super::simd::avx512::Zmm;
+use super::simd::{Simd, functions};
+use super::slabs::Slabs;
+use super::{LANES, PANEL, Sum, store_all};
+use crate::detect::{Isa, vectorized};
+use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd::{Bf16, Element, F16, Vector};
+use samite_core::DType;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::mem::MaybeUninit;
+
+/// Elements that share a scale.
+const GROUP: usize = 32;
+
+/// Groups of a slab.
+const GROUPS: usize = SLAB / GROUP;
+
+/// The largest number: the sum of a group's products fits into 32 bits.
+const LARGEST: i32 = 8191;
+const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64);
+
+/// Columns from which on rounding rows pays.
+const WORTH_ROUNDING: usize = 32;
+
+/// Columns that are multiplied with the same rows: a multiple of how many are multiplied at a time.
+const COLUMNS: usize = 516;
+
+/// Most tiles of columns that ask for the weights that come next.
+const ASKING: usize = 8;
+
+/// Where the scales of a column are in a slab: behind the numbers.
+const SCALES_AT: usize = SLAB * size_of::<i16>();
+
+/// Bytes of a slab of a column: whole cache lines.
+const SLAB_BYTES: usize = (SCALES_AT + GROUPS * size_of::<f32>()).next_multiple_of(64);
+
+/// Columns of slabs that have their numbers, with zeros up to a multiple of 32, then scales (f32).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sixteen {
+    isa: Isa,
+    pub slabs: Slabs,
+}
+
+impl Sixteen {
+    /// Rounds elements of a column from element `start` on, a multiple of 256.
+    ///
+    /// # Safety
+    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 4; columns have
+    /// these elements.
+    pub unsafe fn round(&self, x: &[f32], start: usize, out: *mut u8) {
+        for (x, slab) in self.slabs.pieces(x, start, out) {
+            // SAFETY: the caller's contract.
+            unsafe { round(self.isa, x, slab) };
+        }
+    }
+}
+
+vectorized! {
+    /// Rounds the elements of a slab.
+    ///
+    /// # Safety
+    /// The slab must be writable and aligned to 4.
+    unsafe fn round(x: &[f32], slab: *mut u8) {
+        let scales = slab.wrapping_add(SCALES_AT).cast::<f32>();
+        let groups = slab.cast::<[i16; GROUP]>();
+        let (whole, rest) = x.as_chunks::<GROUP>();
+        let mut last = [0.0; GROUP];
+        last[..rest.len()].copy_from_slice(rest);
+        let last = (!rest.is_empty()).then_some(&last);
+        for (group, x) in whole.iter().chain(last).enumerate() {
+            let largest = largest(x);
+            let inverse = inverse(largest);
+            let numbers = x.map(|x| (x * inverse + ROUND).to_bits() as i16);
+            // SAFETY: a slab has room for the numbers and scales of so many elements.
+            unsafe {
+                groups.add(group).write(numbers);
+                scales.add(group).write(largest / LARGEST as f32);
+            }
+        }
+    }
+}
+
+/// What numbers up to `largest` are multiplied with.
+#[inline(always)]
+fn inverse(largest: f32) -> f32 {
+    if largest > 0.0 {
+        LARGEST as f32 / largest
+    } else {
+        0.0
+    }
+}
+
+/// Instruction sets that multiply numbers of 16 bits, and what it takes to round to these.
+///
+/// # Safety
+/// As [`Simd`].
+trait Pairs: Simd<Floats: Vector> {
+    /// Adds the products of both halves of each word to `sum`.
+    unsafe fn dot_halves(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    /// The larger ones of signed words.
+    unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The inverse of [`from_bits`](Simd::from_bits).
+    unsafe fn bits(floats: Self::Floats) -> Self::Words;
+    unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+}
+
+impl Pairs for Zmm<true> {
+    functions! {
+        fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
+        fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+        fn bits(floats: __m512) -> __m512i { _mm512_castps_si512(floats) }
+        fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+    }
+}
+
+impl<const VNNI: bool> Pairs for Ymm<VNNI> {
+    functions! {
+        fn dot_halves(sum: &mut __m256i, a: __m256i, b: __m256i) {
+            if VNNI {
+                dot_256(sum, a, b);
+            } else {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+            }
+        }
+        fn max(a: __m256i, b: __m256i) -> __m256i { _mm256_max_epi32(a, b) }
+        fn bits(floats: __m256) -> __m256i { _mm256_castps_si256(floats) }
+        fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
+    }
+}
+
+/// The instruction, which compilers make two of; its register class needs the feature.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn dot_512(sum: &mut __m512i, a: __m512i, b: __m512i) {
+    // SAFETY: the instruction is there; it changes nothing but the sum.
+    unsafe {
+        asm!(
+            "vpdpwssd {}, {}, {}",
+            inout(zmm_reg) * sum,
+            in(zmm_reg) a,
+            in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    }
+}
+
+/// The same for AVX-VNNI.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn dot_256(sum: &mut __m256i, a: __m256i, b: __m256i) {
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "{{vex}} vpdpwssd {}, {}, {}",
+            inout(ymm_reg) * sum,
+            in(ymm_reg) a,
+            in(ymm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    }
+}
+
+/// A part of the rows of a panel, rounded: two neighbouring elements of each row next to each other, the first one in the
+/// lower half, and scales of each group.
+#[repr(C, align(64))]
+struct Slab {
+    pairs: [[i32; PANEL]; SLAB / 2],
+    scales: [[f32; PANEL]; GROUPS],
+}
+
+impl Slab {
+    /// Rounds `len` elements of the rows of half a panel.
+    ///
+    /// # Safety
+    /// They must be there, and the instructions.
+    #[inline(always)]
+    unsafe fn round<V: Pairs, E: Element>(&mut self, weights: *const u8, len: usize, half: usize) {
+        for (first, lane) in (0..len)
+            .step_by(GROUP)
+            .flat_map(|first| (0..LANES).step_by(V::LANES).map(move |lane| (first, lane)))
+        {
+            let row = half * LANES + lane;
+            let count = GROUP.min(len - first);
+            // SAFETY: the caller's contract; a slab has a place for each.
+            unsafe {
+                let load = |i| E::load::<V::Floats>(weights, (first + i) * LANES + lane);
+                // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+                let mut largest = V::splat(0);
+                for i in 0..count {
+                    let magnitude = V::and(V::bits(load(i)), V::splat(i32::MAX));
+                    largest = V::max(largest, magnitude);
+                }
+                let largest = V::from_bits(largest);
+                let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
+                V::store_floats(scale, &raw mut self.scales[first / GROUP][row]);
+                // If all are zero, their products are NaN, whose lower bits are zeros, too.
+                let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
+                let number = |i| {
+                    if i < count {
+                        V::bits(V::mul_add(load(i), inverse, V::splat_float(ROUND)))
+                    } else {
+                        V::splat(0)
+                    }
+                };
+                for pair in 0..GROUP / 2 {
+                    let low = V::and(number(2 * pair), V::splat(0xffff));
+                    let both = V::or(low, V::shl(number(2 * pair + 1), 16));
+                    V::store(both, (&raw mut self.pairs[first / 2 + pair][row]).cast());
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies whole panels; `R` registers of rows with up to `C` columns at a time.
+///
+/// # Safety
+/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
+#[inline(always)]
+unsafe fn panels<V: Pairs, E: Element, const R: usize, const C: usize>(
+    panel: &Panel,
+    columns: &[Column],
+) {
+    const { assert!(COLUMNS.is_multiple_of(C)) };
+    let mut slab = MaybeUninit::<Slab>::uninit();
+    let mut results = MaybeUninit::<[Sum; COLUMNS]>::uninit();
+    let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
+    // As equal as whole tiles allow.
+    let parts = columns.len().div_ceil(COLUMNS).max(1);
+    let at_once = columns.len().div_ceil(parts).next_multiple_of(C).max(1);
+    for columns in columns.chunks(at_once) {
+        for row in (0..panel.rows).step_by(PANEL) {
+            let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
+            // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
+            unsafe {
+                results.write_bytes(0, columns.len());
+                for first in (0..panel.k).step_by(SLAB) {
+                    let len = SLAB.min(panel.k - first);
+                    let weights = weights.wrapping_add(first * PANEL * E::BYTES);
+                    for half in 0..2 {
+                        let weights = weights.wrapping_add(half * len * LANES * E::BYTES);
+                        (*slab).round::<V, E>(weights, len, half);
+                    }
+                    for first_row in (0..PANEL).step_by(R * V::LANES) {
+                        let strip = Strip {
+                            slab,
+                            row: first_row,
+                            at: first / SLAB * panel.slabs,
+                            next: panel.slabs,
+                            groups: len.div_ceil(GROUP),
+                            weights: weights.wrapping_add(len * PANEL * E::BYTES),
+                        };
+                        strip.all::<V, E, R, C>(columns, results);
+                    }
+                }
+                store_all(panel, row, columns, results);
+            }
+        }
+    }
+}
+
+/// Weights that a tile of columns asks for.
+#[derive(Clone, Copy)]
+struct Ask {
+    from: *const u8,
+    /// Lines for each group.
+    lines: usize,
+}
+
+/// Some rows of a rounded slab and its place in columns.
+struct Strip {
+    slab: *const Slab,
+    /// The first row.
+    row: usize,
+    /// Where the slab begins in a column, in bytes.
+    at: usize,
+    /// Where the next one begins, seen from there.
+    next: usize,
+    groups: usize,
+    /// Where the next slab of weights lies.
+    weights: *const u8,
+}
+
+impl Strip {
+    /// Multiplies with all columns.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn all<V: Pairs, E: Element, const R: usize, const C: usize>(
+        &self,
+        columns: &[Column],
+        results: *mut Sum,
+    ) {
+        let mut copy = MaybeUninit::<[[u8; SLAB_BYTES]; C]>::uninit();
+        let copy = copy.as_mut_ptr().cast::<u8>();
+        // Each of the first tiles of the first rows asks for so many lines with each group: all at once, they would keep
+        // others waiting.
+        let asking = columns.len().div_ceil(C).min(ASKING);
+        let lines = (SLAB * PANEL * E::BYTES / 64).div_ceil(asking * GROUPS);
+        for (i, tile) in columns.chunks(C).enumerate() {
+            let ask = Ask {
+                from: self.weights.wrapping_add(i * GROUPS * lines * 64),
+                lines: if i < asking && self.row == 0 {
+                    lines
+                } else {
+                    0
+                },
+            };
+            // What comes behind so many columns is not in the first-level cache.
+            let next = match columns.get(C * i + tile.len()) {
+                Some(next) => next.x.wrapping_add(self.at),
+                None => columns[0].x.wrapping_add(self.at + self.next),
+            };
+            // SAFETY: the caller's contract; a copy has room for so many columns.
+            unsafe {
+                let x = side_by_side(tile, self.at, SLAB_BYTES, copy);
+                let results = results.add(C * i);
+                match tile.len() {
+                    1 => self.run::<V, E, R, 1>(x, next, results, ask),
+                    2 => self.run::<V, E, R, 2>(x, next, results, ask),
+                    3 => self.run::<V, E, R, 3>(x, next, results, ask),
+                    4 if C > 4 => self.run::<V, E, R, 4>(x, next, results, ask),
+                    5 if C > 5 => self.run::<V, E, R, 5>(x, next, results, ask),
+                    _ => self.run::<V, E, R, C>(x, next, results, ask),
+                }
+            }
+        }
+    }
+
+    /// Multiplies with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`. Meanwhile
+    /// asks for as many slabs from `next` on and for weights.
+    ///
+    /// # Safety
+    /// The slab must be rounded, the columns and their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn run<V: Pairs, E: Element, const R: usize, const C: usize>(
+        &self,
+        x: *const u8,
+        next: *const u8,
+        results: *mut Sum,
+        weights: Ask,
+    ) {
+        let row = |r: usize| self.row + r * V::LANES;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x: [_; C] = from_fn(|c| x.wrapping_add(c * SLAB_BYTES));
+            let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
+            let mut sums = [[V::splat_float(0.0); R]; C];
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r] = V::load_floats(result(c, r));
+                }
+            }
+            for group in 0..self.groups {
+                let ask = |from: *const u8, bytes: usize| {
+                    let from = from.wrapping_add(group * (bytes / GROUPS));
+                    for line in 0..(bytes / GROUPS).div_ceil(64) {
+                        V::prefetch(from.wrapping_add(line * 64));
+                    }
+                };
+                ask(next, C * SLAB_BYTES);
+                ask(results.add(C).cast(), C * size_of::<Sum>());
+                for line in group * weights.lines..(group + 1) * weights.lines {
+                    V::prefetch(weights.from.wrapping_add(line * 64));
+                }
+                let mut whole = [[V::splat(0); R]; C];
+                for pair in (0..GROUP / 2).step_by(4) {
+                    let pair = group * (GROUP / 2) + pair;
+                    self.step::<V, R, C>(pair, x, &mut whole);
+                    self.step::<V, R, C>(pair + 1, x, &mut whole);
+                    self.step::<V, R, C>(pair + 2, x, &mut whole);
+                    self.step::<V, R, C>(pair + 3, x, &mut whole);
+                }
+                let mut scales = [V::splat_float(0.0); R];
+                for r in 0..R {
+                    scales[r] = V::load_floats(&raw const (*self.slab).scales[group][row(r)]);
+                }
+                for c in 0..C {
+                    let scale = x[c].add(SCALES_AT).cast::<f32>().add(group).read();
+                    for r in 0..R {
+                        let scale = V::mul(scales[r], V::splat_float(scale));
+                        V::accumulate(&mut sums[c][r], V::floats(whole[c][r]), scale);
+                    }
+                }
+            }
+            for c in 0..C {
+                for r in 0..R {
+                    V::store_floats(sums[c][r], result(c, r));
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a pair of elements to sums; `x` are the columns' slabs.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn step<V: Pairs, const R: usize, const C: usize>(
+        &self,
+        pair: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Words; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [V::splat(0); R];
+            for r in 0..R {
+                let row = self.row + r * V::LANES;
+                w[r] = V::load((&raw const (*self.slab).pairs[pair][row]).cast());
+            }
+            for c in 0..C {
+                let x = V::splat(x[c].cast::<i32>().add(pair).read());
+                for r in 0..R {
+                    V::dot_halves(&mut sums[c][r], w[r], x);
+                }
+            }
+        }
+    }
+}
+
+/// Compiles the product for one instruction set: so many registers of rows with so many columns at a time.
+macro_rules! compile {
+    ($name:ident, $simd:ty, $rows:literal x $columns:literal, $features:literal) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name<E: Element>(panel: &Panel, columns: &[Column]) {
+            // SAFETY: the caller's contract.
+            unsafe { panels::<$simd, E, $rows, $columns>(panel, columns) }
+        }
+    };
+}
+
+compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+// No faster than multiply-adds of F32, but a test of the same code where there is no AVX-VNNI.
+#[cfg(test)]
+compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
+
+/// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
+/// matrix, and the form of columns that it needs; `None` if there is none, or none that is worth it.
+pub(super) fn product(
+    isa: Isa,
+    dtype: DType,
+    k: usize,
+    columns: usize,
+    each: usize,
+) -> Option<(PanelFn, Sixteen)> {
+    let function: PanelFn = match (isa, dtype) {
+        (Isa::Avx512(token), DType::F16) if token.vnni() => avx512::<F16>,
+        (Isa::Avx512(token), DType::BF16) if token.vnni() => avx512::<Bf16>,
+        (Isa::Avx2(token), DType::F16) if token.vnni() => avx_vnni::<F16>,
+        (Isa::Avx2(token), DType::BF16) if token.vnni() => avx_vnni::<Bf16>,
+        #[cfg(test)]
+        (Isa::Avx2(_), DType::F16) => avx2::<F16>,
+        #[cfg(test)]
+        (Isa::Avx2(_), DType::BF16) => avx2::<Bf16>,
+        _ => return None,
+    };
+    let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
+    (each >= WORTH_ROUNDING).then_some((function, Sixteen { isa, slabs }))
+}
