@@ -12,11 +12,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{ColumnSpec, SLAB, Sums};
-use super::formats::{
-    FAR_AHEAD, Format, Iq4Nl, Iq4Xs, Mxfp4, NEAR_AHEAD, PanelSlab, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0,
-    Q5_1, Q5K, Q6K, Q8_0, Sink, Slab, Store,
-};
+use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::{self, Simd, room};
+use super::unpack::{FAR_AHEAD, Format, NEAR_AHEAD, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};

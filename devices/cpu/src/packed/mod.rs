@@ -7,7 +7,7 @@
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
 //! - [`slabs`], [`activations`]: the other side of products: columns in slabs, and those rounded to 8 bits.
-//! - [`formats`], [`kernels`]: how panels of each type become bytes, and products of those.
+//! - [`unpack`], [`formats`], [`kernels`]: how panels become bytes, those of each type, and products of those.
 //! - [`simd`]: the instruction sets for which these are compiled.
 //! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI.
 //! - `tiles`: products with many columns, for AMX.
@@ -28,6 +28,7 @@ pub(crate) mod sixteen;
 pub(crate) mod slabs;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod unpack;
 
 use crate::detect::Isa;
 use crate::kernels::matmul::Form;
@@ -330,6 +331,28 @@ mod tests {
                         let first = first.get_or_insert_with(|| got.clone());
                         assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_reaches_the_results_of_its_column_only() {
+        let (k, rows, columns) = (256, 33, 67);
+        for dtype in DType::all().filter(|&dtype| !products(dtype, k, 1).is_empty()) {
+            let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+            let mut weights = vec![0; layout.bytes()];
+            samite_quant::encode_row(dtype, &numbers(7, k * rows), &mut weights).unwrap();
+            let mut x = numbers(11, k * columns);
+            x[3 * k + 100] = f32::NAN;
+            x[5 * k + 40] = f32::INFINITY;
+            x[66 * k] = f32::NEG_INFINITY;
+            for (name, isa, product) in products(dtype, k, columns) {
+                let got = multiply(isa, product, &layout, &weights, &x, columns, false).unwrap();
+                for (c, results) in got.chunks(rows).enumerate() {
+                    let finite = !matches!(c, 3 | 5 | 66);
+                    let all = results.iter().all(|x| x.is_finite() == finite);
+                    assert!(all, "{name} {dtype} column {c}");
                 }
             }
         }

@@ -12,13 +12,11 @@
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
 use super::activations::{SLAB, Sums};
-use super::formats::{
-    self, Format, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Slab,
-    Store,
-};
+use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::avx512::Zmm;
 use super::slabs::Slabs;
 use super::tiles::Configuration;
+use super::unpack::{self, Format, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
 use crate::simd::float::{Column, Panel, PanelFn};
@@ -275,7 +273,7 @@ impl<F: Format> Rows for Quantized<F> {
             for half in 0..2 {
                 let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
                 let to = &mut Store::new(slab, half * LANES);
-                formats::unpack::<F, Zmm<true>, _>(formats::Rows::new(weights, 0), blocks, to);
+                unpack::unpack::<F, Zmm<true>, _>(unpack::Rows::new(weights, 0), blocks, to);
                 for group in 0..len / F::GROUP {
                     let scale =
                         _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());

@@ -85,7 +85,10 @@ vectorized! {
         for (group, x) in whole.iter().chain(last).enumerate() {
             let largest = largest(x);
             let inverse = inverse(largest);
-            let numbers = x.map(|x| (x * inverse + ROUND).to_bits() as i16);
+            let mut numbers = [0; GROUP];
+            for (number, x) in numbers.iter_mut().zip(x) {
+                *number = (x * inverse + ROUND).to_bits() as i16;
+            }
             // SAFETY: a slab has room for the numbers and scales of so many elements.
             unsafe {
                 groups.add(group).write(numbers);

@@ -11,9 +11,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{SLAB, Sums};
-use super::formats::{Format, PanelSlab, Sink, Slab, Store};
 use super::kernels::{self, PART, is_wide};
 use super::simd::avx512::Zmm;
+use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::simd::float::{Column, Panel};
 use crate::simd::prefetch;

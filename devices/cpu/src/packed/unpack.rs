@@ -1,0 +1,309 @@
+//! Panels unpacked to bytes: where rows are, when their memory is asked for, and where they go. What is different between types of
+//! weights is in [`formats`](super::formats).
+
+use super::activations::{ColumnSpec, SLAB, Sums};
+use super::simd::Simd;
+use super::{LANES, PANEL};
+use crate::simd::float::Panel;
+use samite_core::DType;
+
+/// How many bytes before they are unpacked weights are asked for.
+const AHEAD: usize = 4096;
+
+/// The same for weights that are used once, as they come. Requests must be spread out evenly: four lines asked for at
+/// once, then none for as long, are a quarter slower than one after the other.
+pub(super) const FAR_AHEAD: usize = 9216;
+
+/// The same where they wait for products: what comes too early displaces columns.
+pub(super) const NEAR_AHEAD: usize = 3072;
+
+/// A part of the rows of a panel, unpacked: codes as bytes, four of each row next to each other, and scales and minimums
+/// of each group of elements.
+#[repr(C, align(64))]
+pub(super) struct Slab {
+    pub codes: [[[u8; 4]; PANEL]; SLAB / 4],
+    pub scales: [[f32; PANEL]; SLAB / 16],
+    pub minimums: [[f32; PANEL]; SLAB / 16],
+}
+
+/// Where the rows of a register are in a slab.
+#[derive(Clone, Copy)]
+pub(super) struct Store {
+    slab: *mut Slab,
+    row: usize,
+}
+
+impl Store {
+    /// For rows from `row` of the panel on.
+    ///
+    /// # Safety
+    /// `slab` must be writable as long as this is used; there are as many rows as a register has.
+    #[inline(always)]
+    pub unsafe fn new(slab: *mut Slab, row: usize) -> Self {
+        Store { slab, row }
+    }
+}
+
+/// Where unpacked weights go. The first codes of a group come before its others, codes before their scale, scales before
+/// minimums; groups of different blocks come one after the other.
+pub(super) trait Sink<F: Format, V: Simd> {
+    /// How many bytes before they come weights should be asked for.
+    const AHEAD: usize = AHEAD;
+    /// Whether they should be asked for exactly where they come, not where the compiler likes to.
+    const EVENLY: bool = false;
+    /// Whether whole slabs of small blocks are unpacked without a loop: addresses with an index take another instruction
+    /// each time.
+    const UNROLLED: bool = false;
+
+    /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
+    /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
+    ///
+    /// # Safety
+    /// The slab must have these elements, and the instruction set must be there.
+    unsafe fn codes(&mut self, i: usize, codes: V::Words);
+
+    /// Takes the scales of a group of the slab.
+    ///
+    /// # Safety
+    /// As [`codes`](Sink::codes).
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats);
+
+    /// Takes what is subtracted from the products of scales and codes of a group of the slab.
+    ///
+    /// # Safety
+    /// As [`codes`](Sink::codes).
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats);
+}
+
+impl<F: Format, V: Simd> Sink<F, V> for Store {
+    #[inline(always)]
+    unsafe fn codes(&mut self, i: usize, codes: V::Words) {
+        // SAFETY: a slab has a place for each.
+        unsafe { V::store(codes, (&raw mut (*self.slab).codes[i][self.row]).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
+        // SAFETY: as in `codes`.
+        unsafe { V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
+        // SAFETY: as in `codes`.
+        unsafe { V::store_floats(minimums, &raw mut (*self.slab).minimums[group][self.row]) }
+    }
+}
+
+/// A type of packed weights.
+pub(super) trait Format: Sized {
+    const DTYPE: DType;
+    /// Elements that share a scale.
+    const GROUP: usize = 32;
+    /// Elements of columns that share a scale: the larger, the faster, and the further from the unrounded product.
+    const SCALED: usize = 32;
+    /// Groups whose codes come one among the other: so many from a multiple of that on.
+    const MIXED: usize = 1;
+    /// What has to be done about sums of columns.
+    const SUMS: Sums;
+    /// The largest code, if none is negative.
+    const LARGEST: usize;
+
+    /// Whether codes need all eight bits; then their offset is 128.
+    const FULL: bool = Self::LARGEST > 127;
+
+    /// What columns must be.
+    const COLUMNS: ColumnSpec = ColumnSpec {
+        scaled: Self::SCALED,
+        group: Self::GROUP,
+        sums: Self::SUMS,
+    };
+
+    /// Unpacks block number `i` of a slab of so many blocks.
+    ///
+    /// # Safety
+    /// The blocks must be there, and the instruction set; the contract of `to`.
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
+}
+
+/// The part of a panel that lies in a slab.
+pub(super) struct PanelSlab {
+    at: *const u8,
+    /// Number of the slab.
+    pub number: usize,
+    /// Number of elements of each row.
+    pub len: usize,
+}
+
+impl PanelSlab {
+    /// All parts of the panel that begins at row `row`.
+    #[inline(always)]
+    pub fn all<F: Format>(panel: &Panel, row: usize) -> impl Iterator<Item = Self> {
+        let (weights, k) = (panel.weights, panel.k);
+        let at = weights.wrapping_add(row / PANEL * panel.stride);
+        let bytes = SLAB / F::DTYPE.block_len() * F::DTYPE.block_bytes() * PANEL;
+        (0..k.div_ceil(SLAB)).map(move |number| PanelSlab {
+            at: at.wrapping_add(number * bytes),
+            number,
+            len: SLAB.min(k - number * SLAB),
+        })
+    }
+
+    /// Where the next one begins.
+    #[inline(always)]
+    pub fn end<F: Format>(&self) -> *const u8 {
+        let blocks = self.len / F::DTYPE.block_len();
+        self.at
+            .wrapping_add(blocks * F::DTYPE.block_bytes() * PANEL)
+    }
+
+    /// Unpacks the rows of a register, from row `row` of the panel on.
+    ///
+    /// # Safety
+    /// The panel must be there, and the instruction set; the contract of `to`.
+    #[inline(always)]
+    pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
+        let blocks = self.len / F::DTYPE.block_len();
+        let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
+        let rows = Rows {
+            ahead: S::AHEAD,
+            evenly: S::EVENLY,
+            ..Rows::new(self.at.wrapping_add(half), row % LANES)
+        };
+        // SAFETY: the caller's contract.
+        unsafe { unpack::<F, V, S>(rows, blocks, to) }
+    }
+}
+
+/// Something for 0 to 7 without a loop, in which sums of several groups would not stay in registers.
+macro_rules! eight_times {
+    ($i:ident => $body:expr) => { eight_times!($i => $body; 0 1 2 3 4 5 6 7) };
+    ($i:ident => $body:expr; $($number:literal)*) => {$({
+        let $i = $number;
+        $body;
+    })*};
+}
+pub(super) use eight_times;
+
+/// Unpacks rows of all blocks of a slab, of which there are so many.
+///
+/// # Safety
+/// As [`Format::unpack`].
+#[inline(always)]
+pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
+    rows: Rows,
+    blocks: usize,
+    to: &mut S,
+) {
+    const WHOLE: usize = 8;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
+            eight_times!(i => F::unpack::<V>(rows, WHOLE, i, to));
+        } else {
+            for i in 0..blocks {
+                F::unpack::<V>(rows, blocks, i, to);
+            }
+        }
+    }
+}
+
+/// Rows of a register in a field of half a panel.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    at: *const u8,
+    /// The first row in the half.
+    first: usize,
+    /// How many bytes before they are needed they are asked for, and whether [evenly](Sink::EVENLY).
+    ahead: usize,
+    evenly: bool,
+}
+
+/// Where a block of each row of a half will be, some time ahead.
+///
+/// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
+/// which fields are loaded: that is what processors' own prefetching goes on with. A line that a block, or a part of one,
+/// shares with the next is asked for by both: that costs less than a branch.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    at: *const u8,
+    evenly: bool,
+}
+
+impl Ahead {
+    /// Asks for a line.
+    #[inline(always)]
+    pub unsafe fn ask<V: Simd>(self, line: usize) {
+        let at = self.at.wrapping_add(line * 64);
+        // SAFETY: the caller's contract.
+        unsafe {
+            if self.evenly {
+                V::prefetch_here(at);
+            } else {
+                V::prefetch(at);
+            }
+        }
+    }
+
+    /// Asks for the lines of step `i` of eight, which share so many lines from line `first` on.
+    #[inline(always)]
+    pub unsafe fn ask_eighth<V: Simd>(self, first: usize, lines: usize, i: usize) {
+        for line in i * lines / 8..(i + 1) * lines / 8 {
+            // SAFETY: the caller's contract.
+            unsafe { self.ask::<V>(first + line) }
+        }
+    }
+}
+
+impl Rows {
+    /// Rows from row `first` of half a panel on.
+    #[inline(always)]
+    pub fn new(at: *const u8, first: usize) -> Self {
+        Rows {
+            at,
+            first,
+            ahead: AHEAD,
+            evenly: false,
+        }
+    }
+
+    /// What has to be asked for while block `i` is unpacked, of rows that begin with the half, not with a field in it.
+    #[inline(always)]
+    pub fn ahead<F: Format>(self, i: usize) -> Ahead {
+        Ahead {
+            at: self
+                .at
+                .wrapping_add(i * F::DTYPE.block_bytes() * LANES + self.ahead),
+            evenly: self.evenly,
+        }
+    }
+
+    /// The same rows in what lies behind so many bytes of each row.
+    #[inline(always)]
+    pub fn behind(self, bytes: usize) -> Self {
+        Rows {
+            at: self.at.wrapping_add(bytes * LANES),
+            ..self
+        }
+    }
+
+    /// Where unit number `i` of the rows is; a row's unit has so many bytes.
+    #[inline(always)]
+    pub fn unit(self, i: usize, bytes: usize) -> *const u8 {
+        self.at.wrapping_add((i * LANES + self.first) * bytes)
+    }
+
+    /// Four bytes of each row.
+    #[inline(always)]
+    pub unsafe fn words<V: Simd>(self, i: usize) -> V::Words {
+        // SAFETY: the caller's contract.
+        unsafe { V::load(self.unit(i, 4)) }
+    }
+
+    /// A half-precision number of each row.
+    #[inline(always)]
+    pub unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16(self.unit(i, 2)) }
+    }
+}
