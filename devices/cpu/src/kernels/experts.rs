@@ -10,7 +10,7 @@ use crate::simd::float::Column;
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{Error, Node, Result};
 
-/// Experts for each thread from which on one is a task.
+/// With so many experts for each thread, each of them is one task.
 const MANY: usize = 16;
 
 /// Where things lie in the scratch memory: the columns first.

@@ -1,6 +1,6 @@
 //! Matrix products.
 //!
-//! Columns of source 1 are brought into the form that the product needs once (packed F32, or quantized to 8 bits), in a
+//! Columns of source 1 are brought into the form that the product needs once (packed F32, or rounded to fewer bits), in a
 //! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
 
 use super::columns::Columns;
@@ -8,7 +8,6 @@ use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
 use crate::packed::activations::Activations;
-use crate::packed::float::copy;
 use crate::packed::layout::PackedLayout;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::planes::{self, Planes};
@@ -101,7 +100,7 @@ impl Form {
                     let out = out.cast::<f32>().add(start);
                     out.copy_from_nonoverlapping(x.as_ptr(), x.len());
                 }
-                Form::Slabs(slabs) => copy(slabs, x, start, out),
+                Form::Slabs(slabs) => packed::float::copy(slabs, x, start, out),
                 Form::Eight(eight) => quantized::quantize(isa, &eight, x, start, out),
                 Form::Packed(activations) => activations.quantize(x, start, out),
                 #[cfg(target_arch = "x86_64")]
@@ -128,11 +127,9 @@ impl Form {
         let (most, columns) = match self {
             #[cfg(target_arch = "x86_64")]
             Form::Planes(_) => (planes::ROWS, COLUMNS),
-            #[cfg(target_arch = "x86_64")]
-            Form::Sixteen(_) => (in_cache.clamp(PANEL, 256), COLUMNS),
-            // Products take as many columns at a time as pays.
-            Form::Packed(_) | Form::Slabs(_) => (in_cache.clamp(PANEL, 256), COLUMNS),
             Form::F32 | Form::Eight(_) => return [in_cache.clamp(32, 256) & !31, 128],
+            // Products take as many columns at a time as pays.
+            _ => (in_cache.clamp(PANEL, 256), COLUMNS),
         };
         // Several tasks for each thread, so that all end at about the same time.
         let parts = if threads == 1 { 1 } else { 4 * threads };
