@@ -190,9 +190,14 @@ impl Slab {
     /// Rounds `len` elements of the rows of half a panel.
     ///
     /// # Safety
-    /// They must be there, and the instructions.
+    /// They must be there, and the instructions; `slab` must be writable.
     #[inline(always)]
-    unsafe fn round<V: Pairs, E: Element>(&mut self, weights: *const u8, len: usize, half: usize) {
+    unsafe fn round<V: Pairs, E: Element>(
+        slab: *mut Slab,
+        weights: *const u8,
+        len: usize,
+        half: usize,
+    ) {
         for (first, lane) in (0..len)
             .step_by(GROUP)
             .flat_map(|first| (0..LANES).step_by(V::LANES).map(move |lane| (first, lane)))
@@ -210,7 +215,7 @@ impl Slab {
                 }
                 let largest = V::from_bits(largest);
                 let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
-                V::store_floats(scale, &raw mut self.scales[first / GROUP][row]);
+                V::store_floats(scale, &raw mut (*slab).scales[first / GROUP][row]);
                 // If all are zero, their products are NaN, whose lower bits are zeros, too.
                 let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
                 let number = |i| {
@@ -223,7 +228,7 @@ impl Slab {
                 for pair in 0..GROUP / 2 {
                     let low = V::and(number(2 * pair), V::splat(0xffff));
                     let both = V::or(low, V::shl(number(2 * pair + 1), 16));
-                    V::store(both, (&raw mut self.pairs[first / 2 + pair][row]).cast());
+                    V::store(both, (&raw mut (*slab).pairs[first / 2 + pair][row]).cast());
                 }
             }
         }
@@ -257,7 +262,7 @@ unsafe fn panels<V: Pairs, E: Element, const R: usize, const C: usize>(
                     let weights = weights.wrapping_add(first * PANEL * E::BYTES);
                     for half in 0..2 {
                         let weights = weights.wrapping_add(half * len * LANES * E::BYTES);
-                        (*slab).round::<V, E>(weights, len, half);
+                        Slab::round::<V, E>(slab, weights, len, half);
                     }
                     for first_row in (0..PANEL).step_by(R * V::LANES) {
                         let strip = Strip {
