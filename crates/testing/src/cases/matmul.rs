@@ -183,6 +183,9 @@ fn experts(cases: &mut Cases) {
             (9, 4, 2, 5),
             (32, 8, 4, 3),
             (16, 3, 3, 33),
+            // Several panels, and many columns for each expert.
+            (70, 3, 1, 120),
+            (40, 1, 1, 600),
         ] {
             for rows in [1, used] {
                 if rows == used && used == 1 {

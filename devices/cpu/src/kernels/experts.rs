@@ -10,9 +10,6 @@ use crate::simd::float::Column;
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{Error, Node, Result};
 
-/// With so many experts for each thread, each of them is one task.
-const MANY: usize = 16;
-
 /// Where things lie in the scratch memory: the columns first.
 struct Plan {
     product: Product,
@@ -144,12 +141,8 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         experts,
         choices: used * tokens,
     };
-    let row_bytes = weights.layout().row_bytes();
-    let [mut rows, part] = product.form.task(m, row_bytes, site.threads);
-    // Columns are gathered once for each task.
-    if product.form.slabs().is_some() && experts >= MANY * site.threads {
-        rows = m;
-    }
+    let each = lists.choices / experts.max(1);
+    let [rows, part] = product.expert_task(weights.layout(), each, site.threads);
     let row_blocks = m.div_ceil(rows);
 
     let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {

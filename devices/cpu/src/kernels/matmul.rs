@@ -41,6 +41,12 @@ const WORTH_TURNING: usize = 32;
 /// Columns from which on it pays to gather those that lie here and there.
 const WORTH_GATHERING: usize = 16;
 
+/// Bytes of columns that are gathered at a time, if these are not too few.
+const GATHERED_BYTES: usize = 2 << 20;
+
+/// Rows of a task for which columns are gathered, so that gathering takes little of its time.
+const GATHERED_ROWS: usize = 16 * PANEL;
+
 /// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
 const TASK_BYTES: usize = 128 << 10;
 
@@ -63,7 +69,7 @@ impl Form {
         match self {
             Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
             Form::Eight(eight) => Some(eight.bytes),
-            _ => Some(self.slabs()?.bytes),
+            _ => Some(self.slabs()?.slab_bytes),
         }
     }
 
@@ -148,8 +154,8 @@ enum Rows {
         layout: PackedLayout,
         /// Whether results go past the caches.
         past_caches: bool,
-        /// How many columns may lie here and there, as those of an expert do, and are gathered first.
-        scattered: usize,
+        /// Most columns that are gathered at a time, if they lie here and there, as those of an expert do; 0 otherwise.
+        most_gathered: usize,
     },
     /// Decoded to F32, a few at a time.
     Decoded,
@@ -171,12 +177,12 @@ impl Product {
         let weights = node.source_layout(0)?;
         let [k, rows, ..] = weights.shape();
         let x = node.source_layout(1)?;
-        let (columns, each, scattered) = match node.op() {
+        let (columns, each, choices) = match node.op() {
             // The third source has the chosen experts.
             Op::MulMatId { .. } => {
                 let choices = node.source_layout(2)?.elements();
                 let each = choices / weights.shape()[2].max(1);
-                (x.rows(), each, choices.min(COLUMNS))
+                (x.rows(), each, choices)
             }
             _ => (x.rows(), x.shape()[1], 0),
         };
@@ -184,13 +190,17 @@ impl Product {
             let PackedProduct { function, form } =
                 packed::product(isa, weights.dtype(), k, columns, each)?;
             let bytes = weights.row_bytes().saturating_mul(rows);
+            let most_gathered = form.slabs().map_or(0, |slabs| {
+                let most = GATHERED_BYTES / slabs.column_bytes().max(1);
+                choices.min(most.clamp(4 * WORTH_GATHERING, COLUMNS))
+            });
             return Some(Product {
                 function,
                 form,
                 rows: Rows::Packed {
                     layout: PackedLayout::new(weights)?,
                     past_caches: packed::past_caches(bytes, rows, each),
-                    scattered,
+                    most_gathered,
                 },
             });
         }
@@ -231,13 +241,30 @@ impl Product {
         })
     }
 
+    /// Whether so many columns of an expert are gathered first.
+    fn gathers(&self, columns: usize) -> bool {
+        matches!(self.rows, Rows::Packed { most_gathered, .. } if most_gathered >= WORTH_GATHERING)
+            && columns >= WORTH_GATHERING
+    }
+
+    /// Rows and columns of a task, as [`Form::task`], for experts with about `each` columns.
+    pub fn expert_task(&self, weights: &Layout, each: usize, threads: usize) -> [usize; 2] {
+        let rows = weights.shape()[1];
+        let [task, columns] = self.form.task(rows, weights.row_bytes(), threads);
+        if self.gathers(each) {
+            [task.max(GATHERED_ROWS), columns]
+        } else {
+            [task, columns]
+        }
+    }
+
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
             Rows::Plain => Some(self.form.worker_bytes()),
-            Rows::Packed { scattered, .. } => {
+            Rows::Packed { most_gathered, .. } => {
                 let gathered = match self.form.slabs() {
-                    Some(slabs) if scattered >= WORTH_GATHERING => slabs.of(scattered)?.total(),
+                    Some(slabs) if self.gathers(most_gathered) => slabs.of(most_gathered)?.total(),
                     _ => 0,
                 };
                 self.form.worker_bytes().checked_add(gathered)
@@ -290,27 +317,27 @@ impl Product {
             past_caches,
             scratch,
         };
-        let mut list = ColumnList::new();
         // SAFETY: the caller's contract.
         unsafe {
             let (at_a_time, layout) = match self.rows {
                 Rows::Plain => return (self.function)(&panel, columns),
-                Rows::Packed { scattered, .. } => {
-                    let mut columns = columns;
-                    if scattered > 0
-                        && columns.len() >= WORTH_GATHERING
-                        && let Some(slabs) = slabs
-                        && let Some(gathered) = slabs.of(columns.len())
-                    {
-                        let to = scratch.add(self.form.worker_bytes());
-                        slabs.copy(columns, &gathered, to);
-                        panel.slabs = gathered.distance;
-                        columns = list.fill(columns.len(), |c| Column {
-                            x: to.wrapping_add(c * slabs.bytes),
-                            ..columns[c]
-                        });
+                Rows::Packed { most_gathered, .. } => {
+                    let worth = self.gathers(columns.len()) && rows.len() > PANEL;
+                    match slabs.filter(|_| worth) {
+                        Some(slabs) => {
+                            let to = scratch.add(self.form.worker_bytes());
+                            let mut list = ColumnList::new();
+                            for columns in columns.chunks(most_gathered) {
+                                panel.slabs = slabs.gather(columns, to);
+                                let columns = list.fill(columns.len(), |c| Column {
+                                    x: to.wrapping_add(c * slabs.slab_bytes),
+                                    ..columns[c]
+                                });
+                                (self.function)(&panel, columns);
+                            }
+                        }
+                        None => (self.function)(&panel, columns),
                     }
-                    (self.function)(&panel, columns);
                     if past_caches {
                         packed::all_stored();
                     }

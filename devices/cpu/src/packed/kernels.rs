@@ -153,8 +153,9 @@ const fn is_offset<F: Format, V: Simd>() -> bool {
     matches!(F::SUMS, Sums::Offset(_)) && !(F::FULL && V::SIGNED)
 }
 
+/// Sums of some columns.
 #[repr(C, align(64))]
-struct Results<const N: usize>([Sum; N]);
+pub(super) struct Results<const N: usize>([Sum; N]);
 
 /// Room for slabs of columns.
 #[repr(C, align(64))]

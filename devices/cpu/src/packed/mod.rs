@@ -212,6 +212,15 @@ mod tests {
             let (_, isa, PackedProduct { form, .. }) = all[0];
             all.push(("portable".into(), isa, PackedProduct { function, form }));
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some((function, sixteen)) = sixteen::avx2_product(dtype, k, columns) {
+            let form = Form::Sixteen(sixteen);
+            all.push((
+                "halves by AVX2".into(),
+                all[0].1,
+                PackedProduct { function, form },
+            ));
+        }
         all
     }
 

@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{ROUND, SLAB, largest};
-use super::kernels::side_by_side;
+use super::kernels::{Results, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
 use super::simd::{Simd, functions};
@@ -98,7 +98,7 @@ vectorized! {
     }
 }
 
-/// What numbers up to `largest` are multiplied with.
+/// What numbers up to `largest` are multiplied with. Those below 2.4e-35 become zeros.
 #[inline(always)]
 fn inverse(largest: f32) -> f32 {
     if largest > 0.0 {
@@ -112,7 +112,7 @@ fn inverse(largest: f32) -> f32 {
 ///
 /// # Safety
 /// As [`Simd`].
-trait Pairs: Simd<Floats: Vector> {
+trait Halves: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_halves(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// The larger ones of signed words.
@@ -122,7 +122,7 @@ trait Pairs: Simd<Floats: Vector> {
     unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
 }
 
-impl Pairs for Zmm<true> {
+impl Halves for Zmm<true> {
     functions! {
         fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
         fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
@@ -131,7 +131,7 @@ impl Pairs for Zmm<true> {
     }
 }
 
-impl<const VNNI: bool> Pairs for Ymm<VNNI> {
+impl<const VNNI: bool> Halves for Ymm<VNNI> {
     functions! {
         fn dot_halves(sum: &mut __m256i, a: __m256i, b: __m256i) {
             if VNNI {
@@ -192,7 +192,7 @@ impl Slab {
     /// # Safety
     /// They must be there, and the instructions; `slab` must be writable.
     #[inline(always)]
-    unsafe fn round<V: Pairs, E: Element>(
+    unsafe fn round<V: Halves, E: Element>(
         slab: *mut Slab,
         weights: *const u8,
         len: usize,
@@ -216,7 +216,7 @@ impl Slab {
                 let largest = V::from_bits(largest);
                 let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
                 V::store_floats(scale, &raw mut (*slab).scales[first / GROUP][row]);
-                // If all are zero, their products are NaN, whose lower bits are zeros, too.
+                // If all are zero, their products are NaN, whose lower bits are zeros, too. Those below 2.4e-35 become zeros.
                 let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
                 let number = |i| {
                     if i < count {
@@ -240,13 +240,13 @@ impl Slab {
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
 #[inline(always)]
-unsafe fn panels<V: Pairs, E: Element, const R: usize, const C: usize>(
+unsafe fn panels<V: Halves, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
     const { assert!(COLUMNS.is_multiple_of(C)) };
     let mut slab = MaybeUninit::<Slab>::uninit();
-    let mut results = MaybeUninit::<[Sum; COLUMNS]>::uninit();
+    let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
     // As equal as whole tiles allow.
     let parts = columns.len().div_ceil(COLUMNS).max(1);
@@ -282,6 +282,10 @@ unsafe fn panels<V: Pairs, E: Element, const R: usize, const C: usize>(
     }
 }
 
+/// Room for slabs of columns.
+#[repr(C, align(64))]
+struct Tile<const C: usize>([[u8; SLAB_BYTES]; C]);
+
 /// Weights that a tile of columns asks for.
 #[derive(Clone, Copy)]
 struct Ask {
@@ -310,12 +314,12 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn all<V: Pairs, E: Element, const R: usize, const C: usize>(
+    unsafe fn all<V: Halves, E: Element, const R: usize, const C: usize>(
         &self,
         columns: &[Column],
         results: *mut Sum,
     ) {
-        let mut copy = MaybeUninit::<[[u8; SLAB_BYTES]; C]>::uninit();
+        let mut copy = MaybeUninit::<Tile<C>>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
         // Each of the first tiles of the first rows asks for so many lines with each group: all at once, they would keep
         // others waiting.
@@ -357,7 +361,7 @@ impl Strip {
     /// # Safety
     /// The slab must be rounded, the columns and their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<V: Pairs, E: Element, const R: usize, const C: usize>(
+    unsafe fn run<V: Halves, E: Element, const R: usize, const C: usize>(
         &self,
         x: *const u8,
         next: *const u8,
@@ -420,7 +424,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn step<V: Pairs, const R: usize, const C: usize>(
+    unsafe fn step<V: Halves, const R: usize, const C: usize>(
         &self,
         pair: usize,
         x: [*const u8; C],
@@ -456,10 +460,6 @@ macro_rules! compile {
 
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
-// No faster than multiply-adds of F32, but a test of the same code where there is no AVX-VNNI.
-#[cfg(test)]
-compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
-
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
 /// matrix, and the form of columns that it needs; `None` if there is none, or none that is worth it.
 pub(super) fn product(
@@ -474,12 +474,28 @@ pub(super) fn product(
         (Isa::Avx512(token), DType::BF16) if token.vnni() => avx512::<Bf16>,
         (Isa::Avx2(token), DType::F16) if token.vnni() => avx_vnni::<F16>,
         (Isa::Avx2(token), DType::BF16) if token.vnni() => avx_vnni::<Bf16>,
-        #[cfg(test)]
-        (Isa::Avx2(_), DType::F16) => avx2::<F16>,
-        #[cfg(test)]
-        (Isa::Avx2(_), DType::BF16) => avx2::<Bf16>,
         _ => return None,
     };
     let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
     (each >= WORTH_ROUNDING).then_some((function, Sixteen { isa, slabs }))
+}
+
+/// The code for AVX-VNNI with instructions of AVX2, which are no faster than multiply-adds of F32: a test where there is no
+/// AVX-VNNI.
+#[cfg(test)]
+pub(super) fn avx2_product(dtype: DType, k: usize, columns: usize) -> Option<(PanelFn, Sixteen)> {
+    compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
+    let Some(isa @ Isa::Avx2(_)) = Isa::all()
+        .into_iter()
+        .find(|isa| matches!(isa, Isa::Avx2(_)))
+    else {
+        return None;
+    };
+    let function: PanelFn = match dtype {
+        DType::F16 => avx2::<F16>,
+        DType::BF16 => avx2::<Bf16>,
+        _ => return None,
+    };
+    let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
+    Some((function, Sixteen { isa, slabs }))
 }

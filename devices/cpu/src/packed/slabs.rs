@@ -8,7 +8,7 @@ pub(crate) struct Slabs {
     /// Elements of a slab.
     len: usize,
     /// Bytes of a slab, which are the distance of columns.
-    pub bytes: usize,
+    pub slab_bytes: usize,
     /// How many slabs a column has.
     count: usize,
     /// Distance in bytes of the slabs of a column.
@@ -17,15 +17,20 @@ pub(crate) struct Slabs {
 
 impl Slabs {
     /// For `columns` columns of `k` elements in slabs of `len` elements and so many bytes; `None` if the size overflows.
-    pub fn new(len: usize, bytes: usize, k: usize, columns: usize) -> Option<Self> {
-        let (count, distance) = (k.div_ceil(len), columns.checked_mul(bytes)?);
+    pub fn new(len: usize, slab_bytes: usize, k: usize, columns: usize) -> Option<Self> {
+        let (count, distance) = (k.div_ceil(len), columns.checked_mul(slab_bytes)?);
         distance.checked_mul(count)?;
         Some(Slabs {
             len,
-            bytes,
+            slab_bytes,
             count,
             distance,
         })
+    }
+
+    /// Bytes of a column.
+    pub fn column_bytes(&self) -> usize {
+        self.slab_bytes * self.count
     }
 
     /// Bytes of all columns.
@@ -35,7 +40,7 @@ impl Slabs {
 
     /// The same for another number of columns.
     pub fn of(self, columns: usize) -> Option<Self> {
-        Self::new(self.len, self.bytes, self.len * self.count, columns)
+        Self::new(self.len, self.slab_bytes, self.len * self.count, columns)
     }
 
     /// Elements from element `start` on, which begins a slab, in slabs, and where in the column each of these is.
@@ -51,18 +56,20 @@ impl Slabs {
         x.chunks(self.len).enumerate().map(move |(i, x)| (x, at(i)))
     }
 
-    /// Copies columns that lie so to `to`, as `others` say, one behind the other.
+    /// Copies columns to `to`, side by side in slabs again; the distance of a column's slabs there.
     ///
     /// # Safety
     /// The columns must be there, and room for them.
-    pub unsafe fn copy(&self, columns: &[Column], others: &Self, to: *mut u8) {
+    pub unsafe fn gather(&self, columns: &[Column], to: *mut u8) -> usize {
+        let distance = columns.len() * self.slab_bytes;
         for slab in 0..self.count {
             for (c, column) in columns.iter().enumerate() {
                 let from = column.x.wrapping_add(slab * self.distance);
-                let to = to.wrapping_add(slab * others.distance + c * self.bytes);
+                let to = to.wrapping_add(slab * distance + c * self.slab_bytes);
                 // SAFETY: the caller's contract.
-                unsafe { to.copy_from_nonoverlapping(from, self.bytes) };
+                unsafe { to.copy_from_nonoverlapping(from, self.slab_bytes) };
             }
         }
+        distance
     }
 }
