@@ -94,23 +94,39 @@ fn map(
             pieces(result.layout(), range, |piece| {
                 // SAFETY: pieces lie inside of the shape, which both operands share; tasks do not overlap.
                 unsafe {
-                    result.write_with(piece, |piece, out| {
-                        match dense(&source, source.shape()[0], piece.row, piece.start) {
-                            Some(from) if from != out.as_ptr() => {
-                                let x = std::slice::from_raw_parts(from, out.len());
-                                map_slice(isa, out, x, f);
-                            }
-                            _ => {
-                                source.load(piece.row, piece.start, out);
-                                change_slice(isa, out, f);
-                            }
-                        }
-                    });
+                    result.write_with(piece, |piece, out| map_piece(isa, &source, piece, out, f));
                 }
             });
             Ok(())
         },
     ))
+}
+
+/// One piece of a row. `out` may be the memory of `x`.
+///
+/// # Safety
+/// See [`Operand`]; the piece must be inside of `x`.
+#[inline]
+unsafe fn map_piece(
+    isa: Isa,
+    x: &Operand,
+    piece: Piece,
+    out: &mut [f32],
+    f: impl Fn(f32) -> f32 + Copy,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match dense(x, x.shape()[0], piece.row, piece.start) {
+            Some(from) if from != out.as_ptr() => {
+                let x = std::slice::from_raw_parts(from, out.len());
+                map_slice(isa, out, x, f);
+            }
+            _ => {
+                x.load(piece.row, piece.start, out);
+                change_slice(isa, out, f);
+            }
+        }
+    }
 }
 
 /// Add, sub, mul, div.
@@ -218,17 +234,7 @@ unsafe fn zip_piece(
         if b0 == 1 {
             let mut same = [0.0];
             b.load(row, 0, &mut same);
-            let f = move |x| f(x, same[0]);
-            match dense(a, n0, piece.row, piece.start) {
-                Some(a) if a != out.as_ptr() => {
-                    map_slice(isa, out, std::slice::from_raw_parts(a, piece.len), f);
-                }
-                _ => {
-                    a.load(piece.row, piece.start, out);
-                    change_slice(isa, out, f);
-                }
-            }
-            return;
+            return map_piece(isa, a, piece, out, move |x| f(x, same[0]));
         }
     }
     let mut buffer = [0.0; TASK];

@@ -243,8 +243,7 @@ impl Product {
 
     /// Whether so many columns of an expert are gathered first.
     fn gathers(&self, columns: usize) -> bool {
-        matches!(self.rows, Rows::Packed { most_gathered, .. } if most_gathered >= WORTH_GATHERING)
-            && columns >= WORTH_GATHERING
+        matches!(self.rows, Rows::Packed { most_gathered, .. } if columns.min(most_gathered) >= WORTH_GATHERING)
     }
 
     /// Rows and columns of a task, as [`Form::task`], for experts with about `each` columns.
@@ -264,7 +263,9 @@ impl Product {
             Rows::Plain => Some(self.form.worker_bytes()),
             Rows::Packed { most_gathered, .. } => {
                 let gathered = match self.form.slabs() {
-                    Some(slabs) if self.gathers(most_gathered) => slabs.of(most_gathered)?.total(),
+                    Some(slabs) if self.gathers(most_gathered) => {
+                        slabs.column_bytes().checked_mul(most_gathered)?
+                    }
                     _ => 0,
                 };
                 self.form.worker_bytes().checked_add(gathered)

@@ -100,7 +100,7 @@ impl ColumnSpec {
             // SAFETY: a slab has room for the codes, scales and sums of so many elements.
             unsafe {
                 let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
-                let scale = round(x, codes);
+                let scale = round(x, 127.0, codes, |bits| bits as i8);
                 scales.cast::<f32>().add(part).write(scale);
                 let whole = codes.as_chunks::<16>().0;
                 for (g, codes) in whole.chunks(self.group / 16).enumerate() {
@@ -123,23 +123,22 @@ impl ColumnSpec {
 /// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.
 pub(super) const ROUND: f32 = 12_582_912.0;
 
-/// The largest magnitude; infinity or NaN if there is one.
+/// Rounds numbers to whole ones up to `most`, of which `low` takes the lowest bits; the scale. If one is not finite, neither is
+/// the scale, and codes may be anything; the largest below `most / f32::MAX` makes all of them zeros.
 #[inline(always)]
-pub(super) fn largest<const N: usize>(x: &[f32; N]) -> f32 {
+pub(super) fn round<const N: usize, T>(
+    x: &[f32; N],
+    most: f32,
+    codes: &mut [T; N],
+    low: impl Fn(u32) -> T,
+) -> f32 {
     // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
     let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
     let largest = x.iter().map(magnitude).fold(0, i32::max);
-    f32::from_bits(largest.cast_unsigned())
-}
-
-/// Rounds numbers to codes from -127 to 127; the scale. If one is not finite, neither is the scale, and codes may be
-/// anything.
-#[inline(always)]
-fn round<const N: usize>(x: &[f32; N], codes: &mut [i8; N]) -> f32 {
-    let largest = largest(x);
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    let largest = f32::from_bits(largest.cast_unsigned());
+    let inverse = if largest > 0.0 { most / largest } else { 0.0 };
     for (code, x) in codes.iter_mut().zip(x) {
-        *code = (x * inverse + ROUND).to_bits() as i8;
+        *code = low((x * inverse + ROUND).to_bits());
     }
-    largest / 127.0
+    largest / most
 }

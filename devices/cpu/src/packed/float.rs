@@ -8,7 +8,7 @@
 
 use super::activations::SLAB;
 use super::slabs::Slabs;
-use super::{LANES, PANEL, Sum, store_all};
+use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
@@ -70,10 +70,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
     const { assert!(COLUMNS.is_multiple_of(C)) };
-    // As equal as whole tiles allow.
-    let parts = columns.len().div_ceil(COLUMNS).max(1);
-    let at_once = columns.len().div_ceil(parts).next_multiple_of(C).max(1);
-    for columns in columns.chunks(at_once) {
+    for columns in columns.chunks(equal_part(columns.len(), COLUMNS, C)) {
         // Converting costs less than storing and loading.
         let is_direct = columns.len() <= if V::WIDENS { 2 * C } else { C };
         for row in (0..panel.rows).step_by(PANEL) {

@@ -15,7 +15,7 @@ use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::{self, Simd, room};
 use super::unpack::{FAR_AHEAD, Format, NEAR_AHEAD, PanelSlab, Sink, Slab, Store};
-use super::{LANES, PANEL, Sum, store_all};
+use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
@@ -189,10 +189,7 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
             }
             _ => {
                 const { assert!(COLUMNS.is_multiple_of(C)) };
-                // As equal as whole tiles allow.
-                let parts = columns.len().div_ceil(COLUMNS);
-                let part = columns.len().div_ceil(parts).next_multiple_of(C);
-                for columns in columns.chunks(part) {
+                for columns in columns.chunks(equal_part(columns.len(), COLUMNS, C)) {
                     many::<F, V, R, C>(panel, columns);
                 }
             }

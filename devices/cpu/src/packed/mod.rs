@@ -109,6 +109,14 @@ pub(crate) fn all_stored() {
     }
 }
 
+/// How many of so many columns are multiplied with the same rows, at most `most`: whole tiles, and as equal parts as these
+/// allow.
+#[inline(always)]
+fn equal_part(columns: usize, most: usize, tile: usize) -> usize {
+    let parts = columns.div_ceil(most).max(1);
+    columns.div_ceil(parts).next_multiple_of(tile).max(1)
+}
+
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {

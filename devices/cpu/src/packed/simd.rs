@@ -14,6 +14,30 @@ macro_rules! functions {
 #[cfg(target_arch = "x86_64")]
 pub(super) use functions;
 
+/// An instruction that changes a register by two others, written out. Its register class needs the feature.
+#[cfg(target_arch = "x86_64")]
+macro_rules! in_place {
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal) => {
+        $(#[$meta])*
+        #[inline]
+        #[target_feature(enable = $feature)]
+        fn $name(changed: &mut $type, a: $type, b: $type) {
+            // SAFETY: the instruction is there; it changes nothing but the register.
+            unsafe {
+                std::arch::asm!(
+                    concat!($instruction, " {}, {}, {}"),
+                    inout($class) * changed,
+                    in($class) a,
+                    in($class) b,
+                    options(pure, nomem, nostack, preserves_flags)
+                )
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use in_place;
+
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -8,18 +8,17 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{ROUND, SLAB, largest};
+use super::activations::{self, ROUND, SLAB};
 use super::kernels::{Results, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
-use super::simd::{Simd, functions};
+use super::simd::{Simd, functions, in_place};
 use super::slabs::Slabs;
-use super::{LANES, PANEL, Sum, store_all};
+use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::{Isa, vectorized};
 use crate::simd::float::{Column, Panel, PanelFn};
 use crate::simd::{Bf16, Element, F16, Vector};
 use samite_core::DType;
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
@@ -83,28 +82,13 @@ vectorized! {
         last[..rest.len()].copy_from_slice(rest);
         let last = (!rest.is_empty()).then_some(&last);
         for (group, x) in whole.iter().chain(last).enumerate() {
-            let largest = largest(x);
-            let inverse = inverse(largest);
-            let mut numbers = [0; GROUP];
-            for (number, x) in numbers.iter_mut().zip(x) {
-                *number = (x * inverse + ROUND).to_bits() as i16;
-            }
             // SAFETY: a slab has room for the numbers and scales of so many elements.
             unsafe {
-                groups.add(group).write(numbers);
-                scales.add(group).write(largest / LARGEST as f32);
+                let numbers = &mut *groups.add(group);
+                let scale = activations::round(x, LARGEST as f32, numbers, |bits| bits as i16);
+                scales.add(group).write(scale);
             }
         }
-    }
-}
-
-/// What numbers up to `largest` are multiplied with. Those below 2.4e-35 become zeros.
-#[inline(always)]
-fn inverse(largest: f32) -> f32 {
-    if largest > 0.0 {
-        LARGEST as f32 / largest
-    } else {
-        0.0
     }
 }
 
@@ -146,36 +130,14 @@ impl<const VNNI: bool> Halves for Ymm<VNNI> {
     }
 }
 
-/// The instruction, which compilers make two of; its register class needs the feature.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn dot_512(sum: &mut __m512i, a: __m512i, b: __m512i) {
-    // SAFETY: the instruction is there; it changes nothing but the sum.
-    unsafe {
-        asm!(
-            "vpdpwssd {}, {}, {}",
-            inout(zmm_reg) * sum,
-            in(zmm_reg) a,
-            in(zmm_reg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        )
-    }
+in_place! {
+    /// The instruction, which compilers make two of.
+    fn dot_512(__m512i), "avx512f", zmm_reg, "vpdpwssd"
 }
 
-/// The same for AVX-VNNI.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn dot_256(sum: &mut __m256i, a: __m256i, b: __m256i) {
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            "{{vex}} vpdpwssd {}, {}, {}",
-            inout(ymm_reg) * sum,
-            in(ymm_reg) a,
-            in(ymm_reg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        )
-    }
+in_place! {
+    /// The same for AVX-VNNI.
+    fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
 /// A part of the rows of a panel, rounded: two neighbouring elements of each row next to each other, the first one in the
@@ -248,10 +210,7 @@ unsafe fn panels<V: Halves, E: Element, const R: usize, const C: usize>(
     let mut slab = MaybeUninit::<Slab>::uninit();
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
-    // As equal as whole tiles allow.
-    let parts = columns.len().div_ceil(COLUMNS).max(1);
-    let at_once = columns.len().div_ceil(parts).next_multiple_of(C).max(1);
-    for columns in columns.chunks(at_once) {
+    for columns in columns.chunks(equal_part(columns.len(), COLUMNS, C)) {
         for row in (0..panel.rows).step_by(PANEL) {
             let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
             // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
@@ -460,6 +419,7 @@ macro_rules! compile {
 
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
 /// matrix, and the form of columns that it needs; `None` if there is none, or none that is worth it.
 pub(super) fn product(
@@ -485,12 +445,8 @@ pub(super) fn product(
 #[cfg(test)]
 pub(super) fn avx2_product(dtype: DType, k: usize, columns: usize) -> Option<(PanelFn, Sixteen)> {
     compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
-    let Some(isa @ Isa::Avx2(_)) = Isa::all()
-        .into_iter()
-        .find(|isa| matches!(isa, Isa::Avx2(_)))
-    else {
-        return None;
-    };
+    let mut all = Isa::all().into_iter();
+    let isa = all.find(|isa| matches!(isa, Isa::Avx2(_)))?;
     let function: PanelFn = match dtype {
         DType::F16 => avx2::<F16>,
         DType::BF16 => avx2::<Bf16>,

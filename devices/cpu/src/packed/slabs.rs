@@ -38,11 +38,6 @@ impl Slabs {
         self.distance * self.count
     }
 
-    /// The same for another number of columns.
-    pub fn of(self, columns: usize) -> Option<Self> {
-        Self::new(self.len, self.slab_bytes, self.len * self.count, columns)
-    }
-
     /// Elements from element `start` on, which begins a slab, in slabs, and where in the column each of these is.
     #[inline(always)]
     pub fn pieces(

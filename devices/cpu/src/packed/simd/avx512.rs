@@ -119,18 +119,7 @@ fn settle(floats: &mut __m512) {
     }
 }
 
-/// [`Simd::accumulate`]: the register class needs the feature.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
-    // SAFETY: the instruction is there; it changes nothing but the sum.
-    unsafe {
-        asm!(
-            "vfmadd231ps {}, {}, {}",
-            inout(zmm_reg) * sum,
-            in(zmm_reg) a,
-            in(zmm_reg) b,
-            options(pure, nomem, nostack, preserves_flags)
-        )
-    }
+in_place! {
+    /// [`Simd::accumulate`]
+    fn accumulate(__m512), "avx512f", zmm_reg, "vfmadd231ps"
 }
