@@ -1,4 +1,4 @@
-//! Attention's products for few queries: of queries with a block of keys, and sums of weighted values.
+//! Attention's products for few queries, of queries with a block of keys and sums of weighted values, and blocks as F32.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -241,6 +241,25 @@ unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
     }
 }
 
+/// Writes the elements of all rows as F32, one row behind the other.
+#[inline(always)]
+unsafe fn decode<V: Vector, E: Element>(rows: &Rows, out: *mut f32) {
+    let whole = rows.len - rows.len % V::LANES;
+    for row in 0..rows.count {
+        let (from, to) = (rows.row(row), out.wrapping_add(row * rows.len));
+        // SAFETY: the caller's contract.
+        unsafe {
+            for i in (0..whole).step_by(V::LANES) {
+                E::load::<V>(from, i).store(to.add(i));
+            }
+            if whole < rows.len {
+                let count = rows.len - whole;
+                E::load_part::<V>(from, whole, count).store_part(to.add(whole), count);
+            }
+        }
+    }
+}
+
 /// Compiles the generic functions for one instruction set.
 macro_rules! compile {
     ($name:ident, $vector:ty $(, $features:literal)?) => {
@@ -257,6 +276,12 @@ macro_rules! compile {
             pub unsafe fn weighted<E: Element>(rows: &Rows, columns: &[Column]) {
                 // SAFETY: the caller's contract.
                 unsafe { super::weighted::<$vector, E>(rows, columns) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            pub unsafe fn decode<E: Element>(rows: &Rows, out: *mut f32) {
+                // SAFETY: the caller's contract.
+                unsafe { super::decode::<$vector, E>(rows, out) }
             }
         }
     };
@@ -287,6 +312,17 @@ pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
     choose!(isa, dtype, weighted)
 }
 
+/// Writes the elements of rows as F32, one row behind the other.
+///
+/// # Safety
+/// As [`RowsFn`].
+pub(crate) type DecodeFn = unsafe fn(&Rows, *mut f32);
+
+/// [`DecodeFn`] for rows of `dtype`: F32, F16 or BF16.
+pub(crate) fn decode_of(isa: Isa, dtype: DType) -> Option<DecodeFn> {
+    choose!(isa, dtype, decode)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,7 +332,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn products_and_sums_agree_with_plain_loops(
+        fn products_sums_and_numbers_agree_with_plain_loops(
             count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32, hidden in 0..2 * BLOCK,
         ) {
             let queries = numbers(seed, columns * len);
@@ -313,6 +349,11 @@ mod tests {
                     len,
                 };
                 for isa in Isa::all() {
+                    let mut out = vec![f32::NAN; count * len];
+                    // SAFETY: everything is as large as said, and `isa` was detected.
+                    unsafe { decode_of(isa, dtype).unwrap()(&rows, out.as_mut_ptr()) };
+                    prop_assert_eq!(&out, &decoded);
+
                     let mut out = vec![f32::NAN; columns * BLOCK];
                     let places: Vec<_> = (0..columns)
                         .map(|c| Column {

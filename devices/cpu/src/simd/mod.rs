@@ -2,7 +2,7 @@
 //!
 //! - [`math`]: functions of one number that the compiler turns into vector code.
 //! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
-//! - [`keys`]: products of few queries with keys, and sums of weighted values.
+//! - [`keys`]: products of few queries with keys, sums of weighted values, and both as F32.
 //! - [`outer`]: sums of outer products, for gradients.
 //! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
 //!

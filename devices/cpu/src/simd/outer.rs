@@ -3,6 +3,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
+use super::float::choose;
 #[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
 use super::{Bf16, Element, F16, F32, Vector};
@@ -233,28 +234,7 @@ compile!(neon, std::arch::aarch64::float32x4_t, 4 x 6, 12);
 
 /// The function for rows of `dtype`: F32, F16 or BF16.
 pub(crate) fn sums(isa: Isa, dtype: DType) -> Option<OuterFn> {
-    #[cfg(target_arch = "aarch64")]
-    use neon as base;
-    #[cfg(not(target_arch = "aarch64"))]
-    use portable as base;
-    match (isa, dtype) {
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512(_), DType::F32) => Some(avx512::sums::<F32> as _),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512(_), DType::F16) => Some(avx512::sums::<F16> as _),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512(_), DType::BF16) => Some(avx512::sums::<Bf16> as _),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2(_), DType::F32) => Some(avx2::sums::<F32> as _),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2(_), DType::F16) => Some(avx2::sums::<F16> as _),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2(_), DType::BF16) => Some(avx2::sums::<Bf16> as _),
-        (_, DType::F32) => Some(base::sums::<F32> as _),
-        (_, DType::F16) => Some(base::sums::<F16> as _),
-        (_, DType::BF16) => Some(base::sums::<Bf16> as _),
-        _ => None,
-    }
+    choose!(isa, dtype, sums)
 }
 
 #[cfg(test)]

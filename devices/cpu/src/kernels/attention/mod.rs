@@ -15,6 +15,7 @@ use crate::detect::{Isa, vectorized};
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
+use crate::simd::keys::{self, Rows};
 use crate::simd::math;
 use crate::table::{Kernel, Reason, decodable};
 use samite_core::{DType, Error, Node, Op, Result};
@@ -232,16 +233,27 @@ unsafe fn rows_of(
     if !decode {
         return (operand.at([first, i2, i3]), operand.strides()[1]);
     }
-    let n0 = operand.shape()[0];
-    for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
-        let place = [first + i, i2, i3];
-        // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
-        unsafe {
-            if operand.dtype() == DType::Q8_0 {
-                let blocks = operand.at(place).cast::<BlockQ8_0>();
-                decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
-            } else {
-                operand.load(place, 0, row);
+    let (n0, dtype) = (operand.shape()[0], operand.dtype());
+    let own = keys::decode_of(isa, dtype).filter(|_| operand.has_dense_rows());
+    // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
+    unsafe {
+        if let Some(own) = own {
+            let rows = Rows {
+                first: operand.at([first, i2, i3]),
+                stride: operand.strides()[1],
+                count: len,
+                len: n0,
+            };
+            own(&rows, decoded.as_mut_ptr());
+        } else {
+            for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
+                let place = [first + i, i2, i3];
+                if dtype == DType::Q8_0 {
+                    let blocks = operand.at(place).cast::<BlockQ8_0>();
+                    decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
+                } else {
+                    operand.load(place, 0, row);
+                }
             }
         }
     }
