@@ -383,6 +383,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
     let mut slab = MaybeUninit::<Slab>::uninit();
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
+    let beside = are_side_by_side(columns, F::COLUMNS.slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
@@ -394,6 +395,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
                 for first in (0..PANEL).step_by(R * V::LANES) {
                     let strip = Strip {
                         slab,
+                        beside,
                         first,
                         weights: part.end::<F>(),
                         at: part.number * panel.slabs,
@@ -408,26 +410,26 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
     }
 }
 
-/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
-/// so, otherwise in `copy`. Then one address with constant offsets serves for all of them.
+/// Whether slabs of so many bytes lie side by side: those of each column behind those of the one before. Then one address
+/// with constant offsets serves for some of them.
+#[inline(always)]
+pub(super) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
+    columns
+        .windows(2)
+        .all(|pair| pair[1].x == pair[0].x.wrapping_add(bytes))
+}
+
+/// Copies the slabs of so many bytes that begin at byte `at` of columns to `copy`, one behind the other.
 ///
 /// # Safety
 /// The slabs must be there, and room for as many at `copy`.
 #[inline(always)]
-pub(super) unsafe fn side_by_side(
+pub(super) unsafe fn copied(
     columns: &[Column],
     at: usize,
     bytes: usize,
     copy: *mut u8,
 ) -> *const u8 {
-    let first = columns[0].x;
-    let mut is_run = true;
-    for (c, column) in columns.iter().enumerate() {
-        is_run &= column.x == first.wrapping_add(c * bytes);
-    }
-    if is_run {
-        return first.wrapping_add(at);
-    }
     for (c, column) in columns.iter().enumerate() {
         let x = column.x.wrapping_add(at);
         // SAFETY: the caller's contract.
@@ -439,6 +441,8 @@ pub(super) unsafe fn side_by_side(
 /// Rows of an unpacked slab and its place in columns.
 struct Strip {
     slab: *const Slab,
+    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    beside: bool,
     /// The first row.
     first: usize,
     /// Where the next slab of weights lies.
@@ -469,17 +473,26 @@ impl Strip {
             Some(next) => next.x.wrapping_add(self.at),
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
+        let bytes = F::COLUMNS.slab_bytes();
         // SAFETY: the caller's contract; a copy has room for so many columns.
+        let slabs = |columns: &[Column]| unsafe {
+            if self.beside {
+                columns[0].x.wrapping_add(self.at)
+            } else {
+                copied(columns, self.at, bytes, copy)
+            }
+        };
+        // SAFETY: the caller's contract.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
-                let x = side_by_side(tile, self.at, F::COLUMNS.slab_bytes(), copy);
+                let x = slabs(tile);
                 let next = next(C * (i + 1));
                 self.run::<F, V, R, C>(x, next, results.add(C * i), i == 0);
             }
             if rest.is_empty() {
                 return;
             }
-            let x = side_by_side(rest, self.at, F::COLUMNS.slab_bytes(), copy);
+            let x = slabs(rest);
             let (next, first) = (next(columns.len()), full.is_empty());
             let results = results.add(C * full.len());
             match rest.len() {

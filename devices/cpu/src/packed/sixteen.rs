@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{self, ROUND, SLAB};
-use super::kernels::{Results, side_by_side};
+use super::kernels::{Results, are_side_by_side, copied};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
 use super::simd::{Simd, functions, in_place};
@@ -211,6 +211,7 @@ unsafe fn panels<V: Halves, E: Element, const R: usize, const C: usize>(
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
     for columns in columns.chunks(equal_part(columns.len(), COLUMNS, C)) {
+        let beside = are_side_by_side(columns, SLAB_BYTES);
         for row in (0..panel.rows).step_by(PANEL) {
             let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
             // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
@@ -226,6 +227,7 @@ unsafe fn panels<V: Halves, E: Element, const R: usize, const C: usize>(
                     for first_row in (0..PANEL).step_by(R * V::LANES) {
                         let strip = Strip {
                             slab,
+                            beside,
                             row: first_row,
                             at: first / SLAB * panel.slabs,
                             next: panel.slabs,
@@ -256,6 +258,8 @@ struct Ask {
 /// Some rows of a rounded slab and its place in columns.
 struct Strip {
     slab: *const Slab,
+    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    beside: bool,
     /// The first row.
     row: usize,
     /// Where the slab begins in a column, in bytes.
@@ -300,7 +304,11 @@ impl Strip {
             };
             // SAFETY: the caller's contract; a copy has room for so many columns.
             unsafe {
-                let x = side_by_side(tile, self.at, SLAB_BYTES, copy);
+                let x = if self.beside {
+                    tile[0].x.wrapping_add(self.at)
+                } else {
+                    copied(tile, self.at, SLAB_BYTES, copy)
+                };
                 let results = results.add(C * i);
                 match tile.len() {
                     1 => self.run::<V, E, R, 1>(x, next, results, ask),
