@@ -419,17 +419,22 @@ pub(super) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
         .all(|pair| pair[1].x == pair[0].x.wrapping_add(bytes))
 }
 
-/// Copies the slabs of so many bytes that begin at byte `at` of columns to `copy`, one behind the other.
+/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
+/// [side by side](are_side_by_side), otherwise in `copy`.
 ///
 /// # Safety
 /// The slabs must be there, and room for as many at `copy`.
 #[inline(always)]
-pub(super) unsafe fn copied(
+pub(super) unsafe fn side_by_side(
     columns: &[Column],
+    beside: bool,
     at: usize,
     bytes: usize,
     copy: *mut u8,
 ) -> *const u8 {
+    if beside {
+        return columns[0].x.wrapping_add(at);
+    }
     for (c, column) in columns.iter().enumerate() {
         let x = column.x.wrapping_add(at);
         // SAFETY: the caller's contract.
@@ -475,24 +480,16 @@ impl Strip {
         };
         let bytes = F::COLUMNS.slab_bytes();
         // SAFETY: the caller's contract; a copy has room for so many columns.
-        let slabs = |columns: &[Column]| unsafe {
-            if self.beside {
-                columns[0].x.wrapping_add(self.at)
-            } else {
-                copied(columns, self.at, bytes, copy)
-            }
-        };
-        // SAFETY: the caller's contract.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
-                let x = slabs(tile);
+                let x = side_by_side(tile, self.beside, self.at, bytes, copy);
                 let next = next(C * (i + 1));
                 self.run::<F, V, R, C>(x, next, results.add(C * i), i == 0);
             }
             if rest.is_empty() {
                 return;
             }
-            let x = slabs(rest);
+            let x = side_by_side(rest, self.beside, self.at, bytes, copy);
             let (next, first) = (next(columns.len()), full.is_empty());
             let results = results.add(C * full.len());
             match rest.len() {

@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{self, ROUND, SLAB};
-use super::kernels::{Results, are_side_by_side, copied};
+use super::kernels::{Results, are_side_by_side, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
 use super::simd::{Simd, functions, in_place};
@@ -304,11 +304,7 @@ impl Strip {
             };
             // SAFETY: the caller's contract; a copy has room for so many columns.
             unsafe {
-                let x = if self.beside {
-                    tile[0].x.wrapping_add(self.at)
-                } else {
-                    copied(tile, self.at, SLAB_BYTES, copy)
-                };
+                let x = side_by_side(tile, self.beside, self.at, SLAB_BYTES, copy);
                 let results = results.add(C * i);
                 match tile.len() {
                     1 => self.run::<V, E, R, 1>(x, next, results, ask),

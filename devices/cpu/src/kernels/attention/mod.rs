@@ -233,31 +233,50 @@ unsafe fn rows_of(
     if !decode {
         return (operand.at([first, i2, i3]), operand.strides()[1]);
     }
+    // SAFETY: the caller's contract.
+    unsafe { decode_rows(isa, operand, [first, i2, i3], len, decoded) };
+    (
+        decoded.as_ptr().cast(),
+        operand.shape()[0] * size_of::<f32>(),
+    )
+}
+
+/// Decodes `len` rows of keys or values, one behind the other.
+///
+/// # Safety
+/// As [`rows_of`].
+unsafe fn decode_rows(
+    isa: Isa,
+    operand: &Operand,
+    [first, i2, i3]: [usize; 3],
+    len: usize,
+    decoded: &mut [f32],
+) {
     let (n0, dtype) = (operand.shape()[0], operand.dtype());
-    let own = keys::decode_of(isa, dtype).filter(|_| operand.has_dense_rows());
-    // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
-    unsafe {
-        if let Some(own) = own {
-            let rows = Rows {
-                first: operand.at([first, i2, i3]),
-                stride: operand.strides()[1],
-                count: len,
-                len: n0,
-            };
-            own(&rows, decoded.as_mut_ptr());
-        } else {
-            for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
-                let place = [first + i, i2, i3];
-                if dtype == DType::Q8_0 {
-                    let blocks = operand.at(place).cast::<BlockQ8_0>();
-                    decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
-                } else {
-                    operand.load(place, 0, row);
-                }
+    if let Some(decode) = keys::decode_of(isa, dtype)
+        && operand.has_dense_rows()
+    {
+        let rows = Rows {
+            first: operand.at([first, i2, i3]),
+            stride: operand.strides()[1],
+            count: len,
+            len: n0,
+        };
+        // SAFETY: the caller's contract; `isa` was detected.
+        return unsafe { decode(&rows, decoded.as_mut_ptr()) };
+    }
+    for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
+        let place = [first + i, i2, i3];
+        // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
+        unsafe {
+            if dtype == DType::Q8_0 {
+                let blocks = operand.at(place).cast::<BlockQ8_0>();
+                decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
+            } else {
+                operand.load(place, 0, row);
             }
         }
     }
-    (decoded.as_ptr().cast(), n0 * size_of::<f32>())
 }
 
 vectorized! {
