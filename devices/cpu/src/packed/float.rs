@@ -67,6 +67,10 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
+    if let ([column], false) = (columns, panel.past_caches) {
+        // SAFETY: the caller's contract.
+        return unsafe { beside_each_other::<V, E, R>(panel, column) };
+    }
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
     const { assert!(COLUMNS.is_multiple_of(C)) };
@@ -99,6 +103,69 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                 }
                 store_all(panel, row, columns, results);
             }
+        }
+    }
+}
+
+/// Multiplies one column with rows that are in a cache: several panels at a time, as a sum has to wait for the one before.
+#[inline(always)]
+unsafe fn beside_each_other<V: Vector, E: Element, const R: usize>(panel: &Panel, column: &Column) {
+    let mut row = 0;
+    // SAFETY: the caller's contract.
+    unsafe {
+        while row + 3 * PANEL < panel.rows {
+            some_panels::<V, E, R, 4>(panel, row, column);
+            row += 4 * PANEL;
+        }
+        if row + PANEL < panel.rows {
+            some_panels::<V, E, R, 2>(panel, row, column);
+            row += 2 * PANEL;
+        }
+        if row < panel.rows {
+            some_panels::<V, E, R, 1>(panel, row, column);
+        }
+    }
+}
+
+/// Multiplies `P` panels from row `row` on.
+#[inline(always)]
+unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
+    panel: &Panel,
+    row: usize,
+    column: &Column,
+) {
+    let (k, stride) = (panel.k, panel.stride);
+    let first = panel.weights.wrapping_add(row / PANEL * stride);
+    // SAFETY: the caller's contract.
+    let mut sums = unsafe { [[V::splat(0.0); R]; P] };
+    for start in (0..k).step_by(SLAB) {
+        let len = SLAB.min(k - start);
+        let slab = first.wrapping_add(start * PANEL * E::BYTES);
+        let half = len * LANES * E::BYTES;
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = column.x.cast::<f32>().add(start);
+            for i in 0..len {
+                let x = V::splat(*x.add(i));
+                for p in 0..P {
+                    for r in 0..R {
+                        let (side, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
+                        let from = slab.wrapping_add(p * stride + side * half);
+                        let w = E::load::<V>(from, i * LANES + lane);
+                        sums[p][r] = w.mul_add(x, sums[p][r]);
+                    }
+                }
+            }
+        }
+    }
+    for p in 0..P {
+        let mut sum = Sum::default();
+        // SAFETY: the caller's contract.
+        unsafe {
+            for r in 0..R {
+                sums[p][r].store((&raw mut sum).cast::<f32>().add(r * V::LANES));
+            }
+            store_all(panel, row + p * PANEL, std::slice::from_ref(column), &sum);
         }
     }
 }

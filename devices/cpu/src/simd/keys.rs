@@ -169,48 +169,48 @@ unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
     // SAFETY: as in `weighted_tile`.
     unsafe {
         while at + 4 * V::LANES <= rows.len {
-            weighted_tile::<V, E, 4, C>(rows, at, columns, used, ahead);
+            weighted_tile::<V, E, 4, C, true>(rows, at, columns, used, ahead);
             at += 4 * V::LANES;
         }
         while at + V::LANES <= rows.len {
-            weighted_tile::<V, E, 1, C>(rows, at, columns, used, ahead);
+            weighted_tile::<V, E, 1, C, true>(rows, at, columns, used, ahead);
             at += V::LANES;
         }
-        if at == rows.len {
-            return;
-        }
-        let rest = rows.len - at;
-        for column in columns {
-            let mut sum = V::load_part(column.out.add(at), rest);
-            for row in 0..rows.count {
-                let factor = *column.x.cast::<f32>().add(row);
-                if factor != 0.0 {
-                    let value = E::load_part::<V>(rows.row(row), at, rest);
-                    sum = value.mul_add(V::splat(factor), sum);
-                }
-            }
-            sum.store_part(column.out.add(at), rest);
+        if at < rows.len {
+            weighted_tile::<V, E, 1, C, false>(rows, at, columns, used, ahead);
         }
     }
 }
 
-/// `D` registers of the sums of `C` columns at a time.
+/// `D` registers of the sums of `C` columns at a time, or the last one, which is not `WHOLE`.
 #[inline(always)]
-unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
+unsafe fn weighted_tile<
+    V: Vector,
+    E: Element,
+    const D: usize,
+    const C: usize,
+    const WHOLE: bool,
+>(
     rows: &Rows,
     at: usize,
     columns: &[Column; C],
     used: Option<&[u32]>,
     ahead: usize,
 ) {
-    // SAFETY: elements `at..at + D * LANES` and the columns exist, by the contract and the loops above.
+    let rest = rows.len - at;
+    // SAFETY: elements `at..at + D * LANES`, or those left, and the columns exist, by the contract and the loops above.
     unsafe {
         let x: [*const f32; C] = columns.each_ref().map(|column| column.x.cast());
         let out: [*mut f32; C] = columns.each_ref().map(|column| column.out.add(at));
         let mut sums = [[V::splat(0.0); D]; C];
         for c in 0..C {
             for d in 0..D {
-                sums[c][d] = V::load(out[c].add(d * V::LANES));
+                let out = out[c].add(d * V::LANES);
+                sums[c][d] = if WHOLE {
+                    V::load(out)
+                } else {
+                    V::load_part(out, rest)
+                };
             }
         }
         for row in 0..rows.count {
@@ -224,7 +224,11 @@ unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
                 if (i * E::BYTES).is_multiple_of(64) {
                     V::prefetch(from.wrapping_add(i * E::BYTES + ahead));
                 }
-                values[d] = E::load::<V>(from, i);
+                values[d] = if WHOLE {
+                    E::load::<V>(from, i)
+                } else {
+                    E::load_part::<V>(from, i, rest)
+                };
             }
             for c in 0..C {
                 let factor = V::splat(*x[c].add(row));
@@ -235,7 +239,12 @@ unsafe fn weighted_tile<V: Vector, E: Element, const D: usize, const C: usize>(
         }
         for c in 0..C {
             for d in 0..D {
-                sums[c][d].store(out[c].add(d * V::LANES));
+                let out = out[c].add(d * V::LANES);
+                if WHOLE {
+                    sums[c][d].store(out);
+                } else {
+                    sums[c][d].store_part(out, rest);
+                }
             }
         }
     }

@@ -4,18 +4,16 @@
 //! are split among tasks and the partial results are merged in a second phase.
 
 use super::{
-    Extents, Logits, Memory, NO_KEY, Operands, element, is_decoded, no_kernel, rows_of, seen,
-    too_large,
+    Extents, Logits, Memory, Operands, element, is_decoded, no_kernel, rows_of, too_large,
 };
-use crate::detect::vectorized;
+use crate::detect::{Isa, vectorized};
 use crate::kernels::reduce::{max_of, sum_of};
 use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::Column;
-use crate::simd::keys::{BLOCK, Rows, RowsFn, products_of, weighted_sums_of};
+use crate::simd::keys::{BLOCK, DecodeFn, Rows, RowsFn, decode_of, products_of, weighted_sums_of};
 use crate::simd::math;
-use half::f16;
-use samite_core::{Node, Result};
+use samite_core::{DType, Node, Result};
 
 /// Most query rows of a task.
 const COLUMNS: usize = 8;
@@ -64,7 +62,7 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
     });
     let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
     let floats = COLUMNS
-        .checked_mul(BLOCK.checked_add(dv)?)?
+        .checked_mul(dv.checked_add(2 * BLOCK)?)?
         .checked_add(decoded(decode_keys, d)?)?
         .checked_add(decoded(decode_values, dv)?)?;
     let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
@@ -92,33 +90,21 @@ struct Attention {
     scratch: Scratch,
     products: RowsFn,
     weighted_sums: RowsFn,
+    decode_mask: DecodeFn,
 }
 
+/// What a row of the mask adds to the logits of a block of keys: minus infinity where a key is hidden, or there is none.
+type Bias = [f32; BLOCK];
+
 /// One query row of a task.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Row {
     head: usize,
     slope: f32,
-    /// The mask's row, as f16.
-    mask: Option<*const f16>,
     /// Largest logit so far.
     max: f32,
     /// Sum of `exp(logit - max)` so far.
     sum: f32,
-}
-
-impl Row {
-    /// The mask of `len` keys from `key` on.
-    ///
-    /// # Safety
-    /// It must cover them.
-    #[inline(always)]
-    unsafe fn mask_of<'a>(&self, key: usize, len: usize) -> Option<&'a [u16]> {
-        // SAFETY: the caller's contract.
-        let at =
-            |mask: *const f16| unsafe { std::slice::from_raw_parts(mask.add(key).cast(), len) };
-        self.mask.map(at)
-    }
 }
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
@@ -131,6 +117,7 @@ pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         scratch: site.scratch(plan.total)?,
         products: products_of(site.isa, element(&operands.k)).ok_or_else(no_kernel)?,
         weighted_sums: weighted_sums_of(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
+        decode_mask: decode_of(site.isa, DType::F16).ok_or_else(no_kernel)?,
     };
     let rows = extents.rows();
     let tasks = plan.splits
@@ -167,10 +154,10 @@ impl Attention {
         let group = extents.group();
         let head_blocks = group.div_ceil(plan.head_block);
         // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
-        let (block, rest) = (task % head_blocks, task / head_blocks);
-        let (kv_head, rest) = (rest % extents.kv_heads, rest / extents.kv_heads);
-        let (split, rest) = (rest % plan.splits, rest / plan.splits);
-        let (token, batch) = (rest % extents.tokens, rest / extents.tokens);
+        let (rest, block) = divide(task, head_blocks);
+        let (rest, kv_head) = divide(rest, extents.kv_heads);
+        let (rest, split) = divide(rest, plan.splits);
+        let (batch, token) = divide(rest, extents.tokens);
 
         let first_head = block * plan.head_block;
         let count = plan.head_block.min(group - first_head);
@@ -180,37 +167,40 @@ impl Attention {
             let at = plan.partials + worker * plan.worker;
             Memory::new(self.scratch, at, plan.worker / size_of::<f32>())
         };
-        let scores = memory.floats(COLUMNS * BLOCK);
-        let sums = memory.floats(COLUMNS * extents.dv);
+        let (scores, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
+        let (biases, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
+        let sums = memory.floats(count * extents.dv);
         let room = |decode: bool, size: usize| if decode { BLOCK * size } else { 0 };
         let decoded_keys = memory.floats(room(plan.decode_keys, extents.d));
         let decoded_values = memory.floats(room(plan.decode_values, extents.dv));
         sums.fill(0.0);
-        let mut rows: [Row; COLUMNS] = std::array::from_fn(|c| {
-            let head = kv_head * group + first_head + c.min(count - 1);
-            Row {
+        let mut rows = [Row::default(); COLUMNS];
+        let none = Column {
+            x: std::ptr::null(),
+            out: std::ptr::null_mut(),
+        };
+        let (mut queries, mut weights) = ([none; COLUMNS], [none; COLUMNS]);
+        for (c, scores) in scores.iter_mut().enumerate() {
+            let head = kv_head * group + first_head + c;
+            rows[c] = Row {
                 head,
                 slope: own.slopes.of(head),
-                mask: own.mask.map(|mask| {
-                    let [_, _, m2, m3] = mask.shape();
-                    mask.at([token, head % m2, batch % m3]).cast_const().cast()
-                }),
                 max: f32::NEG_INFINITY,
                 sum: 0.0,
-            }
-        });
-        let rows = &mut rows[..count];
-        let queries: [Column; COLUMNS] = std::array::from_fn(|c| {
-            let row = &rows[c.min(count - 1)];
-            Column {
-                x: own.q.at([token, row.head, batch]),
-                out: scores.as_mut_ptr().wrapping_add(c * BLOCK),
-            }
-        });
-        let weights: [Column; COLUMNS] = std::array::from_fn(|c| Column {
-            x: scores.as_ptr().wrapping_add(c * BLOCK).cast(),
-            out: sums.as_mut_ptr().wrapping_add(c * extents.dv),
-        });
+            };
+            queries[c] = Column {
+                x: own.q.at([token, head, batch]),
+                out: scores.as_mut_ptr(),
+            };
+            weights[c] = Column {
+                x: scores.as_ptr().cast(),
+                out: sums.as_mut_ptr().wrapping_add(c * extents.dv),
+            };
+        }
+        let (rows, queries, weights) = (&mut rows[..count], &queries[..count], &weights[..count]);
+        // Mostly all heads share a row of the mask.
+        let is_shared = own.mask.is_none_or(|mask| mask.shape()[2] == 1);
+        let biases = &mut biases[..if is_shared { 1 } else { count }];
 
         let (start, end) = if plan.splits == 1 {
             (0, extents.keys)
@@ -218,9 +208,13 @@ impl Attention {
             (split * SPLIT, ((split + 1) * SPLIT).min(extents.keys))
         };
         for key in (start..end).step_by(BLOCK) {
-            let len = BLOCK.min(end - key);
-            // SAFETY: masks are at least as long as there are keys.
-            let len = unsafe { visible(rows, key, len) };
+            let mut len = 0;
+            for (bias, row) in biases.iter_mut().zip(&*rows) {
+                let place = [token, row.head, batch];
+                // SAFETY: masks are at least as long as there are keys.
+                unsafe { self.read_mask(place, key, BLOCK.min(end - key), bias) };
+                len = len.max(shown(own.isa, bias));
+            }
             if len == 0 {
                 continue;
             }
@@ -235,14 +229,11 @@ impl Attention {
                     count: len,
                     len: extents.d,
                 };
-                (self.products)(&keys, &queries[..count]);
-                for ((row, scores), sums) in rows
-                    .iter_mut()
-                    .zip(scores.chunks_exact_mut(BLOCK))
-                    .zip(sums.chunks_exact_mut(extents.dv.max(1)))
-                {
-                    let mask = row.mask_of(key, len);
-                    soften(own.isa, own.logits, row, mask, &mut scores[..len], sums);
+                (self.products)(&keys, queries);
+                let sums = sums.chunks_exact_mut(extents.dv.max(1));
+                for (c, (row, sums)) in rows.iter_mut().zip(sums).enumerate() {
+                    let bias = &biases[c.min(biases.len() - 1)];
+                    soften(own.isa, own.logits, row, bias, &mut scores[c], sums);
                 }
                 let (first, stride) = rows_of(
                     own.isa,
@@ -258,7 +249,7 @@ impl Attention {
                     count: len,
                     len: extents.dv,
                 };
-                (self.weighted_sums)(&values, &weights[..count]);
+                (self.weighted_sums)(&values, weights);
             }
         }
 
@@ -280,6 +271,34 @@ impl Attention {
                 }
             }
         }
+    }
+
+    /// Reads what a query's row of the mask says about `len` keys from `key` on.
+    ///
+    /// # Safety
+    /// It must cover them.
+    #[inline]
+    unsafe fn read_mask(
+        &self,
+        [token, head, batch]: [usize; 3],
+        key: usize,
+        len: usize,
+        bias: &mut Bias,
+    ) {
+        *bias = [f32::NEG_INFINITY; BLOCK];
+        let Some(mask) = self.operands.mask else {
+            return bias[..len].fill(0.0);
+        };
+        let [_, _, m2, m3] = mask.shape();
+        let row = mask.at([token, divide(head, m2).1, divide(batch, m3).1]);
+        let row = Rows {
+            first: row.wrapping_add(key * size_of::<u16>()),
+            stride: 0,
+            count: 1,
+            len,
+        };
+        // SAFETY: the caller's contract; the instructions were detected.
+        unsafe { (self.decode_mask)(&row, bias.as_mut_ptr()) }
     }
 
     /// The partial result of a row: largest logit, sum of weights, weighted values.
@@ -325,34 +344,33 @@ impl Attention {
     }
 }
 
-/// How many of `len` keys from `key` on some row may see: those behind are masked for all.
-///
-/// # Safety
-/// The rows' masks must cover the keys.
-#[inline]
-unsafe fn visible(rows: &[Row], key: usize, len: usize) -> usize {
-    let mut visible = 0;
-    for row in rows {
-        // SAFETY: the caller's contract.
-        let Some(mask) = (unsafe { row.mask_of(key, len) }) else {
-            return len;
-        };
-        // Those before are known to be seen.
-        visible += seen(&mask[visible..]);
-        if visible == len {
-            return len;
-        }
+/// Quotient and remainder. Division takes long, and mostly there is just one.
+#[inline(always)]
+fn divide(number: usize, by: usize) -> (usize, usize) {
+    if by == 1 {
+        (number, 0)
+    } else {
+        (number / by, number % by)
     }
-    visible
+}
+
+/// How many keys there are up to the last one that is not hidden.
+#[inline]
+fn shown(isa: Isa, bias: &Bias) -> usize {
+    isa.run(|| {
+        let numbered = bias.iter().zip(1i32..);
+        let shown = numbered.map(|(x, number)| if *x == f32::NEG_INFINITY { 0 } else { number });
+        shown.fold(0, i32::max) as usize
+    })
 }
 
 vectorized! {
-    /// Turns the products of a row into weights, and scales what was summed so far.
+    /// Turns the products of a row with a block of keys into weights, and scales what was summed so far.
     fn soften(
         logits: Logits,
         row: &mut Row,
-        mask: Option<&[u16]>,
-        scores: &mut [f32],
+        bias: &Bias,
+        scores: &mut [f32; BLOCK],
         sums: &mut [f32],
     ) {
         let Logits { scale, softcap, .. } = logits;
@@ -360,24 +378,10 @@ vectorized! {
         if softcap != 0.0 {
             scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
         }
-        if let Some(mask) = mask {
-            // Bits, not truth values: these become vector code.
-            let (mut seen, mut others) = (0, 0);
-            for (x, &m) in scores.iter_mut().zip(mask) {
-                seen |= m ^ NO_KEY;
-                others |= if m == NO_KEY { 0 } else { m };
-                // Whatever an unused place of a cache holds must not be seen.
-                *x = if m == NO_KEY { f32::NEG_INFINITY } else { *x };
-            }
-            if seen == 0 {
-                scores.fill(0.0);
-                return;
-            }
-            if others != 0 {
-                for (x, &m) in scores.iter_mut().zip(mask).filter(|(_, m)| **m != NO_KEY) {
-                    *x += row.slope * f16::from_bits(m).to_f32();
-                }
-            }
+        for (x, bias) in scores.iter_mut().zip(bias) {
+            let sum = *x + row.slope * *bias;
+            // Whatever an unused place of a cache holds must not be seen.
+            *x = if *bias == f32::NEG_INFINITY { f32::NEG_INFINITY } else { sum };
         }
         let max = row.max.max(max_of(scores));
         if max == f32::NEG_INFINITY {
