@@ -118,11 +118,8 @@ compile!(portable, simd::portable::Portable, 1 x 2);
 /// are multiplied at a time, which equal parts are rounded up to.
 const COLUMNS: usize = 264;
 
-/// Groups whose products are summed before they are multiplied with the scale of the column, if that is one for the whole
-/// slab.
-pub(super) const PART: usize = 4;
-
-/// Whether columns have one scale for a whole slab, not one for each group.
+/// Whether columns have one scale for a whole slab, not one for each group. Then the sums of a slab are multiplied with it before they
+/// are added to those of the slabs before.
 #[inline(always)]
 pub(super) const fn is_wide<F: Format>() -> bool {
     F::SCALED == SLAB
@@ -211,17 +208,35 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
                 for first in (0..PANEL).step_by(V::LANES) {
                     let place = |c: usize| results.add(c).cast::<f32>().add(first);
                     let mut direct = Direct::<V, C>::new(x);
-                    for c in 0..C {
-                        direct.sums[c] = V::load_floats(place(c));
+                    if !is_wide::<F>() {
+                        for c in 0..C {
+                            direct.sums[c] = V::load_floats(place(c));
+                        }
                     }
                     part.unpack::<F, V, _>(first, &mut direct);
                     for c in 0..C {
-                        V::store_floats(direct.sums[c], place(c));
+                        store_sums::<F, V>(direct.sums[c], x[c], place(c));
                     }
                 }
             }
             store_all(panel, row, columns, results);
         }
+    }
+}
+
+/// Stores sums of a slab, which begin with those of the slabs before or are added to them now; `x` is the column's slab.
+///
+/// # Safety
+/// The slab must be there, and the instructions; `to` must have room.
+#[inline(always)]
+unsafe fn store_sums<F: Format, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if is_wide::<F>() {
+            let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());
+            sums = V::mul_add(sums, scale, V::load_floats(to));
+        }
+        V::store_floats(sums, to);
     }
 }
 
@@ -234,8 +249,7 @@ struct Direct<V: Simd, const C: usize> {
     x: [*const u8; C],
     /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
     whole: [[[V::Sum; 2]; C]; MOST_MIXED],
-    /// Products of the part, without the column's scale if there is one for the slab.
-    part: [V::Floats; C],
+    /// Without the column's scale if there is one for the slab.
     sums: [V::Floats; C],
 }
 
@@ -247,7 +261,6 @@ impl<V: Simd, const C: usize> Direct<V, C> {
             Direct {
                 x,
                 whole: [[[V::start(0); 2]; C]; MOST_MIXED],
-                part: [V::splat_float(0.0); C],
                 sums: [V::splat_float(0.0); C],
             }
         }
@@ -258,21 +271,6 @@ impl<V: Simd, const C: usize> Direct<V, C> {
     fn place<F: Format>(group: usize) -> usize {
         const { assert!(F::MIXED <= MOST_MIXED) };
         group % F::MIXED
-    }
-
-    /// After the last step of a group.
-    #[inline(always)]
-    unsafe fn end<F: Format>(&mut self, group: usize) {
-        if is_wide::<F>() && group % PART == PART - 1 {
-            for c in 0..C {
-                // SAFETY: the caller's contract.
-                unsafe {
-                    let scale = V::splat_float(self.x[c].add(SLAB).cast::<f32>().read());
-                    self.sums[c] = V::mul_add(self.part[c], scale, self.sums[c]);
-                    self.part[c] = V::splat_float(0.0);
-                }
-            }
-        }
     }
 }
 
@@ -336,7 +334,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                 }
                 let product = V::floats(whole);
                 if is_wide::<F>() {
-                    self.part[c] = V::mul_add(product, scales, self.part[c]);
+                    self.sums[c] = V::mul_add(product, scales, self.sums[c]);
                 } else {
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
                     let scales = V::mul(scales, V::splat_float(scale));
@@ -347,10 +345,6 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                 }
             }
         }
-        if let Sums::Offset(_) = F::SUMS {
-            // SAFETY: the caller's contract.
-            unsafe { self.end::<F>(group) };
-        }
     }
 
     #[inline(always)]
@@ -360,16 +354,9 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
             unsafe {
                 let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                 let sum = V::splat_float(sum.cast::<f32>().read());
-                let to = if is_wide::<F>() {
-                    &mut self.part[c]
-                } else {
-                    &mut self.sums[c]
-                };
-                *to = V::mul_add(minimums, sum, *to);
+                self.sums[c] = V::mul_add(minimums, sum, self.sums[c]);
             }
         }
-        // SAFETY: the caller's contract.
-        unsafe { self.end::<F>(group) };
     }
 }
 
@@ -587,22 +574,10 @@ impl Strip {
                         }
                     }
                 }
-                if is_wide::<F>() && group % PART == PART - 1 {
-                    for c in 0..C {
-                        let scale = V::splat_float(x[c].add(SLAB).cast::<f32>().read());
-                        for r in 0..R {
-                            let sum = V::load_floats(result(c, r));
-                            V::store_floats(V::mul_add(sums[c][r], scale, sum), result(c, r));
-                            sums[c][r] = zero;
-                        }
-                    }
-                }
             }
-            if !is_wide::<F>() {
-                for c in 0..C {
-                    for r in 0..R {
-                        V::store_floats(sums[c][r], result(c, r));
-                    }
+            for c in 0..C {
+                for r in 0..R {
+                    store_sums::<F, V>(sums[c][r], x[c], result(c, r));
                 }
             }
         }

@@ -11,7 +11,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{SLAB, Sums};
-use super::kernels::{self, PART, is_wide};
+use super::kernels::{self, is_wide};
 use super::simd::avx512::Zmm;
 use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
@@ -31,6 +31,9 @@ const WORTH_TILES: usize = 12;
 /// Columns that are multiplied with one slab.
 const COLUMNS: usize = 128;
 
+/// Groups that a tile of columns is multiplied with before their products are summed up.
+const PART: usize = 4;
+
 /// Products of the codes of a tile of columns with a part of a panel.
 #[repr(C, align(64))]
 struct Products([[[[i32; LANES]; 2]; PART]; TILE]);
@@ -43,6 +46,8 @@ struct Memory {
     products: [Products; 2],
     /// Codes of columns that do not lie next to each other.
     gathered: [[u8; PART * 32]; TILE],
+    /// Sums of the parts of a slab, if they are multiplied with the column's scale in the end.
+    parts: [Sum; COLUMNS],
     results: [Sum; COLUMNS],
 }
 
@@ -95,6 +100,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
                     memory,
                     at: slab.number * panel.slabs,
                     first,
+                    groups,
                     format: PhantomData,
                 };
                 match groups - first {
@@ -145,6 +151,8 @@ struct Part<F> {
     at: usize,
     /// The first group in the slab.
     first: usize,
+    /// Groups of the slab.
+    groups: usize,
     format: PhantomData<F>,
 }
 
@@ -270,10 +278,13 @@ impl<F: Format> Part<F> {
             let x = column.x.add(self.at);
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
             let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
-            let mut sums = if is_wide::<F>() {
-                [_mm512_setzero_ps(); 2]
-            } else {
+            let part = |half: usize| (&raw mut (*self.memory).parts[c][half]).cast::<f32>();
+            let mut sums = if !is_wide::<F>() {
                 [0, 1].map(|half| _mm512_load_ps(result(half)))
+            } else if self.first > 0 {
+                [0, 1].map(|half| _mm512_load_ps(part(half)))
+            } else {
+                [_mm512_setzero_ps(); 2]
             };
             for group in 0..N {
                 let at = 4 * (self.first + group);
@@ -299,6 +310,12 @@ impl<F: Format> Part<F> {
                         sums[half] = _mm512_fmadd_ps(minimums, _mm512_set1_ps(sum), sums[half]);
                     }
                 }
+            }
+            if is_wide::<F>() && self.first + N < self.groups {
+                for half in 0..2 {
+                    _mm512_store_ps(part(half), sums[half]);
+                }
+                return;
             }
             for half in 0..2 {
                 if is_wide::<F>() {
