@@ -94,27 +94,50 @@ impl ColumnSpec {
     /// The slab must be writable and aligned to 4.
     #[inline(always)]
     unsafe fn quantize<const SCALED: usize>(&self, x: &[f32], slab: *mut u8) {
+        let (whole, rest) = x.as_chunks::<SCALED>();
+        // SAFETY: the caller's contract; the last slab of a column has room for a whole one, too.
+        unsafe {
+            for (part, x) in whole.iter().enumerate() {
+                self.quantize_part(x, part, slab);
+            }
+            if !rest.is_empty() {
+                let mut x = [0.0; SCALED];
+                x[..rest.len()].copy_from_slice(rest);
+                self.quantize_part(&x, whole.len(), slab);
+            }
+        }
+    }
+
+    /// Quantizes elements that share a scale: part number `part` of the slab.
+    ///
+    /// # Safety
+    /// As [`quantize`](ColumnSpec::quantize).
+    #[inline(always)]
+    unsafe fn quantize_part<const SCALED: usize>(
+        &self,
+        x: &[f32; SCALED],
+        part: usize,
+        slab: *mut u8,
+    ) {
         let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(self.sums_at()));
-        for (part, x) in x.as_chunks::<SCALED>().0.iter().enumerate() {
-            let at = part * SCALED;
-            // SAFETY: a slab has room for the codes, scales and sums of so many elements.
-            unsafe {
-                let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
-                let scale = round(x, 127.0, codes, |bits| bits as i8);
-                scales.cast::<f32>().add(part).write(scale);
-                let whole = codes.as_chunks::<16>().0;
-                for (g, codes) in whole.chunks(self.group / 16).enumerate() {
-                    let codes = codes.as_flattened();
-                    let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
-                    let sum = match self.sums {
-                        Sums::Offset(offset) => -offset * sum,
-                        Sums::Minus => {
-                            let scale = if SCALED == 32 { scale } else { 1.0 };
-                            (-(sum as f32) * scale).to_bits().cast_signed()
-                        }
-                    };
-                    sums.cast::<i32>().add(at / self.group + g).write(sum);
-                }
+        let at = part * SCALED;
+        // SAFETY: a slab has room for the codes, scales and sums of so many elements.
+        unsafe {
+            let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
+            let scale = round(x, 127.0, codes, |bits| bits as i8);
+            scales.cast::<f32>().add(part).write(scale);
+            let whole = codes.as_chunks::<16>().0;
+            for (g, codes) in whole.chunks(self.group / 16).enumerate() {
+                let codes = codes.as_flattened();
+                let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                let sum = match self.sums {
+                    Sums::Offset(offset) => -offset * sum,
+                    Sums::Minus => {
+                        let scale = if SCALED == 32 { scale } else { 1.0 };
+                        (-(sum as f32) * scale).to_bits().cast_signed()
+                    }
+                };
+                sums.cast::<i32>().add(at / self.group + g).write(sum);
             }
         }
     }

@@ -150,6 +150,8 @@ pub(super) struct Q8_0;
 
 impl Format for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
+    // Weights are about as exact as columns.
+    const SCALED: usize = 32;
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
 
@@ -236,7 +238,6 @@ pub(super) struct Iq4Xs;
 
 impl Format for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
-    const SCALED: usize = 256;
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
 
@@ -396,7 +397,6 @@ pub(super) struct Q2K;
 impl Format for Q2K {
     const DTYPE: DType = DType::Q2_K;
     const GROUP: usize = 16;
-    const SCALED: usize = 256;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 3;
@@ -436,7 +436,6 @@ pub(super) struct Q3K;
 impl Format for Q3K {
     const DTYPE: DType = DType::Q3_K;
     const GROUP: usize = 16;
-    const SCALED: usize = 256;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(4);
     const LARGEST: usize = 7;
@@ -482,7 +481,6 @@ pub(super) struct Q4K;
 
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
-    const SCALED: usize = 256;
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 15;
@@ -516,7 +514,6 @@ pub(super) struct Q5K;
 
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
-    const SCALED: usize = 256;
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 31;
@@ -558,7 +555,6 @@ pub(super) struct Q6K;
 impl Format for Q6K {
     const DTYPE: DType = DType::Q6_K;
     const GROUP: usize = 16;
-    const SCALED: usize = 256;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(32);
     const LARGEST: usize = 63;

@@ -100,8 +100,9 @@ pub(super) trait Format: Sized {
     const DTYPE: DType;
     /// Elements that share a scale.
     const GROUP: usize = 32;
-    /// Elements of columns that share a scale: the larger, the faster, and the further from the unrounded product.
-    const SCALED: usize = 32;
+    /// Elements of columns that share a scale: 32, or those of a slab, which is faster. Where numbers are normally distributed, a
+    /// product then is off by 4.6e-5 of its square, not by 2.3e-5; rounding weights to 6 bits costs 3e-4, to 4 bits 6e-3.
+    const SCALED: usize = SLAB;
     /// Groups whose codes come one among the other: so many from a multiple of that on.
     const MIXED: usize = 1;
     /// What has to be done about sums of columns.
