@@ -69,7 +69,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
 ) {
     if let ([column], false) = (columns, panel.past_caches) {
         // SAFETY: the caller's contract.
-        return unsafe { beside_each_other::<V, E, R>(panel, column) };
+        return unsafe { one_column::<V, E, R>(panel, column) };
     }
     let mut memory = MaybeUninit::<Memory>::uninit();
     let memory = memory.as_mut_ptr();
@@ -109,7 +109,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
 
 /// Multiplies one column with rows that are in a cache: several panels at a time, as a sum has to wait for the one before.
 #[inline(always)]
-unsafe fn beside_each_other<V: Vector, E: Element, const R: usize>(panel: &Panel, column: &Column) {
+unsafe fn one_column<V: Vector, E: Element, const R: usize>(panel: &Panel, column: &Column) {
     let mut row = 0;
     // SAFETY: the caller's contract.
     unsafe {

@@ -339,9 +339,6 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
                     let scales = V::mul(scales, V::splat_float(scale));
                     self.sums[c] = V::mul_add(product, scales, self.sums[c]);
-                    if is_busy::<F>(C) {
-                        V::settle(&mut self.sums[c]);
-                    }
                 }
             }
         }

@@ -93,10 +93,6 @@ pub(super) trait Simd {
         unsafe { *sum = Self::mul_add(a, b, *sum) }
     }
 
-    /// Has numbers computed where this is called, not later.
-    #[inline(always)]
-    unsafe fn settle(_floats: &mut Self::Floats) {}
-
     /// 32 bits of each row.
     unsafe fn load(at: *const u8) -> Self::Words;
     /// A byte of each row as a whole number.

@@ -29,9 +29,6 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
         fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
             accumulate(sum, a, b)
         }
-        fn settle(floats: &mut __m512) {
-            settle(floats)
-        }
         fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
         fn load_u8(at: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
         fn load_i8(at: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
@@ -102,20 +99,6 @@ impl<const VNNI: bool> Simd for Zmm<VNNI> {
             }
         }
         fn total(sum: Sum) -> __m512i { sum.whole }
-    }
-}
-
-/// [`Simd::settle`]: the register class needs the feature.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn settle(floats: &mut __m512) {
-    // SAFETY: there are no instructions.
-    unsafe {
-        asm!(
-            "/* {} */",
-            inout(zmm_reg) * floats,
-            options(nomem, nostack, preserves_flags)
-        )
     }
 }
 
