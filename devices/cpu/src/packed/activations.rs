@@ -22,7 +22,7 @@ pub(crate) struct ColumnSpec {
 pub(crate) enum Sums {
     /// The sum times minus the offset of the weights' codes, as i32.
     Offset(i32),
-    /// Minus the sum, times the column's scale if that is one for each 32 elements, as f32: for weights with minimums.
+    /// Minus the sum, without the column's scale, as f32: for weights with minimums, and columns with one scale for a slab.
     Minus,
 }
 
@@ -132,10 +132,7 @@ impl ColumnSpec {
                 let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
                 let sum = match self.sums {
                     Sums::Offset(offset) => -offset * sum,
-                    Sums::Minus => {
-                        let scale = if SCALED == 32 { scale } else { 1.0 };
-                        (-(sum as f32) * scale).to_bits().cast_signed()
-                    }
+                    Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
                 sums.cast::<i32>().add(at / self.group + g).write(sum);
             }

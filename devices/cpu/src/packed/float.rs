@@ -134,27 +134,15 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
     row: usize,
     column: &Column,
 ) {
-    let (k, stride) = (panel.k, panel.stride);
-    let first = panel.weights.wrapping_add(row / PANEL * stride);
     // SAFETY: the caller's contract.
-    let mut sums = unsafe { [[V::splat(0.0); R]; P] };
-    for start in (0..k).step_by(SLAB) {
-        let len = SLAB.min(k - start);
-        let slab = first.wrapping_add(start * PANEL * E::BYTES);
-        let half = len * LANES * E::BYTES;
-        // SAFETY: the caller's contract.
-        unsafe {
-            let x = column.x.cast::<f32>().add(start);
-            for i in 0..len {
-                let x = V::splat(*x.add(i));
-                for p in 0..P {
-                    for r in 0..R {
-                        let (side, lane) = (r * V::LANES / LANES, r * V::LANES % LANES);
-                        let from = slab.wrapping_add(p * stride + side * half);
-                        let w = E::load::<V>(from, i * LANES + lane);
-                        sums[p][r] = w.mul_add(x, sums[p][r]);
-                    }
-                }
+    let mut sums = unsafe { [[[V::splat(0.0); R]; 1]; P] };
+    for first in (0..panel.k).step_by(SLAB) {
+        let parts: [Part; P] = from_fn(|p| Part::new::<E>(panel, row + p * PANEL, first, SLAB));
+        let x = column.x.wrapping_add(parts[0].at).cast();
+        for i in 0..parts[0].len {
+            for p in 0..P {
+                // SAFETY: the caller's contract.
+                unsafe { parts[p].step::<V, E, R, 1>(i, [x], &mut sums[p]) };
             }
         }
     }
@@ -163,7 +151,7 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
         // SAFETY: the caller's contract.
         unsafe {
             for r in 0..R {
-                sums[p][r].store((&raw mut sum).cast::<f32>().add(r * V::LANES));
+                sums[p][0][r].store((&raw mut sum).cast::<f32>().add(r * V::LANES));
             }
             store_all(panel, row + p * PANEL, std::slice::from_ref(column), &sum);
         }
@@ -184,23 +172,28 @@ impl Part {
     /// All parts of up to `most` elements of the panel that begins at row `row`.
     #[inline(always)]
     fn all<E: Element>(panel: &Panel, row: usize, most: usize) -> impl Iterator<Item = Self> {
+        let firsts = (0..panel.k).step_by(most);
+        firsts.map(move |first| Self::new::<E>(panel, row, first, most))
+    }
+
+    /// Up to `most` elements from element `first` on.
+    #[inline(always)]
+    fn new<E: Element>(panel: &Panel, row: usize, first: usize, most: usize) -> Self {
         let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
         let (k, slabs) = (panel.k, panel.slabs);
-        (0..k).step_by(most).map(move |first| {
-            let (start, inner) = (first / SLAB * SLAB, first % SLAB);
-            let slab = weights.wrapping_add(start * PANEL * E::BYTES);
-            let slab_len = SLAB.min(k - start);
-            let half = |half| slab.wrapping_add((half * slab_len + inner) * LANES * E::BYTES);
-            Part {
-                halves: [half(0), half(1)],
-                len: most.min(k - first),
-                at: match slabs {
-                    0 => first * size_of::<f32>(),
-                    slabs => first / ELEMENTS * slabs,
-                },
-                ahead: slab.wrapping_add((slab_len + inner) * PANEL * E::BYTES),
-            }
-        })
+        let (start, inner) = (first / SLAB * SLAB, first % SLAB);
+        let slab = weights.wrapping_add(start * PANEL * E::BYTES);
+        let slab_len = SLAB.min(k - start);
+        let half = |half| slab.wrapping_add((half * slab_len + inner) * LANES * E::BYTES);
+        Part {
+            halves: [half(0), half(1)],
+            len: most.min(k - first),
+            at: match slabs {
+                0 => first * size_of::<f32>(),
+                slabs => first / ELEMENTS * slabs,
+            },
+            ahead: slab.wrapping_add((slab_len + inner) * PANEL * E::BYTES),
+        }
     }
 
     /// Multiplies with all columns and adds the products to `results`. Elements are `L` here and `E` in memory. `DIRECT` says

@@ -208,10 +208,8 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
                 for first in (0..PANEL).step_by(V::LANES) {
                     let place = |c: usize| results.add(c).cast::<f32>().add(first);
                     let mut direct = Direct::<V, C>::new(x);
-                    if !is_wide::<F>() {
-                        for c in 0..C {
-                            direct.sums[c] = V::load_floats(place(c));
-                        }
+                    for c in 0..C {
+                        direct.sums[c] = first_sums::<F, V>(place(c));
                     }
                     part.unpack::<F, V, _>(first, &mut direct);
                     for c in 0..C {
@@ -224,10 +222,26 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
     }
 }
 
-/// Stores sums of a slab, which begin with those of the slabs before or are added to them now; `x` is the column's slab.
+/// What sums of a slab begin with: those of the slabs before, which are at `from`, if they are not added in the end.
 ///
 /// # Safety
-/// The slab must be there, and the instructions; `to` must have room.
+/// They must be there, and the instructions.
+#[inline(always)]
+unsafe fn first_sums<F: Format, V: Simd>(from: *const f32) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if is_wide::<F>() {
+            V::splat_float(0.0)
+        } else {
+            V::load_floats(from)
+        }
+    }
+}
+
+/// Stores sums of a slab, which began with [`first_sums`], where those were; `x` is the column's slab.
+///
+/// # Safety
+/// The slab and the sums must be there, and the instructions.
 #[inline(always)]
 unsafe fn store_sums<F: Format, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
     // SAFETY: the caller's contract.
@@ -333,13 +347,13 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
                 let product = V::floats(whole);
-                if is_wide::<F>() {
-                    self.sums[c] = V::mul_add(product, scales, self.sums[c]);
+                let scales = if is_wide::<F>() {
+                    scales
                 } else {
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
-                    let scales = V::mul(scales, V::splat_float(scale));
-                    self.sums[c] = V::mul_add(product, scales, self.sums[c]);
-                }
+                    V::mul(scales, V::splat_float(scale))
+                };
+                self.sums[c] = V::mul_add(product, scales, self.sums[c]);
             }
         }
     }
@@ -509,11 +523,9 @@ impl Strip {
             let x = from_fn(|c| x.wrapping_add(c * F::COLUMNS.slab_bytes()));
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let mut sums = [[zero; R]; C];
-            if !is_wide::<F>() {
-                for c in 0..C {
-                    for r in 0..R {
-                        sums[c][r] = V::load_floats(result(c, r));
-                    }
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r] = first_sums::<F, V>(result(c, r));
                 }
             }
             let sums_at = F::COLUMNS.sums_at();

@@ -114,10 +114,13 @@ pub(super) trait Format: Sized {
     const FULL: bool = Self::LARGEST > 127;
 
     /// What columns must be.
-    const COLUMNS: ColumnSpec = ColumnSpec {
-        scaled: Self::SCALED,
-        group: Self::GROUP,
-        sums: Self::SUMS,
+    const COLUMNS: ColumnSpec = {
+        assert!(Self::SCALED == SLAB || matches!(Self::SUMS, Sums::Offset(_)));
+        ColumnSpec {
+            scaled: Self::SCALED,
+            group: Self::GROUP,
+            sums: Self::SUMS,
+        }
     };
 
     /// Unpacks block number `i` of a slab of so many blocks.

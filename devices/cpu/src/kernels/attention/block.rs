@@ -2,7 +2,7 @@
 //! gradients of a key are vectors; largest logits and sums of all rows come out lane by lane, and products are [sums of outer
 //! products](crate::simd::outer), of which all operands lie as they are needed.
 
-use super::{Extents, Memory, NO_KEY, seen};
+use super::{Extents, Memory};
 use crate::detect::vectorized;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
@@ -11,6 +11,8 @@ use half::f16;
 
 /// Rows of a block.
 pub(super) const ROWS: usize = 64;
+
+const NO_KEY: u16 = 0xfc00; // minus infinity as f16
 
 /// A number for each row.
 pub(super) type Lanes = [f32; ROWS];
@@ -188,6 +190,20 @@ impl Block {
         }
         hidden
     }
+}
+
+/// How many keys there are up to the last one that a row of a mask shows.
+fn seen(row: &[u16]) -> usize {
+    let mut end = row.len();
+    for chunk in row.rchunks(32) {
+        // Mostly all or nothing, found without branches.
+        if chunk.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0 {
+            let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
+            return end - hidden.count();
+        }
+        end -= chunk.len();
+    }
+    0
 }
 
 /// The largest logit of each row so far, and the sum of `exp(logit - largest)`.

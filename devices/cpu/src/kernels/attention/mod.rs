@@ -27,8 +27,6 @@ pub(crate) use gradient::GRADIENT;
 /// look at the keys of the others.
 const MANY: usize = 32;
 
-const NO_KEY: u16 = 0xfc00; // minus infinity as f16
-
 /// Extents of queries, keys and values.
 #[derive(Clone, Copy)]
 struct Extents {
@@ -287,20 +285,6 @@ vectorized! {
             out.iter_mut().zip(&block.qs).for_each(|(out, q)| *out = f32::from(*q) * d);
         }
     }
-}
-
-/// How many keys there are up to the last one that a row of a mask shows.
-fn seen(row: &[u16]) -> usize {
-    let mut end = row.len();
-    for chunk in row.rchunks(32) {
-        // Mostly all or nothing, found without branches.
-        if chunk.iter().fold(0, |any, m| any | (m ^ NO_KEY)) != 0 {
-            let hidden = chunk.iter().rev().take_while(|m| **m == NO_KEY);
-            return end - hidden.count();
-        }
-        end -= chunk.len();
-    }
-    0
 }
 
 /// Cuts the memory of one worker into parts.
