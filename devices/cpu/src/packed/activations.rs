@@ -11,7 +11,7 @@ use crate::detect::{Isa, vectorized};
 pub(crate) struct ColumnSpec {
     /// Elements that share a scale of the column: 32 or 256.
     pub scaled: usize,
-    /// Elements that share a scale of the weights: 16 or 32.
+    /// Elements that share a scale of the weights: 16 or 32, and 32 where as many share one of the column.
     pub group: usize,
     /// How groups are summed up.
     pub sums: Sums,
@@ -79,31 +79,32 @@ vectorized! {
     unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
         // SAFETY: the caller's contract.
         unsafe {
-            match spec.scaled {
-                32 => spec.quantize::<32>(x, slab),
-                _ => spec.quantize::<SLAB>(x, slab),
+            match (spec.scaled, spec.group) {
+                (32, _) => spec.quantize::<32, 32>(x, slab),
+                (_, 16) => spec.quantize::<SLAB, 16>(x, slab),
+                _ => spec.quantize::<SLAB, 32>(x, slab),
             }
         }
     }
 }
 
 impl ColumnSpec {
-    /// Quantizes the elements of a slab; `SCALED` of them share a scale.
+    /// Quantizes the elements of a slab; `SCALED` of them share a scale, and `GROUP` of them are summed up.
     ///
     /// # Safety
     /// The slab must be writable and aligned to 4.
     #[inline(always)]
-    unsafe fn quantize<const SCALED: usize>(&self, x: &[f32], slab: *mut u8) {
+    unsafe fn quantize<const SCALED: usize, const GROUP: usize>(&self, x: &[f32], slab: *mut u8) {
         let (whole, rest) = x.as_chunks::<SCALED>();
         // SAFETY: the caller's contract; the last slab of a column has room for a whole one, too.
         unsafe {
             for (part, x) in whole.iter().enumerate() {
-                self.quantize_part(x, part, slab);
+                self.quantize_part::<SCALED, GROUP>(x, part, slab);
             }
             if !rest.is_empty() {
                 let mut x = [0.0; SCALED];
                 x[..rest.len()].copy_from_slice(rest);
-                self.quantize_part(&x, whole.len(), slab);
+                self.quantize_part::<SCALED, GROUP>(&x, whole.len(), slab);
             }
         }
     }
@@ -113,7 +114,7 @@ impl ColumnSpec {
     /// # Safety
     /// As [`quantize`](ColumnSpec::quantize).
     #[inline(always)]
-    unsafe fn quantize_part<const SCALED: usize>(
+    unsafe fn quantize_part<const SCALED: usize, const GROUP: usize>(
         &self,
         x: &[f32; SCALED],
         part: usize,
@@ -126,15 +127,13 @@ impl ColumnSpec {
             let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
             let scale = round(x, 127.0, codes, |bits| bits as i8);
             scales.cast::<f32>().add(part).write(scale);
-            let whole = codes.as_chunks::<16>().0;
-            for (g, codes) in whole.chunks(self.group / 16).enumerate() {
-                let codes = codes.as_flattened();
+            for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
                 let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
                 let sum = match self.sums {
                     Sums::Offset(offset) => -offset * sum,
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
-                sums.cast::<i32>().add(at / self.group + g).write(sum);
+                sums.cast::<i32>().add(at / GROUP + g).write(sum);
             }
         }
     }

@@ -118,6 +118,10 @@ compile!(portable, simd::portable::Portable, 1 x 2);
 /// are multiplied at a time, which equal parts are rounded up to.
 const COLUMNS: usize = 264;
 
+/// With how many tiles of columns the next slab of weights is asked for, if there are so many: all of it at once would keep columns
+/// waiting.
+const SPREAD: usize = 8;
+
 /// Whether columns have one scale for a whole slab, not one for each group. Then the sums of a slab are multiplied with it before they
 /// are added to those of the slabs before.
 #[inline(always)]
@@ -396,6 +400,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
                         beside,
                         first,
                         weights: part.end::<F>(),
+                        spread: columns.len() >= SPREAD * C,
                         at: part.number * panel.slabs,
                         next: panel.slabs,
                         groups: part.len / F::GROUP,
@@ -450,6 +455,8 @@ struct Strip {
     first: usize,
     /// Where the next slab of weights lies.
     weights: *const u8,
+    /// Whether it is asked for with the first [`SPREAD`] tiles of columns, not with the first one.
+    spread: bool,
     /// Where the slab begins in a column, in bytes.
     at: usize,
     /// Where the next one begins, seen from there.
@@ -482,27 +489,27 @@ impl Strip {
             for (i, tile) in full.iter().enumerate() {
                 let x = side_by_side(tile, self.beside, self.at, bytes, copy);
                 let next = next(C * (i + 1));
-                self.run::<F, V, R, C>(x, next, results.add(C * i), i == 0);
+                self.run::<F, V, R, C>(x, next, results.add(C * i), i);
             }
             if rest.is_empty() {
                 return;
             }
             let x = side_by_side(rest, self.beside, self.at, bytes, copy);
-            let (next, first) = (next(columns.len()), full.is_empty());
+            let (next, i) = (next(columns.len()), full.len());
             let results = results.add(C * full.len());
             match rest.len() {
-                1 => self.run::<F, V, R, 1>(x, next, results, first),
-                2 => self.run::<F, V, R, 2>(x, next, results, first),
-                3 => self.run::<F, V, R, 3>(x, next, results, first),
-                4 => self.run::<F, V, R, 4>(x, next, results, first),
-                _ => self.run::<F, V, R, 5>(x, next, results, first),
+                1 => self.run::<F, V, R, 1>(x, next, results, i),
+                2 => self.run::<F, V, R, 2>(x, next, results, i),
+                3 => self.run::<F, V, R, 3>(x, next, results, i),
+                4 => self.run::<F, V, R, 4>(x, next, results, i),
+                _ => self.run::<F, V, R, 5>(x, next, results, i),
             }
         }
     }
 
     /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.
-    /// Meanwhile asks for as many slabs from `next` on and, if these are the `first` columns, for the weights that come
-    /// next.
+    /// Meanwhile asks for as many slabs from `next` on and, if this is one of the first tiles of columns, for the weights that
+    /// come next.
     ///
     /// # Safety
     /// The slab must be unpacked, the columns and their results be there, and the instructions.
@@ -512,10 +519,16 @@ impl Strip {
         x: *const u8,
         next: *const u8,
         results: *mut Sum,
-        first: bool,
+        tile: usize,
     ) {
         // Lines of the next slab of weights for each group.
-        let lines = F::DTYPE.block_bytes() * PANEL * F::GROUP / F::DTYPE.block_len() / 64;
+        let lines = (F::DTYPE.block_bytes() * PANEL * F::GROUP).div_ceil(F::DTYPE.block_len() * 64);
+        let ask = |first: usize, count: usize| {
+            for line in first * count..(first + 1) * count {
+                // SAFETY: the instructions are there, by the caller's contract.
+                unsafe { V::prefetch(self.weights.wrapping_add(line * 64)) }
+            }
+        };
         // SAFETY: the caller's contract.
         unsafe {
             let zero = V::splat_float(0.0);
@@ -539,11 +552,12 @@ impl Strip {
                     let at = C * size_of::<Sum>() + group * step + line * 64;
                     V::prefetch(results.cast::<u8>().wrapping_add(at));
                 }
-                if first && self.first == 0 {
-                    // Evenly, so that memory is busy all the time.
-                    for line in 0..lines {
-                        V::prefetch(self.weights.wrapping_add((group * lines + line) * 64));
+                if self.first == 0 && self.spread {
+                    if tile < SPREAD {
+                        ask(tile * self.groups + group, lines.div_ceil(SPREAD));
                     }
+                } else if self.first == 0 && tile == 0 {
+                    ask(group, lines);
                 }
                 let mut whole = [[V::start(0); R]; C];
                 if is_offset::<F, V>() {

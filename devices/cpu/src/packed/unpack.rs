@@ -116,6 +116,10 @@ pub(super) trait Format: Sized {
     /// What columns must be.
     const COLUMNS: ColumnSpec = {
         assert!(Self::SCALED == SLAB || matches!(Self::SUMS, Sums::Offset(_)));
+        assert!(matches!(
+            (Self::SCALED, Self::GROUP),
+            (32, 32) | (SLAB, 16 | 32)
+        ));
         ColumnSpec {
             scaled: Self::SCALED,
             group: Self::GROUP,
