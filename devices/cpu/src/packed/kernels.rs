@@ -118,9 +118,8 @@ compile!(portable, simd::portable::Portable, 1 x 2);
 /// are multiplied at a time, which equal parts are rounded up to.
 const COLUMNS: usize = 264;
 
-/// With how many tiles of columns the next slab of weights is asked for, if there are so many: all of it at once would keep columns
-/// waiting.
-const SPREAD: usize = 8;
+/// With how many tiles of columns the next slab of weights is asked for, at most: all of it at once would keep columns waiting.
+pub(super) const ASKING: usize = 8;
 
 /// Whether columns have one scale for a whole slab, not one for each group. Then the sums of a slab are multiplied with it before they
 /// are added to those of the slabs before.
@@ -400,7 +399,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
                         beside,
                         first,
                         weights: part.end::<F>(),
-                        spread: columns.len() >= SPREAD * C,
+                        spread: columns.len() >= ASKING * C,
                         at: part.number * panel.slabs,
                         next: panel.slabs,
                         groups: part.len / F::GROUP,
@@ -455,7 +454,7 @@ struct Strip {
     first: usize,
     /// Where the next slab of weights lies.
     weights: *const u8,
-    /// Whether it is asked for with the first [`SPREAD`] tiles of columns, not with the first one.
+    /// Whether it is asked for with the first [`ASKING`] tiles of columns, not with the first one.
     spread: bool,
     /// Where the slab begins in a column, in bytes.
     at: usize,
@@ -553,8 +552,8 @@ impl Strip {
                     V::prefetch(results.cast::<u8>().wrapping_add(at));
                 }
                 if self.first == 0 && self.spread {
-                    if tile < SPREAD {
-                        ask(tile * self.groups + group, lines.div_ceil(SPREAD));
+                    if tile < ASKING {
+                        ask(tile * self.groups + group, lines.div_ceil(ASKING));
                     }
                 } else if self.first == 0 && tile == 0 {
                     ask(group, lines);

@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{self, ROUND, SLAB};
-use super::kernels::{Results, are_side_by_side, side_by_side};
+use super::kernels::{ASKING, Results, are_side_by_side, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
 use super::simd::{Simd, functions, in_place};
@@ -38,9 +38,6 @@ const WORTH_ROUNDING: usize = 32;
 
 /// Columns that are multiplied with the same rows: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 516;
-
-/// Most tiles of columns that ask for the weights that come next.
-const ASKING: usize = 8;
 
 /// Where the scales of a column are in a slab: behind the numbers.
 const SCALES_AT: usize = SLAB * size_of::<i16>();
