@@ -77,7 +77,17 @@ vectorized! {
     /// # Safety
     /// The slab must be writable and aligned to 4.
     unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
-        // SAFETY: the caller's contract.
+        let padded;
+        let x = match x.as_array() {
+            Some(x) => x,
+            None => {
+                let mut whole = [0.0; SLAB];
+                whole[..x.len()].copy_from_slice(x);
+                padded = whole;
+                &padded
+            }
+        };
+        // SAFETY: the caller's contract; the last slab of a column has room for a whole one, too.
         unsafe {
             match (spec.scaled, spec.group) {
                 (32, _) => spec.quantize::<32, 32>(x, slab),
@@ -94,46 +104,28 @@ impl ColumnSpec {
     /// # Safety
     /// The slab must be writable and aligned to 4.
     #[inline(always)]
-    unsafe fn quantize<const SCALED: usize, const GROUP: usize>(&self, x: &[f32], slab: *mut u8) {
-        let (whole, rest) = x.as_chunks::<SCALED>();
-        // SAFETY: the caller's contract; the last slab of a column has room for a whole one, too.
-        unsafe {
-            for (part, x) in whole.iter().enumerate() {
-                self.quantize_part::<SCALED, GROUP>(x, part, slab);
-            }
-            if !rest.is_empty() {
-                let mut x = [0.0; SCALED];
-                x[..rest.len()].copy_from_slice(rest);
-                self.quantize_part::<SCALED, GROUP>(&x, whole.len(), slab);
-            }
-        }
-    }
-
-    /// Quantizes elements that share a scale: part number `part` of the slab.
-    ///
-    /// # Safety
-    /// As [`quantize`](ColumnSpec::quantize).
-    #[inline(always)]
-    unsafe fn quantize_part<const SCALED: usize, const GROUP: usize>(
+    unsafe fn quantize<const SCALED: usize, const GROUP: usize>(
         &self,
-        x: &[f32; SCALED],
-        part: usize,
+        x: &[f32; SLAB],
         slab: *mut u8,
     ) {
         let (scales, sums) = (slab.wrapping_add(SLAB), slab.wrapping_add(self.sums_at()));
-        let at = part * SCALED;
-        // SAFETY: a slab has room for the codes, scales and sums of so many elements.
+        // SAFETY: a slab has room for the codes, scales and sums.
         unsafe {
-            let codes = &mut *slab.add(at).cast::<[i8; SCALED]>();
-            let scale = round(x, 127.0, codes, |bits| bits as i8);
-            scales.cast::<f32>().add(part).write(scale);
+            let codes = &mut *slab.cast::<[i8; SLAB]>();
+            let parts = codes.as_chunks_mut::<SCALED>().0.iter_mut();
+            for (part, (codes, x)) in parts.zip(x.as_chunks::<SCALED>().0).enumerate() {
+                let scale = round(x, 127.0, codes, |bits| bits as i8);
+                scales.cast::<f32>().add(part).write(scale);
+            }
+            // Compilers sum up the codes of a single group one by one.
             for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
                 let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
                 let sum = match self.sums {
                     Sums::Offset(offset) => -offset * sum,
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
-                sums.cast::<i32>().add(at / GROUP + g).write(sum);
+                sums.cast::<i32>().add(g).write(sum);
             }
         }
     }
