@@ -1,7 +1,7 @@
 //! Attention of many tokens: a task is a block of query rows, which walks over blocks of keys.
 
 use super::block::{Block, Blocks, LANES_STRIDE, ROWS, Sums, cap, soften};
-use super::{Extents, Memory, Operands, element, is_decoded, no_kernel, rows_of, too_large};
+use super::{Extents, Memory, Operands, no_kernel, rows_of, too_large};
 use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::outer::{self, Outer, OuterFn};
@@ -30,7 +30,6 @@ struct Attention {
     scratch: Scratch,
     floats: usize,
     products: OuterFn,
-    weighted: OuterFn,
 }
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
@@ -44,7 +43,6 @@ pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         scratch: site.scratch(scratch(site.node, site.threads).ok_or_else(too_large)?)?,
         floats,
         products: outer::sums(site.isa, DType::F32).ok_or_else(no_kernel)?,
-        weighted: outer::sums(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
     };
     let tasks = blocks.of_a_head() * blocks.kv_heads();
     Ok(vec![Phase::new(
@@ -123,16 +121,15 @@ impl Attention {
                 let unseen = |key: usize| logits[key][..block.rows()].iter().all(|w| *w == 0.0);
                 // What no row sees may hold anything, NaN too.
                 let clear = hidden && (0..len).any(unseen);
-                let decode = clear || is_decoded(own.v.dtype());
+                // Halves would be converted once for every few columns.
+                let decode = clear || own.v.dtype() != DType::F32;
                 let (from, stride) = rows_of(own.isa, &own.v, decode, place, len, decoded_values);
-                let mut weighted = self.weighted;
                 if clear {
                     for key in (0..len).filter(|key| unseen(*key)) {
                         decoded_values[key * dv..][..dv].fill(0.0);
                     }
-                    weighted = self.products;
                 }
-                weighted(&Outer {
+                (self.products)(&Outer {
                     rows: from,
                     row_stride: stride,
                     len: dv,
