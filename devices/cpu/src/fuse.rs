@@ -3,13 +3,15 @@
 //! - Products of the same columns, one after the other, share their packed form.
 //! - What makes columns row by row, a scaled norm or a gated unit, is computed while columns are packed, if nothing else
 //!   reads it: it is never written to memory. A sum that such a norm is of is written then, too.
+//! - Two products of the same columns and the gated unit of their results are one step where these results are too large for the
+//!   caches: they never get to memory.
 //! - Other scaled norms take one pass.
 //!
 //! No result changes by that: every number is computed by the same operations in the same order.
 
 use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
-use crate::kernels::matmul::{Form, Product};
+use crate::kernels::matmul::{Form, Product, are_worth_gating};
 use crate::table::kernel_for;
 use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
 use std::sync::Arc;
@@ -27,6 +29,10 @@ pub(crate) enum Part {
     SharesColumns,
     /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
     MakesColumns,
+    /// A product of a gated unit: only its columns are packed here, `made` as those of `MakesColumns`.
+    PacksColumns { made: bool },
+    /// A gated unit and the two products before it, whose columns are packed.
+    GatedProducts,
     /// A scaled norm: the factor, with the norm before it.
     ScaledNorm,
 }
@@ -70,6 +76,22 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
     for i in 1..nodes.len() {
         let (before, node) = (nodes[i - 1], nodes[i]);
         let back = |steps: usize| i.checked_sub(steps).map(|i| nodes[i]);
+        if let Some(first) = back(2)
+            && parts[before.id().index()] == Part::SharesColumns
+            && are_gated_products([first, before], node, isa, &readers)
+        {
+            let part = &mut parts[first.id().index()];
+            *part = match *part {
+                Part::SharesColumns => Part::Inner,
+                part => Part::PacksColumns {
+                    made: part == Part::MakesColumns,
+                },
+            };
+            parts[before.id().index()] = Part::Inner;
+            parts[node.id().index()] = Part::GatedProducts;
+            continue;
+        }
+        let is_written = parts[before.id().index()] == Part::GatedProducts;
         let mut set = |node: Node<'_>, part| parts[node.id().index()] = part;
         let is_columns = uses[i] > 0
             && node.source(1).is_some_and(|x| has_rows_of(x, before))
@@ -77,7 +99,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         // Operands may be read as late as that: nothing is written between the first of these nodes and the product, which writes
         // its result after all columns are packed.
         let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
-        if is_columns && (norm.is_some() || is_gated(before)) {
+        if is_columns && (norm.is_some() || is_gated(before) && !is_written) {
             let sum = back(3).filter(|&sum| norm.is_some_and(|norm| is_sum_of(sum, norm)));
             sum.into_iter().for_each(|sum| set(sum, Part::Later));
             norm.into_iter().for_each(|norm| set(norm, Part::Inner));
@@ -170,6 +192,22 @@ fn is_gated(node: Node<'_>) -> bool {
             .all(|&i| node.source_layout(i).is_some_and(is_usable))
 }
 
+/// Whether two products are computed with `gated`, the unit of their results.
+fn are_gated_products(
+    products: [Node<'_>; 2],
+    gated: Node<'_>,
+    isa: Isa,
+    readers: &Readers,
+) -> bool {
+    let ids = products.map(|product| product.id());
+    let operands = [0, 1].map(|i| gated.source(i).map(|source| source.id()));
+    is_gated(gated)
+        && is_usable(gated.layout())
+        && (operands == ids.map(Some) || operands == [ids[1], ids[0]].map(Some))
+        && ids.into_iter().all(|id| readers.only(id, 1))
+        && are_worth_gating(products, isa)
+}
+
 /// Whether the memory of a scaled norm's result is exactly that of the norm's operand, or touches none of the operands.
 fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     let place = |node: Option<Node<'_>>| node.and_then(|node| work.place(node.id()).ok());
@@ -220,7 +258,10 @@ impl Readers {
 mod tests {
     use super::*;
     use crate::harness::*;
-    use samite_core::{Glu, Rope, RopeMode, Slot, TensorRef, Usage, host_buffer_type, shape};
+    use crate::packed::buffer::packed_buffer_type;
+    use samite_core::{
+        Glu, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
+    };
 
     const WIDTH: usize = 512;
     const INNER: usize = 768;
@@ -234,6 +275,9 @@ mod tests {
     fn parts_of(graph: &Graph) -> Vec<Part> {
         let nodes: Vec<_> = graph.ids().collect();
         let place = |id: &TensorId| {
+            if let Some(stored) = &graph.tensor(*id).stored {
+                return Some(stored.tensor().clone());
+            }
             let layout = graph.tensor(*id).layout;
             let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
             Some(TensorRef {
@@ -468,6 +512,67 @@ mod tests {
                     Part::MakesColumns
                 ]
             );
+        }
+    }
+
+    /// Packed weights of random numbers.
+    fn packed(g: &mut Graph, dtype: DType, [k, rows]: [usize; 2], seed: u32) -> TensorId {
+        let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+        let mut bytes = vec![0; layout.bytes()];
+        samite_quant::encode_row(dtype, &numbers(seed, k * rows), &mut bytes).unwrap();
+        let kind = packed_buffer_type();
+        let group = TensorGroup::allocate(&kind, Usage::Weights, &[("w", layout)]).unwrap();
+        group.tensors[0].tensor().write(0, &bytes).unwrap();
+        g.stored(&group.tensors[0]).unwrap()
+    }
+
+    #[test]
+    fn products_and_the_gated_unit_of_them_are_one_step() {
+        let (k, columns) = (256, 521);
+        for (dtype, rows) in [(DType::Q8_0, 1056), (DType::Q4_K, 1030), (DType::F16, 1024)] {
+            for (norm, swapped, third) in [
+                (false, false, true),
+                (true, true, false),
+                (true, false, false),
+            ] {
+                let mut g = Graph::new();
+                let x = input(&mut g, &[k, columns]);
+                let scale = input(&mut g, &[k]);
+                let weights = [1, 2, 3].map(|seed| packed(&mut g, dtype, [k, rows], seed));
+                let mut y = x;
+                if norm {
+                    y = g.rms_norm(x, 1e-5).unwrap();
+                    y = g.mul(y, scale).unwrap();
+                }
+                let [a, b] = [0, 1].map(|i| g.mul_mat(weights[i], y).unwrap());
+                let first = g.node(a);
+                let product = Product::of(first, Isa::detect(None)).unwrap();
+                let (a, b) = if swapped { (b, a) } else { (a, b) };
+                let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+                // Its columns may still be there.
+                let out = if third {
+                    g.mul_mat(weights[2], y).unwrap()
+                } else {
+                    gated
+                };
+                let run = |g: &Graph, threads| {
+                    let mut bench = Bench::new(g, &device(threads)).unwrap();
+                    bench.write(x, &numbers(5, k * columns));
+                    bench.write(scale, &numbers(6, k));
+                    bench.run().unwrap();
+                    [gated, out].map(|id| bench.read::<f32>(id))
+                };
+                let apart = run(&g, 1);
+                assert!(apart.iter().flatten().all(|x| x.is_finite()));
+                [gated, out].into_iter().for_each(|id| g.set_output(id));
+                for threads in [1, 2] {
+                    assert!(run(&g, threads) == apart, "{dtype}, {threads} threads");
+                }
+                let one = parts_of(&g).contains(&Part::GatedProducts);
+                assert_eq!(one, product.goes_by_panels(), "{dtype}");
+                g.set_output(b);
+                assert!(!parts_of(&g).contains(&Part::GatedProducts));
+            }
         }
     }
 }

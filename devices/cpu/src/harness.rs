@@ -34,6 +34,9 @@ impl Bench {
             .iter()
             .map(|&id| {
                 let tensor = graph.tensor(id);
+                if let Some(stored) = &tensor.stored {
+                    return Some(stored.tensor().clone());
+                }
                 let offset = match tensor.view {
                     Some(view) => offsets[view.base.index()] + view.offset,
                     None => offsets[id.index()],

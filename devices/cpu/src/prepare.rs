@@ -3,7 +3,7 @@
 use crate::detect::Isa;
 use crate::fuse::{Part, parts};
 use crate::kernels::columns::{Maker, Origin};
-use crate::kernels::reduce;
+use crate::kernels::{matmul, reduce};
 use crate::operand::Operand;
 use crate::packed::memory_of;
 use crate::pool::{Panicked, Pool, Team};
@@ -242,7 +242,7 @@ impl Program {
             .collect::<Result<_>>()?;
         let maker = match part {
             Part::ScaledNorm => Some(maker(node, parts, &mut resolve)?),
-            Part::MakesColumns => {
+            Part::MakesColumns | Part::PacksColumns { made: true } => {
                 let columns = node
                     .source(1)
                     .map(|columns| work.graph.node(work.graph.memory_of(columns.id())));
@@ -254,8 +254,12 @@ impl Program {
         };
         let origin = match (part, maker) {
             (Part::SharesColumns, _) => Origin::Ready,
-            (Part::MakesColumns, Some(maker)) => Origin::Made(maker),
+            (Part::MakesColumns | Part::PacksColumns { .. }, Some(maker)) => Origin::Made(maker),
             _ => Origin::Source,
+        };
+        let operands = match part {
+            Part::GatedProducts => Some(gated_operands(node, &mut resolve)?),
+            _ => None,
         };
         let site = Site {
             node,
@@ -268,10 +272,12 @@ impl Program {
         };
         let first = self.phases.len();
         if !node.layout().is_empty() && !matches!(part, Part::Inner | Part::Later) {
-            let phases = match maker {
-                Some(Maker::Norm { x, eps, scale, .. }) if part == Part::ScaledNorm => {
+            let phases = match (part, maker, operands) {
+                (Part::ScaledNorm, Some(Maker::Norm { x, eps, scale, .. }), _) => {
                     vec![reduce::scaled_norm(&site, x, eps, scale)]
                 }
+                (Part::PacksColumns { .. }, ..) => matmul::pack(&site)?,
+                (_, _, Some((product, weights, x))) => matmul::gated(&site, product, weights, x)?,
                 _ => (kernel.build)(&site)?,
             };
             self.phases
@@ -442,6 +448,23 @@ fn maker<'g>(
         }
         (op, _) => Err(Error::invalid(format!("{op} makes no rows"))),
     }
+}
+
+/// One of the products that a gated unit is of, the weights of both, and their columns.
+fn gated_operands<'g>(
+    node: Node<'g>,
+    resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
+) -> Result<(Node<'g>, [Operand; 2], Operand)> {
+    let missing = || Error::invalid(format!("{}: a product is missing", node.op()));
+    let mut operand = |product: usize, index| {
+        let product = node.source(product).ok_or_else(missing)?;
+        resolve(product.source(index).ok_or_else(missing)?, Access::Read)
+    };
+    Ok((
+        node.source(0).ok_or_else(missing)?,
+        [operand(0, 0)?, operand(1, 0)?],
+        operand(0, 1)?,
+    ))
 }
 
 /// Runs tasks; whether that went well.

@@ -85,11 +85,7 @@ impl Maker {
                     let (x, gate) = (x.row::<f32>(row), gate.row::<f32>(row));
                     for (i, (x, gate)) in x.chunks(256).zip(gate.chunks(256)).enumerate() {
                         let out = &mut buffer[..x.len()];
-                        // Those of many columns come from memory.
-                        for line in (0..256).step_by(16) {
-                            prefetch(x.as_ptr().wrapping_add(512 + line));
-                            prefetch(gate.as_ptr().wrapping_add(512 + line));
-                        }
+                        [x, gate].into_iter().for_each(ask_ahead);
                         glu::gate_slice(isa, kind, out, x, gate);
                         take(256 * i, out);
                     }
@@ -174,7 +170,11 @@ impl Columns {
             }
             let row = source.layout().row_index(row);
             if is_usable(source.layout()) {
-                return form.write(source.row::<f32>(row), 0, out, isa);
+                for (i, x) in source.row::<f32>(row).chunks(256).enumerate() {
+                    ask_ahead(x);
+                    form.write(x, 256 * i, out, isa);
+                }
+                return;
             }
             // Through a buffer of whole slabs.
             let (k, mut buffer) = (source.shape()[0], [0.0; 256]);
@@ -184,6 +184,13 @@ impl Columns {
                 form.write(buffer, start, out, isa);
             }
         }
+    }
+}
+
+/// Asks for what comes behind a piece of 256 elements: many columns come from memory.
+fn ask_ahead(piece: &[f32]) {
+    for line in (0..256).step_by(16) {
+        prefetch(piece.as_ptr().wrapping_add(512 + line));
     }
 }
 

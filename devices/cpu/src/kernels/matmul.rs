@@ -3,7 +3,8 @@
 //! Columns of source 1 are brought into the form that the product needs once (packed F32, or rounded to fewer bits), in a
 //! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
 
-use super::columns::Columns;
+use super::columns::{Columns, Origin};
+use super::glu;
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
@@ -241,6 +242,25 @@ impl Product {
         })
     }
 
+    /// Whether results go past the caches and rows are multiplied panel by panel.
+    pub fn goes_by_panels(&self) -> bool {
+        let by_panels = match self.form {
+            Form::Packed(_) => true,
+            #[cfg(target_arch = "x86_64")]
+            Form::Sixteen(_) => true,
+            _ => false,
+        };
+        by_panels && matches!(self.rows, Rows::Packed { past_caches, .. } if past_caches)
+    }
+
+    /// The same for results that do not go past the caches.
+    fn within_caches(mut self) -> Self {
+        if let Rows::Packed { past_caches, .. } = &mut self.rows {
+            *past_caches = false;
+        }
+        self
+    }
+
     /// Whether so many columns of an expert are gathered first.
     fn gathers(&self, columns: usize) -> bool {
         matches!(self.rows, Rows::Packed { most_gathered, .. } if columns.min(most_gathered) >= WORTH_GATHERING)
@@ -429,10 +449,102 @@ pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
     (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
 }
 
+fn too_large() -> Error {
+    Error::shape("mul_mat: the size of its workspace overflows")
+}
+
+/// Packs columns only.
+pub(crate) fn pack(site: &Site<'_>) -> Result<Vec<Phase>> {
+    let plan = plan(site.node, site.isa, site.threads).ok_or_else(too_large)?;
+    let scratch = site.scratch(plan.total)?;
+    let columns = Columns::new(site.source(1)?, site.origin, plan.product.form, scratch);
+    Ok(columns.pack(site.isa).into_iter().collect())
+}
+
+/// Whether it pays to compute two products of the same columns together with a gated unit of their results: where these would go past the
+/// caches, and a panel of rows is multiplied at a time.
+pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
+    let [Some(first), Some(second)] = products.map(|node| node.source_layout(0)) else {
+        return false;
+    };
+    let is_one = |layout: &Layout| layout.shape()[2..] == [1, 1];
+    first == second
+        && is_one(products[0].layout())
+        && products.iter().all(|&node| {
+            matches!(node.op(), Op::MulMat { .. })
+                && Product::of(node, isa).is_some_and(|product| product.goes_by_panels())
+        })
+}
+
+/// A gated unit of two products, one of which is `product`: of the rows of two matrices with the columns `x`, which are packed.
+pub(crate) fn gated(
+    site: &Site<'_>,
+    product: Node<'_>,
+    weights: [Operand; 2],
+    x: Operand,
+) -> Result<Vec<Phase>> {
+    let &Op::Glu { kind, .. } = site.node.op() else {
+        return Err(Error::invalid(format!("{} is not gated", site.node.op())));
+    };
+    let plan = plan(product, site.isa, site.threads).ok_or_else(too_large)?;
+    let scratch = site.scratch(plan.total)?;
+    let (result, isa, product) = (site.result(), site.isa, plan.product.within_caches());
+    let columns = Columns::new(x, Origin::Ready, product.form, scratch);
+    let ([_, m, ..], [k, n, ..]) = (weights[0].shape(), x.shape());
+    let row_bytes = weights[0].layout().row_bytes();
+    let [rows, part] = product.form.task(m, row_bytes, site.threads);
+    let column_blocks = n.div_ceil(part);
+    let cost = 2.0 * cost(m, n, k) + glu::cost(kind) * (m * n) as f64;
+    let tasks = m.div_ceil(rows) * column_blocks;
+    Ok(vec![Phase::new(tasks, cost, move |tasks, worker| {
+        let scratch = scratch.at(plan.columns + worker * plan.worker);
+        let mut list = ColumnList::new();
+        let mut halves = [const { Lines([[0.0; PANEL]; COLUMNS]) }; 2];
+        for task in tasks {
+            let (first, row) = (task % column_blocks * part, task / column_blocks * rows);
+            let count = (n - first).min(part);
+            for row in (row..(row + rows).min(m)).step_by(PANEL) {
+                let end = (row + PANEL).min(m);
+                for (weights, half) in weights.iter().zip(&mut halves) {
+                    let out = half.0.as_flattened_mut().as_mut_ptr().wrapping_sub(row);
+                    let list = list.fill(count, |c| Column {
+                        x: columns.at([first + c, 0, 0]),
+                        out: out.wrapping_add(c * PANEL),
+                    });
+                    // SAFETY: rows and columns are inside of the shapes, which inference checked to fit, and there is room for
+                    // their products; workers have their own scratch.
+                    unsafe { product.run(weights, [0, 0], row..end, list, scratch) };
+                }
+                let [Lines(a), Lines(b)] = &halves;
+                for c in (0..count).step_by(GATED) {
+                    let last = (c + GATED).min(count);
+                    let mut out = Lines([[0.0; PANEL]; GATED]);
+                    let (a, b) = (a[c..last].as_flattened(), b[c..last].as_flattened());
+                    let all = &mut out.0[..last - c];
+                    glu::gate_slice(isa, kind, all.as_flattened_mut(), a, b);
+                    for (c, out) in (c..last).zip(&out.0) {
+                        let to = result.at([first + c, 0, 0]).cast::<f32>().wrapping_add(row);
+                        // SAFETY: the row is inside of the result, of which tasks write different parts.
+                        unsafe { packed::store(out.as_ptr(), to, end - row, true) };
+                    }
+                }
+            }
+            packed::all_stored();
+        }
+        Ok(())
+    })])
+}
+
+/// Columns of a gated unit that are computed at a time.
+const GATED: usize = 8;
+
+/// Results of some columns for a panel, aligned to cache lines.
+#[repr(align(64))]
+struct Lines<const N: usize>([[f32; PANEL]; N]);
+
 fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (result, weights, x) = (site.result(), site.source(0)?, site.source(1)?);
-    let plan = plan(site.node, site.isa, site.threads)
-        .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
+    let plan = plan(site.node, site.isa, site.threads).ok_or_else(too_large)?;
     let scratch = site.scratch(plan.total)?;
     let product = plan.product;
     let columns = Columns::new(x, site.origin, product.form, scratch);

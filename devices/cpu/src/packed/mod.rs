@@ -58,13 +58,22 @@ unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *con
     for (c, column) in columns.iter().enumerate() {
         let out = column.out.wrapping_add(panel.first + row);
         // SAFETY: the caller's contract; results do not overlap with sums.
-        unsafe {
-            let sums = results.add(c).cast::<f32>();
-            if panel.past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
-                stream(sums, out);
-            } else {
-                out.copy_from_nonoverlapping(sums, rows);
-            }
+        unsafe { store(results.add(c).cast(), out, rows, panel.past_caches) };
+    }
+}
+
+/// Stores one column's results for `rows` rows of a panel, as [`store_all`].
+///
+/// # Safety
+/// There must be room for a panel's results at `from`, aligned to 16 bytes, and for those of the rows at `out`, elsewhere.
+#[inline(always)]
+pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_caches: bool) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
+            stream(from, out);
+        } else {
+            out.copy_from_nonoverlapping(from, rows);
         }
     }
 }
