@@ -16,7 +16,7 @@ use crate::packed::planes::{self, Planes};
 use crate::packed::sixteen::Sixteen;
 use crate::packed::slabs::Slabs;
 use crate::packed::{self, PackedProduct};
-use crate::prepare::{Phase, Site};
+use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
@@ -449,15 +449,23 @@ pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
     (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
 }
 
-fn too_large() -> Error {
-    Error::shape("mul_mat: the size of its workspace overflows")
+/// What the product `node` needs of the scratch memory, that memory, and the columns `x`, which come from `origin`, in there.
+fn place(
+    site: &Site<'_>,
+    node: Node<'_>,
+    x: Operand,
+    origin: Origin,
+) -> Result<(Plan, Scratch, Columns)> {
+    let plan = plan(node, site.isa, site.threads)
+        .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
+    let scratch = site.scratch(plan.total)?;
+    let columns = Columns::new(x, origin, plan.product.form, scratch);
+    Ok((plan, scratch, columns))
 }
 
 /// Packs columns only.
 pub(crate) fn pack(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let plan = plan(site.node, site.isa, site.threads).ok_or_else(too_large)?;
-    let scratch = site.scratch(plan.total)?;
-    let columns = Columns::new(site.source(1)?, site.origin, plan.product.form, scratch);
+    let (_, _, columns) = place(site, site.node, site.source(1)?, site.origin)?;
     Ok(columns.pack(site.isa).into_iter().collect())
 }
 
@@ -486,10 +494,8 @@ pub(crate) fn gated(
     let &Op::Glu { kind, .. } = site.node.op() else {
         return Err(Error::invalid(format!("{} is not gated", site.node.op())));
     };
-    let plan = plan(product, site.isa, site.threads).ok_or_else(too_large)?;
-    let scratch = site.scratch(plan.total)?;
+    let (plan, scratch, columns) = place(site, product, x, Origin::Ready)?;
     let (result, isa, product) = (site.result(), site.isa, plan.product.within_caches());
-    let columns = Columns::new(x, Origin::Ready, product.form, scratch);
     let ([_, m, ..], [k, n, ..]) = (weights[0].shape(), x.shape());
     let row_bytes = weights[0].layout().row_bytes();
     let [rows, part] = product.form.task(m, row_bytes, site.threads);
@@ -544,10 +550,8 @@ struct Lines<const N: usize>([[f32; PANEL]; N]);
 
 fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (result, weights, x) = (site.result(), site.source(0)?, site.source(1)?);
-    let plan = plan(site.node, site.isa, site.threads).ok_or_else(too_large)?;
-    let scratch = site.scratch(plan.total)?;
+    let (plan, scratch, columns) = place(site, site.node, x, site.origin)?;
     let product = plan.product;
-    let columns = Columns::new(x, site.origin, product.form, scratch);
     let [_, m, w2, w3] = weights.shape();
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
