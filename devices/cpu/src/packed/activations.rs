@@ -20,7 +20,8 @@ pub(crate) struct ColumnSpec {
 /// What is stored for the sum of the codes of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Sums {
-    /// The sum times minus the offset of the weights' codes, as i32.
+    /// The sum times minus the offset of the weights' codes, as i32; for columns with a scale for each group plus the bits of
+    /// [`ROUND`], so that sums of products that start with it are the bits of numbers, too.
     Offset(i32),
     /// Minus the sum, without the column's scale, as f32: for weights with minimums, and columns with one scale for a slab.
     Minus,
@@ -118,11 +119,16 @@ impl ColumnSpec {
                 let scale = round(x, 127.0, codes, |bits| bits as i8);
                 scales.cast::<f32>().add(part).write(scale);
             }
+            let start = if SCALED == GROUP {
+                ROUND.to_bits().cast_signed()
+            } else {
+                0
+            };
             // Compilers sum up the codes of a single group one by one.
             for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
                 let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
                 let sum = match self.sums {
-                    Sums::Offset(offset) => -offset * sum,
+                    Sums::Offset(offset) => start - offset * sum,
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
                 sums.cast::<i32>().add(g).write(sum);

@@ -11,7 +11,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{ColumnSpec, SLAB, Sums};
+use super::activations::{ColumnSpec, ROUND, SLAB, Sums};
 use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::{self, Simd, room};
 use super::unpack::{FAR_AHEAD, Format, NEAR_AHEAD, PanelSlab, Sink, Slab, Store};
@@ -151,6 +151,24 @@ const fn is_busy<F: Format>(columns: usize) -> bool {
 #[inline(always)]
 const fn is_offset<F: Format, V: Simd>() -> bool {
     matches!(F::SUMS, Sums::Offset(_)) && !(F::FULL && V::SIGNED)
+}
+
+/// A group's products of codes, times the scales of rows, rounded once: for columns with a scale for each group.
+///
+/// # Safety
+/// The instructions must be there.
+#[inline(always)]
+unsafe fn scaled<F: Format, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if is_offset::<F, V>() {
+            // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
+            let offset = V::mul(scales, V::splat_float(-ROUND));
+            V::mul_add(V::from_bits(products), scales, offset)
+        } else {
+            V::mul(V::floats(products), scales)
+        }
+    }
 }
 
 /// Sums of some columns.
@@ -349,14 +367,14 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
-                let product = V::floats(whole);
-                let scales = if is_wide::<F>() {
-                    scales
+                let sum = &mut self.sums[c];
+                if is_wide::<F>() {
+                    *sum = V::mul_add(V::floats(whole), scales, *sum);
                 } else {
+                    let product = scaled::<F, V>(whole, scales);
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
-                    V::mul(scales, V::splat_float(scale))
-                };
-                self.sums[c] = V::mul_add(product, scales, self.sums[c]);
+                    *sum = V::mul_add(product, V::splat_float(scale), *sum);
+                }
             }
         }
     }
@@ -576,14 +594,14 @@ impl Strip {
                 }
                 for c in 0..C {
                     for r in 0..R {
-                        let scale = if is_wide::<F>() {
-                            scales[r]
+                        let (sum, whole) = (&mut sums[c][r], V::total(whole[c][r]));
+                        if is_wide::<F>() {
+                            V::accumulate(sum, V::floats(whole), scales[r]);
                         } else {
+                            let product = scaled::<F, V>(whole, scales[r]);
                             let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
-                            V::mul(scales[r], V::splat_float(scale))
-                        };
-                        let product = V::floats(V::total(whole[c][r]));
-                        V::accumulate(&mut sums[c][r], product, scale);
+                            V::accumulate(sum, product, V::splat_float(scale));
+                        }
                     }
                 }
                 if let Sums::Minus = F::SUMS {

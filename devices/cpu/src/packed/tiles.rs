@@ -296,12 +296,12 @@ impl<F: Format> Part<F> {
                 for half in 0..2 {
                     let product = (&raw const (*products)[group][half]).cast();
                     let product = _mm512_cvtepi32_ps(_mm512_load_si512(product));
-                    let scales = if is_wide::<F>() {
-                        weights.scales[group][half]
+                    let scales = weights.scales[group][half];
+                    sums[half] = if is_wide::<F>() {
+                        _mm512_fmadd_ps(product, scales, sums[half])
                     } else {
-                        _mm512_mul_ps(weights.scales[group][half], scale)
+                        _mm512_fmadd_ps(_mm512_mul_ps(product, scales), scale, sums[half])
                     };
-                    sums[half] = _mm512_fmadd_ps(product, scales, sums[half]);
                 }
                 if let Sums::Minus = F::SUMS {
                     let sum = x.add(F::COLUMNS.sums_at() + at).cast::<f32>().read();
