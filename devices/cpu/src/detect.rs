@@ -7,7 +7,7 @@
 /// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
 /// A level of instruction sets that kernels are compiled for.
@@ -46,6 +46,22 @@ impl IsaLevel {
             _ => return None,
         })
     }
+}
+
+/// Whether this is a processor of AMD's: which instructions there are does not tell how fast memory is best read.
+pub(crate) fn is_amd() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // Asked once: virtual machines take microseconds to answer.
+        static DETECTED: OnceLock<bool> = OnceLock::new();
+        *DETECTED.get_or_init(|| {
+            let leaf = std::arch::x86_64::__cpuid(0);
+            let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+            name.as_flattened() == b"AuthenticAMD"
+        })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Proof that NEON's products of bytes are there.

@@ -14,9 +14,9 @@
 use super::activations::{ColumnSpec, ROUND, SLAB, Sums};
 use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::{self, Simd, room};
-use super::unpack::{FAR_AHEAD, Format, NEAR_AHEAD, PanelSlab, Sink, Slab, Store};
+use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, equal_part, store_all};
-use crate::detect::Isa;
+use crate::detect::{Isa, is_amd};
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
 use std::array::from_fn;
@@ -219,6 +219,7 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 /// As [`multiply`].
 #[inline(always)]
 unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Column; C]) {
+    let is_amd = is_amd();
     for row in (0..panel.rows).step_by(PANEL) {
         let mut results = Results([[[0.0; LANES]; 2]; C]);
         let results = results.0.as_mut_ptr();
@@ -228,7 +229,7 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
                 for first in (0..PANEL).step_by(V::LANES) {
                     let place = |c: usize| results.add(c).cast::<f32>().add(first);
-                    let mut direct = Direct::<V, C>::new(x);
+                    let mut direct = Direct::<V, C>::new(x, is_amd);
                     for c in 0..C {
                         direct.sums[c] = first_sums::<F, V>(place(c));
                     }
@@ -282,6 +283,8 @@ const MOST_MIXED: usize = 8;
 struct Direct<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
+    /// Whether the processor is one of AMD's.
+    is_amd: bool,
     /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
     whole: [[[V::Sum; 2]; C]; MOST_MIXED],
     /// Without the column's scale if there is one for the slab.
@@ -290,11 +293,12 @@ struct Direct<V: Simd, const C: usize> {
 
 impl<V: Simd, const C: usize> Direct<V, C> {
     #[inline(always)]
-    unsafe fn new(x: [*const u8; C]) -> Self {
+    unsafe fn new(x: [*const u8; C], is_amd: bool) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
             Direct {
                 x,
+                is_amd,
                 whole: [[[V::start(0); 2]; C]; MOST_MIXED],
                 sums: [V::splat_float(0.0); C],
             }
@@ -310,18 +314,32 @@ impl<V: Simd, const C: usize> Direct<V, C> {
 }
 
 impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
-    const AHEAD: usize = if is_busy::<F>(C) {
-        NEAR_AHEAD
-    } else {
-        FAR_AHEAD
-    };
     // Measured: what the compiler makes of plain halves of bytes and one column is better.
     const EVENLY: bool = if C == 1 {
         F::LARGEST != 15
     } else {
         is_straight::<F, V>(C)
     };
-    const UNROLLED: bool = is_busy::<F>(C);
+
+    /// Requests must be spread out evenly: four lines asked for at once, then none for as long, are a quarter slower than one after
+    /// the other.
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        match (self.is_amd, is_busy::<F>(C)) {
+            // More than so many lines at a time wait for each other.
+            (true, _) if C <= 2 => 6144,
+            // What comes too early displaces columns.
+            (false, true) => 3072,
+            _ => 9216,
+        }
+    }
+
+    /// On Intel's processors, addresses with an index take another instruction each time. AMD's, where they do not, are slower without
+    /// a loop.
+    #[inline(always)]
+    fn is_unrolled(&self) -> bool {
+        is_busy::<F>(C) && !self.is_amd
+    }
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {

@@ -10,13 +10,6 @@ use samite_core::DType;
 /// How many bytes before they are unpacked weights are asked for.
 const AHEAD: usize = 4096;
 
-/// The same for weights that are used once, as they come. Requests must be spread out evenly: four lines asked for at
-/// once, then none for as long, are a quarter slower than one after the other.
-pub(super) const FAR_AHEAD: usize = 9216;
-
-/// The same where they wait for products: what comes too early displaces columns.
-pub(super) const NEAR_AHEAD: usize = 3072;
-
 /// A part of the rows of a panel, unpacked: codes as bytes, four of each row next to each other, and scales and minimums
 /// of each group of elements.
 #[repr(C, align(64))]
@@ -47,13 +40,20 @@ impl Store {
 /// Where unpacked weights go. The first codes of a group come before its others, codes before their scale, scales before
 /// minimums; groups of different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
-    /// How many bytes before they come weights should be asked for.
-    const AHEAD: usize = AHEAD;
     /// Whether they should be asked for exactly where they come, not where the compiler likes to.
     const EVENLY: bool = false;
-    /// Whether whole slabs of small blocks are unpacked without a loop: addresses with an index take another instruction
-    /// each time.
-    const UNROLLED: bool = false;
+
+    /// How many bytes before they come weights should be asked for.
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        AHEAD
+    }
+
+    /// Whether whole slabs of small blocks are unpacked without a loop.
+    #[inline(always)]
+    fn is_unrolled(&self) -> bool {
+        false
+    }
 
     /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
     /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
@@ -174,7 +174,7 @@ impl PanelSlab {
         let blocks = self.len / F::DTYPE.block_len();
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
         let rows = Rows {
-            ahead: S::AHEAD,
+            ahead: to.ahead(),
             evenly: S::EVENLY,
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };
@@ -206,11 +206,14 @@ pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
     const WHOLE: usize = 8;
     // SAFETY: the caller's contract.
     unsafe {
-        if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
-            eight_times!(i => F::unpack::<V>(rows, WHOLE, i, to));
+        if to.is_unrolled() && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
+            eight_times!(i => F::unpack::<V>(rows.is_second(i % 2 == 1), WHOLE, i, to));
         } else {
-            for i in 0..blocks {
+            for i in (0..blocks).step_by(2) {
                 F::unpack::<V>(rows, blocks, i, to);
+                if F::DTYPE.block_len() < SLAB && i + 1 < blocks {
+                    F::unpack::<V>(rows.is_second(true), blocks, i + 1, to);
+                }
             }
         }
     }
@@ -225,24 +228,31 @@ pub(super) struct Rows {
     /// How many bytes before they are needed they are asked for, and whether [evenly](Sink::EVENLY).
     ahead: usize,
     evenly: bool,
+    /// Whether the block that is unpacked is the second of two: a line that both share is asked for once.
+    second: bool,
 }
 
-/// Where a block of each row of a half will be, some time ahead.
+/// Where a block of each row of a half will be, some time ahead, or two of them.
 ///
 /// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
-/// which fields are loaded: that is what processors' own prefetching goes on with. A line that a block, or a part of one,
-/// shares with the next is asked for by both: that costs less than a branch.
+/// which fields are loaded: that is what processors' own prefetching goes on with.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     at: *const u8,
+    /// The block's own lines.
+    first: usize,
+    lines: usize,
     evenly: bool,
 }
 
 impl Ahead {
-    /// Asks for a line.
+    /// Asks for a line, if the block has so many.
     #[inline(always)]
     pub unsafe fn ask<V: Simd>(self, line: usize) {
-        let at = self.at.wrapping_add(line * 64);
+        if line >= self.lines {
+            return;
+        }
+        let at = self.at.wrapping_add((self.first + line) * 64);
         // SAFETY: the caller's contract.
         unsafe {
             if self.evenly {
@@ -272,16 +282,26 @@ impl Rows {
             first,
             ahead: AHEAD,
             evenly: false,
+            second: false,
         }
+    }
+
+    /// The same rows, where the block that is unpacked is the second of two or not.
+    #[inline(always)]
+    fn is_second(self, second: bool) -> Self {
+        Rows { second, ..self }
     }
 
     /// What has to be asked for while block `i` is unpacked, of rows that begin with the half, not with a field in it.
     #[inline(always)]
     pub fn ahead<F: Format>(self, i: usize) -> Ahead {
+        let bytes = F::DTYPE.block_bytes() * LANES;
+        let number = usize::from(self.second);
+        let first = (number * bytes).div_ceil(64);
         Ahead {
-            at: self
-                .at
-                .wrapping_add(i * F::DTYPE.block_bytes() * LANES + self.ahead),
+            at: self.at.wrapping_add((i - number) * bytes + self.ahead),
+            first,
+            lines: ((number + 1) * bytes).div_ceil(64) - first,
             evenly: self.evenly,
         }
     }
