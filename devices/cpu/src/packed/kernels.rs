@@ -116,7 +116,7 @@ compile!(portable, simd::portable::Portable, 1 x 2);
 
 /// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
 /// are multiplied at a time, which equal parts are rounded up to.
-const COLUMNS: usize = 264;
+const COLUMNS: usize = 528;
 
 /// With how many tiles of columns the next slab of weights is asked for, at most: all of it at once would keep columns waiting.
 pub(super) const ASKING: usize = 8;
