@@ -7,7 +7,7 @@
 /// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::OnceLock;
 
 /// A level of instruction sets that kernels are compiled for.
@@ -48,22 +48,6 @@ impl IsaLevel {
     }
 }
 
-/// Whether this is a processor of AMD's: which instructions there are does not tell how fast memory is best read.
-pub(crate) fn is_amd() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        // Asked once: virtual machines take microseconds to answer.
-        static DETECTED: OnceLock<bool> = OnceLock::new();
-        *DETECTED.get_or_init(|| {
-            let leaf = std::arch::x86_64::__cpuid(0);
-            let name = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
-            name.as_flattened() == b"AuthenticAMD"
-        })
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
-
 /// Proof that NEON's products of bytes are there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dotprod {
@@ -96,6 +80,7 @@ impl Avx2 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx512 {
     vnni: bool,
+    amd: bool,
     tiles: Option<Tiles>,
 }
 
@@ -104,6 +89,12 @@ impl Avx512 {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn vnni(self) -> bool {
         self.vnni
+    }
+
+    /// Whether this is a processor of AMD's: what is fastest there may not be elsewhere, with the same instructions.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn amd(self) -> bool {
+        self.amd
     }
 
     /// Whether AMX, and then AVX-512 VNNI, is there too.
@@ -211,7 +202,10 @@ impl Isa {
             let tiles = (vnni && limit >= IsaLevel::Amx)
                 .then(Tiles::detect)
                 .flatten();
-            Isa::Avx512(Avx512 { vnni, tiles })
+            let leaf = std::arch::x86_64::__cpuid(0);
+            let maker = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+            let amd = maker.as_flattened() == b"AuthenticAMD";
+            Isa::Avx512(Avx512 { vnni, amd, tiles })
         } else if avx2 && limit >= IsaLevel::Avx2 {
             let vnni = limit >= IsaLevel::AvxVnni && is_x86_feature_detected!("avxvnni");
             Isa::Avx2(Avx2 { vnni })
@@ -265,7 +259,7 @@ impl Isa {
         }
     }
 
-    /// Every level that this processor has.
+    /// Every level that this processor has, whoever made it.
     #[cfg(test)]
     pub fn all() -> Vec<Isa> {
         let mut all: Vec<Isa> = Vec::new();
@@ -282,6 +276,10 @@ impl Isa {
             let isa = Self::at_most(level);
             if all.last().is_none_or(|last| last.name() != isa.name()) {
                 all.push(isa);
+                if let Isa::Avx512(token) = isa {
+                    let amd = !token.amd;
+                    all.push(Isa::Avx512(Avx512 { amd, ..token }));
+                }
             }
         }
         all

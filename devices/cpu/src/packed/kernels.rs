@@ -16,7 +16,7 @@ use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1,
 use super::simd::{self, Simd, room};
 use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, equal_part, store_all};
-use crate::detect::{Isa, is_amd};
+use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
 use samite_core::DType;
 use std::array::from_fn;
@@ -59,6 +59,8 @@ fn compiled<F: Format>(isa: Isa) -> PanelFn {
             super::tiles::multiply::<F>
         }
         #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.vnni() && token.amd() => avx512_vnni_amd::multiply::<F>,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => avx512_vnni::multiply::<F>,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(_) => avx512::multiply::<F>,
@@ -95,6 +97,8 @@ macro_rules! compile {
 
 #[cfg(target_arch = "x86_64")]
 compile!(avx512_vnni, simd::avx512::Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx512_vnni_amd, simd::avx512::Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, simd::avx512::Zmm<false>, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -219,7 +223,6 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 /// As [`multiply`].
 #[inline(always)]
 unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Column; C]) {
-    let is_amd = is_amd();
     for row in (0..panel.rows).step_by(PANEL) {
         let mut results = Results([[[0.0; LANES]; 2]; C]);
         let results = results.0.as_mut_ptr();
@@ -229,7 +232,7 @@ unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Colu
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
                 for first in (0..PANEL).step_by(V::LANES) {
                     let place = |c: usize| results.add(c).cast::<f32>().add(first);
-                    let mut direct = Direct::<V, C>::new(x, is_amd);
+                    let mut direct = Direct::<V, C>::new(x);
                     for c in 0..C {
                         direct.sums[c] = first_sums::<F, V>(place(c));
                     }
@@ -283,8 +286,6 @@ const MOST_MIXED: usize = 8;
 struct Direct<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
-    /// Whether the processor is one of AMD's.
-    is_amd: bool,
     /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
     whole: [[[V::Sum; 2]; C]; MOST_MIXED],
     /// Without the column's scale if there is one for the slab.
@@ -293,12 +294,11 @@ struct Direct<V: Simd, const C: usize> {
 
 impl<V: Simd, const C: usize> Direct<V, C> {
     #[inline(always)]
-    unsafe fn new(x: [*const u8; C], is_amd: bool) -> Self {
+    unsafe fn new(x: [*const u8; C]) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
             Direct {
                 x,
-                is_amd,
                 whole: [[[V::start(0); 2]; C]; MOST_MIXED],
                 sums: [V::splat_float(0.0); C],
             }
@@ -320,26 +320,18 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
     } else {
         is_straight::<F, V>(C)
     };
-
-    /// Requests must be spread out evenly: four lines asked for at once, then none for as long, are a quarter slower than one after
-    /// the other.
-    #[inline(always)]
-    fn ahead(&self) -> usize {
-        match (self.is_amd, is_busy::<F>(C)) {
-            // More than so many lines at a time wait for each other.
-            (true, _) if C <= 2 => 6144,
-            // What comes too early displaces columns.
-            (false, true) => 3072,
-            _ => 9216,
-        }
-    }
-
-    /// On Intel's processors, addresses with an index take another instruction each time. AMD's, where they do not, are slower without
-    /// a loop.
-    #[inline(always)]
-    fn is_unrolled(&self) -> bool {
-        is_busy::<F>(C) && !self.is_amd
-    }
+    // Requests must be spread out evenly: four lines asked for at once, then none for as long, are a quarter slower than one after the
+    // other.
+    const AHEAD: usize = match (V::AMD, is_busy::<F>(C)) {
+        // More than so many lines at a time wait for each other.
+        (true, _) if C <= 2 => 6144,
+        // What comes too early displaces columns.
+        (false, true) => 3072,
+        _ => 9216,
+    };
+    // On Intel's processors, addresses with an index take another instruction each time. AMD's, where they do not, are slower without a
+    // loop.
+    const UNROLLED: bool = is_busy::<F>(C) && !V::AMD;
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {

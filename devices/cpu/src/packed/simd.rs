@@ -63,6 +63,8 @@ pub(super) trait Simd {
     const SIGNED: bool;
     /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
     const STRAIGHT: usize = 1;
+    /// Whether weights are read in the way that is best for processors of AMD's.
+    const AMD: bool = false;
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
     const PAIRS: bool = false;
 

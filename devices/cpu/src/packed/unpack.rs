@@ -40,20 +40,12 @@ impl Store {
 /// Where unpacked weights go. The first codes of a group come before its others, codes before their scale, scales before
 /// minimums; groups of different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
+    /// How many bytes before they come weights should be asked for.
+    const AHEAD: usize = AHEAD;
     /// Whether they should be asked for exactly where they come, not where the compiler likes to.
     const EVENLY: bool = false;
-
-    /// How many bytes before they come weights should be asked for.
-    #[inline(always)]
-    fn ahead(&self) -> usize {
-        AHEAD
-    }
-
     /// Whether whole slabs of small blocks are unpacked without a loop.
-    #[inline(always)]
-    fn is_unrolled(&self) -> bool {
-        false
-    }
+    const UNROLLED: bool = false;
 
     /// Takes the codes of elements `4 * i..4 * i + 4` of the slab: offset so that none is negative, except where they
     /// need [all bits](Format::FULL) and the instruction set takes [signed](Simd::SIGNED) ones.
@@ -174,7 +166,7 @@ impl PanelSlab {
         let blocks = self.len / F::DTYPE.block_len();
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
         let rows = Rows {
-            ahead: to.ahead(),
+            ahead: S::AHEAD,
             evenly: S::EVENLY,
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };
@@ -206,13 +198,14 @@ pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
     const WHOLE: usize = 8;
     // SAFETY: the caller's contract.
     unsafe {
-        if to.is_unrolled() && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
-            eight_times!(i => F::unpack::<V>(rows.is_second(i % 2 == 1), WHOLE, i, to));
+        if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
+            eight_times!(i => F::unpack::<V>(rows.second(i % 2 == 1), WHOLE, i, to));
         } else {
-            for i in (0..blocks).step_by(2) {
+            let pairs = !S::UNROLLED && F::DTYPE.block_len() < SLAB;
+            for i in (0..blocks).step_by(if pairs { 2 } else { 1 }) {
                 F::unpack::<V>(rows, blocks, i, to);
-                if F::DTYPE.block_len() < SLAB && i + 1 < blocks {
-                    F::unpack::<V>(rows.is_second(true), blocks, i + 1, to);
+                if pairs && i + 1 < blocks {
+                    F::unpack::<V>(rows.second(true), blocks, i + 1, to);
                 }
             }
         }
@@ -286,9 +279,9 @@ impl Rows {
         }
     }
 
-    /// The same rows, where the block that is unpacked is the second of two or not.
+    /// The same rows, where the block that is unpacked is the second of two, or is not.
     #[inline(always)]
-    fn is_second(self, second: bool) -> Self {
+    fn second(self, second: bool) -> Self {
         Rows { second, ..self }
     }
 

@@ -4,8 +4,8 @@ use super::Simd;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-/// Registers of 16 rows.
-pub(crate) struct Zmm<const VNNI: bool>;
+/// Registers of 16 rows, on a processor of AMD's or another one.
+pub(crate) struct Zmm<const VNNI: bool, const AMD: bool = false>;
 
 /// A sum of which a part is still in 16 bits, two for each row.
 #[derive(Clone, Copy)]
@@ -14,10 +14,11 @@ pub(crate) struct Sum {
     whole: __m512i,
 }
 
-impl<const VNNI: bool> Simd for Zmm<VNNI> {
+impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
     const LANES: usize = 16;
     const SIGNED: bool = !VNNI;
     const STRAIGHT: usize = 8;
+    const AMD: bool = AMD;
     type Words = __m512i;
     type Floats = __m512;
     type Sum = Sum;
