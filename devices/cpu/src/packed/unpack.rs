@@ -201,6 +201,7 @@ pub(super) unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(
         if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
             eight_times!(i => F::unpack::<V>(rows.second(i % 2 == 1), WHOLE, i, to));
         } else {
+            // Beside code without a loop, one of two blocks made the compiler keep that code's addresses in memory.
             let pairs = !S::UNROLLED && F::DTYPE.block_len() < SLAB;
             for i in (0..blocks).step_by(if pairs { 2 } else { 1 }) {
                 F::unpack::<V>(rows, blocks, i, to);
@@ -225,7 +226,7 @@ pub(super) struct Rows {
     second: bool,
 }
 
-/// Where a block of each row of a half will be, some time ahead, or two of them.
+/// Where a block of each row of a half will be, some time ahead; for the second of two that share a line, where the first one will be.
 ///
 /// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
 /// which fields are loaded: that is what processors' own prefetching goes on with.
