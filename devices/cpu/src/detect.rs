@@ -276,7 +276,15 @@ impl Isa {
             let isa = Self::at_most(level);
             if all.last().is_none_or(|last| last.name() != isa.name()) {
                 all.push(isa);
-                if let Isa::Avx512(token) = isa {
+                // Only these have code for a maker.
+                if let Isa::Avx512(
+                    token @ Avx512 {
+                        vnni: true,
+                        tiles: None,
+                        ..
+                    },
+                ) = isa
+                {
                     let amd = !token.amd;
                     all.push(Isa::Avx512(Avx512 { amd, ..token }));
                 }

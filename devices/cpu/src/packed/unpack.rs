@@ -229,7 +229,8 @@ pub(super) struct Rows {
 /// Where a block of each row of a half will be, some time ahead; for the second of two that share a line, where the first one will be.
 ///
 /// Lines are asked for in the order of memory, one after the other while another block is unpacked, whatever the order is in
-/// which fields are loaded: that is what processors' own prefetching goes on with.
+/// which fields are loaded: that is what processors' own prefetching goes on with. A line that parts of a block share may be asked
+/// for by both.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead {
     at: *const u8,
