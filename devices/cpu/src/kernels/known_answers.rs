@@ -460,8 +460,14 @@ fn attend(
 
 #[test]
 fn attention_over_few_and_many_keys() {
-    // With 1500 keys and few rows, keys are split among tasks.
-    for (d, keys, tokens) in [(8, 3, 2), (40, 130, 3), (32, 1500, 2)] {
+    // With 1500 keys and few rows, keys are split among tasks; with 40 tokens, they are computed in blocks.
+    for (d, keys, tokens) in [
+        (8, 3, 2),
+        (40, 130, 3),
+        (32, 1500, 2),
+        (40, 130, 40),
+        (64, 150, 40),
+    ] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let (heads, kv_heads) = (6, 2);
             let mut g = Graph::new();
@@ -524,8 +530,14 @@ fn attention_over_few_and_many_keys() {
                         },
                     );
                     let got = &got[(token * heads + head) * d..][..d];
+                    // Blocks may round to 1/16382 of the largest number.
+                    let bound = if tokens < 32 || dtype == DType::F32 {
+                        1e-4
+                    } else {
+                        5e-4
+                    };
                     for (a, b) in got.iter().zip(expected) {
-                        assert!((f64::from(*a) - b).abs() < 1e-4, "{a} {b} {dtype} {keys}");
+                        assert!((f64::from(*a) - b).abs() < bound, "{a} {b} {dtype} {keys}");
                     }
                 }
             }

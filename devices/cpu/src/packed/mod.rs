@@ -11,14 +11,19 @@
 //! - [`simd`]: the instruction sets for which these are compiled.
 //! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI.
 //! - `tiles`: products with many columns, for AMX.
+//! - `halves`: numbers of 16 bits. [`outer`]: what attention computes with these.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
 
 pub(crate) mod activations;
 pub(crate) mod buffer;
 pub(crate) mod float;
 mod formats;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod halves;
 mod kernels;
 pub(crate) mod layout;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) mod outer;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod planes;
 pub(crate) mod rows;

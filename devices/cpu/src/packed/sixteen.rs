@@ -1,37 +1,25 @@
-//! Products of packed F16 and BF16 rows with many columns by VNNI's instruction for 16 bits, which multiplies and adds twice as
-//! many pairs at a time as one for F32 does.
-//!
-//! The elements of rows and of columns are rounded to whole numbers up to [`LARGEST`], with a scale for each 32 of them. An
-//! element's error is at most 1/16382 of the largest of its 32. For numbers of about the same size that is less than rounding
-//! columns to F16 would cost. Fewer columns, and those of F32 rows, are [not rounded](super::float).
+//! Products of packed F16 and BF16 rows with many columns, both rounded to [numbers of 16 bits](super::halves). Fewer columns, and those of
+//! F32 rows, are [not rounded](super::float).
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{self, ROUND, SLAB};
+use super::activations::{self, SLAB};
+use super::halves::{self, GROUP, Halves, LARGEST};
 use super::kernels::{ASKING, Results, are_side_by_side, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
-use super::simd::{Simd, functions, in_place};
 use super::slabs::Slabs;
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::{Isa, vectorized};
 use crate::simd::float::{Column, Panel, PanelFn};
-use crate::simd::{Bf16, Element, F16, Vector};
+use crate::simd::{Bf16, Element, F16};
 use samite_core::DType;
-use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
 
-/// Elements that share a scale.
-const GROUP: usize = 32;
-
 /// Groups of a slab.
 const GROUPS: usize = SLAB / GROUP;
-
-/// The largest number: the sum of a group's products fits into 32 bits.
-const LARGEST: i32 = 8191;
-const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64);
 
 /// Columns from which on rounding rows pays.
 const WORTH_ROUNDING: usize = 32;
@@ -89,54 +77,6 @@ vectorized! {
     }
 }
 
-/// Instruction sets that multiply numbers of 16 bits, and what it takes to round to these.
-///
-/// # Safety
-/// As [`Simd`].
-trait Halves: Simd<Floats: Vector> {
-    /// Adds the products of both halves of each word to `sum`.
-    unsafe fn dot_halves(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
-    /// The larger ones of signed words.
-    unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The inverse of [`from_bits`](Simd::from_bits).
-    unsafe fn bits(floats: Self::Floats) -> Self::Words;
-    unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-}
-
-impl Halves for Zmm<true> {
-    functions! {
-        fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
-        fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
-        fn bits(floats: __m512) -> __m512i { _mm512_castps_si512(floats) }
-        fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
-    }
-}
-
-impl<const VNNI: bool> Halves for Ymm<VNNI> {
-    functions! {
-        fn dot_halves(sum: &mut __m256i, a: __m256i, b: __m256i) {
-            if VNNI {
-                dot_256(sum, a, b);
-            } else {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
-            }
-        }
-        fn max(a: __m256i, b: __m256i) -> __m256i { _mm256_max_epi32(a, b) }
-        fn bits(floats: __m256) -> __m256i { _mm256_castps_si256(floats) }
-        fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
-    }
-}
-
-in_place! {
-    /// The instruction, which compilers make two of.
-    fn dot_512(__m512i), "avx512f", zmm_reg, "vpdpwssd"
-}
-
-in_place! {
-    /// The same for AVX-VNNI.
-    fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
-}
-
 /// A part of the rows of a panel, rounded: two neighbouring elements of each row next to each other, the first one in the
 /// lower half, and scales of each group.
 #[repr(C, align(64))]
@@ -165,30 +105,14 @@ impl Slab {
             let count = GROUP.min(len - first);
             // SAFETY: the caller's contract; a slab has a place for each.
             unsafe {
-                let load = |i| E::load::<V::Floats>(weights, (first + i) * LANES + lane);
-                // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
-                let mut largest = V::splat(0);
-                for i in 0..count {
-                    let magnitude = V::and(V::bits(load(i)), V::splat(i32::MAX));
-                    largest = V::max(largest, magnitude);
-                }
-                let largest = V::from_bits(largest);
-                let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
-                V::store_floats(scale, &raw mut (*slab).scales[first / GROUP][row]);
-                // If all are zero, their products are NaN, whose lower bits are zeros, too. Those below 2.4e-35 become zeros.
-                let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
-                let number = |i| {
-                    if i < count {
-                        V::bits(V::mul_add(load(i), inverse, V::splat_float(ROUND)))
-                    } else {
-                        V::splat(0)
-                    }
-                };
-                for pair in 0..GROUP / 2 {
-                    let low = V::and(number(2 * pair), V::splat(0xffff));
-                    let both = V::or(low, V::shl(number(2 * pair + 1), 16));
-                    V::store(both, (&raw mut (*slab).pairs[first / 2 + pair][row]).cast());
-                }
+                halves::round::<V, E>(
+                    weights.add((first * LANES + lane) * E::BYTES),
+                    LANES,
+                    count,
+                    &raw mut (*slab).pairs[first / 2][row],
+                    PANEL,
+                    &raw mut (*slab).scales[first / GROUP][row],
+                );
             }
         }
     }

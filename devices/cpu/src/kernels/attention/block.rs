@@ -6,7 +6,7 @@ use super::{Extents, Memory};
 use crate::detect::vectorized;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
-use crate::simd::math;
+use crate::simd::{math, prefetch};
 use half::f16;
 
 /// Rows of a block.
@@ -111,7 +111,15 @@ impl Block {
         if self.rows() < ROWS {
             to.as_flattened_mut().fill(0.0);
         }
-        for (lane, row) in rows.enumerate() {
+        let mut places = [std::ptr::null::<f32>(); ROWS];
+        places.iter_mut().zip(rows).for_each(|(to, row)| *to = row);
+        let places = &places[..self.rows()];
+        for (lane, row) in places.iter().enumerate() {
+            if let Some(next) = places.get(lane + 8) {
+                for i in (0..to.len()).step_by(16) {
+                    prefetch(next.wrapping_add(i));
+                }
+            }
             for (i, lanes) in to.iter_mut().enumerate() {
                 // SAFETY: the caller's contract.
                 lanes[lane] = unsafe { *row.add(i) } * factor;

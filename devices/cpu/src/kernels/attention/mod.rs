@@ -127,11 +127,11 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
         decodable(layout.dtype())?;
     }
     Ok(Kernel {
-        scratch: |node, _, threads| {
+        scratch: |node, isa, threads| {
             if Extents::of(node, 0)?.tokens < MANY {
                 few::scratch(node, threads)
             } else {
-                many::scratch(node, threads)
+                many::scratch(node, isa, threads)
             }
         },
         build,
