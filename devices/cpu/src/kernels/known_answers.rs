@@ -500,19 +500,22 @@ fn attention_over_few_and_many_keys() {
                     }
                 })
                 .collect();
-            let mut bench = Bench::new(&g, &device(2)).unwrap();
-            bench.write(q, &queries);
             let poison = |rows: &[f32]| -> Vec<f32> {
                 let poisoned = rows.iter().enumerate();
                 poisoned
                     .map(|(i, &x)| if unused(i / d % keys) { f32::NAN } else { x })
                     .collect()
             };
-            bench.write(k, &poison(&key_rows));
-            bench.write(v, &poison(&values));
-            bench.write(mask, &mask_rows);
-            bench.run().unwrap();
-            let got = bench.read::<f32>(out);
+            let [got, other] = [1, 3].map(|threads| {
+                let mut bench = Bench::new(&g, &device(threads)).unwrap();
+                bench.write(q, &queries);
+                bench.write(k, &poison(&key_rows));
+                bench.write(v, &poison(&values));
+                bench.write(mask, &mask_rows);
+                bench.run().unwrap();
+                bench.read::<f32>(out)
+            });
+            assert_eq!(got, other, "{dtype} {keys}");
             for token in 0..tokens {
                 for head in 0..heads {
                     let kv = head / (heads / kv_heads) * keys * d;

@@ -291,12 +291,18 @@ mod tests {
 
     /// Products for all instruction sets that have them.
     fn all_products() -> Vec<Products> {
-        let mut all: Vec<_> = Isa::all().into_iter().filter_map(products).collect();
         #[cfg(target_arch = "x86_64")]
-        if Isa::all().iter().any(|isa| matches!(isa, Isa::Avx2(_))) {
-            all.push(avx2::PRODUCTS);
-        }
-        all
+        let avx2 = Isa::all()
+            .iter()
+            .any(|isa| matches!(isa, Isa::Avx2(_)))
+            .then_some(avx2::PRODUCTS);
+        #[cfg(not(target_arch = "x86_64"))]
+        let avx2 = None;
+        Isa::all()
+            .into_iter()
+            .filter_map(products)
+            .chain(avx2)
+            .collect()
     }
 
     proptest! {

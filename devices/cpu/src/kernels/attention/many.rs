@@ -13,11 +13,11 @@ use std::array::from_fn;
 /// Keys of a block.
 const KEYS: usize = 64;
 
-/// Most blocks of query rows of a task: keys and values become operands once for all.
-const MOST_BLOCKS: usize = 4;
+/// Most blocks of query rows of a task: keys, and mostly values, become operands once for all.
+const MOST_BLOCKS: usize = 8;
 
-/// How many tasks there should be before they get more than one block.
-const ENOUGH_TASKS: usize = 64;
+/// Tasks of a thread before they get more than one block.
+const ENOUGH_TASKS: usize = 8;
 
 const _: () = assert!(ROWS == halves::BESIDE && ROWS.is_multiple_of(halves::STEP));
 
@@ -26,11 +26,11 @@ const _: () = assert!(ROWS == halves::BESIDE && ROWS.is_multiple_of(halves::STEP
 enum Arithmetic {
     /// As they are.
     F32(OuterFn),
-    /// Rounded to [numbers of 16 bits](crate::packed::outer), where keys and values are of lower precision.
+    /// Rounded to [numbers of 16 bits](crate::packed::outer), where keys and values are of lower precision than F32.
     Halves(halves::Products),
 }
 
-/// How the work is divided. The blocks of a task depend on shapes only.
+/// How the work is divided.
 #[derive(Clone, Copy)]
 struct Plan {
     extents: Extents,
@@ -38,38 +38,36 @@ struct Plan {
     /// Blocks of a task.
     each: usize,
     arithmetic: Arithmetic,
-    /// Numbers in the memory of a worker for each of a task's blocks: queries, weights of keys and sums of values.
-    own: [usize; 3],
-    /// Numbers that blocks need one after the other: decoded keys and values, both rounded, and what becomes queries or weights.
-    shared: [usize; 5],
+    /// Numbers in the memory of a worker for each of a task's blocks: queries and sums of values.
+    own: [usize; 2],
+    /// Numbers that blocks need one after the other: decoded keys and values, lanes, and rounded keys, values and weights.
+    shared: [usize; 6],
     floats: usize,
 }
 
 impl Plan {
     /// `None` if it takes too much memory.
-    fn new(node: Node<'_>, isa: Isa) -> Option<Self> {
+    fn new(node: Node<'_>, isa: Isa, threads: usize) -> Option<Self> {
         let extents = Extents::of(node, 0)?;
         let Extents { d, dv, .. } = extents;
         let blocks = Blocks::new(extents);
         let all = blocks.of_a_head().checked_mul(blocks.kv_heads())?;
-        let each = (all / ENOUGH_TASKS).clamp(1, MOST_BLOCKS);
+        let tasks = threads.max(1).checked_mul(ENOUGH_TASKS)?;
+        let each = (all / tasks).clamp(1, MOST_BLOCKS);
         let arithmetic = Arithmetic::of(node, isa, extents)?;
-        let values = dv.checked_mul(ROWS)?;
-        let (own, rounded) = match arithmetic {
-            Arithmetic::F32(_) => {
-                let own = [d.checked_mul(ROWS)?, KEYS * ROWS, values];
-                (own, [0; 3])
-            }
+        let (queries, rounded) = match arithmetic {
+            Arithmetic::F32(_) => (d.checked_mul(ROWS)?, [0; 3]),
             Arithmetic::Halves(_) => {
-                let weights = Rounded::words(KEYS, ROWS)?;
-                let own = [Rounded::words(d, ROWS)?, weights, values];
                 let [keys, values] = [Rounded::words(d, KEYS)?, Rounded::words(KEYS, dv)?];
-                (own, [keys, values, d.max(KEYS).checked_mul(ROWS)?])
+                let weights = Rounded::words(KEYS, ROWS)?;
+                (Rounded::words(d, ROWS)?, [keys, values, weights])
             }
         };
-        let [decoded_keys, decoded_values] = [d.checked_mul(KEYS)?, dv.checked_mul(KEYS)?];
-        let [keys, values, lanes] = rounded;
-        let shared = [decoded_keys, decoded_values, keys, values, lanes];
+        let own = [queries, dv.checked_mul(ROWS)?];
+        let decoded = [d.checked_mul(KEYS)?, dv.checked_mul(KEYS)?];
+        let ([keys, values], lanes) = (decoded, d.max(KEYS).checked_mul(ROWS)?);
+        let [rounded_keys, rounded_values, weights] = rounded;
+        let shared = [keys, values, lanes, rounded_keys, rounded_values, weights];
         let sum = |parts: &[usize]| {
             let mut parts = parts.iter();
             parts.try_fold(0_usize, |sum, part| sum.checked_add(*part))
@@ -105,7 +103,7 @@ impl Arithmetic {
 }
 
 pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
-    let floats = Plan::new(node, isa)?.floats;
+    let floats = Plan::new(node, isa, threads)?.floats;
     floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
 }
 
@@ -118,7 +116,7 @@ struct Attention {
 }
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let plan = Plan::new(site.node, site.isa).ok_or_else(too_large)?;
+    let plan = Plan::new(site.node, site.isa, site.threads).ok_or_else(too_large)?;
     let bytes = scratch(site.node, site.isa, site.threads).ok_or_else(too_large)?;
     let attention = Attention {
         plan,
@@ -146,26 +144,26 @@ pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
 struct State<'a> {
     block: Block,
     sums: Sums,
-    /// How many keys of the current block of keys it sees.
-    len: usize,
     /// Turned queries.
     queries: &'a mut [f32],
-    /// Weights of keys.
-    weights: &'a mut [f32],
     /// Sums of weighted values: a row for each row of the block.
     values: &'a mut [f32],
 }
 
 /// What blocks need one after the other.
 struct Shared<'a> {
-    /// Those of the current block of keys.
+    /// Decoded ones of the current block of keys.
     keys: &'a mut [f32],
     values: &'a mut [f32],
+    /// Queries before they are rounded; logits, which become weights.
+    lanes: &'a mut [Lanes],
     rounded_keys: &'a mut [f32],
     rounded_values: &'a mut [f32],
-    /// Queries, or weights, before they are rounded.
-    lanes: &'a mut [Lanes],
+    rounded_weights: &'a mut [f32],
 }
+
+/// Rows of keys or values as they are multiplied: the first one, and their distance in bytes.
+type Place = (*const u8, usize);
 
 impl Attention {
     /// Blocks of head `kv_head` of keys from number `first` on.
@@ -174,24 +172,33 @@ impl Attention {
     /// See [`Operand`](crate::operand::Operand); blocks and worker must exist.
     unsafe fn blocks(&self, kv_head: usize, first: usize, worker: usize) {
         let Plan { blocks, floats, .. } = self.plan;
-        let Extents { dv, keys, .. } = self.plan.extents;
+        let Extents {
+            dv, keys: all_keys, ..
+        } = self.plan.extents;
         let own = &self.operands;
         let at = worker * floats * size_of::<f32>();
         // SAFETY: each worker has such a part of the scratch memory.
         let mut memory = unsafe { Memory::new(self.scratch, at, floats) };
-        let [keys_of, values_of, rounded_keys, rounded_values, lanes] =
-            self.plan.shared.map(|count| memory.floats(count));
-        let shared = &mut Shared {
-            keys: keys_of,
-            values: values_of,
+        let [
+            keys,
+            values,
+            lanes,
             rounded_keys,
             rounded_values,
+            rounded_weights,
+        ] = self.plan.shared.map(|count| memory.floats(count));
+        let shared = &mut Shared {
+            keys,
+            values,
             lanes: lanes.as_chunks_mut().0,
+            rounded_keys,
+            rounded_values,
+            rounded_weights,
         };
         let end = blocks.of_a_head().min(first + self.plan.each);
         let mut states: [Option<State<'_>>; MOST_BLOCKS] = from_fn(|i| {
             let number = first + i;
-            let [queries, weights, values] =
+            let [queries, values] =
                 (number < end).then(|| self.plan.own.map(|count| memory.floats(count)))?;
             values.fill(0.0);
             let block = blocks.block(kv_head, number);
@@ -200,25 +207,39 @@ impl Attention {
             Some(State {
                 block,
                 sums: Sums::NONE,
-                len: 0,
                 queries,
-                weights,
                 values,
             })
         });
         let Block { kv_head, batch, .. } = blocks.block(kv_head, first);
 
-        for key in (0..keys).step_by(KEYS) {
-            let most = KEYS.min(keys - key);
-            let mut len = 0;
-            for state in states.iter_mut().flatten() {
-                // SAFETY: masks are at least as large as there are tokens and keys.
-                state.len = unsafe { state.block.visible(own.mask, key, most) };
-                len = len.max(state.len);
+        for key in (0..all_keys).step_by(KEYS) {
+            let place = [key, kv_head, batch];
+            let most = KEYS.min(all_keys - key);
+            // SAFETY: masks are at least as large as there are tokens and keys.
+            let seen = |state: &State<'_>| unsafe { state.block.visible(own.mask, key, most) };
+            let lens = states
+                .each_ref()
+                .map(|state| state.as_ref().map_or(0, seen));
+            let len = lens.into_iter().fold(0, usize::max);
+            if len == 0 {
+                continue;
             }
-            if len > 0 {
-                // SAFETY: so many keys and values are inside of their shapes.
-                unsafe { self.step([key, kv_head, batch], len, &mut states, shared) };
+            // SAFETY: so many keys and values are inside of their shapes.
+            unsafe {
+                let keys = self.keys(place, len, shared);
+                // Those that the block before was multiplied with, and how many.
+                let mut ready: Option<(usize, Place)> = None;
+                let states = states.iter_mut().flatten().zip(lens);
+                for (state, len) in states.filter(|(_, len)| *len > 0) {
+                    let clear = self.weigh(state, key, len, keys, shared);
+                    let values = match ready {
+                        Some((count, values)) if count == len && !clear => values,
+                        _ => self.values(place, len, clear.then_some(state.block), shared),
+                    };
+                    ready = (!clear).then_some((len, values));
+                    self.add(state, len, values, shared);
+                }
             }
         }
 
@@ -231,50 +252,6 @@ impl Attention {
                     let Sums { max, sum, .. } = &state.sums;
                     scale_row(own.isa, out, own.sinks.factor(head, max[row], sum[row]));
                 }
-            }
-        }
-    }
-
-    /// Takes all blocks through the `len` keys from `place` on.
-    ///
-    /// # Safety
-    /// They must exist.
-    unsafe fn step(
-        &self,
-        place: [usize; 3],
-        len: usize,
-        states: &mut [Option<State<'_>>],
-        shared: &mut Shared<'_>,
-    ) {
-        let Extents { d, dv, .. } = self.plan.extents;
-        let own = &self.operands;
-        let mut seen = [false; KEYS];
-        // SAFETY: the caller's contract; there is room for all in the worker's memory.
-        unsafe {
-            let decode = own.k.dtype() != DType::F32;
-            let keys = rows_of(own.isa, &own.k, decode, place, len, shared.keys);
-            if let Arithmetic::Halves(_) = self.plan.arithmetic {
-                let to = Rounded::at(shared.rounded_keys, d, KEYS);
-                halves::round_columns(own.isa, &shared.keys[..len * d], to);
-            }
-            for state in states.iter_mut().flatten().filter(|state| state.len > 0) {
-                self.weigh(state, place[0], keys, shared, &mut seen);
-            }
-
-            // What no row sees may hold anything, NaN too.
-            let clear = seen[..len].contains(&false);
-            // Halves would be converted once for every few columns.
-            let decode = clear || own.v.dtype() != DType::F32;
-            let values = rows_of(own.isa, &own.v, decode, place, len, shared.values);
-            for key in (0..len).filter(|key| clear && !seen[*key]) {
-                shared.values[key * dv..][..dv].fill(0.0);
-            }
-            if let Arithmetic::Halves(products) = self.plan.arithmetic {
-                let to = Rounded::at(shared.rounded_values, KEYS, dv);
-                (products.round)(shared.values.as_ptr(), len, dv, to);
-            }
-            for state in states.iter_mut().flatten().filter(|state| state.len > 0) {
-                self.add(state, values, shared);
             }
         }
     }
@@ -302,26 +279,68 @@ impl Attention {
         }
     }
 
-    /// Computes the weights of the keys that a block sees of those from number `key` on, which are at `keys` in rows of some distance,
-    /// and marks those that have any.
+    /// Makes `len` keys from `place` on ready to be multiplied.
     ///
     /// # Safety
-    /// They must be there, and rounded where they have to be.
+    /// They must exist.
+    unsafe fn keys(&self, place: [usize; 3], len: usize, shared: &mut Shared<'_>) -> Place {
+        let (Operands { isa, k, .. }, d) = (&self.operands, self.plan.extents.d);
+        let decode = k.dtype() != DType::F32;
+        // SAFETY: the caller's contract; there is room for all.
+        unsafe {
+            let keys = rows_of(*isa, k, decode, place, len, shared.keys);
+            if let Arithmetic::Halves(_) = self.plan.arithmetic {
+                let to = Rounded::at(shared.rounded_keys, d, KEYS);
+                halves::round_columns(*isa, &shared.keys[..len * d], to);
+            }
+            keys
+        }
+    }
+
+    /// Makes `len` values from `place` on ready to be multiplied: zeros where no row of block `clear` has a weight, if there is one.
+    ///
+    /// # Safety
+    /// They must exist.
+    unsafe fn values(
+        &self,
+        place: [usize; 3],
+        len: usize,
+        clear: Option<Block>,
+        shared: &mut Shared<'_>,
+    ) -> Place {
+        let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
+        // Halves would be converted once for every few columns.
+        let decode = clear.is_some() || v.dtype() != DType::F32;
+        // SAFETY: the caller's contract; there is room for all.
+        unsafe {
+            let values = rows_of(*isa, v, decode, place, len, shared.values);
+            if let Some(block) = clear {
+                let unseen = (0..len).filter(|key| is_unseen(&block, &shared.lanes[*key]));
+                unseen.for_each(|key| shared.values[key * dv..][..dv].fill(0.0));
+            }
+            if let Arithmetic::Halves(products) = self.plan.arithmetic {
+                let to = Rounded::at(shared.rounded_values, KEYS, dv);
+                (products.round)(shared.values.as_ptr(), len, dv, to);
+            }
+            values
+        }
+    }
+
+    /// Computes the weights of the first `len` keys from number `key` on; whether no row sees one of them.
+    ///
+    /// # Safety
+    /// They must be ready at `keys`.
     unsafe fn weigh(
         &self,
         state: &mut State<'_>,
         key: usize,
-        keys: (*const u8, usize),
+        len: usize,
+        keys: Place,
         shared: &mut Shared<'_>,
-        seen: &mut [bool; KEYS],
-    ) {
+    ) -> bool {
         let (own, d) = (&self.operands, self.plan.extents.d);
-        let (block, len) = (state.block, state.len);
-        let logits: &mut [Lanes] = match self.plan.arithmetic {
-            Arithmetic::F32(_) => state.weights.as_chunks_mut().0,
-            Arithmetic::Halves(_) => shared.lanes,
-        };
-        let logits = &mut logits[..len];
+        let block = state.block;
+        let logits = &mut shared.lanes[..len];
         // SAFETY: the caller's contract; there is room for all logits.
         unsafe {
             match self.plan.arithmetic {
@@ -355,24 +374,23 @@ impl Attention {
                 .mask
                 .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
             soften(own.isa, logits, &mut state.sums);
-            for (seen, weights) in seen.iter_mut().zip(&*logits) {
-                *seen = *seen || !hidden || weights[..block.rows()].iter().any(|w| *w != 0.0);
-            }
             if let Arithmetic::Halves(products) = self.plan.arithmetic {
-                let to = Rounded::at(state.weights, KEYS, ROWS);
-                (products.round)(shared.lanes.as_ptr().cast(), len, ROWS, to);
+                let to = Rounded::at(shared.rounded_weights, KEYS, ROWS);
+                (products.round)(logits.as_ptr().cast(), len, ROWS, to);
             }
+            hidden && logits.iter().any(|weights| is_unseen(&block, weights))
         }
     }
 
-    /// Adds the weighted values of the keys that a block sees, which are at `values` in rows of some distance.
+    /// Adds the first `len` values of the current block of keys, weighted.
     ///
     /// # Safety
-    /// They must be there, and rounded where they have to be.
+    /// They must be ready at `values`.
     unsafe fn add(
         &self,
         state: &mut State<'_>,
-        values: (*const u8, usize),
+        len: usize,
+        values: Place,
         shared: &mut Shared<'_>,
     ) {
         let (isa, dv) = (self.operands.isa, self.plan.extents.dv);
@@ -390,8 +408,8 @@ impl Attention {
                         rows: values.0,
                         row_stride: values.1,
                         len: dv,
-                        terms: state.len,
-                        factors: state.weights.as_ptr(),
+                        terms: len,
+                        factors: shared.lanes.as_ptr().cast(),
                         column_stride: size_of::<f32>(),
                         term_stride: LANES_STRIDE,
                         out: state.values.as_mut_ptr(),
@@ -406,8 +424,8 @@ impl Attention {
                 (products.beside)(&halves::Outer {
                     rows: Rounded::at(shared.rounded_values, KEYS, dv),
                     lanes: dv,
-                    groups: state.len.div_ceil(halves::GROUP),
-                    factors: Rounded::at(state.weights, KEYS, ROWS),
+                    groups: len.div_ceil(halves::GROUP),
+                    factors: Rounded::at(shared.rounded_weights, KEYS, ROWS),
                     columns: rows,
                     out: state.values.as_mut_ptr(),
                     before: Some(&state.sums.factor),
@@ -415,4 +433,9 @@ impl Attention {
             },
         }
     }
+}
+
+/// Whether no row of a block has a weight for a key.
+fn is_unseen(block: &Block, weights: &Lanes) -> bool {
+    weights[..block.rows()].iter().all(|weight| *weight == 0.0)
 }
