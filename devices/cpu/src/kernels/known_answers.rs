@@ -460,14 +460,18 @@ fn attend(
 
 #[test]
 fn attention_over_few_and_many_keys() {
-    // With 1500 keys and few rows, keys are split among tasks; with 40 tokens, they are computed in blocks.
-    for (d, keys, tokens) in [
+    // With 1500 keys and few rows, keys are split among tasks. With 40 tokens, they are computed in blocks, with 200 two of them by one
+    // task of a single thread.
+    let shapes = [
         (8, 3, 2),
         (40, 130, 3),
         (32, 1500, 2),
         (40, 130, 40),
         (64, 150, 40),
-    ] {
+        (40, 130, 200),
+        (64, 150, 200),
+    ];
+    for (d, keys, tokens) in shapes {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let (heads, kv_heads) = (6, 2);
             let mut g = Graph::new();
@@ -487,9 +491,11 @@ fn attention_over_few_and_many_keys() {
             let key_rows = coarse(numbers(2, d * keys * kv_heads));
             let values = coarse(numbers(3, d * keys * kv_heads));
             // A place that no row sees may hold anything.
-            let unused = |key: usize| key > 0 && key % 7 == 3;
+            // Blocks of one task see the same of the first keys, or not.
+            let causal = tokens == 200;
+            let unused = |key: usize| key > 0 && key % 7 == 3 && (!causal || key >= 64);
             let hidden = |token: usize, key: usize| {
-                unused(key) || key > 0 && (key + token).is_multiple_of(5)
+                unused(key) || key > 0 && (key + token).is_multiple_of(5) || causal && key > token
             };
             let mask_rows: Vec<f32> = (0..tokens * keys)
                 .map(|i| {

@@ -4,7 +4,7 @@
 //! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
 //! them to F16 would cost.
 
-use super::activations::ROUND;
+use super::activations::{self, ROUND};
 use super::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm, functions, in_place};
@@ -16,7 +16,7 @@ use std::arch::x86_64::*;
 pub(crate) const GROUP: usize = 32;
 
 /// The largest number: the sum of a group's products fits into 32 bits.
-pub(crate) const LARGEST: i32 = 8191;
+const LARGEST: i32 = 8191;
 const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64);
 
 /// Instruction sets that multiply numbers of 16 bits, and what it takes to round to these.
@@ -69,6 +69,16 @@ in_place! {
 in_place! {
     /// The same for AVX-VNNI.
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
+}
+
+/// Rounds a group of elements that follow one another, as its numbers do.
+///
+/// # Safety
+/// There must be room for numbers and scale.
+#[inline(always)]
+pub(super) unsafe fn round_group(x: &[f32; GROUP], numbers: *mut [i16; GROUP], scale: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe { *scale = activations::round(x, LARGEST as f32, &mut *numbers, |bits| bits as i16) }
 }
 
 /// Rounds `count` elements, at most [`GROUP`], of each lane of a register: `from` is that of the first lane, and `step` elements

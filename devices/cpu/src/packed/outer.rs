@@ -3,8 +3,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations;
-use super::halves::{self, Halves, LARGEST};
+use super::halves::{self, Halves};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
 use crate::detect::{Isa, vectorized};
@@ -85,11 +84,7 @@ vectorized! {
             // Compilers would gather elements of many groups, which is slow.
             let x = std::hint::black_box(x);
             // SAFETY: the caller's contract.
-            unsafe {
-                let numbers = &mut *to.pairs.cast::<[i16; GROUP]>().add(i);
-                let scale = activations::round(x, LARGEST as f32, numbers, |bits| bits as i16);
-                to.scales.add(i).write(scale);
-            }
+            unsafe { halves::round_group(x, to.pairs.cast::<[i16; GROUP]>().add(i), to.scales.add(i)) }
         }
     }
 }

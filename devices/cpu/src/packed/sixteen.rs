@@ -4,8 +4,8 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{self, SLAB};
-use super::halves::{self, GROUP, Halves, LARGEST};
+use super::activations::SLAB;
+use super::halves::{self, GROUP, Halves};
 use super::kernels::{ASKING, Results, are_side_by_side, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
@@ -68,11 +68,7 @@ vectorized! {
         let last = (!rest.is_empty()).then_some(&last);
         for (group, x) in whole.iter().chain(last).enumerate() {
             // SAFETY: a slab has room for the numbers and scales of so many elements.
-            unsafe {
-                let numbers = &mut *groups.add(group);
-                let scale = activations::round(x, LARGEST as f32, numbers, |bits| bits as i16);
-                scales.add(group).write(scale);
-            }
+            unsafe { halves::round_group(x, groups.add(group), scales.add(group)) }
         }
     }
 }

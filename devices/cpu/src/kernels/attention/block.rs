@@ -115,6 +115,7 @@ impl Block {
         places.iter_mut().zip(rows).for_each(|(to, row)| *to = row);
         let places = &places[..self.rows()];
         for (lane, row) in places.iter().enumerate() {
+            // Mostly, rows come from memory, in pieces that are too short for processors to ask for the next one.
             if let Some(next) = places.get(lane + 8) {
                 for i in (0..to.len()).step_by(16) {
                     prefetch(next.wrapping_add(i));

@@ -55,19 +55,18 @@ impl Plan {
         let tasks = threads.max(1).checked_mul(ENOUGH_TASKS)?;
         let each = (all / tasks).clamp(1, MOST_BLOCKS);
         let arithmetic = Arithmetic::of(node, isa, extents)?;
-        let (queries, rounded) = match arithmetic {
-            Arithmetic::F32(_) => (d.checked_mul(ROWS)?, [0; 3]),
+        let (queries, lanes, [keys, values, weights]) = match arithmetic {
+            Arithmetic::F32(_) => (d.checked_mul(ROWS)?, KEYS * ROWS, [0; 3]),
             Arithmetic::Halves(_) => {
                 let [keys, values] = [Rounded::words(d, KEYS)?, Rounded::words(KEYS, dv)?];
-                let weights = Rounded::words(KEYS, ROWS)?;
-                (Rounded::words(d, ROWS)?, [keys, values, weights])
+                let rounded = [keys, values, Rounded::words(KEYS, ROWS)?];
+                let lanes = d.max(KEYS).checked_mul(ROWS)?;
+                (Rounded::words(d, ROWS)?, lanes, rounded)
             }
         };
         let own = [queries, dv.checked_mul(ROWS)?];
-        let decoded = [d.checked_mul(KEYS)?, dv.checked_mul(KEYS)?];
-        let ([keys, values], lanes) = (decoded, d.max(KEYS).checked_mul(ROWS)?);
-        let [rounded_keys, rounded_values, weights] = rounded;
-        let shared = [keys, values, lanes, rounded_keys, rounded_values, weights];
+        let [decoded_keys, decoded_values] = [d.checked_mul(KEYS)?, dv.checked_mul(KEYS)?];
+        let shared = [decoded_keys, decoded_values, lanes, keys, values, weights];
         let sum = |parts: &[usize]| {
             let mut parts = parts.iter();
             parts.try_fold(0_usize, |sum, part| sum.checked_add(*part))
@@ -82,6 +81,12 @@ impl Plan {
             shared,
             floats,
         })
+    }
+
+    /// Bytes of the memory of all workers.
+    fn bytes(&self, threads: usize) -> Option<usize> {
+        let floats = self.floats.checked_mul(threads)?;
+        floats.checked_mul(size_of::<f32>())
     }
 }
 
@@ -103,8 +108,7 @@ impl Arithmetic {
 }
 
 pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
-    let floats = Plan::new(node, isa, threads)?.floats;
-    floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
+    Plan::new(node, isa, threads)?.bytes(threads)
 }
 
 /// Everything that tasks need.
@@ -117,7 +121,7 @@ struct Attention {
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let plan = Plan::new(site.node, site.isa, site.threads).ok_or_else(too_large)?;
-    let bytes = scratch(site.node, site.isa, site.threads).ok_or_else(too_large)?;
+    let bytes = plan.bytes(site.threads).ok_or_else(too_large)?;
     let attention = Attention {
         plan,
         operands: Operands::of(site)?,
