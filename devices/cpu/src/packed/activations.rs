@@ -15,6 +15,10 @@ pub(crate) struct ColumnSpec {
     pub group: usize,
     /// How groups are summed up.
     pub sums: Sums,
+    /// The largest code.
+    pub largest: i32,
+    /// Whether products are [crossed](super::kernels), and what is subtracted from the weights' codes then.
+    pub crossed: Option<i32>,
 }
 
 /// What is stored for the sum of the codes of a group.
@@ -37,10 +41,20 @@ impl ColumnSpec {
         SLAB + SLAB / self.scaled * 4
     }
 
+    /// Offset of what sums of crossed products start with, for each group an i32.
+    #[inline(always)]
+    pub const fn starts_at(&self) -> usize {
+        self.sums_at() + SLAB / self.group * 4
+    }
+
     /// Bytes of a slab: whole cache lines.
     #[inline(always)]
     pub const fn slab_bytes(&self) -> usize {
-        (self.sums_at() + SLAB / self.group * 4).next_multiple_of(64)
+        let starts = match self.crossed {
+            Some(_) => SLAB / self.group * 4,
+            None => 0,
+        };
+        (self.starts_at() + starts).next_multiple_of(64)
     }
 }
 
@@ -116,7 +130,7 @@ impl ColumnSpec {
             let codes = &mut *slab.cast::<[i8; SLAB]>();
             let parts = codes.as_chunks_mut::<SCALED>().0.iter_mut();
             for (part, (codes, x)) in parts.zip(x.as_chunks::<SCALED>().0).enumerate() {
-                let scale = round(x, 127.0, codes, |bits| bits as i8);
+                let scale = round(x, self.largest as f32, codes, |bits| bits as i8);
                 scales.cast::<f32>().add(part).write(scale);
             }
             let start = if SCALED == GROUP {
@@ -132,6 +146,20 @@ impl ColumnSpec {
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
                 };
                 sums.cast::<i32>().add(g).write(sum);
+            }
+            if let Some(middle) = self.crossed {
+                let starts = slab.wrapping_add(self.starts_at()).cast::<i32>();
+                for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
+                    let (first, second) = codes[..GROUP / 2].split_at(GROUP / 4);
+                    let pairs = first.iter().zip(second);
+                    let pairs = pairs.map(|(&a, &b)| (i32::from(a), i32::from(b)));
+                    let start: i32 = pairs.map(|(a, b)| middle * (a + b) - a * (b + 128)).sum();
+                    let offset = match self.sums {
+                        Sums::Offset(_) => sums.cast::<i32>().add(g).read(),
+                        Sums::Minus => 0,
+                    };
+                    starts.add(g).write(start + offset);
+                }
             }
         }
     }

@@ -4,6 +4,9 @@
 //! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
 //! them to F16 would cost.
 
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
 use super::activations::{self, ROUND};
 use super::simd::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -26,6 +29,10 @@ const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64)
 pub(super) trait Halves: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
     unsafe fn dot_halves(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    /// The same, exactly where it is called, as [`dot_here`](Simd::dot_here).
+    unsafe fn dot_halves_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    /// Sums of halves, of which the lowest 16 bits stay.
+    unsafe fn add_halves(a: Self::Words, b: Self::Words) -> Self::Words;
     /// The larger ones of signed words.
     unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
     /// The inverse of [`from_bits`](Simd::from_bits).
@@ -34,9 +41,11 @@ pub(super) trait Halves: Simd<Floats: Vector> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Halves for Zmm<true> {
+impl<const AMD: bool> Halves for Zmm<true, AMD> {
     functions! {
         fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
+        fn dot_halves_here(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512_here(sum, a, b) }
+        fn add_halves(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi16(a, b) }
         fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
         fn bits(floats: __m512) -> __m512i { _mm512_castps_si512(floats) }
         fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
@@ -53,6 +62,8 @@ impl<const VNNI: bool> Halves for Ymm<VNNI> {
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
             }
         }
+        fn dot_halves_here(sum: &mut __m256i, a: __m256i, b: __m256i) { Self::dot_halves(sum, a, b) }
+        fn add_halves(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi16(a, b) }
         fn max(a: __m256i, b: __m256i) -> __m256i { _mm256_max_epi32(a, b) }
         fn bits(floats: __m256) -> __m256i { _mm256_castps_si256(floats) }
         fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
@@ -67,34 +78,119 @@ in_place! {
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
+    /// [`Halves::dot_halves_here`]
+    fn dot_512_here(__m512i), "avx512f", zmm_reg, "vpdpwssd", in order
+}
+
+#[cfg(target_arch = "x86_64")]
+in_place! {
     /// The same for AVX-VNNI.
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
-/// Rounds a group of elements that follow one another, as its numbers do.
+/// Pairs of a group whose products are [crossed](super::kernels), each with its neighbour: the first half.
+const CROSSED: usize = GROUP / 4;
+
+/// Groups of terms of a column, or of each of some lanes that lie side by side.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    /// Two neighbouring elements each, the first one in the lower half.
+    pub pairs: *mut i32,
+    /// One for each group.
+    pub scales: *mut f32,
+    /// What each group adds to what sums of crossed products start with. Only there for those.
+    pub starts: *mut i32,
+    /// How many words behind a pair, a scale or a start the next one is.
+    pub step: usize,
+}
+
+/// # Safety
+/// The groups must be there.
+impl Terms {
+    /// Those whose first pair and scale are so many words behind the first ones.
+    #[inline(always)]
+    pub unsafe fn behind(self, pairs: usize, scales: usize) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            Terms {
+                pairs: self.pairs.add(pairs),
+                scales: self.scales.add(scales),
+                starts: self.starts.add(scales),
+                ..self
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(self, group: usize, i: usize) -> *mut i32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.pairs.add((group * (GROUP / 2) + i) * self.step) }
+    }
+
+    #[inline(always)]
+    pub unsafe fn scale(self, group: usize) -> *mut f32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.scales.add(group * self.step) }
+    }
+
+    #[inline(always)]
+    unsafe fn start(self, group: usize) -> *mut i32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.starts.add(group * self.step) }
+    }
+}
+
+/// Groups of terms of some columns.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub first: Terms,
+    /// How many words behind a column's first pair, and its first scale or start, is that of the next one.
+    pub apart: [usize; 2],
+}
+
+impl Columns {
+    /// # Safety
+    /// There must be so many columns.
+    #[inline(always)]
+    pub unsafe fn at(self, column: usize) -> Terms {
+        let [pairs, scales] = self.apart.map(|apart| column * apart);
+        // SAFETY: the caller's contract.
+        unsafe { self.first.behind(pairs, scales) }
+    }
+}
+
+/// Rounds a column's group of elements, whose pairs must follow one another; `crossed` if products are.
 ///
 /// # Safety
-/// There must be room for numbers and scale.
+/// There must be room for all.
 #[inline(always)]
-pub(super) unsafe fn round_group(x: &[f32; GROUP], numbers: *mut [i16; GROUP], scale: *mut f32) {
+pub(super) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
     // SAFETY: the caller's contract.
-    unsafe { *scale = activations::round(x, LARGEST as f32, &mut *numbers, |bits| bits as i16) }
+    unsafe {
+        let numbers = &mut *to.pair(group, 0).cast::<[i16; GROUP]>();
+        *to.scale(group) = activations::round(x, LARGEST as f32, numbers, |bits| bits as i16);
+        if crossed {
+            // Numbers of a group that is not finite may be anything.
+            let subtract = |sum: i32, (a, b)| sum.wrapping_sub(i32::from(a) * i32::from(b));
+            let four = numbers[..2 * CROSSED].as_chunks::<4>().0.iter();
+            let pairs = four.flat_map(|&[a, b, c, d]| [(a, c), (b, d)]);
+            *to.start(group) = pairs.fold(0, subtract);
+        }
+    }
 }
 
 /// Rounds `count` elements, at most [`GROUP`], of each lane of a register: `from` is that of the first lane, and `step` elements
-/// behind it is the next one. Two neighbouring elements of a lane become a pair, the first one in the lower half; `lanes` words behind a
-/// pair is the next one. Elements that are not there become zeros.
+/// behind it is the next one. Elements that are not there become zeros.
 ///
 /// # Safety
-/// They must be there, room for all pairs of a group and for scales, and the instructions.
+/// They must be there, room for all pairs of a group, scales and starts, and the instructions.
 #[inline(always)]
 pub(super) unsafe fn round<V: Halves, E: Element>(
     from: *const u8,
     step: usize,
     count: usize,
-    pairs: *mut i32,
-    lanes: usize,
-    scales: *mut f32,
+    to: Terms,
+    group: usize,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -107,7 +203,7 @@ pub(super) unsafe fn round<V: Halves, E: Element>(
         }
         let largest = V::from_bits(largest);
         let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
-        V::store_floats(scale, scales);
+        V::store_floats(scale, to.scale(group));
         // If all are zero, their products are NaN, whose lower bits are zeros, too. Those below 2.4e-35 become zeros.
         let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
         let number = |i: usize| {
@@ -120,7 +216,114 @@ pub(super) unsafe fn round<V: Halves, E: Element>(
         for pair in 0..GROUP / 2 {
             let low = V::and(number(2 * pair), V::splat(0xffff));
             let both = V::or(low, V::shl(number(2 * pair + 1), 16));
-            V::store(both, pairs.add(pair * lanes).cast());
+            V::store(both, to.pair(group, pair).cast());
+        }
+        if V::CROSSED {
+            let mut products = V::splat(0);
+            for pair in (0..CROSSED).step_by(2) {
+                let load = |pair: usize| V::load(to.pair(group, pair).cast());
+                V::dot_halves(&mut products, load(pair), load(pair + 1));
+            }
+            let negative = V::add(V::xor(products, V::splat(-1)), V::splat(1));
+            V::store(negative, to.start(group).cast());
+        }
+    }
+}
+
+/// Sums of the products of a group's terms: those of the lanes of `R` registers, of which `rows` are the first ones, with those of columns.
+///
+/// # Safety
+/// They must be there, and the instructions.
+#[inline(always)]
+pub(super) unsafe fn products<V: Halves, const R: usize, const C: usize>(
+    rows: Terms,
+    columns: Columns,
+    group: usize,
+) -> [[V::Words; R]; C] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [[V::splat(0); R]; C];
+        if V::CROSSED {
+            for c in 0..C {
+                let start = V::splat(columns.at(c).start(group).read());
+                for r in 0..R {
+                    let starts = V::load(rows.start(group).add(r * V::LANES).cast());
+                    sums[c][r] = V::add(starts, start);
+                }
+            }
+            // Some of either kind in turn: they wait for different units.
+            for i in (0..CROSSED).step_by(2) {
+                two_pairs_crossed::<V, R, C>([group, i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, CROSSED + i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, CROSSED + i + 1], rows, columns, &mut sums);
+            }
+        } else {
+            for i in (0..GROUP / 2).step_by(4) {
+                pair::<V, R, C>([group, i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 1], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 2], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 3], rows, columns, &mut sums);
+            }
+        }
+        sums
+    }
+}
+
+/// Adds the products of pair `i` of a group.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn pair<V: Halves, const R: usize, const C: usize>(
+    [group, i]: [usize; 2],
+    rows: Terms,
+    columns: Columns,
+    sums: &mut [[V::Words; R]; C],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut w = [V::splat(0); R];
+        for r in 0..R {
+            w[r] = V::load(rows.pair(group, i).add(r * V::LANES).cast());
+        }
+        for c in 0..C {
+            let x = V::splat(columns.at(c).pair(group, i).read());
+            for r in 0..R {
+                if V::CROSSED {
+                    V::dot_halves_here(&mut sums[c][r], w[r], x);
+                } else {
+                    V::dot_halves(&mut sums[c][r], w[r], x);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of pair `i` of a group and the next one, crossed.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn two_pairs_crossed<V: Halves, const R: usize, const C: usize>(
+    [group, i]: [usize; 2],
+    rows: Terms,
+    columns: Columns,
+    sums: &mut [[V::Words; R]; C],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut w = [[V::splat(0); 2]; R];
+        for r in 0..R {
+            let at = |i: usize| rows.pair(group, i).add(r * V::LANES);
+            w[r] = [V::load(at(i).cast()), V::load(at(i + 1).cast())];
+        }
+        for c in 0..C {
+            let x = [i, i + 1].map(|i| columns.at(c).pair(group, i).read());
+            let x = [V::splat(x[0]), V::splat(x[1])];
+            for r in 0..R {
+                let (a, b) = (V::add_halves(w[r][0], x[1]), V::add_halves(w[r][1], x[0]));
+                V::dot_halves_here(&mut sums[c][r], a, b);
+            }
         }
     }
 }

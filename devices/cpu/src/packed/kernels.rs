@@ -14,7 +14,9 @@
 use super::activations::{ColumnSpec, ROUND, SLAB, Sums};
 use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::simd::{self, Simd, room};
-use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
+use super::unpack::{
+    CROSSED, Format, PanelSlab, Sink, Slab, Store, WORDS, column_spec, is_crossed,
+};
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
@@ -41,38 +43,38 @@ macro_rules! for_format {
 
 /// The product for a type and what it needs columns to be.
 pub(super) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
-    for_format!(dtype, F => (compiled::<F>(isa), F::COLUMNS))
+    for_format!(dtype, F => compiled::<F>(isa))
 }
 
 /// The product of portable code.
 #[cfg(test)]
 pub(super) fn portable_product(dtype: DType) -> Option<PanelFn> {
-    for_format!(dtype, F => portable::multiply::<F> as PanelFn)
+    for_format!(dtype, F => portable::product::<F>().0)
 }
 
 /// The product for an instruction set, whose token proves that the function may be called.
-fn compiled<F: Format>(isa: Isa) -> PanelFn {
+fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
     match isa {
         // With shorter groups, tiles are not faster.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.tiles().is_some() && F::GROUP == 32 => {
-            super::tiles::multiply::<F>
+            (super::tiles::multiply::<F>, F::COLUMNS)
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() && token.amd() => avx512_vnni_amd::multiply::<F>,
+        Isa::Avx512(token) if token.vnni() && token.amd() => avx512_vnni_amd::product::<F>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() => avx512_vnni::multiply::<F>,
+        Isa::Avx512(token) if token.vnni() => avx512_vnni::product::<F>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => avx512::multiply::<F>,
+        Isa::Avx512(_) => avx512::product::<F>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(token) if token.vnni() => avx_vnni::multiply::<F>,
+        Isa::Avx2(token) if token.vnni() => avx_vnni::product::<F>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => avx2::multiply::<F>,
+        Isa::Avx2(_) => avx2::product::<F>(),
         #[cfg(target_arch = "aarch64")]
-        Isa::Dotprod(token) if token.i8mm() => i8mm::multiply::<F>,
+        Isa::Dotprod(token) if token.i8mm() => i8mm::product::<F>(),
         #[cfg(target_arch = "aarch64")]
-        Isa::Dotprod(_) => dotprod::multiply::<F>,
-        _ => base::multiply::<F>,
+        Isa::Dotprod(_) => dotprod::product::<F>(),
+        _ => base::product::<F>(),
     }
 }
 
@@ -81,6 +83,10 @@ macro_rules! compile {
     ($name:ident, $simd:ty, $rows:literal x $columns:literal $(, $features:literal)?) => {
         pub(super) mod $name {
             use super::*;
+
+            pub(in super::super) fn product<F: Format>() -> (PanelFn, ColumnSpec) {
+                (multiply::<F>, column_spec::<F, $simd>())
+            }
 
             /// Multiplies whole panels.
             ///
@@ -299,7 +305,7 @@ impl<V: Simd, const C: usize> Direct<V, C> {
         unsafe {
             Direct {
                 x,
-                whole: [[[V::start(0); 2]; C]; MOST_MIXED],
+                whole: [[[V::start(V::splat(0)); 2]; C]; MOST_MIXED],
                 sums: [V::splat_float(0.0); C],
             }
         }
@@ -345,7 +351,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                 // With a group's first codes, the sum starts.
                 if C > 1 && is_offset::<F, V>() && i.is_multiple_of(F::GROUP / 4) {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
-                    *whole = V::start(start.cast::<i32>().read());
+                    *whole = V::start(V::splat(start.cast::<i32>().read()));
                 }
                 V::dot(whole, codes, V::splat(x), F::FULL);
                 if room(F::LARGEST) < F::GROUP / 4 {
@@ -371,7 +377,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                 if is_split::<F>(C) {
                     whole = V::add(whole, V::total(chains[1]));
                 }
-                *chains = [V::start(0); 2];
+                *chains = [V::start(V::splat(0)); 2];
                 if C == 1 && is_offset::<F, V>() {
                     // An addition, since the compiler then leaves requests for memory where they are.
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
@@ -412,7 +418,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
     let mut slab = MaybeUninit::<Slab>::uninit();
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
-    let beside = are_side_by_side(columns, F::COLUMNS.slab_bytes());
+    let beside = are_side_by_side(columns, column_spec::<F, V>().slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
@@ -510,7 +516,7 @@ impl Strip {
             Some(next) => next.x.wrapping_add(self.at),
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
-        let bytes = F::COLUMNS.slab_bytes();
+        let bytes = column_spec::<F, V>().slab_bytes();
         // SAFETY: the caller's contract; a copy has room for so many columns.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
@@ -560,7 +566,7 @@ impl Strip {
         unsafe {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
-            let x = from_fn(|c| x.wrapping_add(c * F::COLUMNS.slab_bytes()));
+            let x = from_fn(|c| x.wrapping_add(c * column_spec::<F, V>().slab_bytes()));
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let mut sums = [[zero; R]; C];
             for c in 0..C {
@@ -568,9 +574,9 @@ impl Strip {
                     sums[c][r] = first_sums::<F, V>(result(c, r));
                 }
             }
-            let sums_at = F::COLUMNS.sums_at();
+            let (sums_at, starts_at) = (F::COLUMNS.sums_at(), F::COLUMNS.starts_at());
             for group in 0..self.groups {
-                let step = C * F::COLUMNS.slab_bytes() / (SLAB / F::GROUP);
+                let step = C * column_spec::<F, V>().slab_bytes() / (SLAB / F::GROUP);
                 for line in 0..step.div_ceil(64) {
                     V::prefetch(next.wrapping_add(group * step + line * 64));
                 }
@@ -586,14 +592,24 @@ impl Strip {
                 } else if self.first == 0 && tile == 0 {
                     ask(group, lines);
                 }
-                let mut whole = [[V::start(0); R]; C];
-                if is_offset::<F, V>() {
+                let mut whole = [[V::start(V::splat(0)); R]; C];
+                if is_crossed::<F, V>() {
+                    for c in 0..C {
+                        let start = x[c].add(starts_at + 4 * group).cast::<i32>().read();
+                        for r in 0..R {
+                            let starts = (&raw const (*self.slab).starts[group][row(r)]).cast();
+                            whole[c][r] = V::start(V::add(V::load(starts), V::splat(start)));
+                        }
+                    }
+                } else if is_offset::<F, V>() {
                     for c in 0..C {
                         let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
-                        whole[c] = [V::start(start); R];
+                        whole[c] = [V::start(V::splat(start)); R];
                     }
                 }
-                if V::PAIRS {
+                if is_crossed::<F, V>() {
+                    self.crossed::<F, V, R, C>(group, x, &mut whole);
+                } else if V::PAIRS {
                     self.pairs::<F, V, R, C>(group, x, &mut whole);
                 } else {
                     self.products::<F, V, R, C>(group, x, &mut whole);
@@ -663,6 +679,84 @@ impl Strip {
                             V::carry(&mut sums[c][r]);
                         }
                     }
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), crossed.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn crossed<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        const { assert!(CROSSED == 2) };
+        let at = group * WORDS;
+        // Without a loop, and some of either kind in turn: they wait for different units. SAFETY: the caller's contract.
+        unsafe {
+            self.pair::<V, R, C>(at, x, sums);
+            self.word::<V, R, C>(at + 4, x, sums);
+            self.word::<V, R, C>(at + 5, x, sums);
+            self.pair::<V, R, C>(at + 1, x, sums);
+            self.word::<V, R, C>(at + 6, x, sums);
+            self.word::<V, R, C>(at + 7, x, sums);
+        }
+    }
+
+    /// Adds the crossed products of two words.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pair<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [[V::splat(0); 2]; R];
+            for r in 0..R {
+                w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + CROSSED, r)];
+            }
+            for c in 0..C {
+                let x = |at: usize| V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                let (first, second) = (x(at), x(at + CROSSED));
+                for r in 0..R {
+                    let (a, b) = (V::add_bytes(w[r][0], second), V::add_bytes(w[r][1], first));
+                    V::dot_here(&mut sums[c][r], a, b);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a word.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn word<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [V::splat(0); R];
+            for r in 0..R {
+                w[r] = self.codes::<V>(at, r);
+            }
+            for c in 0..C {
+                let x = V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                for r in 0..R {
+                    V::dot_here(&mut sums[c][r], w[r], x);
                 }
             }
         }

@@ -3,7 +3,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::halves::{self, Halves};
+use super::halves::{self, Halves, Terms};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
 use crate::detect::{Isa, vectorized};
@@ -34,28 +34,42 @@ pub(crate) struct Outer<'a> {
     pub before: Option<&'a [f32; BESIDE]>,
 }
 
-/// Columns in whole groups of numbers, in pairs, and scales.
+/// Columns in whole groups of numbers, in pairs, scales, and what sums of [crossed](super::kernels) products start with.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounded {
     pairs: *mut i32,
     scales: *mut f32,
+    starts: *mut i32,
 }
 
 impl Rounded {
-    /// What the pairs and scales of `columns` columns of `len` elements take, in words of 32 bits; `None` if it is too much.
+    /// What `columns` columns of `len` elements take, in words of 32 bits; `None` if it is too much.
     pub fn words(len: usize, columns: usize) -> Option<usize> {
         let groups = len.div_ceil(GROUP).checked_mul(columns)?;
-        groups.checked_mul(GROUP / 2 + 1)
+        groups.checked_mul(GROUP / 2 + 2)
     }
 
     /// Those that `words` has room for.
     pub fn at(words: &mut [f32], len: usize, columns: usize) -> Self {
         let groups = len.div_ceil(GROUP) * columns;
         let (pairs, scales) = words.split_at_mut(groups * (GROUP / 2));
-        assert!(scales.len() >= groups, "there is no room for scales");
+        let (scales, starts) = scales.split_at_mut(groups);
+        assert!(starts.len() >= groups, "there is no room for starts");
         Rounded {
             pairs: pairs.as_mut_ptr().cast(),
             scales: scales.as_mut_ptr(),
+            starts: starts.as_mut_ptr().cast(),
+        }
+    }
+
+    /// Those of the first column or lane.
+    #[inline(always)]
+    fn terms(self, step: usize) -> Terms {
+        Terms {
+            pairs: self.pairs,
+            scales: self.scales,
+            starts: self.starts,
+            step,
         }
     }
 }
@@ -72,19 +86,21 @@ pub(crate) struct Products {
     pub along: unsafe fn(&Outer<'_>),
     /// Sums of products with up to [`BESIDE`] columns that lie side by side, as `round` makes so many lanes.
     pub beside: unsafe fn(&Outer<'_>),
+    /// Whether products are crossed.
+    pub crossed: bool,
 }
 
 vectorized! {
-    /// Rounds columns of whole groups.
+    /// Rounds columns of whole groups; `crossed` if [products](Products) are.
     ///
     /// # Safety
     /// There must be room for all.
-    pub(crate) unsafe fn round_columns(x: &[f32], to: Rounded) {
+    pub(crate) unsafe fn round_columns(x: &[f32], to: Rounded, crossed: bool) {
         for (i, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
             // Compilers would gather elements of many groups, which is slow.
             let x = std::hint::black_box(x);
             // SAFETY: the caller's contract.
-            unsafe { halves::round_group(x, to.pairs.cast::<[i16; GROUP]>().add(i), to.scales.add(i)) }
+            unsafe { halves::round_group(x, to.terms(1), i, crossed) }
         }
     }
 }
@@ -101,9 +117,8 @@ unsafe fn round<V: Halves>(rows: *const f32, terms: usize, lanes: usize, to: Rou
                     rows.add(first * lanes + lane).cast(),
                     lanes,
                     GROUP.min(terms - first),
-                    to.pairs.add(first / 2 * lanes + lane),
-                    lanes,
-                    to.scales.add(group * lanes + lane),
+                    to.terms(lanes).behind(lane, lane),
+                    group,
                 );
             }
         }
@@ -184,36 +199,23 @@ unsafe fn tile<V: Halves, X: Columns, const R: usize, const C: usize>(
 ) {
     // SAFETY: the caller's contract.
     unsafe {
-        let pairs = |c: usize| (column + c) * X::pairs(outer.groups);
-        let mut x: [_; C] = from_fn(|c| outer.factors.pairs.add(pairs(c)).cast_const());
-        let mut rows = outer.rows.pairs.add(lane).cast_const();
+        let rows = outer.rows.terms(outer.lanes).behind(lane, lane);
+        let apart = [X::pairs(outer.groups), X::scales(outer.groups)];
+        let first = outer.factors.terms(X::NEXT);
+        let factors = halves::Columns {
+            first: first.behind(column * apart[0], column * apart[1]),
+            apart,
+        };
         let mut sums = [[V::splat_float(0.0); R]; C];
         for group in 0..outer.groups {
-            let mut whole = [[V::splat(0); R]; C];
-            for pair in 0..GROUP / 2 {
-                let mut w = [V::splat(0); R];
-                for r in 0..R {
-                    w[r] = V::load(rows.add(r * V::LANES).cast());
-                }
-                rows = rows.wrapping_add(outer.lanes);
-                for c in 0..C {
-                    let x = V::splat(x[c].add(pair * X::NEXT).read());
-                    for r in 0..R {
-                        V::dot_halves(&mut whole[c][r], w[r], x);
-                    }
-                }
-            }
-            let scales = outer.rows.scales.add(group * outer.lanes + lane);
-            let scales: [_; R] = from_fn(|r| V::load_floats(scales.add(r * V::LANES)));
-            let factors = outer.factors.scales.add(group * X::NEXT);
+            let whole = halves::products::<V, R, C>(rows, factors, group);
+            let scales: [_; R] = from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
             for c in 0..C {
-                let factor = factors.add((column + c) * X::scales(outer.groups));
-                let factor = V::splat_float(factor.read());
+                let factor = V::splat_float(factors.at(c).scale(group).read());
                 for r in 0..R {
                     let scale = V::mul(scales[r], factor);
                     V::accumulate(&mut sums[c][r], V::floats(whole[c][r]), scale);
                 }
-                x[c] = x[c].wrapping_add(GROUP / 2 * X::NEXT);
             }
         }
         for c in 0..C {
@@ -255,6 +257,7 @@ macro_rules! compile {
                 round,
                 along: sums::<Along>,
                 beside: sums::<Beside>,
+                crossed: <$simd as super::super::simd::Simd>::CROSSED,
             };
         }
     };
@@ -263,6 +266,8 @@ macro_rules! compile {
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
+compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(all(test, target_arch = "x86_64"))]
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
@@ -270,6 +275,8 @@ compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 /// What attention computes with numbers of 16 bits; `None` if it is not faster than with F32.
 pub(crate) fn products(isa: Isa) -> Option<Products> {
     match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.vnni() && token.amd() => Some(avx512_amd::PRODUCTS),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => Some(avx512::PRODUCTS),
         #[cfg(target_arch = "x86_64")]
@@ -322,7 +329,7 @@ mod tests {
                 // SAFETY: there is room for all, and the instructions were detected.
                 unsafe {
                     (products.round)(rows.as_ptr(), terms, lanes, rounded);
-                    round_columns(Isa::Generic, &factors, along);
+                    round_columns(Isa::Generic, &factors, along, products.crossed);
                     (products.round)(turned.as_ptr(), len, BESIDE, beside);
                 }
                 for (function, factors_of) in [(products.along, along), (products.beside, beside)] {

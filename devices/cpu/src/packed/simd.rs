@@ -14,10 +14,17 @@ macro_rules! functions {
 #[cfg(target_arch = "x86_64")]
 pub(super) use functions;
 
-/// An instruction that changes a register by two others, written out. Its register class needs the feature.
+/// An instruction that changes a register by two others, written out. Its register class needs the feature. Those that are `in order` stay in
+/// the order of their calls.
 #[cfg(target_arch = "x86_64")]
 macro_rules! in_place {
     ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal) => {
+        in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; pure, }
+    };
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal, in order) => {
+        in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; }
+    };
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal; $($pure:ident,)?) => {
         $(#[$meta])*
         #[inline]
         #[target_feature(enable = $feature)]
@@ -29,7 +36,7 @@ macro_rules! in_place {
                     inout($class) * changed,
                     in($class) a,
                     in($class) b,
-                    options(pure, nomem, nostack, preserves_flags)
+                    options($($pure,)? nomem, nostack, preserves_flags)
                 )
             }
         }
@@ -67,6 +74,9 @@ pub(super) trait Simd {
     const AMD: bool = false;
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
     const PAIRS: bool = false;
+    /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums
+    /// [pay](super::kernels). If so, codes are unsigned in products.
+    const CROSSED: bool = false;
 
     /// Four codes of each row, or a whole number.
     type Words: Copy;
@@ -111,6 +121,16 @@ pub(super) trait Simd {
     unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
     /// Sums of whole numbers.
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Sums of bytes, of which the lowest eight bits stay.
+    #[inline(always)]
+    unsafe fn add_bytes(a: Self::Words, b: Self::Words) -> Self::Words {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let low = Self::splat(0x7f7f_7f7f);
+            let sum = Self::add(Self::and(a, low), Self::and(b, low));
+            Self::xor(sum, Self::and(Self::xor(a, b), Self::splat(!0x7f7f_7f7f)))
+        }
+    }
     /// Whole numbers shifted left.
     unsafe fn shl(words: Self::Words, bits: usize) -> Self::Words;
     /// Whole numbers shifted right, zeros first.
@@ -144,8 +164,8 @@ pub(super) trait Simd {
     /// `a * b + c`, rounded once.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// A sum that starts with `start` for each row.
-    unsafe fn start(start: i32) -> Self::Sum;
+    /// A sum that starts with these whole numbers.
+    unsafe fn start(start: Self::Words) -> Self::Sum;
     /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
     /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
     unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
@@ -178,6 +198,13 @@ pub(super) trait Simd {
     #[inline(always)]
     unsafe fn separate(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
         sums
+    }
+    /// [`dot`](Simd::dot) of codes that may need all bits, exactly where it is called: compilers may want to make one sum's products one after
+    /// the other, each of which waits for the one before.
+    #[inline(always)]
+    unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::dot(sum, codes, x, true) }
     }
     /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
     /// that are not full, after each of full ones, and before [`total`](Simd::total).

@@ -5,7 +5,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
-use super::halves::{self, GROUP, Halves};
+use super::halves::{self, Columns, GROUP, Halves, Terms};
 use super::kernels::{ASKING, Results, are_side_by_side, side_by_side};
 use super::simd::avx2::Ymm;
 use super::simd::avx512::Zmm;
@@ -30,13 +30,18 @@ const COLUMNS: usize = 516;
 /// Where the scales of a column are in a slab: behind the numbers.
 const SCALES_AT: usize = SLAB * size_of::<i16>();
 
-/// Bytes of a slab of a column: whole cache lines.
-const SLAB_BYTES: usize = (SCALES_AT + GROUPS * size_of::<f32>()).next_multiple_of(64);
+/// Where what sums of [crossed](super::kernels) products start with is in a slab.
+const STARTS_AT: usize = SCALES_AT + GROUPS * size_of::<f32>();
 
-/// Columns of slabs that have their numbers, with zeros up to a multiple of 32, then scales (f32).
+/// Bytes of a slab of a column: whole cache lines.
+const SLAB_BYTES: usize = (STARTS_AT + GROUPS * size_of::<i32>()).next_multiple_of(64);
+
+/// Columns of slabs that have their numbers, with zeros up to a multiple of 32, then scales (f32), and for crossed products what their sums
+/// start with (i32).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sixteen {
     isa: Isa,
+    crossed: bool,
     pub slabs: Slabs,
 }
 
@@ -49,7 +54,7 @@ impl Sixteen {
     pub unsafe fn round(&self, x: &[f32], start: usize, out: *mut u8) {
         for (x, slab) in self.slabs.pieces(x, start, out) {
             // SAFETY: the caller's contract.
-            unsafe { round(self.isa, x, slab) };
+            unsafe { round(self.isa, x, slab, self.crossed) };
         }
     }
 }
@@ -59,17 +64,26 @@ vectorized! {
     ///
     /// # Safety
     /// The slab must be writable and aligned to 4.
-    unsafe fn round(x: &[f32], slab: *mut u8) {
-        let scales = slab.wrapping_add(SCALES_AT).cast::<f32>();
-        let groups = slab.cast::<[i16; GROUP]>();
+    unsafe fn round(x: &[f32], slab: *mut u8, crossed: bool) {
         let (whole, rest) = x.as_chunks::<GROUP>();
         let mut last = [0.0; GROUP];
         last[..rest.len()].copy_from_slice(rest);
         let last = (!rest.is_empty()).then_some(&last);
         for (group, x) in whole.iter().chain(last).enumerate() {
             // SAFETY: a slab has room for the numbers and scales of so many elements.
-            unsafe { halves::round_group(x, groups.add(group), scales.add(group)) }
+            unsafe { halves::round_group(x, terms(slab), group, crossed) }
         }
+    }
+}
+
+/// The groups of a column's slab.
+#[inline(always)]
+fn terms(slab: *mut u8) -> Terms {
+    Terms {
+        pairs: slab.cast(),
+        scales: slab.wrapping_add(SCALES_AT).cast(),
+        starts: slab.wrapping_add(STARTS_AT).cast(),
+        step: 1,
     }
 }
 
@@ -79,9 +93,28 @@ vectorized! {
 struct Slab {
     pairs: [[i32; PANEL]; SLAB / 2],
     scales: [[f32; PANEL]; GROUPS],
+    /// What sums of crossed products start with, before what columns add to it.
+    starts: [[i32; PANEL]; GROUPS],
 }
 
 impl Slab {
+    /// The groups of the rows from row `row` of the panel on.
+    ///
+    /// # Safety
+    /// `slab` must be there.
+    #[inline(always)]
+    unsafe fn terms(slab: *mut Slab, row: usize) -> Terms {
+        // SAFETY: the caller's contract.
+        unsafe {
+            Terms {
+                pairs: &raw mut (*slab).pairs[0][row],
+                scales: &raw mut (*slab).scales[0][row],
+                starts: &raw mut (*slab).starts[0][row],
+                step: PANEL,
+            }
+        }
+    }
+
     /// Rounds `len` elements of the rows of half a panel.
     ///
     /// # Safety
@@ -101,14 +134,9 @@ impl Slab {
             let count = GROUP.min(len - first);
             // SAFETY: the caller's contract; a slab has a place for each.
             unsafe {
-                halves::round::<V, E>(
-                    weights.add((first * LANES + lane) * E::BYTES),
-                    LANES,
-                    count,
-                    &raw mut (*slab).pairs[first / 2][row],
-                    PANEL,
-                    &raw mut (*slab).scales[first / GROUP][row],
-                );
+                let weights = weights.add((first * LANES + lane) * E::BYTES);
+                let to = Slab::terms(slab, row);
+                halves::round::<V, E>(weights, LANES, count, to, first / GROUP);
             }
         }
     }
@@ -251,8 +279,12 @@ impl Strip {
         let row = |r: usize| self.row + r * V::LANES;
         // SAFETY: the caller's contract.
         unsafe {
-            let x: [_; C] = from_fn(|c| x.wrapping_add(c * SLAB_BYTES));
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
+            let rows = Slab::terms(self.slab.cast_mut(), self.row);
+            let columns = Columns {
+                first: terms(x.cast_mut()),
+                apart: [SLAB_BYTES / 4; 2],
+            };
             let mut sums = [[V::splat_float(0.0); R]; C];
             for c in 0..C {
                 for r in 0..R {
@@ -271,20 +303,11 @@ impl Strip {
                 for line in group * weights.lines..(group + 1) * weights.lines {
                     V::prefetch(weights.from.wrapping_add(line * 64));
                 }
-                let mut whole = [[V::splat(0); R]; C];
-                for pair in (0..GROUP / 2).step_by(4) {
-                    let pair = group * (GROUP / 2) + pair;
-                    self.step::<V, R, C>(pair, x, &mut whole);
-                    self.step::<V, R, C>(pair + 1, x, &mut whole);
-                    self.step::<V, R, C>(pair + 2, x, &mut whole);
-                    self.step::<V, R, C>(pair + 3, x, &mut whole);
-                }
-                let mut scales = [V::splat_float(0.0); R];
-                for r in 0..R {
-                    scales[r] = V::load_floats(&raw const (*self.slab).scales[group][row(r)]);
-                }
+                let whole = halves::products::<V, R, C>(rows, columns, group);
+                let scales: [_; R] =
+                    from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
                 for c in 0..C {
-                    let scale = x[c].add(SCALES_AT).cast::<f32>().add(group).read();
+                    let scale = columns.at(c).scale(group).read();
                     for r in 0..R {
                         let scale = V::mul(scales[r], V::splat_float(scale));
                         V::accumulate(&mut sums[c][r], V::floats(whole[c][r]), scale);
@@ -294,33 +317,6 @@ impl Strip {
             for c in 0..C {
                 for r in 0..R {
                     V::store_floats(sums[c][r], result(c, r));
-                }
-            }
-        }
-    }
-
-    /// Adds the products of a pair of elements to sums; `x` are the columns' slabs.
-    ///
-    /// # Safety
-    /// As [`run`](Strip::run).
-    #[inline(always)]
-    unsafe fn step<V: Halves, const R: usize, const C: usize>(
-        &self,
-        pair: usize,
-        x: [*const u8; C],
-        sums: &mut [[V::Words; R]; C],
-    ) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let mut w = [V::splat(0); R];
-            for r in 0..R {
-                let row = self.row + r * V::LANES;
-                w[r] = V::load((&raw const (*self.slab).pairs[pair][row]).cast());
-            }
-            for c in 0..C {
-                let x = V::splat(x[c].cast::<i32>().add(pair).read());
-                for r in 0..R {
-                    V::dot_halves(&mut sums[c][r], w[r], x);
                 }
             }
         }
@@ -339,6 +335,7 @@ macro_rules! compile {
 }
 
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
@@ -350,7 +347,10 @@ pub(super) fn product(
     columns: usize,
     each: usize,
 ) -> Option<(PanelFn, Sixteen)> {
+    let crossed = matches!(isa, Isa::Avx512(token) if token.amd());
     let function: PanelFn = match (isa, dtype) {
+        (Isa::Avx512(token), DType::F16) if token.vnni() && crossed => avx512_amd::<F16>,
+        (Isa::Avx512(token), DType::BF16) if token.vnni() && crossed => avx512_amd::<Bf16>,
         (Isa::Avx512(token), DType::F16) if token.vnni() => avx512::<F16>,
         (Isa::Avx512(token), DType::BF16) if token.vnni() => avx512::<Bf16>,
         (Isa::Avx2(token), DType::F16) if token.vnni() => avx_vnni::<F16>,
@@ -358,7 +358,12 @@ pub(super) fn product(
         _ => return None,
     };
     let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
-    (each >= WORTH_ROUNDING).then_some((function, Sixteen { isa, slabs }))
+    let form = Sixteen {
+        isa,
+        crossed,
+        slabs,
+    };
+    (each >= WORTH_ROUNDING).then_some((function, form))
 }
 
 /// The code for AVX-VNNI with instructions of AVX2, which are no faster than multiply-adds of F32: a test where there is no
@@ -374,5 +379,10 @@ pub(super) fn avx2_product(dtype: DType, k: usize, columns: usize) -> Option<(Pa
         _ => return None,
     };
     let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
-    Some((function, Sixteen { isa, slabs }))
+    let form = Sixteen {
+        isa,
+        crossed: false,
+        slabs,
+    };
+    Some((function, form))
 }

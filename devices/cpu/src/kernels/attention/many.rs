@@ -293,9 +293,9 @@ impl Attention {
         // SAFETY: the caller's contract; there is room for all.
         unsafe {
             let keys = rows_of(*isa, k, decode, place, len, shared.keys);
-            if let Arithmetic::Halves(_) = self.plan.arithmetic {
+            if let Arithmetic::Halves(products) = self.plan.arithmetic {
                 let to = Rounded::at(shared.rounded_keys, d, KEYS);
-                halves::round_columns(*isa, &shared.keys[..len * d], to);
+                halves::round_columns(*isa, &shared.keys[..len * d], to, products.crossed);
             }
             keys
         }

@@ -63,10 +63,10 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         fn from_bits(words: __m256i) -> __m256 { _mm256_castsi256_ps(words) }
         fn mul(a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
         fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
-        fn start(start: i32) -> Sum {
+        fn start(start: __m256i) -> Sum {
             Sum {
                 short: _mm256_setzero_si256(),
-                whole: _mm256_set1_epi32(start),
+                whole: start,
             }
         }
         fn dot(sum: &mut Sum, codes: __m256i, x: __m256i, full: bool) {

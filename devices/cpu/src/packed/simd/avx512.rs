@@ -19,6 +19,7 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
     const SIGNED: bool = !VNNI;
     const STRAIGHT: usize = 8;
     const AMD: bool = AMD;
+    const CROSSED: bool = VNNI && AMD;
     type Words = __m512i;
     type Floats = __m512;
     type Sum = Sum;
@@ -40,6 +41,7 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
         fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
         fn add(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn add_bytes(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi8(a, b) }
         fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn look_up(table: &[i8; 16], bytes: __m512i) -> __m512i {
@@ -71,10 +73,10 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
         fn from_bits(words: __m512i) -> __m512 { _mm512_castsi512_ps(words) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn start(start: i32) -> Sum {
+        fn start(start: __m512i) -> Sum {
             Sum {
                 short: _mm512_setzero_si512(),
-                whole: _mm512_set1_epi32(start),
+                whole: start,
             }
         }
         fn dot(sum: &mut Sum, codes: __m512i, x: __m512i, full: bool) {
@@ -92,6 +94,13 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
             };
             sum.short = _mm512_add_epi16(sum.short, products);
         }
+        fn dot_here(sum: &mut Sum, codes: __m512i, x: __m512i) {
+            if VNNI {
+                dot_here(&mut sum.whole, codes, x)
+            } else {
+                Self::dot(sum, codes, x, true)
+            }
+        }
         fn carry(sum: &mut Sum) {
             if !VNNI {
                 let pairs = _mm512_madd_epi16(sum.short, _mm512_set1_epi16(1));
@@ -101,6 +110,11 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
         }
         fn total(sum: Sum) -> __m512i { sum.whole }
     }
+}
+
+in_place! {
+    /// [`Simd::dot_here`]
+    fn dot_here(__m512i), "avx512f", zmm_reg, "vpdpbusd", in order
 }
 
 in_place! {

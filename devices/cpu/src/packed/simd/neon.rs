@@ -82,7 +82,7 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn from_bits(words: uint32x4_t) -> float32x4_t { vreinterpretq_f32_u32(words) }
         fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
         fn mul_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
-        fn start(start: i32) -> Sum { Self::of(vdupq_n_s32(start)) }
+        fn start(start: uint32x4_t) -> Sum { Self::of(vreinterpretq_s32_u32(start)) }
         fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
             if DOT {

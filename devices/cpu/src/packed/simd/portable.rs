@@ -48,7 +48,7 @@ impl Simd for Portable {
         fn from_bits(words: Words) -> Floats { words.map(f32::from_bits) }
         fn mul(a: Floats, b: Floats) -> Floats { from_fn(|i| a[i] * b[i]) }
         fn mul_add(a: Floats, b: Floats, c: Floats) -> Floats { from_fn(|i| a[i].mul_add(b[i], c[i])) }
-        fn start(start: i32) -> [i32; LANES] { [start; LANES] }
+        fn start(start: Words) -> [i32; LANES] { start.map(|start| start as i32) }
         fn dot(sum: &mut [i32; LANES], codes: Words, x: Words, _full: bool) {
             for (sum, (codes, x)) in sum.iter_mut().zip(codes.into_iter().zip(x)) {
                 for shift in [24, 16, 8, 0] {

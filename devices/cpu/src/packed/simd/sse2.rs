@@ -111,7 +111,7 @@ impl Simd for Xmm {
             let high = mul_add(_mm_cvtps_pd(a), _mm_cvtps_pd(b), _mm_cvtps_pd(c));
             _mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high))
         }
-        fn start(start: i32) -> __m128i { _mm_set1_epi32(start) }
+        fn start(start: __m128i) -> __m128i { start }
         fn dot(sum: &mut __m128i, codes: __m128i, x: __m128i, _full: bool) {
             *sum = _mm_add_epi32(*sum, _mm_madd_epi16(even(codes), even(x)));
             *sum = _mm_add_epi32(*sum, _mm_madd_epi16(odd(codes), odd(x)));
