@@ -17,7 +17,7 @@ pub(crate) struct ColumnSpec {
     pub sums: Sums,
     /// The largest code.
     pub largest: i32,
-    /// Whether products are [crossed](super::kernels), and what is subtracted from the weights' codes then.
+    /// What is subtracted from crossed codes of weights, if products are [crossed](super::kernels).
     pub crossed: Option<i32>,
 }
 
@@ -148,17 +148,18 @@ impl ColumnSpec {
                 sums.cast::<i32>().add(g).write(sum);
             }
             if let Some(middle) = self.crossed {
+                // `(w - middle + 128 + b) * (v - middle + a)`, of which weights subtract what has none of `a` and `b`, and `w * a + v * b` stays.
                 let starts = slab.wrapping_add(self.starts_at()).cast::<i32>();
                 for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
                     let (first, second) = codes[..GROUP / 2].split_at(GROUP / 4);
                     let pairs = first.iter().zip(second);
                     let pairs = pairs.map(|(&a, &b)| (i32::from(a), i32::from(b)));
-                    let start: i32 = pairs.map(|(a, b)| middle * (a + b) - a * (b + 128)).sum();
-                    let offset = match self.sums {
+                    let crossed: i32 = pairs.map(|(a, b)| middle * (a + b) - a * (b + 128)).sum();
+                    let start = match self.sums {
                         Sums::Offset(_) => sums.cast::<i32>().add(g).read(),
                         Sums::Minus => 0,
                     };
-                    starts.add(g).write(start + offset);
+                    starts.add(g).write(start + crossed);
                 }
             }
         }

@@ -7,6 +7,14 @@
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
 //! takes, and whatever the instruction set is.
+//!
+//! # Crossed products
+//!
+//! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968): `(w1 + x2) * (w2 + x1)` is
+//! `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`, and sums of the last two are the same for all columns or all rows, so that they are computed once
+//! and subtracted. What takes the place of a multiplication is two additions. AMD's processors from Zen 4 on add bytes with four units, of
+//! which two multiply: if half of the products are crossed, all four have work. Numbers are whole, so results are the same. Intel's
+//! processors multiply and add with the same two units.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -50,6 +58,20 @@ pub(super) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
 #[cfg(test)]
 pub(super) fn portable_product(dtype: DType) -> Option<PanelFn> {
     for_format!(dtype, F => portable::product::<F>().0)
+}
+
+/// The product for processors of another maker with the same instructions.
+#[cfg(all(test, target_arch = "x86_64"))]
+pub(super) fn other_product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
+    match isa {
+        Isa::Avx512(token) if token.vnni() && token.amd() => {
+            for_format!(dtype, F => avx512_vnni::product::<F>())
+        }
+        Isa::Avx512(token) if token.vnni() => {
+            for_format!(dtype, F => avx512_vnni_amd::product::<F>())
+        }
+        _ => None,
+    }
 }
 
 /// The product for an instruction set, whose token proves that the function may be called.
@@ -684,7 +706,7 @@ impl Strip {
         }
     }
 
-    /// [`products`](Strip::products), crossed.
+    /// [`products`](Strip::products), half of them [crossed](self).
     ///
     /// # Safety
     /// As [`run`](Strip::run).
@@ -697,7 +719,8 @@ impl Strip {
     ) {
         const { assert!(CROSSED == 2) };
         let at = group * WORDS;
-        // Without a loop, and some of either kind in turn: they wait for different units. SAFETY: the caller's contract.
+        // Without a loop, in which addresses take more instructions, and some of either kind in turn, since they wait for different units.
+        // SAFETY: the caller's contract.
         unsafe {
             self.pair::<V, R, C>(at, x, sums);
             self.word::<V, R, C>(at + 4, x, sums);
@@ -708,7 +731,7 @@ impl Strip {
         }
     }
 
-    /// Adds the crossed products of two words.
+    /// Adds the crossed products of word `at` and the one that it is crossed with.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
@@ -736,7 +759,7 @@ impl Strip {
         }
     }
 
-    /// Adds the products of a word.
+    /// Adds the products of word `at`.
     ///
     /// # Safety
     /// As [`run`](Strip::run).

@@ -235,6 +235,17 @@ mod tests {
             all.push(("portable".into(), isa, PackedProduct { function, form }));
         }
         #[cfg(target_arch = "x86_64")]
+        for isa in Isa::all() {
+            if let Some((function, spec)) = kernels::other_product(isa, dtype) {
+                let form = Form::Packed(Activations::new(isa, spec, k, columns).unwrap());
+                all.push(("other maker".into(), isa, PackedProduct { function, form }));
+            }
+            if let Some((function, form)) = sixteen::other_product(isa, dtype, k, columns) {
+                let form = Form::Sixteen(form);
+                all.push(("other maker".into(), isa, PackedProduct { function, form }));
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
         if let Some((function, sixteen)) = sixteen::avx2_product(dtype, k, columns) {
             let form = Form::Sixteen(sixteen);
             all.push((
@@ -362,6 +373,35 @@ mod tests {
                         let first = first.get_or_insert_with(|| got.clone());
                         assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_codes_do_not_overflow() {
+        let (k, rows, columns) = (768, 40, 70);
+        let sign = |x: f32| if x < 0.0 { -1.0 } else { 1.0 };
+        for dtype in DType::all().filter(|&dtype| !products(dtype, k, 1).is_empty()) {
+            let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+            let mut weights = vec![0; layout.bytes()];
+            // The smallest and the largest codes of four and five bits.
+            let numbers_of_two = numbers(7, k * rows).into_iter();
+            let numbers_of_two: Vec<_> = numbers_of_two
+                .map(|x| if x < 0.0 { -8.0 } else { 7.0 })
+                .collect();
+            samite_quant::encode_row(dtype, &numbers_of_two, &mut weights).unwrap();
+            let mut decoded = vec![0.0; k * rows];
+            samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
+            let x: Vec<_> = numbers(11, k * columns).into_iter().map(sign).collect();
+            for (name, isa, product) in products(dtype, k, columns) {
+                let got = multiply(isa, product, &layout, &weights, &x, columns, false).unwrap();
+                for (i, got) in got.into_iter().enumerate() {
+                    let (x, w) = (&x[i / rows * k..][..k], &decoded[i % rows * k..][..k]);
+                    let exact: f64 = x.iter().zip(w).map(|(a, b)| f64::from(a * b)).sum();
+                    let error = (f64::from(got) - exact).abs();
+                    // Columns' codes are exact, and so are most of the weights'.
+                    assert!(error < 0.01 * k as f64, "{name} {dtype} {i}: {got} {exact}");
                 }
             }
         }

@@ -300,10 +300,19 @@ mod tests {
             .then_some(avx2::PRODUCTS);
         #[cfg(not(target_arch = "x86_64"))]
         let avx2 = None;
+        #[cfg(target_arch = "x86_64")]
+        let other = Isa::all().into_iter().find_map(|isa| match isa {
+            Isa::Avx512(token) if token.vnni() && token.amd() => Some(avx512::PRODUCTS),
+            Isa::Avx512(token) if token.vnni() => Some(avx512_amd::PRODUCTS),
+            _ => None,
+        });
+        #[cfg(not(target_arch = "x86_64"))]
+        let other = None;
         Isa::all()
             .into_iter()
             .filter_map(products)
             .chain(avx2)
+            .chain(other)
             .collect()
     }
 

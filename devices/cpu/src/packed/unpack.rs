@@ -17,7 +17,7 @@ pub(super) struct Slab {
     pub codes: [[[u8; 4]; PANEL]; SLAB / 4],
     pub scales: [[f32; PANEL]; SLAB / 16],
     pub minimums: [[f32; PANEL]; SLAB / 16],
-    /// What sums of [crossed](Format::CROSSED) products start with, before what columns add to it.
+    /// What sums of [crossed](super::kernels) products start with, before what columns add to it.
     pub starts: [[i32; PANEL]; SLAB / 32],
 }
 
@@ -75,14 +75,11 @@ impl<F: Format, V: Simd> Sink<F, V> for Store {
         // SAFETY: a slab has a place for each.
         unsafe {
             let mut codes = codes;
-            if is_crossed::<F, V>() {
-                let middle = F::MIDDLE as u8;
-                let offset = match i % WORDS / CROSSED {
-                    0 => 128 - middle,
-                    1 => middle.wrapping_neg(),
-                    _ => 0,
-                };
-                codes = V::add_bytes(codes, V::splat(i32::from_ne_bytes([offset; 4])));
+            if is_crossed::<F, V>() && i % WORDS < 2 * CROSSED {
+                // Of the two sums of bytes that are multiplied, the first one is unsigned.
+                let offset = if i % WORDS < CROSSED { 128 } else { 0 };
+                let add = (offset - F::MIDDLE as i32) as u8;
+                codes = V::add_bytes(codes, V::splat(i32::from_ne_bytes([add; 4])));
             }
             V::store(codes, (&raw mut (*self.slab).codes[i][self.row]).cast());
         }
@@ -136,12 +133,12 @@ pub(super) trait Format: Sized {
     /// Whether codes need all eight bits; then their offset is 128.
     const FULL: bool = Self::LARGEST > 127;
 
-    /// What is subtracted from a code so that about as many are negative as are not.
+    /// What is subtracted from crossed codes, so that about as many are negative as are not.
     const MIDDLE: usize = Self::LARGEST.div_ceil(2);
 
-    /// Whether products are [crossed](super::kernels) where that is faster: sums of a code and one of a column fit into eight bits, as long
-    /// as columns' codes are a little smaller than 127. The error of a column of length 1 then grows from 4.6e-5 to 5.2e-5 for codes of
-    /// four bits, to 5.9e-5 for those of five.
+    /// Whether products are [crossed](super::kernels) where that is faster: a code and one of a column must have a sum of eight bits. So columns'
+    /// codes are up to 120, not 127, for four bits, and up to 112 for five: products are then off by 5.2e-5 and 5.9e-5 of their square,
+    /// not by 4.6e-5.
     const CROSSED: bool = Self::GROUP == 32 && Self::SCALED == SLAB && Self::LARGEST <= 31;
 
     /// What columns must be.
@@ -175,10 +172,10 @@ pub(super) trait Format: Sized {
 /// Words of codes of a group of 32.
 pub(super) const WORDS: usize = 8;
 
-/// How many of them are [crossed](Format::CROSSED) with as many that follow; the other half is not.
+/// Where products are crossed, the first so many words of a group are crossed with as many that follow. The other half is not.
 pub(super) const CROSSED: usize = WORDS / 4;
 
-/// Whether products of codes are [crossed](Format::CROSSED).
+/// Whether products are [crossed](super::kernels).
 #[inline(always)]
 pub(super) const fn is_crossed<F: Format, V: Simd>() -> bool {
     F::CROSSED && V::CROSSED
