@@ -4,7 +4,9 @@
 //! all rows: the sum of a group's codes times the offset is where an accumulator starts.
 
 use super::slabs::Slabs;
+use super::unpack::CROSSED;
 use crate::detect::{Isa, vectorized};
+use std::array::from_fn;
 
 /// What a type of weights needs to know about columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -138,9 +140,14 @@ impl ColumnSpec {
             } else {
                 0
             };
-            // Compilers sum up the codes of a single group one by one.
-            for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
-                let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+            // Of whole words of codes, which compilers make vectors of; they would sum up those of a single group one by one.
+            let words: [i32; SLAB / 4] = from_fn(|i| {
+                let [a, b, c, d] = codes.as_chunks().0[i];
+                i32::from_le_bytes([a, b, c, d].map(|code: i8| code as u8))
+            });
+            let word_sums = words.map(|word| (0..4).map(|i| byte(word, i)).sum::<i32>());
+            for (g, word_sums) in word_sums.chunks_exact(GROUP / 4).enumerate() {
+                let sum: i32 = word_sums.iter().sum();
                 let sum = match self.sums {
                     Sums::Offset(offset) => start - offset * sum,
                     Sums::Minus => (-(sum as f32)).to_bits().cast_signed(),
@@ -148,22 +155,33 @@ impl ColumnSpec {
                 sums.cast::<i32>().add(g).write(sum);
             }
             if let Some(middle) = self.crossed {
-                // `(w - middle + 128 + b) * (v - middle + a)`, of which weights subtract what has none of `a` and `b`, and `w * a + v * b` stays.
+                // Of `(w - middle + 128 + b) * (v - middle + a)`, weights subtract what has neither `a` nor `b`, and `w * a + v * b` stays.
                 let starts = slab.wrapping_add(self.starts_at()).cast::<i32>();
-                for (g, codes) in codes.as_chunks::<GROUP>().0.iter().enumerate() {
-                    let (first, second) = codes[..GROUP / 2].split_at(GROUP / 4);
-                    let pairs = first.iter().zip(second);
-                    let pairs = pairs.map(|(&a, &b)| (i32::from(a), i32::from(b)));
-                    let crossed: i32 = pairs.map(|(a, b)| middle * (a + b) - a * (b + 128)).sum();
+                let mut products = [0; SLAB / 4];
+                for at in 0..SLAB / 4 - CROSSED {
+                    let [a, b] = [words[at], words[at + CROSSED]];
+                    let pairs = (0..4).map(|i| byte(a, i) * (byte(b, i) + 128));
+                    products[at] = pairs.sum();
+                }
+                for g in 0..SLAB / GROUP {
+                    let first = g * GROUP / 4;
+                    let crossed: i32 = word_sums[first..first + 2 * CROSSED].iter().sum();
+                    let products: i32 = products[first..first + CROSSED].iter().sum();
                     let start = match self.sums {
                         Sums::Offset(_) => sums.cast::<i32>().add(g).read(),
                         Sums::Minus => 0,
                     };
-                    starts.add(g).write(start + crossed);
+                    starts.add(g).write(start + middle * crossed - products);
                 }
             }
         }
     }
+}
+
+/// Byte `i` of a word, with its sign.
+#[inline(always)]
+fn byte(word: i32, i: usize) -> i32 {
+    word << (24 - 8 * i) >> 24
 }
 
 /// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.

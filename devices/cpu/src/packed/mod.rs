@@ -77,6 +77,9 @@ pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_ca
     unsafe {
         if past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
             stream(from, out);
+        } else if rows == PANEL {
+            // Without calling a function that copies any number of them.
+            out.copy_from_nonoverlapping(from, PANEL);
         } else {
             out.copy_from_nonoverlapping(from, rows);
         }
