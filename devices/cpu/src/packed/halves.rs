@@ -88,7 +88,8 @@ in_place! {
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
-/// Pairs of a group whose products are [crossed](super::kernels), each with its neighbour: the first half.
+/// Pairs of a group whose products are [crossed](super::kernels), each with its neighbour: the first half. Sums of two numbers fit into 16 bits. Those of
+/// crossed products may not fit into 32 on the way, where they come round, but what is left in the end does.
 const CROSSED: usize = GROUP / 4;
 
 /// Groups of terms of a column, or of each of some lanes that lie side by side.
