@@ -138,8 +138,11 @@ pub(super) trait Format: Sized {
 
     /// Whether products are [crossed](super::kernels) where that is faster: a code and one of a column must have a sum of eight bits. So columns'
     /// codes are up to 120, not 127, for four bits, and up to 112 for five: products are then off by 5.2e-5 and 5.9e-5 of their square,
-    /// not by 4.6e-5.
-    const CROSSED: bool = Self::GROUP == 32 && Self::SCALED == SLAB && Self::LARGEST <= 31;
+    /// not by 4.6e-5. Not for types with blocks of 256: columns are rounded as llama.cpp does for these, so that results agree.
+    const CROSSED: bool = matches!(
+        Self::DTYPE,
+        DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::MXFP4
+    );
 
     /// What columns must be.
     const COLUMNS: ColumnSpec = {
@@ -154,6 +157,7 @@ pub(super) trait Format: Sized {
             sums: Self::SUMS,
             // Whatever the instruction set is, so that results are the same.
             largest: if Self::CROSSED {
+                assert!(Self::GROUP == 32 && Self::SCALED == SLAB && Self::LARGEST <= 31);
                 127 - (Self::LARGEST - Self::MIDDLE) as i32
             } else {
                 127
