@@ -1,6 +1,7 @@
 //! The backend, its device and streams.
 
 use crate::detect::{Isa, IsaLevel};
+use crate::kernels::rope;
 use crate::machine;
 use crate::packed::buffer::packed_buffer_type;
 use crate::pool::Pool;
@@ -166,7 +167,11 @@ impl Device for CpuDevice {
             })?;
             most = most.max(bytes);
         }
-        Ok(most)
+        let nodes = nodes.iter().map(|&id| graph.node(id));
+        let angles = rope::table_bytes(nodes.filter(|node| node.tensor().is_computed()));
+        angles
+            .and_then(|angles| angles.checked_add(most))
+            .ok_or_else(|| Error::shape("the size of the workspace overflows"))
     }
 
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {

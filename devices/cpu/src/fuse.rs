@@ -6,12 +6,14 @@
 //! - Two products of the same columns and the gated unit of their results are one step where these results are too large for the
 //!   caches: they never get to memory.
 //! - Other scaled norms take one pass.
+//! - Angles of positions are computed once for all that are rotated by them.
 //!
 //! No result changes by that: every number is computed by the same operations in the same order.
 
 use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
 use crate::kernels::matmul::{Form, Product, are_worth_gating};
+use crate::kernels::rope::Angles;
 use crate::table::kernel_for;
 use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ pub(crate) enum Part {
     Later,
     /// A product whose columns the one before has packed.
     SharesColumns,
+    /// A rotation whose angles the one before has computed.
+    SharesAngles,
     /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
     MakesColumns,
     /// A product of a gated unit: only its columns are packed here, `made` as those of `MakesColumns`.
@@ -54,7 +58,17 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
     // The product that packed what lies in the scratch memory; and how many products use what each one packed.
     let mut packer: Option<(usize, Key)> = None;
     let mut uses = vec![0; nodes.len()];
+    // The angles that lie in the workspace.
+    let mut angles: Option<Angles> = None;
     for (i, &node) in nodes.iter().enumerate() {
+        if matches!(node.op(), Op::Rope(_) | Op::RopeBack(_)) && !node.layout().is_empty() {
+            let needed = Angles::of(node);
+            if needed.is_some() && needed == angles {
+                parts[node.id().index()] = Part::SharesAngles;
+            }
+            angles = needed;
+        }
+        angles = angles.filter(|angles| !angles.change_with(node, work.graph));
         match columns(node, isa) {
             Some(key) => {
                 let first = match &packer {
@@ -134,7 +148,7 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
 }
 
 /// The memory of a tensor without gaps: whose it is, and where it begins in there.
-fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
+pub(crate) fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
     let place = match node.tensor().view {
         Some(view) => (view.base, view.offset),
         None => (node.id(), 0),
@@ -513,6 +527,35 @@ mod tests {
                 ]
             );
         }
+    }
+
+    #[test]
+    fn angles_are_computed_again_only_where_others_are_needed() {
+        let mut g = Graph::new();
+        let x = input(&mut g, &[64, 2, 3]);
+        let [positions, others] = [(); 2].map(|()| integers(&mut g, &[3]));
+        let plain = Rope::new(64, RopeMode::Neox, 1e4);
+        let mut rope = |g: &mut Graph, rope| g.rope(x, positions, None, rope).unwrap();
+        let first = rope(&mut g, plain);
+        let same = rope(&mut g, plain);
+        let slower = rope(&mut g, Rope::new(64, RopeMode::Neox, 1e6));
+        let back = rope(&mut g, plain);
+        let written = g.cpy(others, positions).unwrap();
+        let moved = rope(&mut g, plain);
+        use Part::*;
+        let expected = [Alone, SharesAngles, Alone, Alone, Alone, Alone];
+        assert_eq!(parts_of(&g), expected);
+
+        let mut bench = Bench::new(&g, &device(2)).unwrap();
+        bench.write(x, &numbers(3, 64 * 6));
+        bench.write(positions, &[5, 6, 7]);
+        bench.write(others, &[8, 9, 10]);
+        bench.run().unwrap();
+        assert_eq!(bench.read::<i32>(written), [8, 9, 10]);
+        let [first, same, slower, back, moved] =
+            [first, same, slower, back, moved].map(|id| bench.read::<f32>(id));
+        assert!(first == same && first == back);
+        assert!(first != slower && first != moved && slower != moved);
     }
 
     /// Packed weights of random numbers.

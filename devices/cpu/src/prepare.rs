@@ -3,7 +3,7 @@
 use crate::detect::Isa;
 use crate::fuse::{Part, parts};
 use crate::kernels::columns::{Maker, Origin};
-use crate::kernels::{matmul, reduce};
+use crate::kernels::{matmul, reduce, rope};
 use crate::operand::Operand;
 use crate::packed::memory_of;
 use crate::pool::{Panicked, Pool, Team};
@@ -78,11 +78,19 @@ pub(crate) struct Site<'a> {
     pub node: Node<'a>,
     pub isa: Isa,
     pub threads: usize,
-    /// How a product comes by its columns.
+    /// How a product comes by its columns, or rope by its angles.
     pub origin: Origin,
     result: Operand,
     sources: Vec<Option<Operand>>,
-    scratch: Option<(*mut u8, usize)>,
+    workspace: Workspace,
+}
+
+/// Memory for the whole work.
+#[derive(Clone, Copy)]
+struct Workspace {
+    memory: Option<(*mut u8, usize)>,
+    /// Bytes at its start that are for angles, which nodes leave there for others.
+    angles: usize,
 }
 
 impl Site<'_> {
@@ -102,14 +110,27 @@ impl Site<'_> {
 
     /// `bytes` of scratch memory, aligned to a cache line.
     pub fn scratch(&self, bytes: usize) -> Result<Scratch> {
-        match self.scratch {
-            Some((base, len)) if bytes <= len => Ok(Scratch(base)),
+        self.part(self.workspace.angles, bytes)
+    }
+
+    /// `bytes` of memory for angles, aligned to a cache line.
+    pub fn angles(&self, bytes: usize) -> Result<Scratch> {
+        debug_assert!(bytes <= self.workspace.angles);
+        self.part(0, bytes)
+    }
+
+    /// `bytes` of the workspace from byte `start` on.
+    fn part(&self, start: usize, bytes: usize) -> Result<Scratch> {
+        let len = self.workspace.memory.map_or(0, |(_, len)| len);
+        match self.workspace.memory {
             // Never read or written, but a slice of nothing must not start at null.
-            None if bytes == 0 => Ok(Scratch(std::ptr::without_provenance_mut(64))),
-            other => Err(Error::invalid(format!(
-                "{}: the workspace has {} bytes, {bytes} are needed",
+            _ if bytes == 0 => Ok(Scratch(std::ptr::without_provenance_mut(64))),
+            Some((base, len)) if start.checked_add(bytes).is_some_and(|end| end <= len) => {
+                Ok(Scratch(base.wrapping_add(start)))
+            }
+            _ => Err(Error::invalid(format!(
+                "{}: the workspace has {len} bytes, {bytes} are needed from byte {start} on",
                 self.node.op(),
-                other.map_or(0, |(_, len)| len)
             ))),
         }
     }
@@ -168,7 +189,7 @@ impl Program {
             any_shared: false,
             buffers: Vec::new(),
         };
-        let scratch = match work.workspace {
+        let memory = match work.workspace {
             Some(place) => {
                 program.touch(place, Access::Write)?;
                 let operand = Operand::resolve(place, "workspace")?;
@@ -176,9 +197,14 @@ impl Program {
             }
             None => None,
         };
+        let workspace = Workspace {
+            memory,
+            angles: rope::table_bytes(work.computed())
+                .ok_or_else(|| Error::shape("rope: the size of its workspace overflows"))?,
+        };
         let parts = parts(&work, isa, threads);
         for node in work.computed() {
-            program.add(node, &parts, &work, isa, scratch)?;
+            program.add(node, &parts, &work, isa, workspace)?;
         }
         program.any_shared = program.phases.iter().any(|phase| phase.shared);
         Ok(program)
@@ -205,7 +231,7 @@ impl Program {
         parts: &[Part],
         work: &Placed<'_>,
         isa: Isa,
-        scratch: Option<(*mut u8, usize)>,
+        workspace: Workspace,
     ) -> Result<()> {
         let (threads, part) = (self.threads, parts[node.id().index()]);
         let kernel = kernel_for(node).map_err(|reason| {
@@ -253,7 +279,7 @@ impl Program {
             _ => None,
         };
         let origin = match (part, maker) {
-            (Part::SharesColumns, _) => Origin::Ready,
+            (Part::SharesColumns | Part::SharesAngles, _) => Origin::Ready,
             (Part::MakesColumns | Part::PacksColumns { .. }, Some(maker)) => Origin::Made(maker),
             _ => Origin::Source,
         };
@@ -268,7 +294,7 @@ impl Program {
             origin,
             result,
             sources,
-            scratch,
+            workspace,
         };
         let first = self.phases.len();
         if !node.layout().is_empty() && !matches!(part, Part::Inner | Part::Later) {

@@ -11,13 +11,13 @@ use crate::prepare::{Phase, Scratch};
 use crate::simd::prefetch;
 use samite_core::{DType, Glu, Layout};
 
-/// How a product comes by the columns of source 1.
+/// How a product comes by the columns of source 1, or rope by its angles.
 #[derive(Clone, Copy)]
 #[allow(clippy::large_enum_variant)] // there is one for each node, and boxes are not `Copy`
 pub(crate) enum Origin {
     /// They are the source.
     Source,
-    /// The product before left them in the scratch memory, in the same form.
+    /// The one before left them in the scratch memory, in the same form.
     Ready,
     /// They are made from the operands of the nodes before.
     Made(Maker),

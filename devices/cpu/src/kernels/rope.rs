@@ -1,13 +1,16 @@
 //! Rotary position embedding.
 //!
 //! Angles are the same for all heads of a token, so their sines and cosines are computed once per token, in a first
-//! phase. Angles are f64: at position 100,000 an f32 angle would be wrong by 0.004.
+//! phase, and mostly once for all layers: they stay where they are until others are computed. Angles are f64: at position
+//! 100,000 an f32 angle would be wrong by 0.004.
 
+use super::columns::Origin;
 use crate::detect::Isa;
+use crate::fuse::whole;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::math::sin_cos;
 use crate::table::Kernel;
-use samite_core::{DType, Error, Node, Op, Result, Rope, RopeMode};
+use samite_core::{DType, Error, Graph, Node, Op, Result, Rope, RopeMode, TensorId};
 
 /// The kernel of rope.
 pub(crate) const KERNEL: Kernel = Kernel { scratch, build };
@@ -21,40 +24,74 @@ struct Pair {
     extrapolation: f64,
 }
 
-/// Where things lie in the scratch memory.
-#[derive(Clone, Copy)]
-struct Plan {
-    /// Bytes of a token's sines and cosines.
-    table: usize,
-    /// Offset of the workers' rows.
-    rows: usize,
-    /// Bytes of a worker's row.
-    row: usize,
-    total: usize,
+/// What angles of a node depend on.
+#[derive(PartialEq)]
+pub(crate) struct Angles {
+    rope: Rope,
+    is_back: bool,
+    /// Positions and, if there are any, divisors: memory, type and length.
+    sources: [Option<(TensorId, usize, DType, usize)>; 2],
 }
 
-fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
-    let (Op::Rope(rope) | Op::RopeBack(rope)) = node.op() else {
-        return None;
-    };
-    let [n0, _, tokens, _] = node.layout().shape();
-    let table = rope.dims.checked_mul(4)?.checked_next_multiple_of(64)?;
-    let rows = table.checked_mul(tokens)?;
-    let row = if node.dtype() == DType::F32 {
-        0
-    } else {
-        n0.checked_mul(4)?.checked_next_multiple_of(64)?
-    };
-    Some(Plan {
-        table,
-        rows,
-        row,
-        total: rows.checked_add(row.checked_mul(threads)?)?,
-    })
+impl Angles {
+    /// `None` if the node has none, or sources with gaps.
+    pub fn of(node: Node<'_>) -> Option<Self> {
+        let (Op::Rope(rope) | Op::RopeBack(rope)) = *node.op() else {
+            return None;
+        };
+        let source = |index| {
+            let Some(source) = node.source(index) else {
+                return Some(None);
+            };
+            let (memory, offset) = whole(source)?;
+            let len = source.layout().elements();
+            Some(Some((memory, offset, source.dtype(), len)))
+        };
+        Some(Angles {
+            rope,
+            is_back: matches!(node.op(), Op::RopeBack(_)),
+            sources: [source(1)?, source(2)?],
+        })
+    }
+
+    /// Whether `node` writes to what they depend on.
+    pub fn change_with(&self, node: Node<'_>, graph: &Graph) -> bool {
+        node.tensor().written().any(|(_, written)| {
+            let memory = graph.memory_of(written);
+            let mut sources = self.sources.iter().flatten();
+            sources.any(|source| source.0 == memory)
+        })
+    }
+}
+
+/// Bytes of a token's cosines and sines.
+fn token_bytes(rope: &Rope) -> Option<usize> {
+    rope.dims.checked_mul(4)?.checked_next_multiple_of(64)
+}
+
+/// Bytes at the start of the workspace for angles of one of these nodes at a time; `None` if that overflows.
+pub(crate) fn table_bytes<'g>(nodes: impl Iterator<Item = Node<'g>>) -> Option<usize> {
+    let mut most = 0;
+    for node in nodes {
+        if let Op::Rope(rope) | Op::RopeBack(rope) = node.op() {
+            let [_, _, tokens, _] = node.layout().shape();
+            most = most.max(token_bytes(rope)?.checked_mul(tokens)?);
+        }
+    }
+    Some(most)
+}
+
+/// Bytes of a worker's row.
+fn row_bytes(node: Node<'_>) -> Option<usize> {
+    let [n0, ..] = node.layout().shape();
+    match node.dtype() {
+        DType::F32 => Some(0),
+        _ => n0.checked_mul(4)?.checked_next_multiple_of(64),
+    }
 }
 
 fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
-    Some(plan(node, threads)?.total)
+    row_bytes(node)?.checked_mul(threads)
 }
 
 /// The dimension at which a vector makes `rotations` turns within the original context.
@@ -89,17 +126,34 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (Op::Rope(rope) | Op::RopeBack(rope)) = *site.node.op() else {
         return Err(Error::invalid("not rope"));
     };
-    let plan = plan(site.node, site.threads)
-        .ok_or_else(|| Error::shape("rope: the size of its workspace overflows"))?;
-    let scratch = site.scratch(plan.total)?;
-    Ok(vec![
-        angles(site, rope, plan, scratch)?,
-        rotate(site, rope, plan, scratch)?,
-    ])
+    let too_large = || Error::shape("rope: the size of its workspace overflows");
+    let angles = Table {
+        at: site.angles(table_bytes([site.node].into_iter()).ok_or_else(too_large)?)?,
+        token: token_bytes(&rope).ok_or_else(too_large)?,
+    };
+    let rotated = rotate(site, rope, angles)?;
+    Ok(match site.origin {
+        Origin::Ready => vec![rotated],
+        _ => vec![compute(site, rope, angles)?, rotated],
+    })
 }
 
-/// Writes cosines, then sines, of all pairs of each token.
-fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<Phase> {
+/// Cosines, then sines, of all pairs of each token.
+#[derive(Clone, Copy)]
+struct Table {
+    at: Scratch,
+    /// Bytes of a token's.
+    token: usize,
+}
+
+impl Table {
+    fn token(&self, token: usize) -> *mut f32 {
+        self.at.at(token * self.token).cast()
+    }
+}
+
+/// Computes the angles.
+fn compute(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
     let (positions, divisors) = (site.source(1)?, site.optional(2));
     let tokens = positions.shape()[0];
     let pairs = pairs(&rope);
@@ -124,10 +178,9 @@ fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<P
                 // SAFETY: there is one position and one table for each token; inference checked that there is one divisor
                 // for each pair.
                 let (position, table, divisors) = unsafe {
-                    let table = scratch.at(token * plan.table).cast::<f32>();
                     (
                         positions.integer([0; 3], token) as f64,
-                        std::slice::from_raw_parts_mut(table, 2 * half),
+                        std::slice::from_raw_parts_mut(angles.token(token), 2 * half),
                         divisors.map(|divisors| {
                             std::slice::from_raw_parts(divisors.base().cast::<f32>(), half)
                         }),
@@ -151,9 +204,11 @@ fn angles(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<P
 }
 
 /// Rotates the pairs of every head.
-fn rotate(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<Phase> {
+fn rotate(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
     let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
     let n0 = result.shape()[0];
+    let row_bytes = row_bytes(site.node).unwrap_or(0);
+    let scratch = site.scratch(row_bytes * site.threads)?;
     Ok(Phase::new(
         result.rows(),
         result.elements() as f64 * 0.6,
@@ -161,14 +216,13 @@ fn rotate(site: &Site<'_>, rope: Rope, plan: Plan, scratch: Scratch) -> Result<P
             for row in tasks {
                 let row = result.layout().row_index(row);
                 // SAFETY: the row is inside of the shape of both operands; tasks are rows; the token's table was written by
-                // the phase before; each worker has a row of its own.
+                // a phase before; each worker has a row of its own.
                 unsafe {
-                    let table = scratch.at(row[1] * plan.table).cast::<f32>();
-                    let table = std::slice::from_raw_parts(table, rope.dims);
+                    let table = std::slice::from_raw_parts(angles.token(row[1]), rope.dims);
                     let out = if result.dtype() == DType::F32 {
                         result.row_mut::<f32>(row)
                     } else {
-                        let own = scratch.at(plan.rows + worker * plan.row).cast::<f32>();
+                        let own = scratch.at(worker * row_bytes).cast::<f32>();
                         std::slice::from_raw_parts_mut(own, n0)
                     };
                     source.load(row, 0, out);
