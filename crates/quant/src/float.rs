@@ -7,17 +7,29 @@ use half::slice::HalfFloatSliceExt;
 const CHUNK: usize = 256;
 
 /// The nearest f16, ties to even; too large becomes infinite, and every NaN the quiet NaN of the same sign.
-#[inline]
+///
+/// Without branches, so that a loop of it can become vector code.
+#[inline(always)]
 pub fn f32_to_f16(x: f32) -> f16 {
-    if x.is_nan() {
-        quiet_nan(x)
+    let sign = x.to_bits() & 0x8000_0000;
+    let magnitude = x.to_bits() ^ sign;
+    // The exponent's offset is 127 here and 15 there. Just below half of the last place, plus the last bit that stays: a tie goes up
+    // if that bit is odd.
+    let odd = (magnitude >> 13) & 1;
+    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
+    // What is below the smallest normal number is rounded to the last place of a half, whose bits are its multiples.
+    let small = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0.5_f32.to_bits());
+    let finite = if magnitude < 113 << 23 { small } else { normal };
+    let infinite = if magnitude > 0x7f80_0000 {
+        0x7e00
     } else {
-        f16::from_f32(x)
-    }
-}
-
-fn quiet_nan(x: f32) -> f16 {
-    f16::from_bits(((x.to_bits() >> 16) as u16 & 0x8000) | 0x7e00)
+        0x7c00
+    };
+    let is_too_large = magnitude >= 65_520.0_f32.to_bits();
+    let bits = if is_too_large { infinite } else { finite };
+    f16::from_bits((bits | sign >> 16) as u16)
 }
 
 /// The bits of the nearest bf16, ties to even; too large becomes infinite, and a NaN a quiet NaN.
@@ -56,7 +68,7 @@ pub(crate) fn encode_f16(src: &[f32], out: &mut [u8]) {
         buffer.convert_from_f32_slice(src);
         if src.iter().fold(false, |any, x| any | x.is_nan()) {
             for (h, x) in buffer.iter_mut().zip(src).filter(|(_, x)| x.is_nan()) {
-                *h = quiet_nan(*x);
+                *h = f32_to_f16(*x);
             }
         }
         out.copy_from_slice(bytemuck::cast_slice(buffer));
@@ -104,6 +116,28 @@ mod tests {
                 assert_eq!(encoded, i as u16);
             }
         }
+    }
+
+    #[test]
+    fn f16_is_the_nearest_number() {
+        let check = |bits: u32| {
+            let x = f32::from_bits(bits);
+            let expected = match x.is_nan() {
+                true => f16::from_bits((bits >> 16) as u16 & 0x8000 | 0x7e00),
+                false => f16::from_f32(x),
+            };
+            assert_eq!(f32_to_f16(x).to_bits(), expected.to_bits(), "{bits:#010x}");
+        };
+        // What lies around each number and in the middle between two of them, and some of all others.
+        let halves = (0..=u16::MAX).map(|bits| f16::from_bits(bits).to_f32().to_bits());
+        for bits in halves.flat_map(|bits| [bits, bits ^ 0x1000, bits & !0x1fff]) {
+            (0..3).for_each(|i| check(bits.wrapping_add(i).wrapping_sub(1)));
+        }
+        for i in 0..=24 {
+            let tie = f32::powi(2.0, -i) * f32::powi(2.0, -25);
+            (0..3).for_each(|i| check(tie.to_bits() + i - 1));
+        }
+        (0..=u32::MAX).step_by(4_001).for_each(check);
     }
 
     #[test]

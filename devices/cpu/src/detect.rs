@@ -304,23 +304,23 @@ macro_rules! vectorized {
         $crate::detect::vectorized! { @define [$(#[$meta])* $visibility] [] $($rest)* }
     };
     (@define [$($before:tt)*] [$($unsafe:tt)?] $name:ident $(<$generic:ident>)? ($($argument:ident: $type:ty),* $(,)?)
-        $(where [$($bound:tt)*])? $body:block
+        $(-> $result:ty)? $(where [$($bound:tt)*])? $body:block
     ) => {
-        $($before)* $($unsafe)? fn $name $(<$generic: $($bound)*>)? (isa: $crate::detect::Isa, $($argument: $type),*) {
+        $($before)* $($unsafe)? fn $name $(<$generic: $($bound)*>)? (isa: $crate::detect::Isa, $($argument: $type),*) $(-> $result)? {
             #[inline(always)]
             #[allow(clippy::extra_unused_type_parameters)]
-            $($unsafe)? fn body<$($generic: $($bound)*,)? const FUSED: bool>($($argument: $type),*) $body
+            $($unsafe)? fn body<$($generic: $($bound)*,)? const FUSED: bool>($($argument: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn avx2 $(<$generic: $($bound)*>)? ($($argument: $type),*) {
+            unsafe fn avx2 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
                 // SAFETY: the caller's contract, if there is one.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-            unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) {
+            unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
                 // SAFETY: the caller's contract, if there is one.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }

@@ -535,7 +535,7 @@ mod tests {
         let x = input(&mut g, &[64, 2, 3]);
         let [positions, others] = [(); 2].map(|()| integers(&mut g, &[3]));
         let plain = Rope::new(64, RopeMode::Neox, 1e4);
-        let mut rope = |g: &mut Graph, rope| g.rope(x, positions, None, rope).unwrap();
+        let rope = |g: &mut Graph, rope| g.rope(x, positions, None, rope).unwrap();
         let first = rope(&mut g, plain);
         let same = rope(&mut g, plain);
         let slower = rope(&mut g, Rope::new(64, RopeMode::Neox, 1e6));

@@ -141,9 +141,11 @@ fn rms_factor_of(x: &[f32], eps: f32) -> f32 {
     1.0 / (mean + eps).sqrt()
 }
 
-/// The same where instructions are not chosen yet.
-pub(crate) fn rms_factor(isa: Isa, x: &[f32], eps: f32) -> f32 {
-    isa.run(|| rms_factor_of(x, eps))
+vectorized! {
+    /// The same where instructions are not chosen yet.
+    pub(crate) fn rms_factor(x: &[f32], eps: f32) -> f32 {
+        rms_factor_of(x, eps)
+    }
 }
 
 vectorized! {
@@ -199,6 +201,12 @@ pub(crate) fn cumsum(site: &Site<'_>) -> Result<Vec<Phase>> {
     })?])
 }
 
+vectorized! {
+    fn sum_slice(x: &[f32]) -> f32 {
+        sum_of(x, |x| x)
+    }
+}
+
 /// Sum of a row in pieces that fit on the stack.
 ///
 /// # Safety
@@ -211,7 +219,7 @@ pub(crate) unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64
         let buffer = &mut buffer[..(n0 - start).min(512)];
         // SAFETY: the elements are inside of the row.
         unsafe { source.load(row, start, buffer) };
-        sum += f64::from(isa.run(|| sum_of(buffer, |x| x)));
+        sum += f64::from(sum_slice(isa, buffer));
         start += buffer.len();
     }
     sum

@@ -5,7 +5,7 @@
 //! 100,000 an f32 angle would be wrong by 0.004.
 
 use super::columns::Origin;
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::fuse::whole;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::math::sin_cos;
@@ -156,24 +156,28 @@ impl Table {
 fn compute(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
     let (positions, divisors) = (site.source(1)?, site.optional(2));
     let tokens = positions.shape()[0];
-    let pairs = pairs(&rope);
+    let half = rope.dims / 2;
     let magnitude = if rope.ext_factor == 0.0 {
         rope.attn_factor
     } else {
         rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
     };
-    let scale = f64::from(rope.freq_scale);
     // A gradient turns the other way, with the same magnitude.
     let direction = match site.node.op() {
         Op::RopeBack(_) => -magnitude,
         _ => magnitude,
     };
+    let turns = Turns {
+        pairs: pairs(&rope),
+        scale: f64::from(rope.freq_scale),
+        magnitude,
+        direction,
+    };
     let isa = site.isa;
     Ok(Phase::new(
         tokens,
-        (tokens * pairs.len()) as f64 * 3.0,
+        (tokens * half) as f64 * 3.0,
         move |tasks, _| {
-            let half = pairs.len();
             for token in tasks {
                 // SAFETY: there is one position and one table for each token; inference checked that there is one divisor
                 // for each pair.
@@ -186,21 +190,36 @@ fn compute(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
                         }),
                     )
                 };
-                let (cosines, sines) = table.split_at_mut(half);
-                isa.run(|| {
-                    let places = cosines.iter_mut().zip(sines).zip(&pairs).enumerate();
-                    for (i, ((cos, sin), pair)) in places {
-                        let full = position * pair.frequency
-                            / divisors.map_or(1.0, |divisors| f64::from(divisors[i]));
-                        let angle = full * (scale + (1.0 - scale) * pair.extrapolation);
-                        let (s, c) = sin_cos(angle);
-                        (*cos, *sin) = (c * magnitude, s * direction);
-                    }
-                });
+                turn(isa, &turns, position, divisors, table);
             }
             Ok(())
         },
     ))
+}
+
+/// How far positions turn.
+struct Turns {
+    pairs: Vec<Pair>,
+    /// Factor of the positions.
+    scale: f64,
+    /// Factors of cosines and sines.
+    magnitude: f32,
+    direction: f32,
+}
+
+vectorized! {
+    /// Cosines, then sines, of all pairs at a position.
+    fn turn(turns: &Turns, position: f64, divisors: Option<&[f32]>, table: &mut [f32]) {
+        let &Turns { ref pairs, scale, magnitude, direction } = turns;
+        let (cosines, sines) = table.split_at_mut(pairs.len());
+        for (i, ((cos, sin), pair)) in cosines.iter_mut().zip(sines).zip(pairs).enumerate() {
+            let full = position * pair.frequency
+                / divisors.map_or(1.0, |divisors| f64::from(divisors[i]));
+            let angle = full * (scale + (1.0 - scale) * pair.extrapolation);
+            let (s, c) = sin_cos(angle);
+            (*cos, *sin) = (c * magnitude, s * direction);
+        }
+    }
 }
 
 /// Rotates the pairs of every head.

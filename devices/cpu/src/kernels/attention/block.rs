@@ -44,6 +44,22 @@ impl Blocks {
         tokens.div_ceil(self.token_block) * self.extents.group().div_ceil(self.head_block)
     }
 
+    /// Blocks of tokens: blocks of different heads have the same ones.
+    pub fn of_tokens(&self) -> usize {
+        self.extents.tokens.div_ceil(self.token_block)
+    }
+
+    /// Which of [`of_tokens`](Blocks::of_tokens) a block has.
+    pub fn tokens_of(&self, block: &Block) -> usize {
+        block.first_token / self.token_block
+    }
+
+    /// A block with so many of [`of_tokens`](Blocks::of_tokens) before it.
+    pub fn with_tokens(&self, batch: usize, number: usize) -> Block {
+        let head_blocks = self.extents.group().div_ceil(self.head_block);
+        self.block(batch * self.extents.kv_heads, number * head_blocks)
+    }
+
     /// Heads of keys, in all batches.
     pub fn kv_heads(&self) -> usize {
         self.extents.kv_heads * self.extents.batch
@@ -78,6 +94,15 @@ pub(super) struct Block {
     heads: usize,
     first_token: usize,
     tokens: usize,
+}
+
+/// What a mask does to a block of keys for a block of query rows.
+#[derive(Clone, Copy)]
+pub(super) struct Class {
+    /// How many keys some row may see: those behind are hidden from all.
+    pub visible: u8,
+    /// Whether the mask changes logits of these.
+    pub changes: bool,
 }
 
 impl Block {
@@ -141,14 +166,29 @@ impl Block {
         })
     }
 
+    /// What a mask that is the same for all heads does to at most 255 keys from `key` on.
+    ///
+    /// # Safety
+    /// As [`visible`](Block::visible).
+    pub unsafe fn class(&self, mask: Operand, key: usize, len: usize) -> Class {
+        // SAFETY: the caller's contract.
+        let visible = unsafe { self.visible(mask, key, len) };
+        let changes = self.masks(mask).any(|(row, _)| {
+            // SAFETY: the caller's contract.
+            let row = unsafe { std::slice::from_raw_parts(row.add(key), visible) };
+            row.iter().fold(0, |any, m| any | m) != 0
+        });
+        Class {
+            visible: visible as u8,
+            changes,
+        }
+    }
+
     /// How many of `len` keys from `key` on some row may see: those behind are masked for all.
     ///
     /// # Safety
     /// See [`Operand`]; the mask must have rows for all tokens, and the keys.
-    pub unsafe fn visible(&self, mask: Option<Operand>, key: usize, len: usize) -> usize {
-        let Some(mask) = mask else {
-            return len;
-        };
+    pub unsafe fn visible(&self, mask: Operand, key: usize, len: usize) -> usize {
         let mut visible = 0;
         for (row, _) in self.masks(mask) {
             // SAFETY: the caller's contract.
@@ -178,6 +218,14 @@ impl Block {
         for (row, lanes) in self.masks(mask) {
             // SAFETY: the caller's contract.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), logits.len()) };
+            // Mostly, only those at the end are hidden. Whatever an unused place of a cache holds must not be seen.
+            let (logits, unseen) = logits.split_at_mut(seen(row));
+            hidden |= !unseen.is_empty();
+            for lane in lanes.clone() {
+                unseen
+                    .iter_mut()
+                    .for_each(|logits| logits[lane] = f32::NEG_INFINITY);
+            }
             for (row, logits) in row.chunks(32).zip(logits.chunks_mut(32)) {
                 // Mostly all keys are seen.
                 if row.iter().fold(0, |any, m| any | m) == 0 {
@@ -185,7 +233,6 @@ impl Block {
                 }
                 for (&m, logits) in row.iter().zip(logits) {
                     if m == NO_KEY {
-                        // Whatever an unused place of a cache holds must not be seen.
                         logits[lanes.clone()].fill(f32::NEG_INFINITY);
                         hidden = true;
                     } else if m != 0 {

@@ -173,8 +173,11 @@ impl Gradient {
         let (q, g) = (memory.floats(ROWS * d), memory.floats(ROWS * dv));
         let out = memory.floats(ROWS * d);
         let (shares, gradients) = (memory.lanes(keys), memory.lanes(keys));
-        // SAFETY: masks are at least as large as there are tokens and keys.
-        let len = unsafe { block.visible(self.mask, 0, keys) };
+        let seen = self.mask.map(|mask| {
+            // SAFETY: masks are at least as large as there are tokens and keys.
+            unsafe { block.visible(mask, 0, keys) }
+        });
+        let len = seen.unwrap_or(keys);
         let (shares, gradients) = (&mut shares[..len], &mut gradients[..len]);
         for (row, (head, token)) in block.places().enumerate() {
             // SAFETY: the rows are inside of the shapes.

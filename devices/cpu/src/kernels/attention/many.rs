@@ -1,17 +1,20 @@
 //! Attention of many tokens: a task is some blocks of query rows, which walk over blocks of keys together.
 
-use super::block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
+use super::block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
 use super::{Extents, Memory, Operands, rows_of, too_large};
 use crate::detect::Isa;
 use crate::kernels::softmax::scale_row;
+use crate::operand::Operand;
 use crate::packed::outer::{self as halves, Rounded};
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::outer::{self, Outer, OuterFn};
-use samite_core::{DType, Node, Result};
+use samite_core::{DType, Layout, Node, Result};
 use std::array::from_fn;
 
 /// Keys of a block.
 const KEYS: usize = 64;
+
+const _: () = assert!(KEYS <= u8::MAX as usize);
 
 /// Most blocks of query rows of a task: keys, and mostly values, become operands once for all.
 const MOST_BLOCKS: usize = 8;
@@ -43,6 +46,8 @@ struct Plan {
     /// Numbers that blocks need one after the other: decoded keys and values, lanes, and rounded keys, values and weights.
     shared: [usize; 6],
     floats: usize,
+    /// Where all heads have one mask: how many masks, blocks of tokens and blocks of keys it has classes for.
+    classes: [usize; 3],
 }
 
 impl Plan {
@@ -72,6 +77,10 @@ impl Plan {
             parts.try_fold(0_usize, |sum, part| sum.checked_add(*part))
         };
         let floats = sum(&own)?.checked_mul(each)?.checked_add(sum(&shared)?)?;
+        let classes = match node.source_layout(3).map(Layout::shape) {
+            Some([_, _, 1, masks]) => [masks, blocks.of_tokens(), extents.keys.div_ceil(KEYS)],
+            _ => [0; 3],
+        };
         Some(Plan {
             extents,
             blocks,
@@ -80,13 +89,19 @@ impl Plan {
             own,
             shared,
             floats,
+            classes,
         })
     }
 
-    /// Bytes of the memory of all workers.
-    fn bytes(&self, threads: usize) -> Option<usize> {
+    /// Bytes of the memory of all workers, and of the classes behind it.
+    fn bytes(&self, threads: usize) -> Option<[usize; 2]> {
         let floats = self.floats.checked_mul(threads)?;
-        floats.checked_mul(size_of::<f32>())
+        let [masks, tokens, keys] = self.classes;
+        let classes = masks.checked_mul(tokens)?.checked_mul(keys)?;
+        Some([
+            floats.checked_mul(size_of::<f32>())?,
+            classes.checked_mul(size_of::<Class>())?,
+        ])
     }
 }
 
@@ -108,7 +123,8 @@ impl Arithmetic {
 }
 
 pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
-    Plan::new(node, isa, threads)?.bytes(threads)
+    let [workers, classes] = Plan::new(node, isa, threads)?.bytes(threads)?;
+    workers.checked_add(classes)
 }
 
 /// Everything that tasks need.
@@ -117,31 +133,51 @@ struct Attention {
     plan: Plan,
     operands: Operands,
     scratch: Scratch,
+    /// Where classes of the mask lie.
+    classes: *mut Class,
 }
+
+// SAFETY: addresses, as in `Scratch`.
+unsafe impl Send for Attention {}
+// SAFETY: as above.
+unsafe impl Sync for Attention {}
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let plan = Plan::new(site.node, site.isa, site.threads).ok_or_else(too_large)?;
-    let bytes = plan.bytes(site.threads).ok_or_else(too_large)?;
+    let [workers, classes] = plan.bytes(site.threads).ok_or_else(too_large)?;
+    let scratch = site.scratch(workers.checked_add(classes).ok_or_else(too_large)?)?;
     let attention = Attention {
         plan,
         operands: Operands::of(site)?,
-        scratch: site.scratch(bytes)?,
+        scratch,
+        classes: scratch.at(workers).cast(),
     };
     let of_a_head = plan.blocks.of_a_head().div_ceil(plan.each);
     let tasks = of_a_head * plan.blocks.kv_heads();
-    Ok(vec![Phase::new(
-        tasks,
-        plan.extents.work(),
-        move |tasks, worker| {
-            for task in tasks {
-                let first = task % of_a_head * plan.each;
-                // SAFETY: blocks are inside of the shapes, which inference checked to fit; they write different rows of the
-                // result; workers have their own memory.
-                unsafe { attention.blocks(task / of_a_head, first, worker) };
-            }
-            Ok(())
-        },
-    )])
+    let rows = Phase::new(tasks, plan.extents.work(), move |tasks, worker| {
+        for task in tasks {
+            let first = task % of_a_head * plan.each;
+            // SAFETY: blocks are inside of the shapes, which inference checked to fit; they write different rows of the
+            // result; workers have their own memory.
+            unsafe { attention.blocks(task / of_a_head, first, worker) };
+        }
+        Ok(())
+    });
+    let [masks, tokens, _] = plan.classes;
+    Ok(match attention.operands.mask {
+        Some(mask) if classes > 0 => {
+            let cost = (masks * plan.extents.tokens * plan.extents.keys) as f64 * 0.05;
+            let classify = Phase::new(masks * tokens, cost, move |tasks, _| {
+                for task in tasks {
+                    // SAFETY: there are so many masks and blocks of tokens, and each task has classes of its own.
+                    unsafe { attention.classify(mask, task / tokens, task % tokens) };
+                }
+                Ok(())
+            });
+            vec![classify, rows]
+        }
+        _ => vec![rows],
+    })
 }
 
 /// A block and what it has seen so far.
@@ -170,6 +206,49 @@ struct Shared<'a> {
 type Place = (*const u8, usize);
 
 impl Attention {
+    /// Writes the classes of a block of tokens.
+    ///
+    /// # Safety
+    /// There must be such a block.
+    unsafe fn classify(&self, mask: Operand, number: usize, tokens: usize) {
+        let Plan {
+            blocks, extents, ..
+        } = self.plan;
+        let block = blocks.with_tokens(number, tokens);
+        for key in (0..extents.keys).step_by(KEYS) {
+            let len = KEYS.min(extents.keys - key);
+            // SAFETY: masks are at least as large as there are tokens and keys, and there is room for all classes.
+            unsafe { self.place(&block, key).write(block.class(mask, key, len)) };
+        }
+    }
+
+    /// Where the class of a block lies.
+    fn place(&self, block: &Block, key: usize) -> *mut Class {
+        let [masks, tokens, keys] = self.plan.classes;
+        let row = block.batch % masks * tokens + self.plan.blocks.tokens_of(block);
+        self.classes.wrapping_add(row * keys + key / KEYS)
+    }
+
+    /// What the mask does to `len` keys from `key` on for a block.
+    ///
+    /// # Safety
+    /// They must exist, and classes be written, if there are any.
+    unsafe fn class(&self, block: &Block, key: usize, len: usize) -> Class {
+        let class = |visible: usize, changes| Class {
+            visible: visible as u8,
+            changes,
+        };
+        // SAFETY: the caller's contract; masks are at least as large as there are tokens and keys.
+        unsafe {
+            match self.operands.mask {
+                None => class(len, false),
+                Some(_) if self.plan.classes[0] > 0 => self.place(block, key).read(),
+                // Of each head's own mask, all is looked at once.
+                Some(mask) => class(block.visible(mask, key, len), true),
+            }
+        }
+    }
+
     /// Blocks of head `kv_head` of keys from number `first` on.
     ///
     /// # Safety
@@ -220,12 +299,13 @@ impl Attention {
         for key in (0..all_keys).step_by(KEYS) {
             let place = [key, kv_head, batch];
             let most = KEYS.min(all_keys - key);
-            // SAFETY: masks are at least as large as there are tokens and keys.
-            let seen = |state: &State<'_>| unsafe { state.block.visible(own.mask, key, most) };
-            let lens = states
-                .each_ref()
-                .map(|state| state.as_ref().map_or(0, seen));
-            let len = lens.into_iter().fold(0, usize::max);
+            let class = |state: &State<'_>| {
+                // SAFETY: the keys exist, and the phase before wrote classes.
+                unsafe { self.class(&state.block, key, most) }
+            };
+            let classes = states.each_ref().map(|state| state.as_ref().map(class));
+            let seen = classes.iter().flatten().map(|class| class.visible);
+            let len = usize::from(seen.max().unwrap_or(0));
             if len == 0 {
                 continue;
             }
@@ -234,9 +314,13 @@ impl Attention {
                 let keys = self.keys(place, len, shared);
                 // Those that the block before was multiplied with, and how many.
                 let mut ready: Option<(usize, Place)> = None;
-                let states = states.iter_mut().flatten().zip(lens);
-                for (state, len) in states.filter(|(_, len)| *len > 0) {
-                    let clear = self.weigh(state, key, len, keys, shared);
+                let states = states
+                    .iter_mut()
+                    .flatten()
+                    .zip(classes.into_iter().flatten());
+                for (state, class) in states.filter(|(_, class)| class.visible > 0) {
+                    let len = usize::from(class.visible);
+                    let clear = self.weigh(state, key, class, keys, shared);
                     let values = match ready {
                         Some((count, values)) if count == len && !clear => values,
                         _ => self.values(place, len, clear.then_some(state.block), shared),
@@ -330,7 +414,7 @@ impl Attention {
         }
     }
 
-    /// Computes the weights of the first `len` keys from number `key` on; whether no row sees one of them.
+    /// Computes the weights of the visible keys of a block of such a class from number `key` on; whether no row sees one of them.
     ///
     /// # Safety
     /// They must be ready at `keys`.
@@ -338,12 +422,12 @@ impl Attention {
         &self,
         state: &mut State<'_>,
         key: usize,
-        len: usize,
+        class: Class,
         keys: Place,
         shared: &mut Shared<'_>,
     ) -> bool {
         let (own, d) = (&self.operands, self.plan.extents.d);
-        let block = state.block;
+        let (block, len) = (state.block, usize::from(class.visible));
         let logits = &mut shared.lanes[..len];
         // SAFETY: the caller's contract; there is room for all logits.
         unsafe {
@@ -376,6 +460,7 @@ impl Attention {
             }
             let hidden = own
                 .mask
+                .filter(|_| class.changes)
                 .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
             soften(own.isa, logits, &mut state.sums);
             if let Arithmetic::Halves(products) = self.plan.arithmetic {
