@@ -168,9 +168,8 @@ impl Device for CpuDevice {
             most = most.max(bytes);
         }
         let nodes = nodes.iter().map(|&id| graph.node(id));
-        let angles = rope::table_bytes(nodes.filter(|node| node.tensor().is_computed()));
-        angles
-            .and_then(|angles| angles.checked_add(most))
+        let angles = rope::table_bytes(nodes.filter(|node| node.tensor().is_computed()))?;
+        most.checked_add(angles)
             .ok_or_else(|| Error::shape("the size of the workspace overflows"))
     }
 

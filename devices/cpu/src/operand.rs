@@ -1,5 +1,6 @@
 //! Tensors as kernels see them: an address, a type, extents and strides.
 
+use crate::detect::{Isa, vectorized};
 use crate::packed::memory_of;
 use half::f16;
 use samite_core::{DType, Error, Layout, Result, Shape, TensorRef};
@@ -230,7 +231,7 @@ impl Operand {
     /// # Safety
     /// See [`Operand`]; the elements must be inside of the shape, and the type encodable.
     #[inline]
-    pub unsafe fn store(&self, row: [usize; 3], start: usize, from: &[f32]) {
+    pub unsafe fn store(&self, isa: Isa, row: [usize; 3], start: usize, from: &[f32]) {
         let (dtype, stride) = (self.dtype(), self.strides()[0]);
         let dense = self.has_dense_rows();
         let first = self
@@ -252,7 +253,12 @@ impl Operand {
                         *first.add(i * stride).cast::<i32>() = *x as i32;
                     }
                 }
-                DType::F16 if !dense => {
+                // What caches hold, mostly.
+                DType::F16 if dense => {
+                    let to = std::slice::from_raw_parts_mut(first.cast::<f16>(), from.len());
+                    round_to_halves(isa, from, to);
+                }
+                DType::F16 => {
                     for (i, x) in from.iter().enumerate() {
                         *first.add(i * stride).cast::<f16>() = samite_quant::f32_to_f16(*x);
                     }
@@ -278,7 +284,12 @@ impl Operand {
     /// # Safety
     /// As [`store`](Operand::store), and the operand is not quantized.
     #[inline]
-    pub unsafe fn write_with(&self, piece: Piece, mut fill: impl FnMut(Piece, &mut [f32])) {
+    pub unsafe fn write_with(
+        &self,
+        isa: Isa,
+        piece: Piece,
+        mut fill: impl FnMut(Piece, &mut [f32]),
+    ) {
         let Piece { row, start, len } = piece;
         if self.dtype() == DType::F32 && self.has_dense_rows() {
             let first = self.at(row).wrapping_add(start * 4).cast::<f32>();
@@ -298,9 +309,15 @@ impl Operand {
             };
             fill(piece, buffer);
             // SAFETY: the part is inside of the piece.
-            unsafe { self.store(row, piece.start, buffer) };
+            unsafe { self.store(isa, row, piece.start, buffer) };
             done += part;
         }
+    }
+}
+
+vectorized! {
+    fn round_to_halves(from: &[f32], to: &mut [f16]) {
+        to.iter_mut().zip(from).for_each(|(to, x)| *to = samite_quant::f32_to_f16(*x));
     }
 }
 

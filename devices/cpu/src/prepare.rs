@@ -199,8 +199,7 @@ impl Program {
         };
         let workspace = Workspace {
             memory,
-            angles: rope::table_bytes(work.computed())
-                .ok_or_else(|| Error::shape("rope: the size of its workspace overflows"))?,
+            angles: rope::table_bytes(work.computed())?,
         };
         let parts = parts(&work, isa, threads);
         for node in work.computed() {

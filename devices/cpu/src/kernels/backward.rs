@@ -107,7 +107,7 @@ pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
                     }
                 }
                 // SAFETY: inside of the row; tasks do not overlap.
-                unsafe { result.store(row, start, sums) };
+                unsafe { result.store(isa, row, start, sums) };
             }
             Ok(())
         },

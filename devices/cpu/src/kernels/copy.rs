@@ -1,5 +1,6 @@
 //! Copies and conversions between layouts and types, element by element in their common order.
 
+use crate::detect::Isa;
 use crate::operand::{Operand, pieces};
 use crate::prepare::{Phase, Site};
 use crate::table::{Kernel, Reason};
@@ -51,7 +52,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         (result, source) = (flat_result, flat_source);
     }
     let elements = result.elements();
-    let same_type = result.dtype() == source.dtype();
+    let (isa, same_type) = (site.isa, result.dtype() == source.dtype());
     let cost = if same_type {
         0.2
     } else if result.dtype().is_quantized() {
@@ -69,7 +70,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
                 if same_type {
                     copy(&source, &result, range);
                 } else {
-                    convert(&source, &result, range);
+                    convert(isa, &source, &result, range);
                 }
             }
             Ok(())
@@ -159,7 +160,7 @@ pub(crate) unsafe fn copy_blocks(
 ///
 /// # Safety
 /// See [`Operand`]; both must have the elements.
-unsafe fn convert(source: &Operand, result: &Operand, range: Range<usize>) {
+unsafe fn convert(isa: Isa, source: &Operand, result: &Operand, range: Range<usize>) {
     const BUFFER: usize = 256; // a multiple of every block length
     let mut buffer = [0.0; BUFFER];
     let mut start = range.start;
@@ -174,7 +175,7 @@ unsafe fn convert(source: &Operand, result: &Operand, range: Range<usize>) {
         let mut written = 0;
         pieces(result.layout(), start..end, |to| {
             // SAFETY: as above.
-            unsafe { result.store(to.row, to.start, &buffer[written..][..to.len]) };
+            unsafe { result.store(isa, to.row, to.start, &buffer[written..][..to.len]) };
             written += to.len;
         });
         start = end;

@@ -94,7 +94,9 @@ fn map(
             pieces(result.layout(), range, |piece| {
                 // SAFETY: pieces lie inside of the shape, which both operands share; tasks do not overlap.
                 unsafe {
-                    result.write_with(piece, |piece, out| map_piece(isa, &source, piece, out, f));
+                    result.write_with(isa, piece, |piece, out| {
+                        map_piece(isa, &source, piece, out, f)
+                    });
                 }
             });
             Ok(())
@@ -169,7 +171,9 @@ pub(crate) fn zip(
                 // SAFETY: pieces lie inside of the shape of the result and of `a`, to which `b` repeats; tasks do not
                 // overlap.
                 unsafe {
-                    result.write_with(piece, |piece, out| zip_piece(isa, &a, &b, piece, out, f));
+                    result.write_with(isa, piece, |piece, out| {
+                        zip_piece(isa, &a, &b, piece, out, f)
+                    });
                 }
             });
             Ok(())
@@ -299,7 +303,7 @@ pub(crate) fn diag_mask(site: &Site<'_>) -> Result<Vec<Phase>> {
         Op::DiagMaskZero { past } => (past, 0.0),
         ref op => return Err(Error::invalid(format!("{op} is not a mask"))),
     };
-    let (result, source) = (site.result(), site.source(0)?);
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
     let n0 = result.shape()[0];
     Ok(vec![Phase::new(
         result.rows(),
@@ -315,7 +319,7 @@ pub(crate) fn diag_mask(site: &Site<'_>) -> Result<Vec<Phase>> {
                 };
                 // SAFETY: the row is inside of the shape, which both operands share; tasks are rows.
                 unsafe {
-                    result.write_with(whole, |piece, out| {
+                    result.write_with(isa, whole, |piece, out| {
                         source.load(row, piece.start, out);
                         let keep = first_masked.saturating_sub(piece.start).min(out.len());
                         out[keep..].fill(value);

@@ -239,7 +239,7 @@ pub(crate) fn sum(site: &Site<'_>) -> Result<Vec<Phase>> {
                 let sum: f64 = (0..rows)
                     .map(|row| sum_row(isa, &source, layout.row_index(row)))
                     .sum();
-                result.store([0; 3], 0, &[sum as f32]);
+                result.store(isa, [0; 3], 0, &[sum as f32]);
             }
             Ok(())
         },
@@ -262,7 +262,7 @@ pub(crate) fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
                 // SAFETY: source and result have the same rows; tasks are rows.
                 unsafe {
                     let sum = sum_row(isa, &source, row);
-                    result.store(row, 0, &[(sum / divisor) as f32]);
+                    result.store(isa, row, 0, &[(sum / divisor) as f32]);
                 }
             }
             Ok(())

@@ -69,16 +69,21 @@ fn token_bytes(rope: &Rope) -> Option<usize> {
     rope.dims.checked_mul(4)?.checked_next_multiple_of(64)
 }
 
-/// Bytes at the start of the workspace for angles of one of these nodes at a time; `None` if that overflows.
-pub(crate) fn table_bytes<'g>(nodes: impl Iterator<Item = Node<'g>>) -> Option<usize> {
+/// Bytes at the start of the workspace for angles of one of these nodes at a time.
+pub(crate) fn table_bytes<'g>(nodes: impl IntoIterator<Item = Node<'g>>) -> Result<usize> {
     let mut most = 0;
     for node in nodes {
         if let Op::Rope(rope) | Op::RopeBack(rope) = node.op() {
             let [_, _, tokens, _] = node.layout().shape();
-            most = most.max(token_bytes(rope)?.checked_mul(tokens)?);
+            let bytes = token_bytes(rope).and_then(|bytes| bytes.checked_mul(tokens));
+            most = most.max(bytes.ok_or_else(too_large)?);
         }
     }
-    Some(most)
+    Ok(most)
+}
+
+fn too_large() -> Error {
+    Error::shape("rope: the size of its workspace overflows")
 }
 
 /// Bytes of a worker's row.
@@ -126,9 +131,8 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (Op::Rope(rope) | Op::RopeBack(rope)) = *site.node.op() else {
         return Err(Error::invalid("not rope"));
     };
-    let too_large = || Error::shape("rope: the size of its workspace overflows");
     let angles = Table {
-        at: site.angles(table_bytes([site.node].into_iter()).ok_or_else(too_large)?)?,
+        at: site.angles(table_bytes([site.node])?)?,
         token: token_bytes(&rope).ok_or_else(too_large)?,
     };
     let rotated = rotate(site, rope, angles)?;
@@ -226,8 +230,8 @@ vectorized! {
 fn rotate(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
     let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
     let n0 = result.shape()[0];
-    let row_bytes = row_bytes(site.node).unwrap_or(0);
-    let scratch = site.scratch(row_bytes * site.threads)?;
+    let row_bytes = row_bytes(site.node).ok_or_else(too_large)?;
+    let scratch = site.scratch(row_bytes.checked_mul(site.threads).ok_or_else(too_large)?)?;
     Ok(Phase::new(
         result.rows(),
         result.elements() as f64 * 0.6,
@@ -248,7 +252,7 @@ fn rotate(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
                     let rotated = &mut out[rope.offset..][..rope.dims];
                     isa.run(|| rotate_head(rotated, table, rope.mode));
                     if result.dtype() != DType::F32 {
-                        result.store(row, 0, out);
+                        result.store(isa, row, 0, out);
                     }
                 }
             }

@@ -1,14 +1,11 @@
 //! Rows chosen by number.
 
-use crate::detect::vectorized;
 use crate::operand::Operand;
 use crate::packed;
 use crate::packed::rows::PackedTable;
 use crate::prepare::{Fault, Phase, Site};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
-use half::f16;
 use samite_core::{DType, Node, Result};
-use samite_quant::f32_to_f16;
 
 /// Elements of a row that one task writes.
 const COLUMNS: usize = 512;
@@ -90,21 +87,12 @@ pub(crate) fn set_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::plain(set_rows))
 }
 
-vectorized! {
-    /// Rounds numbers to F16.
-    fn round_to_halves(from: &[f32], to: &mut [f16]) {
-        to.iter_mut().zip(from).for_each(|(to, x)| *to = f32_to_f16(*x));
-    }
-}
-
 /// Writes the rows of source 0 to the rows of source 2 that source 1 names.
 fn set_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (result, rows, numbers) = (site.result(), site.source(0)?, site.source(1)?);
     let [n0, count, n2, n3] = rows.shape();
     let limit = result.shape()[1];
     let [_, m1, m2, _] = numbers.shape();
-    // What caches hold, mostly.
-    let are_halves = result.dtype() == DType::F16 && result.has_dense_rows();
     let isa = site.isa;
     // Tasks are columns, not rows: a row that is named twice is written in order by one worker.
     let parts = n0.div_ceil(COLUMNS);
@@ -131,15 +119,10 @@ fn set_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
                         if rows.dtype() == DType::F32 {
                             let from = from.cast::<f32>().add(start);
                             let row = std::slice::from_raw_parts(from, len);
-                            if are_halves {
-                                let to = result.row_mut::<f16>([number, i2, i3]);
-                                round_to_halves(isa, row, &mut to[start..][..len]);
-                            } else {
-                                result.store([number, i2, i3], start, row);
-                            }
+                            result.store(isa, [number, i2, i3], start, row);
                         } else {
                             rows.load([i1, i2, i3], start, &mut buffer[..len]);
-                            result.store([number, i2, i3], start, &buffer[..len]);
+                            result.store(isa, [number, i2, i3], start, &buffer[..len]);
                         }
                     }
                 }

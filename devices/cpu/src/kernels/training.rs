@@ -35,8 +35,7 @@ fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
             // SAFETY: both operands have these rows, without gaps; each row has its place in the scratch memory.
             unsafe {
                 let (x, p) = (logits.row::<f32>(index), labels.row::<f32>(index));
-                let (mut total, mut weight, mut hit) = (0.0, 0.0, 0.0);
-                entropy_row(isa, x, p, &mut total, &mut weight, &mut hit);
+                let [total, weight, hit] = entropy_row(isa, x, p);
                 let loss = f64::from(weight) * f64::from(total).ln() - f64::from(hit);
                 *sums.at(row * size_of::<f64>()).cast::<f64>() = loss;
             }
@@ -48,7 +47,7 @@ fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
         unsafe {
             let sums = std::slice::from_raw_parts(sums.at(0).cast::<f64>(), count);
             let mean = sums.iter().sum::<f64>() / count as f64;
-            result.store([0; 3], 0, &[mean as f32]);
+            result.store(isa, [0; 3], 0, &[mean as f32]);
         }
         Ok(())
     });
@@ -57,11 +56,13 @@ fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
 
 vectorized! {
     /// With `m` the largest logit: the sum of `exp(x - m)`, that of the labels, and that of `p (x - m)`.
-    fn entropy_row(x: &[f32], p: &[f32], total: &mut f32, weight: &mut f32, hit: &mut f32) {
+    fn entropy_row(x: &[f32], p: &[f32]) -> [f32; 3] {
         let max = max_of(x);
-        *total = sum_of(x, |x| math::exp_with::<FUSED>(x - max));
-        *weight = sum_of(p, |p| p);
-        *hit = sum_of_pairs(x, p, |x, p| p * (x - max));
+        [
+            sum_of(x, |x| math::exp_with::<FUSED>(x - max)),
+            sum_of(p, |p| p),
+            sum_of_pairs(x, p, |x, p| p * (x - max)),
+        ]
     }
 }
 
