@@ -1,6 +1,7 @@
 //! Vectors of 8 numbers in AVX2 registers.
 
 use super::Vector;
+use half::f16;
 use std::arch::x86_64::*;
 
 /// A mask for the first `count` lanes lies `8 - count` numbers from the start.
@@ -44,6 +45,20 @@ pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
     sums
 }
 
+/// Four bits of each byte, those from bit `shift` on.
+///
+/// # Safety
+/// AVX2; 8 bytes must be readable.
+#[inline(always)]
+unsafe fn codes(from: *const u8, shift: usize) -> __m256i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+        let shifted = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+        _mm256_and_si256(shifted, _mm256_set1_epi32(15))
+    }
+}
+
 impl Vector for __m256 {
     const LANES: usize = 8;
 
@@ -51,6 +66,12 @@ impl Vector for __m256 {
     unsafe fn splat(x: f32) -> Self {
         // SAFETY: the trait's contract, here and below.
         unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(x: f16) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(x.to_bits() as i16)) }
     }
 
     #[inline(always)]
@@ -77,6 +98,36 @@ impl Vector for __m256 {
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let fifth = _mm256_srlv_epi32(_mm256_set1_epi32(fifth as i32), numbers);
+            let fifth = _mm256_slli_epi32::<4>(_mm256_and_si256(fifth, _mm256_set1_epi32(1)));
+            _mm256_cvtepi32_ps(_mm256_or_si256(codes(from, shift), fifth))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
+        // SAFETY: as above; eight values follow the first eight.
+        unsafe {
+            let codes = codes(from, shift);
+            let half =
+                |at| _mm256_permutevar8x32_ps(_mm256_loadu_ps(values.as_ptr().add(at)), codes);
+            // The sign tells which half it is.
+            let is_upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+            _mm256_blendv_ps(half(0), half(8), is_upper)
         }
     }
 

@@ -1,12 +1,27 @@
 //! Vectors of 16 numbers in AVX-512 registers.
 
 use super::Vector;
+use half::f16;
 use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16
+}
+
+/// Four bits of each byte, those from bit `shift` on.
+///
+/// # Safety
+/// AVX-512; 16 bytes must be readable.
+#[inline(always)]
+unsafe fn codes(from: *const u8, shift: usize) -> __m512i {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+        let shifted = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+        _mm512_and_si512(shifted, _mm512_set1_epi32(15))
+    }
 }
 
 impl Vector for __m512 {
@@ -24,6 +39,12 @@ impl Vector for __m512 {
     unsafe fn splat(x: f32) -> Self {
         // SAFETY: the trait's contract, here and below.
         unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(x: f16) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(x.to_bits() as i16)) }
     }
 
     #[inline(always)]
@@ -51,6 +72,28 @@ impl Vector for __m512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
+        // SAFETY: as above.
+        unsafe {
+            let codes = codes(from, shift);
+            let codes = _mm512_mask_add_epi32(codes, fifth as u16, codes, _mm512_set1_epi32(16));
+            _mm512_cvtepi32_ps(codes)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
+        // SAFETY: as above.
+        unsafe { _mm512_permutexvar_ps(codes(from, shift), _mm512_loadu_ps(values.as_ptr())) }
     }
 
     #[inline(always)]

@@ -157,35 +157,37 @@ compile!(avx512, std::arch::x86_64::__m512, 4 x 5, "avx512f,avx512bw,avx512dq,av
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t, 4 x 4);
 
-/// Chooses one of the compiled functions.
-macro_rules! choose {
-    ($isa:expr, $dtype:expr, $function:ident) => {{
+/// A function as it was compiled for an instruction set and a type of elements.
+macro_rules! compiled {
+    ($isa:expr, $function:ident, $element:ty) => {{
         #[cfg(target_arch = "aarch64")]
         use neon as base;
         #[cfg(not(target_arch = "aarch64"))]
         use portable as base;
-        match ($isa, $dtype) {
+        match $isa {
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512(_), DType::F32) => Some(avx512::$function::<F32> as _),
+            Isa::Avx512(_) => Some(avx512::$function::<$element> as _),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512(_), DType::F16) => Some(avx512::$function::<F16> as _),
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512(_), DType::BF16) => Some(avx512::$function::<Bf16> as _),
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2(_), DType::F32) => Some(avx2::$function::<F32> as _),
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2(_), DType::F16) => Some(avx2::$function::<F16> as _),
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2(_), DType::BF16) => Some(avx2::$function::<Bf16> as _),
-            (_, DType::F32) => Some(base::$function::<F32> as _),
-            (_, DType::F16) => Some(base::$function::<F16> as _),
-            (_, DType::BF16) => Some(base::$function::<Bf16> as _),
-            _ => None,
+            Isa::Avx2(_) => Some(avx2::$function::<$element> as _),
+            _ => Some(base::$function::<$element> as _),
         }
     }};
 }
 
+/// Chooses one of the compiled functions.
+macro_rules! choose {
+    ($isa:expr, $dtype:expr, $function:ident) => {
+        match $dtype {
+            DType::F32 => $crate::simd::float::compiled!($isa, $function, F32),
+            DType::F16 => $crate::simd::float::compiled!($isa, $function, F16),
+            DType::BF16 => $crate::simd::float::compiled!($isa, $function, Bf16),
+            _ => None,
+        }
+    };
+}
+
 pub(crate) use choose;
+pub(crate) use compiled;
 
 /// The product for weights of `dtype`: F32, F16 or BF16. Columns are F32.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {

@@ -2,6 +2,7 @@
 //! are.
 
 use super::Vector;
+use half::f16;
 
 const LANES: usize = 8;
 
@@ -15,6 +16,11 @@ impl Vector for Lanes {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         Lanes([x; LANES])
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(x: f16) -> Self {
+        Lanes([widened(x.to_bits()); LANES])
     }
 
     #[inline(always)]
@@ -43,6 +49,28 @@ impl Vector for Lanes {
         // SAFETY: the trait's contract.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Lanes(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        Lanes(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+    }
+
+    #[inline(always)]
+    unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
+        // SAFETY: the trait's contract.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        Lanes(std::array::from_fn(|i| {
+            (u32::from(bytes[i] >> shift & 15) | (fifth >> i & 1) << 4) as f32
+        }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
+        // SAFETY: the trait's contract.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        Lanes(bytes.map(|byte| values[usize::from(byte >> shift & 15)]))
     }
 
     #[inline(always)]

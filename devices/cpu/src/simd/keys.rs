@@ -3,12 +3,14 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::float::{Column, choose};
+use super::blocks::{Blocks, Stored};
+use super::float::{Column, choose, compiled};
 #[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
-use super::{Bf16, Element, F16, F32, Vector};
+use super::{Bf16, F16, F32, Vector};
 use crate::detect::Isa;
 use samite_core::DType;
+use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 use std::array::from_fn;
 
 /// Most keys of a block. The same rows of the next block are asked for while one is multiplied.
@@ -43,7 +45,7 @@ pub(crate) type RowsFn = unsafe fn(&Rows, &[Column]);
 /// For each column: stores its product with each row. Results have room for [`BLOCK`] numbers, of which those behind the
 /// last row become anything.
 #[inline(always)]
-unsafe fn products<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
+unsafe fn products<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let (fours, rest) = columns.as_chunks::<4>();
     let (pairs, rest) = rest.as_chunks::<2>();
     let mut ahead = BLOCK * rows.stride;
@@ -65,7 +67,7 @@ unsafe fn products<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
 
 /// All rows times `C` columns, `R` at a time, which are `8 * G` sums. Memory is asked for at a distance of `ahead` bytes.
 #[inline(always)]
-unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize, const G: usize>(
+unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: usize>(
     rows: &Rows,
     columns: &[Column; C],
     ahead: usize,
@@ -83,8 +85,8 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize, const G: 
                 let mut values = [V::splat(0.0); R];
                 for r in 0..R {
                     // One line for as many loads as it takes to read it.
-                    if (i / V::LANES + r).is_multiple_of(64 / (V::LANES * E::BYTES)) {
-                        V::prefetch(w[r].wrapping_add(i * E::BYTES + ahead));
+                    if (i / V::LANES + r).is_multiple_of(E::LINE / V::LANES) {
+                        V::prefetch(w[r].wrapping_add(E::line(i) + ahead));
                     }
                     values[r] = E::load::<V>(w[r], i);
                 }
@@ -125,7 +127,7 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize, const G: 
 /// For each column: adds the sum of all rows, each times the column's factor for it (`x`), to `out`. Rows whose factors
 /// are all 0 do not count, whatever they hold, NaN too.
 #[inline(always)]
-unsafe fn weighted<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
+unsafe fn weighted<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let mut used = [0; BLOCK];
     let used = &mut used[..rows.count];
     for column in columns {
@@ -159,7 +161,7 @@ unsafe fn weighted<V: Vector, E: Element>(rows: &Rows, columns: &[Column]) {
 }
 
 #[inline(always)]
-unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
+unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
     rows: &Rows,
     columns: &[Column; C],
     used: Option<&[u32]>,
@@ -184,13 +186,7 @@ unsafe fn weighted_columns<V: Vector, E: Element, const C: usize>(
 
 /// `D` registers of the sums of `C` columns at a time, or the last one, which is not `WHOLE`.
 #[inline(always)]
-unsafe fn weighted_tile<
-    V: Vector,
-    E: Element,
-    const D: usize,
-    const C: usize,
-    const WHOLE: bool,
->(
+unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, const WHOLE: bool>(
     rows: &Rows,
     at: usize,
     columns: &[Column; C],
@@ -221,8 +217,8 @@ unsafe fn weighted_tile<
             let mut values = [V::splat(0.0); D];
             for d in 0..D {
                 let i = at + d * V::LANES;
-                if (i * E::BYTES).is_multiple_of(64) {
-                    V::prefetch(from.wrapping_add(i * E::BYTES + ahead));
+                if i.is_multiple_of(E::LINE) {
+                    V::prefetch(from.wrapping_add(E::line(i) + ahead));
                 }
                 values[d] = if WHOLE {
                     E::load::<V>(from, i)
@@ -252,7 +248,7 @@ unsafe fn weighted_tile<
 
 /// Writes the elements of all rows as F32, one row behind the other.
 #[inline(always)]
-unsafe fn decode<V: Vector, E: Element>(rows: &Rows, out: *mut f32) {
+unsafe fn decode<V: Vector, E: Stored>(rows: &Rows, out: *mut f32) {
     let whole = rows.len - rows.len % V::LANES;
     for row in 0..rows.count {
         let (from, to) = (rows.row(row), out.wrapping_add(row * rows.len));
@@ -276,19 +272,19 @@ macro_rules! compile {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            pub unsafe fn products<E: Element>(rows: &Rows, columns: &[Column]) {
+            pub unsafe fn products<E: Stored>(rows: &Rows, columns: &[Column]) {
                 // SAFETY: the caller's contract.
                 unsafe { super::products::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
-            pub unsafe fn weighted<E: Element>(rows: &Rows, columns: &[Column]) {
+            pub unsafe fn weighted<E: Stored>(rows: &Rows, columns: &[Column]) {
                 // SAFETY: the caller's contract.
                 unsafe { super::weighted::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
-            pub unsafe fn decode<E: Element>(rows: &Rows, out: *mut f32) {
+            pub unsafe fn decode<E: Stored>(rows: &Rows, out: *mut f32) {
                 // SAFETY: the caller's contract.
                 unsafe { super::decode::<$vector, E>(rows, out) }
             }
@@ -309,16 +305,36 @@ compile!(
 #[cfg(target_arch = "aarch64")]
 compile!(neon, std::arch::aarch64::float32x4_t);
 
-/// Stores the product of each column with each row of `dtype`: F32, F16 or BF16. Columns are F32; their results have room
-/// for [`BLOCK`] numbers, of which those behind the last row become anything.
-pub(crate) fn products_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
-    choose!(isa, dtype, products)
+/// Whether products load rows of `dtype` as they are.
+pub(crate) fn is_loaded(dtype: DType) -> bool {
+    decode_of(Isa::Generic, dtype).is_some()
 }
 
-/// Adds, for each column, the sum of all rows of `dtype`, F32, F16 or BF16, each times the column's factor for it (`x`), to
+/// Types that rows are loaded from, beside those of [`choose`].
+macro_rules! choose_stored {
+    ($isa:expr, $dtype:expr, $function:ident) => {
+        match $dtype {
+            DType::Q8_0 => compiled!($isa, $function, Blocks<BlockQ8_0>),
+            DType::Q4_0 => compiled!($isa, $function, Blocks<BlockQ4_0>),
+            DType::Q4_1 => compiled!($isa, $function, Blocks<BlockQ4_1>),
+            DType::Q5_0 => compiled!($isa, $function, Blocks<BlockQ5_0>),
+            DType::Q5_1 => compiled!($isa, $function, Blocks<BlockQ5_1>),
+            DType::IQ4_NL => compiled!($isa, $function, Blocks<BlockIq4Nl>),
+            _ => choose!($isa, $dtype, $function),
+        }
+    };
+}
+
+/// Stores the product of each column with each row of `dtype`, if they are loaded as they are. Columns are F32; their results have room
+/// for [`BLOCK`] numbers, of which those behind the last row become anything.
+pub(crate) fn products_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
+    choose_stored!(isa, dtype, products)
+}
+
+/// Adds, for each column, the sum of all rows of `dtype`, each times the column's factor for it (`x`), to
 /// `out`. Rows whose factors are all 0 do not count, whatever they hold, NaN too.
 pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
-    choose!(isa, dtype, weighted)
+    choose_stored!(isa, dtype, weighted)
 }
 
 /// Writes the elements of rows as F32, one row behind the other.
@@ -327,9 +343,9 @@ pub(crate) fn weighted_sums_of(isa: Isa, dtype: DType) -> Option<RowsFn> {
 /// As [`RowsFn`].
 pub(crate) type DecodeFn = unsafe fn(&Rows, *mut f32);
 
-/// [`DecodeFn`] for rows of `dtype`: F32, F16 or BF16.
+/// [`DecodeFn`] for rows of `dtype`, if they are loaded as they are.
 pub(crate) fn decode_of(isa: Isa, dtype: DType) -> Option<DecodeFn> {
-    choose!(isa, dtype, decode)
+    choose_stored!(isa, dtype, decode)
 }
 
 #[cfg(test)]
@@ -344,16 +360,18 @@ mod tests {
         fn products_sums_and_numbers_agree_with_plain_loops(
             count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32, hidden in 0..2 * BLOCK,
         ) {
-            let queries = numbers(seed, columns * len);
             let mut factors = numbers(seed ^ 7, columns * count);
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let mut stored = vec![0; count * len * dtype.block_bytes()];
+            for dtype in DType::all().filter(|dtype| is_loaded(*dtype)) {
+                let len = len - len % dtype.block_len();
+                let queries = numbers(seed, columns * len);
+                let stride = len / dtype.block_len() * dtype.block_bytes();
+                let mut stored = vec![0; count * stride];
                 samite_quant::encode_row(dtype, &numbers(!seed, count * len), &mut stored).unwrap();
                 let mut decoded = vec![0.0; count * len];
                 samite_quant::decode_row(dtype, &stored, &mut decoded).unwrap();
                 let rows = Rows {
                     first: stored.as_ptr(),
-                    stride: len * dtype.block_bytes(),
+                    stride,
                     count,
                     len,
                 };

@@ -2,6 +2,7 @@
 //!
 //! - [`math`]: functions of one number that the compiler turns into vector code.
 //! - [`float`]: products of F32, F16 and BF16 rows with F32 columns, written once over [`Vector`].
+//! - [`blocks`]: rows in blocks of few elements, as caches have them.
 //! - [`keys`]: products of few queries with keys, sums of weighted values, and both as F32.
 //! - [`outer`]: sums of outer products, for gradients.
 //! - [`quantized`]: products of quantized rows with columns quantized to 8 bits.
@@ -10,10 +11,13 @@
 //! all tiles, quantized ones have one for few columns and one for many. So results do not depend on how work is shared
 //! out among threads.
 
+use half::f16;
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+pub(crate) mod blocks;
 pub(crate) mod float;
 #[cfg(not(target_arch = "aarch64"))]
 pub(crate) mod generic;
@@ -51,11 +55,17 @@ pub(crate) trait Vector: Copy {
     #[inline(always)]
     unsafe fn prefetch(_at: *const u8) {}
     unsafe fn splat(x: f32) -> Self;
+    unsafe fn splat_f16(x: f16) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `count` numbers, then zeros.
     unsafe fn load_part(from: *const f32, count: usize) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
+    unsafe fn load_i8(from: *const i8) -> Self;
+    /// Codes of 4 bits of each byte, those from bit `shift` on, and a fifth one: bit `i` of `fifth` for lane `i`.
+    unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self;
+    /// What codes of 4 bits of each byte, those from bit `shift` on, stand for.
+    unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self;
     /// The first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {

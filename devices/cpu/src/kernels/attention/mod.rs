@@ -11,7 +11,7 @@ mod few;
 mod gradient;
 mod many;
 
-use crate::detect::{Isa, vectorized};
+use crate::detect::Isa;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
@@ -19,7 +19,6 @@ use crate::simd::keys::{self, Rows};
 use crate::simd::math;
 use crate::table::{Kernel, Reason, decodable};
 use samite_core::{DType, Error, Node, Op, Result};
-use samite_quant::blocks::BlockQ8_0;
 
 pub(crate) use gradient::GRADIENT;
 
@@ -108,7 +107,7 @@ impl Logits {
 
 /// Whether elements become f32 numbers before they are multiplied.
 fn is_decoded(dtype: DType) -> bool {
-    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    !keys::is_loaded(dtype)
 }
 
 /// The type of elements as they are multiplied.
@@ -267,22 +266,7 @@ unsafe fn decode_rows(
         let place = [first + i, i2, i3];
         // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
         unsafe {
-            if dtype == DType::Q8_0 {
-                let blocks = operand.at(place).cast::<BlockQ8_0>();
-                decode_bytes(isa, std::slice::from_raw_parts(blocks, n0 / 32), row);
-            } else {
-                operand.load(place, 0, row);
-            }
-        }
-    }
-}
-
-vectorized! {
-    /// What the device's own instructions are worth it for: a cache's usual type besides F16.
-    fn decode_bytes(blocks: &[BlockQ8_0], out: &mut [f32]) {
-        for (block, out) in blocks.iter().zip(out.as_chunks_mut::<32>().0) {
-            let d = block.d.to_f32();
-            out.iter_mut().zip(&block.qs).for_each(|(out, q)| *out = f32::from(*q) * d);
+            operand.load(place, 0, row);
         }
     }
 }
