@@ -1,6 +1,7 @@
 //! Rows that are loaded as F32, also those in blocks of 32 elements that share a scale: all types that caches have.
 
 use super::{Element, Vector};
+use half::f16;
 use samite_quant::IQ4_NL_VALUES;
 use samite_quant::blocks::{
     Block, BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0,
@@ -101,6 +102,29 @@ unsafe fn codes<V: Vector>(low: &[u8; HALF], fifth: [u8; 4], i: usize) -> V {
     unsafe { V::load_codes(low.as_ptr().add(i % HALF), i / HALF * 4, fifth) }
 }
 
+/// `d (q - zero)`, which is exact.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn around<V: Vector>(codes: V, d: f16, zero: f32) -> V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let d = V::splat_f16(d);
+        codes.mul_add(d, d.mul_add(V::splat(-zero), V::splat(0.0)))
+    }
+}
+
+/// `d q + m`
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn above<V: Vector>(codes: V, d: f16, m: f16) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { codes.mul_add(V::splat_f16(d), V::splat_f16(m)) }
+}
+
 impl Loaded for BlockQ8_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
@@ -113,11 +137,7 @@ impl Loaded for BlockQ4_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
         // SAFETY: as above.
-        unsafe {
-            let d = V::splat_f16(self.d);
-            let offset = d.mul_add(V::splat(-8.0), V::splat(0.0));
-            codes::<V>(&self.qs, [0; 4], i).mul_add(d, offset)
-        }
+        unsafe { around(codes::<V>(&self.qs, [0; 4], i), self.d, 8.0) }
     }
 }
 
@@ -125,10 +145,7 @@ impl Loaded for BlockQ4_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
         // SAFETY: as above.
-        unsafe {
-            let [d, m] = [V::splat_f16(self.d), V::splat_f16(self.m)];
-            codes::<V>(&self.qs, [0; 4], i).mul_add(d, m)
-        }
+        unsafe { above(codes::<V>(&self.qs, [0; 4], i), self.d, self.m) }
     }
 }
 
@@ -136,11 +153,7 @@ impl Loaded for BlockQ5_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
         // SAFETY: as above.
-        unsafe {
-            let d = V::splat_f16(self.d);
-            let offset = d.mul_add(V::splat(-16.0), V::splat(0.0));
-            codes::<V>(&self.qs, self.qh, i).mul_add(d, offset)
-        }
+        unsafe { around(codes::<V>(&self.qs, self.qh, i), self.d, 16.0) }
     }
 }
 
@@ -148,10 +161,7 @@ impl Loaded for BlockQ5_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
         // SAFETY: as above.
-        unsafe {
-            let [d, m] = [V::splat_f16(self.d), V::splat_f16(self.m)];
-            codes::<V>(&self.qs, self.qh, i).mul_add(d, m)
-        }
+        unsafe { above(codes::<V>(&self.qs, self.qh, i), self.d, self.m) }
     }
 }
 

@@ -3,15 +3,15 @@
 //! A task handles up to [`COLUMNS`] heads of one token that share a head of keys and values. It walks over the keys in blocks. Keys
 //! are split among tasks and the partial results are merged in a second phase.
 
-use super::{
-    Extents, Logits, Memory, Operands, element, is_decoded, no_kernel, rows_of, too_large,
-};
+use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernels::reduce::{max_of, sum_of};
 use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::Column;
-use crate::simd::keys::{BLOCK, DecodeFn, Rows, RowsFn, decode_of, products_of, weighted_sums_of};
+use crate::simd::keys::{
+    BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
+};
 use crate::simd::math;
 use samite_core::{DType, Node, Result};
 
@@ -58,7 +58,7 @@ fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
     };
     let [decode_keys, decode_values] = [1, 2].map(|i| {
         node.source_layout(i)
-            .is_some_and(|layout| is_decoded(layout.dtype()))
+            .is_some_and(|layout| !is_loaded(layout.dtype()))
     });
     let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
     let floats = COLUMNS

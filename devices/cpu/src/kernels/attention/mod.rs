@@ -105,16 +105,11 @@ impl Logits {
     }
 }
 
-/// Whether elements become f32 numbers before they are multiplied.
-fn is_decoded(dtype: DType) -> bool {
-    !keys::is_loaded(dtype)
-}
-
 /// The type of elements as they are multiplied.
 fn element(operand: &Operand) -> DType {
     match operand.dtype() {
-        dtype if is_decoded(dtype) => DType::F32,
-        dtype => dtype,
+        dtype if keys::is_loaded(dtype) => dtype,
+        _ => DType::F32,
     }
 }
 
