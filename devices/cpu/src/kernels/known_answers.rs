@@ -555,6 +555,34 @@ fn attention_over_few_and_many_keys() {
 }
 
 #[test]
+fn attention_to_keys_that_matter_more_and_more_or_less_and_less() {
+    let (d, keys, heads) = (8, 700, 4);
+    for tokens in [1, 40] {
+        let mut g = Graph::new();
+        let q = input(&mut g, &[d, tokens, heads]);
+        let (k, v) = (input(&mut g, &[d, keys, 1]), input(&mut g, &[d, keys, 1]));
+        g.flash_attn([q, k, v], None, None, 1.0).unwrap();
+        // From key to key, logits grow by 0.25 and 0.0625, or fall by as much.
+        let steps = [0.25, 0.0625, -0.0625, -0.25];
+        let queries: Vec<f32> = (0..d * tokens * heads)
+            .map(|i| steps[i / (d * tokens)] / d as f32)
+            .collect();
+        let key_rows: Vec<f32> = (0..d * keys).map(|i| (i / d) as f32).collect();
+        let values = numbers(5, d * keys);
+        let got = evaluate(&g, &[(q, &queries), (k, &key_rows), (v, &values)]);
+        for (row, got) in got.chunks(d).enumerate() {
+            let query = &queries[row % heads * tokens * d..];
+            // It halves products.
+            let query: Vec<f32> = query[..d].iter().map(|x| x * 2.0).collect();
+            let expected = attend(&query, &key_rows, &values, [d, keys], |_| 0.0);
+            for (a, b) in got.iter().zip(expected) {
+                assert!((f64::from(*a) - b).abs() < 1e-4, "{a} {b} {row} {tokens}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_row_that_sees_no_key_is_zero_and_sinks_take_their_share() {
     let mut g = Graph::new();
     let q = input(&mut g, &[4, 1, 1]);

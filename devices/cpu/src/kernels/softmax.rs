@@ -74,8 +74,8 @@ vectorized! {
     /// Turns logits into shares of their sum, or of the sum with a sink.
     fn shares(x: &mut [f32], sink: Option<f32>) {
         let max = max_of(x).max(sink.unwrap_or(f32::NEG_INFINITY));
-        x.iter_mut().for_each(|x| *x = math::exp_with::<FUSED>(*x - max));
-        let sum = sum_of(x, |x| x) + sink.map_or(0.0, |sink| math::exp_with::<FUSED>(sink - max));
+        x.iter_mut().for_each(|x| *x = math::bounded_exp::<FUSED>(*x - max));
+        let sum = sum_of(x, |x| x) + sink.map_or(0.0, |sink| math::bounded_exp::<FUSED>(sink - max));
         let factor = 1.0 / sum;
         x.iter_mut().for_each(|x| *x *= factor);
     }

@@ -59,7 +59,7 @@ vectorized! {
     fn entropy_row(x: &[f32], p: &[f32]) -> [f32; 3] {
         let max = max_of(x);
         [
-            sum_of(x, |x| math::exp_with::<FUSED>(x - max)),
+            sum_of(x, |x| math::bounded_exp::<FUSED>(x - max)),
             sum_of(p, |p| p),
             sum_of_pairs(x, p, |x, p| p * (x - max)),
         ]
@@ -70,7 +70,7 @@ vectorized! {
     fn entropy_gradient_row(out: &mut [f32], x: &[f32], p: &[f32], factor: f32) {
         let max = max_of(x);
         for (y, x) in out.iter_mut().zip(x) {
-            *y = math::exp_with::<FUSED>(*x - max);
+            *y = math::bounded_exp::<FUSED>(*x - max);
         }
         let scale = factor / sum_of(out, |y| y);
         for (y, p) in out.iter_mut().zip(p) {

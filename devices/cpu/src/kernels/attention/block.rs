@@ -304,13 +304,13 @@ vectorized! {
         }
         let mut sum = sums.sum;
         for lane in 0..ROWS {
-            let factor = math::exp_with::<FUSED>(sums.max[lane] - base[lane]);
+            let factor = math::bounded_exp::<FUSED>(sums.max[lane] - base[lane]);
             sum[lane] *= factor;
             sums.factor[lane] = factor;
         }
         for logits in logits {
             for lane in 0..ROWS {
-                let weight = math::exp_with::<FUSED>(logits[lane] - base[lane]);
+                let weight = math::bounded_exp::<FUSED>(logits[lane] - base[lane]);
                 sum[lane] += weight;
                 logits[lane] = weight;
             }

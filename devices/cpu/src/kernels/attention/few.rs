@@ -101,11 +101,18 @@ type Bias = [f32; BLOCK];
 struct Row {
     head: usize,
     slope: f32,
-    /// Largest logit so far.
-    max: f32,
-    /// Sum of `exp(logit - max)` so far.
-    sum: f32,
+    /// Weights are `exp(logit - base)`: a logit that none so far exceeds by more than [`SLACK`].
+    base: f32,
+    /// Their sums so far.
+    sums: [f32; LANES],
 }
+
+/// By how much logits may exceed the base of weights. Looking for the largest one of each block, and scaling what was summed up
+/// with a smaller one, would take as long as the weights themselves, and they would wait for it.
+const SLACK: f32 = 8.0;
+
+/// Weights that are summed up side by side.
+const LANES: usize = 16;
 
 pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let plan = plan(site.node, site.threads).ok_or_else(too_large)?;
@@ -185,8 +192,8 @@ impl Attention {
             rows[c] = Row {
                 head,
                 slope: own.slopes.of(head),
-                max: f32::NEG_INFINITY,
-                sum: 0.0,
+                base: f32::NEG_INFINITY,
+                sums: [0.0; LANES],
             };
             queries[c] = Column {
                 x: own.q.at([token, head, batch]),
@@ -230,11 +237,7 @@ impl Attention {
                     len: extents.d,
                 };
                 (self.products)(&keys, queries);
-                let sums = sums.chunks_exact_mut(extents.dv.max(1));
-                for (c, (row, sums)) in rows.iter_mut().zip(sums).enumerate() {
-                    let bias = &biases[c.min(biases.len() - 1)];
-                    soften(own.isa, own.logits, row, bias, &mut scores[c], sums);
-                }
+                soften(own.isa, own.logits, rows, biases, scores, sums);
                 let (first, stride) = rows_of(
                     own.isa,
                     &own.v,
@@ -255,18 +258,19 @@ impl Attention {
 
         for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(extents.dv.max(1))) {
             let place = [row.head, token, batch];
+            let sum = sum_of(&row.sums, |x| x);
             // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
             unsafe {
                 if plan.splits == 1 {
                     let out = own.result.row_mut::<f32>(place);
                     out.copy_from_slice(sums);
-                    let factor = own.sinks.factor(row.head, row.max, row.sum);
+                    let factor = own.sinks.factor(row.head, row.base, sum);
                     scale_row(own.isa, out, factor);
                 } else {
                     let number = row.head + extents.heads * (token + extents.tokens * batch);
                     let partial = self.partial(number, split);
-                    partial[0] = row.max;
-                    partial[1] = row.sum;
+                    partial[0] = row.base;
+                    partial[1] = sum;
                     partial[2..].copy_from_slice(sums);
                 }
             }
@@ -365,36 +369,47 @@ fn shown(isa: Isa, bias: &Bias) -> usize {
 }
 
 vectorized! {
-    /// Turns the products of a row with a block of keys into weights, and scales what was summed so far.
+    /// Turns the products of rows with a block of keys into weights, and adds them to the rows' sums. Where the base of weights changes,
+    /// what was summed up so far, also of values, is scaled.
     fn soften(
         logits: Logits,
-        row: &mut Row,
-        bias: &Bias,
-        scores: &mut [f32; BLOCK],
-        sums: &mut [f32],
+        rows: &mut [Row],
+        biases: &[Bias],
+        scores: &mut [[f32; BLOCK]],
+        values: &mut [f32],
     ) {
         let Logits { scale, softcap, .. } = logits;
-        scores.iter_mut().for_each(|x| *x *= scale);
-        if softcap != 0.0 {
-            scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+        let len = values.len() / rows.len();
+        for (c, (row, scores)) in rows.iter_mut().zip(scores).enumerate() {
+            scores.iter_mut().for_each(|x| *x *= scale);
+            if softcap != 0.0 {
+                scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+            }
+            let most = row.base + SLACK;
+            let mut exceeds = false;
+            for (x, bias) in scores.iter_mut().zip(&biases[c.min(biases.len() - 1)]) {
+                let sum = *x + row.slope * *bias;
+                // Whatever an unused place of a cache holds must not be seen.
+                *x = if *bias == f32::NEG_INFINITY { f32::NEG_INFINITY } else { sum };
+                exceeds |= *x > most;
+            }
+            if exceeds {
+                let base = max_of(scores);
+                let factor = math::bounded_exp::<FUSED>(row.base - base);
+                row.base = base;
+                row.sums.iter_mut().for_each(|x| *x *= factor);
+                values[c * len..][..len].iter_mut().for_each(|x| *x *= factor);
+            }
+            // A row that has seen no key yet has none, and no weights.
+            let base = if row.base == f32::NEG_INFINITY { 0.0 } else { row.base };
+            let mut sums = row.sums;
+            for scores in scores.as_chunks_mut::<LANES>().0 {
+                for (x, sum) in scores.iter_mut().zip(&mut sums) {
+                    *x = math::bounded_exp::<FUSED>(*x - base);
+                    *sum += *x;
+                }
+            }
+            row.sums = sums;
         }
-        for (x, bias) in scores.iter_mut().zip(bias) {
-            let sum = *x + row.slope * *bias;
-            // Whatever an unused place of a cache holds must not be seen.
-            *x = if *bias == f32::NEG_INFINITY { f32::NEG_INFINITY } else { sum };
-        }
-        let max = row.max.max(max_of(scores));
-        if max == f32::NEG_INFINITY {
-            scores.fill(0.0);
-            return;
-        }
-        scores.iter_mut().for_each(|x| *x = math::exp_with::<FUSED>(*x - max));
-        if max > row.max {
-            let factor = math::exp_with::<FUSED>(row.max - max);
-            row.sum *= factor;
-            sums.iter_mut().for_each(|x| *x *= factor);
-            row.max = max;
-        }
-        row.sum += sum_of(scores, |x| x);
     }
 }
