@@ -13,7 +13,7 @@ use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
 use crate::simd::generic::Lanes;
-use crate::simd::{Bf16, Element, F16, F32, Vector};
+use crate::simd::{Bf16, Element, F16, F32, Vector, prefetch_here};
 use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
@@ -320,7 +320,7 @@ impl Part {
                 unsafe {
                     // Evenly, so that memory is busy all the time.
                     for line in (i * bytes).div_ceil(64)..((i + 1) * bytes).div_ceil(64) {
-                        V::prefetch(ask.wrapping_add(first * bytes + line * 64));
+                        prefetch_here(ask.wrapping_add(first * bytes + line * 64));
                     }
                     self.step::<V, L, R, C>(first + i, x, sums);
                 }

@@ -1,5 +1,6 @@
 //! Numbers of 16 bits: whole ones up to [`LARGEST`], with a scale for each [`GROUP`] of them. VNNI's instruction for these multiplies
-//! and adds twice as many pairs at a time as one for F32 does.
+//! and adds twice as many pairs at a time as one for F32 does. AVX2 has one that multiplies as many, and more units that add than
+//! units that multiply.
 //!
 //! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
 //! them to F16 would cost.

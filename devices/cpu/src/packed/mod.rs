@@ -9,7 +9,7 @@
 //! - [`slabs`], [`activations`]: the other side of products: columns in slabs, and those rounded to 8 bits.
 //! - [`unpack`], [`formats`], [`kernels`]: how panels become bytes, those of each type, and products of those.
 //! - [`simd`]: the instruction sets for which these are compiled.
-//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI.
+//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI and AVX2.
 //! - `tiles`: products with many columns, for AMX.
 //! - `halves`: numbers of 16 bits. [`outer`]: what attention computes with these.
 //! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
@@ -247,15 +247,6 @@ mod tests {
                 let form = Form::Sixteen(form);
                 all.push(("other maker".into(), isa, PackedProduct { function, form }));
             }
-        }
-        #[cfg(target_arch = "x86_64")]
-        if let Some((function, sixteen)) = sixteen::avx2_product(dtype, k, columns) {
-            let form = Form::Sixteen(sixteen);
-            all.push((
-                "halves by AVX2".into(),
-                all[0].1,
-                PackedProduct { function, form },
-            ));
         }
         all
     }

@@ -269,7 +269,7 @@ compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnn
 compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(target_arch = "x86_64")]
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
 /// What attention computes with numbers of 16 bits; `None` if it is not faster than with F32.
@@ -281,6 +281,8 @@ pub(crate) fn products(isa: Isa) -> Option<Products> {
         Isa::Avx512(token) if token.vnni() => Some(avx512::PRODUCTS),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(token) if token.vnni() => Some(avx_vnni::PRODUCTS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => Some(avx2::PRODUCTS),
         _ => None,
     }
 }
@@ -294,13 +296,6 @@ mod tests {
     /// Products for all instruction sets that have them.
     fn all_products() -> Vec<Products> {
         #[cfg(target_arch = "x86_64")]
-        let avx2 = Isa::all()
-            .iter()
-            .any(|isa| matches!(isa, Isa::Avx2(_)))
-            .then_some(avx2::PRODUCTS);
-        #[cfg(not(target_arch = "x86_64"))]
-        let avx2 = None;
-        #[cfg(target_arch = "x86_64")]
         let other = Isa::all().into_iter().find_map(|isa| match isa {
             Isa::Avx512(token) if token.vnni() && token.amd() => Some(avx512::PRODUCTS),
             Isa::Avx512(token) if token.vnni() => Some(avx512_amd::PRODUCTS),
@@ -311,7 +306,6 @@ mod tests {
         Isa::all()
             .into_iter()
             .filter_map(products)
-            .chain(avx2)
             .chain(other)
             .collect()
     }

@@ -337,6 +337,7 @@ macro_rules! compile {
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with one
 /// matrix, and the form of columns that it needs; `None` if there is none, or none that is worth it.
@@ -367,6 +368,8 @@ fn form_of(
         (Isa::Avx512(token), DType::BF16) if token.vnni() => avx512::<Bf16>,
         (Isa::Avx2(token), DType::F16) if token.vnni() => avx_vnni::<F16>,
         (Isa::Avx2(token), DType::BF16) if token.vnni() => avx_vnni::<Bf16>,
+        (Isa::Avx2(_), DType::F16) => avx2::<F16>,
+        (Isa::Avx2(_), DType::BF16) => avx2::<Bf16>,
         _ => return None,
     };
     let form = Sixteen {
@@ -389,25 +392,4 @@ pub(super) fn other_product(
         Isa::Avx512(token) => form_of(isa, dtype, !token.amd(), k, columns),
         _ => None,
     }
-}
-
-/// The code for AVX-VNNI with instructions of AVX2, which are no faster than multiply-adds of F32: a test where there is no
-/// AVX-VNNI.
-#[cfg(test)]
-pub(super) fn avx2_product(dtype: DType, k: usize, columns: usize) -> Option<(PanelFn, Sixteen)> {
-    compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
-    let mut all = Isa::all().into_iter();
-    let isa = all.find(|isa| matches!(isa, Isa::Avx2(_)))?;
-    let function: PanelFn = match dtype {
-        DType::F16 => avx2::<F16>,
-        DType::BF16 => avx2::<Bf16>,
-        _ => return None,
-    };
-    let slabs = Slabs::new(SLAB, SLAB_BYTES, k, columns)?;
-    let form = Sixteen {
-        isa,
-        crossed: false,
-        slabs,
-    };
-    Some((function, form))
 }

@@ -2,7 +2,6 @@
 
 use super::Vector;
 use half::f16;
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[inline(always)]
@@ -26,14 +25,6 @@ unsafe fn codes(from: *const u8, shift: usize) -> __m512i {
 
 impl Vector for __m512 {
     const LANES: usize = 16;
-
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        // SAFETY: asking for memory is allowed at any address. Written out, since it stays in its place then.
-        unsafe {
-            asm!("prefetcht0 [{at}]", at = in(reg) at, options(nostack, preserves_flags));
-        }
-    }
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {

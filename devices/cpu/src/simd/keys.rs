@@ -7,7 +7,7 @@ use super::blocks::{Blocks, Stored};
 use super::float::{Column, choose, compiled};
 #[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
-use super::{Bf16, F16, F32, Vector};
+use super::{Bf16, F16, F32, Vector, prefetch_here};
 use crate::detect::Isa;
 use samite_core::DType;
 use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
@@ -86,7 +86,7 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
                 for r in 0..R {
                     // One line for as many loads as it takes to read it.
                     if (i / V::LANES + r).is_multiple_of(E::LINE / V::LANES) {
-                        V::prefetch(w[r].wrapping_add(E::line(i) + ahead));
+                        prefetch_here(w[r].wrapping_add(E::line(i) + ahead));
                     }
                     values[r] = E::load::<V>(w[r], i);
                 }
@@ -218,7 +218,7 @@ unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, co
             for d in 0..D {
                 let i = at + d * V::LANES;
                 if i.is_multiple_of(E::LINE) {
-                    V::prefetch(from.wrapping_add(E::line(i) + ahead));
+                    prefetch_here(from.wrapping_add(E::line(i) + ahead));
                 }
                 values[d] = if WHOLE {
                     E::load::<V>(from, i)

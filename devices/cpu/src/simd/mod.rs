@@ -40,6 +40,17 @@ pub(crate) fn prefetch<T>(at: *const T) {
     }
 }
 
+/// [`prefetch`] exactly where it is called: compilers may want to ask for several lines at once.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn prefetch_here(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch`.
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags));
+    }
+}
+
 /// A register of f32 numbers.
 ///
 /// # Safety
@@ -51,9 +62,6 @@ pub(crate) trait Vector: Copy {
     /// Whether numbers of two bytes are loaded almost as fast as those of four.
     const WIDENS: bool = true;
 
-    /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
     unsafe fn splat(x: f32) -> Self;
     unsafe fn splat_f16(x: f16) -> Self;
     unsafe fn load(from: *const f32) -> Self;

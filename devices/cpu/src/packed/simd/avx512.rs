@@ -1,7 +1,7 @@
 //! AVX-512, with or without byte products of VNNI.
 
 use super::Simd;
-use std::arch::asm;
+use crate::simd::prefetch_here;
 use std::arch::x86_64::*;
 
 /// Registers of 16 rows, on a processor of AMD's or another one.
@@ -25,9 +25,7 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
     type Sum = Sum;
 
     functions! {
-        fn prefetch_here(at: *const u8) {
-            asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags))
-        }
+        fn prefetch_here(at: *const u8) { prefetch_here(at) }
         fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
             accumulate(sum, a, b)
         }
