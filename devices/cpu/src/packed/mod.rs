@@ -379,23 +379,38 @@ mod tests {
         for dtype in DType::all().filter(|&dtype| !products(dtype, k, 1).is_empty()) {
             let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
             let mut weights = vec![0; layout.bytes()];
-            // The smallest and the largest codes of four and five bits.
-            let numbers_of_two = numbers(7, k * rows).into_iter();
+            // The smallest and the largest codes of four and five bits, then mostly the largest ones.
+            let numbers_of_two = numbers(7, k * rows).into_iter().enumerate();
             let numbers_of_two: Vec<_> = numbers_of_two
-                .map(|x| if x < 0.0 { -8.0 } else { 7.0 })
+                .map(|(i, x)| match i / k {
+                    0..20 if x < 0.0 => -8.0,
+                    0..20 => 7.0,
+                    _ if i.is_multiple_of(16) => -8.0,
+                    _ => 7.75,
+                })
                 .collect();
             samite_quant::encode_row(dtype, &numbers_of_two, &mut weights).unwrap();
             let mut decoded = vec![0.0; k * rows];
             samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
-            let x: Vec<_> = numbers(11, k * columns).into_iter().map(sign).collect();
-            for (name, isa, product) in products(dtype, k, columns) {
-                let got = multiply(isa, product, &layout, &weights, &x, columns, false).unwrap();
+            let mut x: Vec<_> = numbers(11, k * columns).into_iter().map(sign).collect();
+            // Sums of one sign are the largest.
+            x[..2 * k].fill(1.0);
+            x[35 * k..].fill(-1.0);
+            let all = products(dtype, k, columns);
+            let each = [1, 2, 4, 8, columns].into_iter();
+            for (batch, &(ref name, isa, product)) in
+                each.flat_map(|batch| all.iter().map(move |product| (batch, product)))
+            {
+                let got = multiply(isa, product, &layout, &weights, &x, batch, false).unwrap();
                 for (i, got) in got.into_iter().enumerate() {
                     let (x, w) = (&x[i / rows * k..][..k], &decoded[i % rows * k..][..k]);
                     let exact: f64 = x.iter().zip(w).map(|(a, b)| f64::from(a * b)).sum();
                     let error = (f64::from(got) - exact).abs();
                     // Columns' codes are exact, and so are most of the weights'.
-                    assert!(error < 0.01 * k as f64, "{name} {dtype} {i}: {got} {exact}");
+                    assert!(
+                        error < 0.01 * k as f64,
+                        "{name} {dtype} {batch} {i}: {got} {exact}"
+                    );
                 }
             }
         }
