@@ -60,20 +60,6 @@ pub(super) fn portable_product(dtype: DType) -> Option<PanelFn> {
     for_format!(dtype, F => portable::product::<F>().0)
 }
 
-/// The product for processors of another maker with the same instructions.
-#[cfg(all(test, target_arch = "x86_64"))]
-pub(super) fn other_product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
-    match isa {
-        Isa::Avx512(token) if token.vnni() && token.amd() => {
-            for_format!(dtype, F => avx512_vnni::product::<F>())
-        }
-        Isa::Avx512(token) if token.vnni() => {
-            for_format!(dtype, F => avx512_vnni_amd::product::<F>())
-        }
-        _ => None,
-    }
-}
-
 /// The product for an instruction set, whose token proves that the function may be called.
 fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
     match isa {

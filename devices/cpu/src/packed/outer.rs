@@ -295,19 +295,7 @@ mod tests {
 
     /// Products for all instruction sets that have them.
     fn all_products() -> Vec<Products> {
-        #[cfg(target_arch = "x86_64")]
-        let other = Isa::all().into_iter().find_map(|isa| match isa {
-            Isa::Avx512(token) if token.vnni() && token.amd() => Some(avx512::PRODUCTS),
-            Isa::Avx512(token) if token.vnni() => Some(avx512_amd::PRODUCTS),
-            _ => None,
-        });
-        #[cfg(not(target_arch = "x86_64"))]
-        let other = None;
-        Isa::all()
-            .into_iter()
-            .filter_map(products)
-            .chain(other)
-            .collect()
+        Isa::all().into_iter().filter_map(products).collect()
     }
 
     proptest! {

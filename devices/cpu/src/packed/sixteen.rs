@@ -349,18 +349,6 @@ pub(super) fn product(
     each: usize,
 ) -> Option<(PanelFn, Sixteen)> {
     let crossed = matches!(isa, Isa::Avx512(token) if token.amd());
-    let product = form_of(isa, dtype, crossed, k, columns)?;
-    (each >= WORTH_ROUNDING).then_some(product)
-}
-
-/// The product, [crossed](super::kernels) or not, if there is one.
-fn form_of(
-    isa: Isa,
-    dtype: DType,
-    crossed: bool,
-    k: usize,
-    columns: usize,
-) -> Option<(PanelFn, Sixteen)> {
     let function: PanelFn = match (isa, dtype) {
         (Isa::Avx512(token), DType::F16) if token.vnni() && crossed => avx512_amd::<F16>,
         (Isa::Avx512(token), DType::BF16) if token.vnni() && crossed => avx512_amd::<Bf16>,
@@ -377,19 +365,5 @@ fn form_of(
         crossed,
         slabs: Slabs::new(SLAB, SLAB_BYTES, k, columns)?,
     };
-    Some((function, form))
-}
-
-/// The product for processors of another maker with the same instructions.
-#[cfg(test)]
-pub(super) fn other_product(
-    isa: Isa,
-    dtype: DType,
-    k: usize,
-    columns: usize,
-) -> Option<(PanelFn, Sixteen)> {
-    match isa {
-        Isa::Avx512(token) => form_of(isa, dtype, !token.amd(), k, columns),
-        _ => None,
-    }
+    (each >= WORTH_ROUNDING).then_some((function, form))
 }

@@ -305,7 +305,7 @@ impl Attention {
         unsafe { (self.decode_mask)(&row, bias.as_mut_ptr()) }
     }
 
-    /// The partial result of a row: largest logit, sum of weights, weighted values.
+    /// The partial result of a row: base and sum of weights, weighted values.
     ///
     /// # Safety
     /// Row and split must exist, and nobody else may use them.
@@ -327,14 +327,14 @@ impl Attention {
         unsafe {
             let out = self.operands.result.row_mut::<f32>(place);
             let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
-            let max = parts
+            let base = parts
                 .clone()
                 .map(|part| part[0])
                 .fold(f32::NEG_INFINITY, f32::max);
             let mut sum = 0.0;
             out.fill(0.0);
             for part in parts.filter(|part| part[1] != 0.0) {
-                let factor = math::exp(part[0] - max);
+                let factor = math::exp(part[0] - base);
                 sum += part[1] * factor;
                 self.operands.isa.run(|| {
                     out.iter_mut()
@@ -342,7 +342,7 @@ impl Attention {
                         .for_each(|(x, y)| *x += *y * factor);
                 });
             }
-            let factor = self.operands.sinks.factor(head, max, sum);
+            let factor = self.operands.sinks.factor(head, base, sum);
             scale_row(self.operands.isa, out, factor);
         }
     }

@@ -150,21 +150,21 @@ fn too_large() -> Error {
 struct Sinks(Option<Operand>);
 
 impl Sinks {
-    /// What weighted values are multiplied with in the end, where `max` is the largest logit and `sum` that of `exp(logit - max)`. A
-    /// row that saw no key becomes 0.
+    /// What weighted values are multiplied with in the end, where weights are `exp(logit - base)` and `sum` is theirs. A row that saw no
+    /// key becomes 0.
     ///
     /// # Safety
     /// The head must exist.
-    unsafe fn factor(&self, head: usize, max: f32, mut sum: f32) -> f32 {
+    unsafe fn factor(&self, head: usize, base: f32, mut sum: f32) -> f32 {
         let mut factor = 1.0;
         if let Some(sinks) = &self.0 {
             // SAFETY: there is one sink for each head, without gaps.
             let sink = unsafe { *sinks.base().cast::<f32>().add(head) };
-            if sink > max {
-                factor = math::exp(max - sink);
+            if sink > base {
+                factor = math::exp(base - sink);
                 sum = sum * factor + 1.0;
             } else {
-                sum += math::exp(sink - max);
+                sum += math::exp(sink - base);
             }
         }
         if sum == 0.0 { 0.0 } else { factor / sum }
