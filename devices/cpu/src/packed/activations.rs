@@ -13,7 +13,8 @@ use std::array::from_fn;
 pub(crate) struct ColumnSpec {
     /// Elements that share a scale of the column: 32 or 256.
     pub scaled: usize,
-    /// Elements that share a scale of the weights: 16 or 32, and 32 where as many share one of the column.
+    /// Elements that are summed up before a scale of the weights is applied: 16, 32 or 128, and 32 where as many share one of the
+    /// column.
     pub group: usize,
     /// How groups are summed up.
     pub sums: Sums,
@@ -109,6 +110,7 @@ vectorized! {
             match (spec.scaled, spec.group) {
                 (32, _) => spec.quantize::<32, 32>(x, slab),
                 (_, 16) => spec.quantize::<SLAB, 16>(x, slab),
+                (_, 128) => spec.quantize::<SLAB, 128>(x, slab),
                 _ => spec.quantize::<SLAB, 32>(x, slab),
             }
         }

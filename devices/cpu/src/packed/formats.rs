@@ -529,8 +529,9 @@ impl Format for Q5K {
             let d = fields.behind(blocks * 12);
             let d_min = d.behind(blocks * 2);
             let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
+            // A loop, since one column and two are read slower without.
             for i in 0..4 {
-                for j in 0..8 {
+                eight_times!(j => {
                     ahead.ask_eighth::<V>(11 * i, 10, j);
                     // Bit `i` is that of element `32 * i` and following ones.
                     let bits = bits.words::<V>(j);
@@ -541,7 +542,7 @@ impl Format for Q5K {
                         let fifth = V::shl(V::shr(bits, 2 * i + k), 4);
                         to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
                     }
-                }
+                });
                 ahead.ask::<V>(11 * i + 10);
                 scales.give(2 * i, to);
                 scales.give(2 * i + 1, to);
@@ -588,6 +589,89 @@ impl Format for Q6K {
                     to.scale(group, scaled::<V>(scales, d));
                 });
             }
+        }
+    }
+}
+
+/// Gives away two less the digits in word `i` of TQ1_0, of which a byte is the fraction in base 3: those of the first digit are word
+/// `first` of the slab's codes, those of each other `step` words behind the ones before.
+#[inline(always)]
+unsafe fn ternary<V: Simd>(
+    rows: Rows,
+    i: usize,
+    (first, step, digits): (usize, usize, usize),
+    to: &mut impl Sink<Tq1_0, V>,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        rows.ahead::<Tq1_0>(0).ask::<V>(i);
+        // Less 128, so that bytes with a sign can be compared. Three times that less 128 are the same in a byte.
+        let mut rest = V::xor(rows.words::<V>(i), V::splat(0x8080_8080_u32 as i32));
+        for digit in 0..digits {
+            // From 86 on, three times a byte has a digit above the byte; from 171 on it is two.
+            let negative = V::add_bytes(V::above(rest, -43), V::above(rest, 42));
+            let codes = V::add_bytes(negative, V::splat(0x0202_0202));
+            to.codes(first + digit * step, codes);
+            rest = V::add_bytes(rest, V::add_bytes(rest, rest));
+        }
+    }
+}
+
+pub(super) struct Tq1_0;
+
+impl Format for Tq1_0 {
+    const DTYPE: DType = DType::TQ1_0;
+    // As many as sums of 16 bits have room for.
+    const GROUP: usize = 128;
+    const MIXED: usize = 2;
+    const SUMS: Sums = Sums::Offset(1);
+    const LARGEST: usize = 2;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let d = rows.behind(blocks * 52).halves::<V>(0);
+            // Codes are two less the digits.
+            let d = V::mul(d, V::splat_float(-1.0));
+            eight_times!(i => ternary::<V>(rows, i, (i, 8, 5), to));
+            eight_times!(i => ternary::<V>(rows, 8 + i, (40 + i, 4, 5), to); 0 1 2 3);
+            ternary::<V>(rows, 12, (60, 1, 4), to);
+            rows.ahead::<Self>(0).ask::<V>(13);
+            to.scale(0, d);
+            to.scale(1, d);
+        }
+    }
+}
+
+pub(super) struct Tq2_0;
+
+impl Format for Tq2_0 {
+    const DTYPE: DType = DType::TQ2_0;
+    // As many as sums of 16 bits have room for.
+    const GROUP: usize = 128;
+    const SUMS: Sums = Sums::Offset(1);
+    const LARGEST: usize = 3;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d = rows.behind(blocks * 64).halves::<V>(0);
+            for part in 0..2 {
+                eight_times!(i => {
+                    ahead.ask::<V>(8 * part + i);
+                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    for j in 0..4 {
+                        to.codes(part * 32 + j * 8 + i, codes[j]);
+                    }
+                });
+                to.scale(part, d);
+            }
+            ahead.ask::<V>(16);
         }
     }
 }

@@ -20,7 +20,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::{ColumnSpec, ROUND, SLAB, Sums};
-use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::formats::{
+    Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0, Tq2_0,
+};
 use super::simd::{self, Simd, room};
 use super::unpack::{
     CROSSED, Format, PanelSlab, Sink, Slab, Store, WORDS, column_spec, is_crossed,
@@ -36,7 +38,8 @@ use std::mem::MaybeUninit;
 macro_rules! for_format {
     ($dtype:expr, $format:ident => $result:expr) => {
         for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
-            IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K)
+            IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
+            TQ1_0 Tq1_0, TQ2_0 Tq2_0)
     };
     ($dtype:expr, $format:ident => $result:expr; $($name:ident $type:ty),*) => {
         match $dtype {
@@ -683,7 +686,9 @@ impl Strip {
                     let x = V::splat(x);
                     for r in 0..R {
                         V::dot(&mut sums[c][r], w[r], x, F::FULL);
-                        if is_last || (i + 1).is_multiple_of(room(F::LARGEST)) {
+                        if is_last
+                            || room(F::LARGEST) < steps && (i + 1).is_multiple_of(room(F::LARGEST))
+                        {
                             V::carry(&mut sums[c][r]);
                         }
                     }

@@ -12,7 +12,9 @@
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
 use super::activations::{SLAB, Sums};
-use super::formats::{Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::formats::{
+    Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0, Tq2_0,
+};
 use super::simd::avx512::Zmm;
 use super::slabs::Slabs;
 use super::tiles::Configuration;
@@ -364,6 +366,8 @@ pub(super) fn product(
         DType::Q4_K => quantized::<Q4K>(),
         DType::Q5_K => quantized::<Q5K>(),
         DType::Q6_K => quantized::<Q6K>(),
+        DType::TQ1_0 => quantized::<Tq1_0>(),
+        DType::TQ2_0 => quantized::<Tq2_0>(),
         _ => return None,
     };
     let tiles = token.tiles()?.bf16().filter(|_| each >= worth && k > 0)?;

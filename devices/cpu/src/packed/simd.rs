@@ -122,15 +122,9 @@ pub(super) trait Simd {
     /// Sums of whole numbers.
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
     /// Sums of bytes, of which the lowest eight bits stay.
-    #[inline(always)]
-    unsafe fn add_bytes(a: Self::Words, b: Self::Words) -> Self::Words {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let low = Self::splat(0x7f7f_7f7f);
-            let sum = Self::add(Self::and(a, low), Self::and(b, low));
-            Self::xor(sum, Self::and(Self::xor(a, b), Self::splat(!0x7f7f_7f7f)))
-        }
-    }
+    unsafe fn add_bytes(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// All bits of each byte that is above a limit, both with a sign, and none of others.
+    unsafe fn above(bytes: Self::Words, limit: i8) -> Self::Words;
     /// Whole numbers shifted left.
     unsafe fn shl(words: Self::Words, bits: usize) -> Self::Words;
     /// Whole numbers shifted right, zeros first.
@@ -246,6 +240,10 @@ mod tests {
             keep(&|row| V::load_u8(at(&a, 0).add(row)));
             keep(&|row| V::load_i8(at(&a, 0).add(row)));
             keep(&|row| V::load_u16(at(&a, 0).add(2 * row)));
+            keep(&|row| V::add_bytes(V::load(at(&a, row)), V::load(at(&b, row))));
+            for limit in [-43, 0, 42] {
+                keep(&|row| V::above(V::load(at(&a, row)), limit));
+            }
             for i in 0..8 {
                 keep(&|row| V::fifth_bits(V::load(at(&a, row)), i));
                 keep(&|row| V::shl(V::load(at(&a, row)), i));

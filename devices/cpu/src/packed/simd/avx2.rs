@@ -31,6 +31,8 @@ impl<const VNNI: bool> Simd for Ymm<VNNI> {
         fn or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
         fn xor(a: __m256i, b: __m256i) -> __m256i { _mm256_xor_si256(a, b) }
         fn add(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
+        fn add_bytes(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi8(a, b) }
+        fn above(bytes: __m256i, limit: i8) -> __m256i { _mm256_cmpgt_epi8(bytes, _mm256_set1_epi8(limit)) }
         fn shl(words: __m256i, bits: usize) -> __m256i { _mm256_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn shr(words: __m256i, bits: usize) -> __m256i { _mm256_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn look_up(table: &[i8; 16], bytes: __m256i) -> __m256i {

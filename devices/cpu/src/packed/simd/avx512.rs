@@ -40,6 +40,9 @@ impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
         fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
         fn add(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn add_bytes(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi8(a, b) }
+        fn above(bytes: __m512i, limit: i8) -> __m512i {
+            _mm512_movm_epi8(_mm512_cmpgt_epi8_mask(bytes, _mm512_set1_epi8(limit)))
+        }
         fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
         fn look_up(table: &[i8; 16], bytes: __m512i) -> __m512i {

@@ -68,6 +68,12 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn or(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { vorrq_u32(a, b) }
         fn xor(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { veorq_u32(a, b) }
         fn add(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t { vaddq_u32(a, b) }
+        fn add_bytes(a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+            vreinterpretq_u32_u8(vaddq_u8(vreinterpretq_u8_u32(a), vreinterpretq_u8_u32(b)))
+        }
+        fn above(bytes: uint32x4_t, limit: i8) -> uint32x4_t {
+            vreinterpretq_u32_u8(vcgtq_s8(vreinterpretq_s8_u32(bytes), vdupq_n_s8(limit)))
+        }
         fn shl(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(bits as i32)) }
         fn shr(words: uint32x4_t, bits: usize) -> uint32x4_t { vshlq_u32(words, vdupq_n_s32(-(bits as i32))) }
         fn look_up(table: &[i8; 16], bytes: uint32x4_t) -> uint32x4_t {

@@ -33,6 +33,13 @@ impl Simd for Portable {
         fn or(a: Words, b: Words) -> Words { from_fn(|i| a[i] | b[i]) }
         fn xor(a: Words, b: Words) -> Words { from_fn(|i| a[i] ^ b[i]) }
         fn add(a: Words, b: Words) -> Words { from_fn(|i| a[i].wrapping_add(b[i])) }
+        fn add_bytes(a: Words, b: Words) -> Words {
+            let [a, b] = [a, b].map(|words| words.map(u32::to_le_bytes));
+            from_fn(|i| u32::from_le_bytes(from_fn(|j| a[i][j].wrapping_add(b[i][j]))))
+        }
+        fn above(bytes: Words, limit: i8) -> Words {
+            bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| if byte as i8 > limit { 0xff } else { 0 })))
+        }
         fn shl(words: Words, bits: usize) -> Words { words.map(|word| word << bits) }
         fn shr(words: Words, bits: usize) -> Words { words.map(|word| word >> bits) }
         fn look_up(table: &[i8; 16], bytes: Words) -> Words {
