@@ -159,7 +159,11 @@ const fn is_split<F: Format>(columns: usize) -> bool {
 /// which codes of five bits need some, too.
 #[inline(always)]
 const fn is_straight<F: Format, V: Simd>(columns: usize) -> bool {
-    columns <= V::STRAIGHT && F::MIXED <= 2 && (columns <= 4 || F::LARGEST != 31)
+    let most = match F::LARGEST {
+        31 => V::STRAIGHT / 2,
+        _ => V::STRAIGHT,
+    };
+    columns <= most && F::MIXED <= 2
 }
 
 /// Whether multiplying codes as they come takes longer than reading them.
