@@ -21,9 +21,6 @@ use std::mem::MaybeUninit;
 /// Groups of a slab.
 const GROUPS: usize = SLAB / GROUP;
 
-/// Columns from which on rounding rows pays.
-const WORTH_ROUNDING: usize = 32;
-
 /// Columns that are multiplied with the same rows: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 516;
 
@@ -365,5 +362,10 @@ pub(super) fn product(
         crossed,
         slabs: Slabs::new(SLAB, SLAB_BYTES, k, columns)?,
     };
-    (each >= WORTH_ROUNDING).then_some((function, form))
+    // Columns from which on rounding rows pays.
+    let worth = match isa {
+        Isa::Avx512(_) => 16,
+        _ => 8,
+    };
+    (each >= worth).then_some((function, form))
 }
