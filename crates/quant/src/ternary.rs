@@ -22,31 +22,40 @@ fn pack_trits(trits: [u8; 5]) -> u8 {
     (number * 256).div_ceil(243) as u8
 }
 
-/// Trit `k` of a byte less one: shifts the first `k` trits out at the top, then takes the next.
-#[inline]
-fn trit_of(byte: u8, k: usize) -> f32 {
+/// Trit `k` of a byte: shifts the first `k` trits out at the top, then takes the next.
+#[inline(always)]
+fn trit_of(byte: u8, k: usize) -> u8 {
     let rest = u16::from(byte.wrapping_mul(POWERS_OF_3[k]));
-    f32::from(((rest * 3) >> 8) as i8 - 1)
+    ((rest * 3) >> 8) as u8
 }
 
-impl Decode for BlockTq1_0 {
-    #[inline]
-    fn decode(&self, out: &mut [f32; 256]) {
-        let d = self.d.to_f32();
+impl BlockTq1_0 {
+    /// The code of each element: 0 to 2.
+    #[inline(always)]
+    pub fn codes(&self) -> [u8; 256] {
+        let mut codes = [0; 256];
         let mut fill = |start: usize, bytes: &[u8], trits: usize| {
-            for (k, out) in out[start..]
-                .chunks_exact_mut(bytes.len())
-                .take(trits)
-                .enumerate()
-            {
-                for (out, &byte) in out.iter_mut().zip(bytes) {
-                    *out = trit_of(byte, k) * d;
+            let places = codes[start..].chunks_exact_mut(bytes.len()).take(trits);
+            for (k, codes) in places.enumerate() {
+                for (code, &byte) in codes.iter_mut().zip(bytes) {
+                    *code = trit_of(byte, k);
                 }
             }
         };
         fill(0, &self.qs[..32], 5);
         fill(160, &self.qs[32..], 5);
         fill(240, &self.qh, 4);
+        codes
+    }
+}
+
+impl Decode for BlockTq1_0 {
+    #[inline]
+    fn decode(&self, out: &mut [f32; 256]) {
+        let d = self.d.to_f32();
+        for (out, code) in out.iter_mut().zip(self.codes()) {
+            *out = f32::from(code as i8 - 1) * d;
+        }
     }
 }
 
@@ -101,7 +110,7 @@ mod tests {
                 std::array::from_fn(|k| (number / 3u32.pow(4 - k as u32) % 3) as u8);
             let byte = pack_trits(trits);
             for (k, &t) in trits.iter().enumerate() {
-                assert_eq!(trit_of(byte, k), f32::from(t) - 1.0, "{number}, trit {k}");
+                assert_eq!(trit_of(byte, k), t, "{number}, trit {k}");
             }
         }
     }

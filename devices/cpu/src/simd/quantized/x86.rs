@@ -527,6 +527,68 @@ impl Block256 for BlockIq4Xs {
     }
 }
 
+/// A block's scale, and its codes if they are unpacked together.
+pub(super) struct Ternary<C> {
+    scale: f32,
+    codes: C,
+}
+
+macro_rules! ternary {
+    ($block:ty, $unpacked:ty: |$block_all:ident| $all:expr; |$block_some:ident, $codes:ident, $group:ident| $some:expr) => {
+        impl Block256 for $block {
+            type Unpacked = Ternary<$unpacked>;
+
+            #[inline(always)]
+            unsafe fn unpack(&self) -> Self::Unpacked {
+                let $block_all = self;
+                Ternary {
+                    // SAFETY: only called where F16C is there.
+                    scale: unsafe { number(self.d) },
+                    codes: $all,
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn codes(&self, unpacked: &Self::Unpacked, $group: usize) -> __m256i {
+                let ($block_some, $codes) = (self, &unpacked.codes);
+                // SAFETY: only called where AVX2 is there, here and below; groups are below 8.
+                unsafe { $some }
+            }
+
+            #[inline(always)]
+            unsafe fn scales(unpacked: &Self::Unpacked, _: usize) -> __m256 {
+                // SAFETY: as above.
+                unsafe { _mm256_set1_ps(unpacked.scale) }
+            }
+
+            #[inline(always)]
+            unsafe fn halves(unpacked: &Self::Unpacked, _: usize) -> [(f32, f32); 2] {
+                [(unpacked.scale, -unpacked.scale); 2]
+            }
+
+            #[inline(always)]
+            unsafe fn offsets(
+                unpacked: &Self::Unpacked,
+                sums: *const f32,
+                _: *const f32,
+            ) -> __m256 {
+                // SAFETY: as above; there are eight sums.
+                unsafe { _mm256_mul_ps(_mm256_set1_ps(-unpacked.scale), _mm256_loadu_ps(sums)) }
+            }
+        }
+    };
+}
+
+ternary! {
+    BlockTq1_0, [u8; 256]: |block| block.codes();
+    |_block, codes, group| _mm256_loadu_si256(codes.as_chunks::<32>().0.as_ptr().add(group).cast())
+}
+
+ternary! {
+    BlockTq2_0, (): |_block| ();
+    |block, _codes, group| two_bits(&block.qs, group)
+}
+
 impl<T: Block256> Tile for Blocks256<T> {
     #[inline(always)]
     unsafe fn tile<B: Bytes, const R: usize, const C: usize>(
@@ -665,6 +727,8 @@ pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
         DType::Q5_K => compiled::<Blocks256<BlockQ5K>>(isa),
         DType::Q6_K => compiled::<Blocks256<BlockQ6K>>(isa),
         DType::IQ4_XS => compiled::<Blocks256<BlockIq4Xs>>(isa),
+        DType::TQ1_0 => compiled::<Blocks256<BlockTq1_0>>(isa),
+        DType::TQ2_0 => compiled::<Blocks256<BlockTq2_0>>(isa),
         _ => None,
     }
 }
