@@ -246,6 +246,17 @@ pub(super) struct Affine {
     minima: [f32; 8],
 }
 
+impl Affine {
+    /// Codes less one, times a scale.
+    #[inline(always)]
+    fn ternary(d: f32) -> Self {
+        Affine {
+            scales: [d; 8],
+            minima: [-d; 8],
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn affine(d: f32, dmin: f32, (scales, minima): ([u8; 8], [u8; 8])) -> Affine {
     // SAFETY: AVX2.
@@ -282,86 +293,69 @@ unsafe fn run_of_halves(bytes: &[u8; 128], group: usize) -> __m256i {
     }
 }
 
-impl Block256 for BlockQ4K {
-    type Unpacked = Affine;
+macro_rules! affine {
+    ($block:ty: |$self:ident| $affine:expr; |$group:ident| $codes:expr) => {
+        impl Block256 for $block {
+            type Unpacked = Affine;
 
-    #[inline(always)]
-    unsafe fn unpack(&self) -> Affine {
-        // SAFETY: only called where AVX2 is there, here and below.
-        unsafe { affine(number(self.d), number(self.dmin), self.scales_and_minima()) }
-    }
+            #[inline(always)]
+            unsafe fn unpack(&self) -> Affine {
+                let $self = self;
+                // SAFETY: only called where AVX2 and F16C are there, here and below.
+                unsafe { $affine }
+            }
 
-    #[inline(always)]
-    unsafe fn codes(&self, _: &Affine, group: usize) -> __m256i {
-        // SAFETY: as above.
-        unsafe { run_of_halves(&self.qs, group) }
-    }
+            #[inline(always)]
+            unsafe fn codes(&self, _: &Affine, $group: usize) -> __m256i {
+                let $self = self;
+                // SAFETY: as above.
+                unsafe { $codes }
+            }
 
-    #[inline(always)]
-    unsafe fn scales(unpacked: &Affine, group: usize) -> __m256 {
-        // SAFETY: as above; `group` is below 8.
-        unsafe { _mm256_set1_ps(*unpacked.scales.get_unchecked(group)) }
-    }
+            #[inline(always)]
+            unsafe fn scales(unpacked: &Affine, group: usize) -> __m256 {
+                // SAFETY: as above; `group` is below 8.
+                unsafe { _mm256_set1_ps(*unpacked.scales.get_unchecked(group)) }
+            }
 
-    #[inline(always)]
-    unsafe fn halves(unpacked: &Affine, group: usize) -> [(f32, f32); 2] {
-        [(unpacked.scales[group], unpacked.minima[group]); 2]
-    }
+            #[inline(always)]
+            unsafe fn halves(unpacked: &Affine, group: usize) -> [(f32, f32); 2] {
+                [(unpacked.scales[group], unpacked.minima[group]); 2]
+            }
 
-    #[inline(always)]
-    unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
-        // SAFETY: as above; there are eight sums.
-        unsafe {
-            _mm256_mul_ps(
-                _mm256_loadu_ps(unpacked.minima.as_ptr()),
-                _mm256_loadu_ps(sums),
-            )
+            #[inline(always)]
+            unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
+                // SAFETY: as above; there are eight sums.
+                unsafe {
+                    _mm256_mul_ps(
+                        _mm256_loadu_ps(unpacked.minima.as_ptr()),
+                        _mm256_loadu_ps(sums),
+                    )
+                }
+            }
         }
+    };
+}
+
+affine! {
+    BlockQ4K: |b| affine(number(b.d), number(b.dmin), b.scales_and_minima());
+    |group| run_of_halves(&b.qs, group)
+}
+
+affine! {
+    BlockQ5K: |b| affine(number(b.d), number(b.dmin), b.scales_and_minima());
+    |group| {
+        let bits = _mm256_loadu_si256(b.qh.as_ptr().cast());
+        let bit = _mm256_set1_epi8((1u8 << group) as i8);
+        let set = _mm256_cmpeq_epi8(_mm256_and_si256(bits, bit), bit);
+        let fifth = _mm256_and_si256(set, _mm256_set1_epi8(16));
+        _mm256_or_si256(run_of_halves(&b.qs, group), fifth)
     }
 }
 
-impl Block256 for BlockQ5K {
-    type Unpacked = Affine;
-
-    #[inline(always)]
-    unsafe fn unpack(&self) -> Affine {
-        // SAFETY: only called where AVX2 is there, here and below.
-        unsafe { affine(number(self.d), number(self.dmin), self.scales_and_minima()) }
-    }
-
-    #[inline(always)]
-    unsafe fn codes(&self, _: &Affine, group: usize) -> __m256i {
-        // SAFETY: as above.
-        unsafe {
-            let bits = _mm256_loadu_si256(self.qh.as_ptr().cast());
-            let bit = _mm256_set1_epi8((1u8 << group) as i8);
-            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bits, bit), bit);
-            let fifth = _mm256_and_si256(set, _mm256_set1_epi8(16));
-            _mm256_or_si256(run_of_halves(&self.qs, group), fifth)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn scales(unpacked: &Affine, group: usize) -> __m256 {
-        // SAFETY: as above; `group` is below 8.
-        unsafe { _mm256_set1_ps(*unpacked.scales.get_unchecked(group)) }
-    }
-
-    #[inline(always)]
-    unsafe fn halves(unpacked: &Affine, group: usize) -> [(f32, f32); 2] {
-        [(unpacked.scales[group], unpacked.minima[group]); 2]
-    }
-
-    #[inline(always)]
-    unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
-        // SAFETY: as above; there are eight sums.
-        unsafe {
-            _mm256_mul_ps(
-                _mm256_loadu_ps(unpacked.minima.as_ptr()),
-                _mm256_loadu_ps(sums),
-            )
-        }
-    }
+affine! {
+    BlockTq2_0: |b| Affine::ternary(number(b.d));
+    |group| two_bits(&b.qs, group)
 }
 
 /// Sixteen scales, for groups of 16.
@@ -527,66 +521,43 @@ impl Block256 for BlockIq4Xs {
     }
 }
 
-/// A block's scale, and its codes if they are unpacked together.
-pub(super) struct Ternary<C> {
-    scale: f32,
-    codes: C,
-}
+impl Block256 for BlockTq1_0 {
+    /// All codes, since bytes have digits of several groups, and what TQ2_0 has.
+    type Unpacked = ([u8; 256], Affine);
 
-macro_rules! ternary {
-    ($block:ty, $unpacked:ty: |$block_all:ident| $all:expr; |$block_some:ident, $codes:ident, $group:ident| $some:expr) => {
-        impl Block256 for $block {
-            type Unpacked = Ternary<$unpacked>;
+    #[inline(always)]
+    unsafe fn unpack(&self) -> Self::Unpacked {
+        // SAFETY: only called where AVX2 and F16C are there, here and below.
+        (self.codes(), Affine::ternary(unsafe { number(self.d) }))
+    }
 
-            #[inline(always)]
-            unsafe fn unpack(&self) -> Self::Unpacked {
-                let $block_all = self;
-                Ternary {
-                    // SAFETY: only called where F16C is there.
-                    scale: unsafe { number(self.d) },
-                    codes: $all,
-                }
-            }
+    #[inline(always)]
+    unsafe fn codes(&self, (codes, _): &Self::Unpacked, group: usize) -> __m256i {
+        // SAFETY: as above; `group` is below 8.
+        unsafe { _mm256_loadu_si256(codes.as_chunks::<32>().0.as_ptr().add(group).cast()) }
+    }
 
-            #[inline(always)]
-            unsafe fn codes(&self, unpacked: &Self::Unpacked, $group: usize) -> __m256i {
-                let ($block_some, $codes) = (self, &unpacked.codes);
-                // SAFETY: only called where AVX2 is there, here and below; groups are below 8.
-                unsafe { $some }
-            }
+    #[inline(always)]
+    unsafe fn scales((_, affine): &Self::Unpacked, group: usize) -> __m256 {
+        // SAFETY: the caller's contract, here and below.
+        unsafe { BlockTq2_0::scales(affine, group) }
+    }
 
-            #[inline(always)]
-            unsafe fn scales(unpacked: &Self::Unpacked, _: usize) -> __m256 {
-                // SAFETY: as above.
-                unsafe { _mm256_set1_ps(unpacked.scale) }
-            }
+    #[inline(always)]
+    unsafe fn halves((_, affine): &Self::Unpacked, group: usize) -> [(f32, f32); 2] {
+        // SAFETY: as above.
+        unsafe { BlockTq2_0::halves(affine, group) }
+    }
 
-            #[inline(always)]
-            unsafe fn halves(unpacked: &Self::Unpacked, _: usize) -> [(f32, f32); 2] {
-                [(unpacked.scale, -unpacked.scale); 2]
-            }
-
-            #[inline(always)]
-            unsafe fn offsets(
-                unpacked: &Self::Unpacked,
-                sums: *const f32,
-                _: *const f32,
-            ) -> __m256 {
-                // SAFETY: as above; there are eight sums.
-                unsafe { _mm256_mul_ps(_mm256_set1_ps(-unpacked.scale), _mm256_loadu_ps(sums)) }
-            }
-        }
-    };
-}
-
-ternary! {
-    BlockTq1_0, [u8; 256]: |block| block.codes();
-    |_block, codes, group| _mm256_loadu_si256(codes.as_chunks::<32>().0.as_ptr().add(group).cast())
-}
-
-ternary! {
-    BlockTq2_0, (): |_block| ();
-    |block, _codes, group| two_bits(&block.qs, group)
+    #[inline(always)]
+    unsafe fn offsets(
+        (_, affine): &Self::Unpacked,
+        sums: *const f32,
+        half_sums: *const f32,
+    ) -> __m256 {
+        // SAFETY: as above.
+        unsafe { BlockTq2_0::offsets(affine, sums, half_sums) }
+    }
 }
 
 impl<T: Block256> Tile for Blocks256<T> {
