@@ -1,6 +1,6 @@
 //! Which nodes are computed together.
 //!
-//! - Products of the same columns, one after the other, share their packed form.
+//! - Products of the same columns, one after the other, share their packed form. Threads do not wait for each other between them.
 //! - What makes columns row by row, a scaled norm or a gated unit, is computed while columns are packed, if nothing else
 //!   reads it: it is never written to memory. A sum that such a norm is of is written then, too.
 //! - Two products of the same columns and the gated unit of their results are one step where these results are too large for the
@@ -29,6 +29,8 @@ pub(crate) enum Part {
     Later,
     /// A product whose columns the one before has packed.
     SharesColumns,
+    /// The same, at the same time as the product before.
+    JoinsProduct,
     /// A rotation whose angles the one before has computed.
     SharesAngles,
     /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
@@ -124,7 +126,51 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
             set(before, Part::ScaledNorm);
         }
     }
+    // The product that others join. A thread alone would gain nothing by it.
+    let mut first = 0;
+    for i in (1..nodes.len()).filter(|_| threads > 1) {
+        let part = |i: usize| parts[nodes[i].id().index()];
+        if part(i) != Part::SharesColumns {
+            continue;
+        }
+        if part(i - 1) != Part::JoinsProduct {
+            first = i - 1;
+        }
+        if are_independent(work, &nodes[first..=i], isa, threads) {
+            parts[nodes[i].id().index()] = Part::JoinsProduct;
+        }
+    }
     parts
+}
+
+/// Whether the last of these products of the same columns touches nothing that the others do, so that it does not matter which is first.
+fn are_independent(work: &Placed<'_>, products: &[Node<'_>], isa: Isa, threads: usize) -> bool {
+    let [others @ .., last] = products else {
+        return false;
+    };
+    let scratch = |node: Node<'_>| match kernel_for(node) {
+        Ok(kernel) if matches!(node.op(), Op::MulMat { .. }) => {
+            (kernel.scratch)(node, isa, threads)
+        }
+        _ => None,
+    };
+    let sources = |node: Node<'_>| [0, 1].map(|i| node.source(i).map(|source| source.id()));
+    let overlap = |a: TensorId, b: Option<TensorId>| {
+        let place = |id| work.place(id).ok();
+        match (place(a), b.map(place)) {
+            (Some(a), Some(Some(b))) => a.overlaps(b),
+            _ => true,
+        }
+    };
+    let writes_to = |a: Node<'_>, b: Node<'_>| {
+        overlap(a.id(), Some(b.id()))
+            || sources(b).into_iter().any(|source| overlap(a.id(), source))
+    };
+    // Workers' parts of the scratch memory lie behind the columns: where it is of the same size, they are the same.
+    scratch(*last).is_some()
+        && others.iter().all(|&other| {
+            scratch(other) == scratch(*last) && !writes_to(*last, other) && !writes_to(other, *last)
+        })
 }
 
 /// The columns that a product packs.
@@ -285,28 +331,30 @@ mod tests {
         crate::simd::quantized::product(Isa::detect(None), DType::Q8_0).is_some()
     }
 
+    /// A place in memory of its own, unless the tensor is stored.
+    fn own_place(graph: &Graph, id: TensorId) -> TensorRef {
+        if let Some(stored) = &graph.tensor(id).stored {
+            return stored.tensor().clone();
+        }
+        let layout = graph.tensor(id).layout;
+        let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
+        TensorRef {
+            buffer: buffer.unwrap(),
+            slot: Slot { offset: 0, layout },
+        }
+    }
+
     /// The parts of all computed nodes of a graph, each in memory of its own.
-    fn parts_of(graph: &Graph) -> Vec<Part> {
+    fn parts_of(graph: &Graph, threads: usize) -> Vec<Part> {
         let nodes: Vec<_> = graph.ids().collect();
-        let place = |id: &TensorId| {
-            if let Some(stored) = &graph.tensor(*id).stored {
-                return Some(stored.tensor().clone());
-            }
-            let layout = graph.tensor(*id).layout;
-            let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
-            Some(TensorRef {
-                buffer: buffer.unwrap(),
-                slot: Slot { offset: 0, layout },
-            })
-        };
-        let places: Vec<_> = nodes.iter().map(place).collect();
+        let places: Vec<_> = nodes.iter().map(|&id| Some(own_place(graph, id))).collect();
         let work = Placed {
             graph,
             nodes: &nodes,
             places: &places,
             workspace: None,
         };
-        let parts = parts(&work, Isa::detect(None), 1);
+        let parts = parts(&work, Isa::detect(None), threads);
         work.computed()
             .map(|node| parts[node.id().index()])
             .collect()
@@ -371,7 +419,7 @@ mod tests {
         }
 
         fn parts(&self) -> Vec<Part> {
-            parts_of(&self.graph)
+            parts_of(&self.graph, 1)
         }
 
         fn run(&self, threads: usize) -> Vec<f32> {
@@ -416,7 +464,49 @@ mod tests {
             MakesColumns,
             Alone,
         ];
-        assert_eq!(layer.parts(), [&weights[..], &attention, &rest].concat());
+        let mut expected = [&weights[..], &attention, &rest].concat();
+        assert_eq!(layer.parts(), expected);
+        expected
+            .iter_mut()
+            .filter(|part| **part == SharesColumns)
+            .for_each(|part| *part = JoinsProduct);
+        assert_eq!(parts_of(&layer.graph, 2), expected);
+    }
+
+    #[test]
+    fn products_that_touch_each_other_are_apart() {
+        if !packs_columns() {
+            return;
+        }
+        let mut g = Graph::new();
+        let x = input(&mut g, &[WIDTH, 4]);
+        let [a, b] = [64, 64].map(|rows| {
+            let weights = input(&mut g, &[WIDTH, rows]);
+            g.cast(weights, DType::Q8_0).unwrap()
+        });
+        let products = [a, b].map(|weights| g.mul_mat(weights, x).unwrap());
+        let nodes: Vec<_> = g.ids().collect();
+        let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
+        let part = |places: &[Option<TensorRef>]| {
+            let work = Placed {
+                graph: &g,
+                nodes: &nodes,
+                places,
+                workspace: None,
+            };
+            parts(&work, Isa::detect(None), 2)[products[1].index()]
+        };
+        assert_eq!(part(&places), Part::JoinsProduct);
+        // The second result where the first one's weights are, which nobody needs any more.
+        let layout = g.tensor(products[1]).layout;
+        let buffer = places[a.index()]
+            .as_ref()
+            .map(|place| Arc::clone(&place.buffer));
+        places[products[1].index()] = buffer.map(|buffer| TensorRef {
+            buffer,
+            slot: Slot { offset: 0, layout },
+        });
+        assert_eq!(part(&places), Part::SharesColumns);
     }
 
     #[test]
@@ -478,7 +568,7 @@ mod tests {
             let rows = g.view(gated, [k, rows, 1, 1], strides, 0).unwrap();
             let out = g.mul_mat(weights, rows).unwrap();
             g.set_output(out);
-            *parts_of(&g).last().unwrap()
+            *parts_of(&g, 1).last().unwrap()
         };
         assert_eq!(part([WIDTH, 4]), Part::MakesColumns);
         for other in [[WIDTH, 3], [WIDTH / 2, 4], [WIDTH / 2, 8]] {
@@ -518,7 +608,7 @@ mod tests {
         assert!(run(&g) == apart);
         if packs_columns() {
             assert_eq!(
-                parts_of(&g)[3..],
+                parts_of(&g, 1)[3..],
                 [
                     Part::Alone,
                     Part::SharesColumns,
@@ -544,7 +634,7 @@ mod tests {
         let moved = rope(&mut g, plain);
         use Part::*;
         let expected = [Alone, SharesAngles, Alone, Alone, Alone, Alone];
-        assert_eq!(parts_of(&g), expected);
+        assert_eq!(parts_of(&g, 1), expected);
 
         let mut bench = Bench::new(&g, &device(2)).unwrap();
         bench.write(x, &numbers(3, 64 * 6));
@@ -611,10 +701,10 @@ mod tests {
                 for threads in [1, 2] {
                     assert!(run(&g, threads) == apart, "{dtype}, {threads} threads");
                 }
-                let one = parts_of(&g).contains(&Part::GatedProducts);
+                let one = parts_of(&g, 1).contains(&Part::GatedProducts);
                 assert_eq!(one, product.goes_by_panels(), "{dtype}");
                 g.set_output(b);
-                assert!(!parts_of(&g).contains(&Part::GatedProducts));
+                assert!(!parts_of(&g, 1).contains(&Part::GatedProducts));
             }
         }
     }

@@ -51,9 +51,10 @@ fn affinity() -> Option<Vec<usize>> {
     None
 }
 
-/// The folder of one control group, or of one above it.
+/// The folder of a control group: of version 2, or of one controller of version 1.
 enum ControlGroup {
-    V1 { cpu: PathBuf, memory: PathBuf },
+    V1Cpu(PathBuf),
+    V1Memory(PathBuf),
     V2(PathBuf),
 }
 
@@ -62,23 +63,30 @@ impl ControlGroup {
     fn quota(&self) -> Option<f64> {
         match self {
             ControlGroup::V2(folder) => parse_cpu_max(&read(folder, "cpu.max")?),
-            ControlGroup::V1 { cpu, .. } => parse_cfs(
-                &read(cpu, "cpu.cfs_quota_us")?,
-                &read(cpu, "cpu.cfs_period_us")?,
+            ControlGroup::V1Cpu(folder) => parse_cfs(
+                &read(folder, "cpu.cfs_quota_us")?,
+                &read(folder, "cpu.cfs_period_us")?,
             ),
+            ControlGroup::V1Memory(_) => None,
         }
     }
 
-    /// Limit and current use of memory in bytes.
+    /// Limit of memory in bytes, and how many are in use and cannot be taken back.
     fn memory(&self) -> Option<(usize, usize)> {
-        let (folder, limit, usage) = match self {
-            ControlGroup::V2(folder) => (folder, "memory.max", "memory.current"),
-            ControlGroup::V1 { memory, .. } => {
-                (memory, "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
+        let (folder, limit, usage, prefix) = match self {
+            ControlGroup::V2(folder) => (folder, "memory.max", "memory.current", ""),
+            ControlGroup::V1Memory(folder) => (
+                folder,
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_",
+            ),
+            ControlGroup::V1Cpu(_) => return None,
         };
         let limit = read(folder, limit)?.trim().parse().ok()?;
-        Some((limit, read(folder, usage)?.trim().parse().ok()?))
+        let usage: usize = read(folder, usage)?.trim().parse().ok()?;
+        let cached = read(folder, "memory.stat").map_or(0, |text| parse_file_pages(&text, prefix));
+        Some((limit, usage.saturating_sub(cached)))
     }
 }
 
@@ -95,6 +103,16 @@ fn parse_cpu_max(text: &str) -> Option<f64> {
 /// The quota (-1 for none) and the period, in microseconds.
 fn parse_cfs(quota: &str, period: &str) -> Option<f64> {
     ratio(quota.trim(), period.trim())
+}
+
+/// Bytes of files that the system keeps in memory, by the text of `memory.stat`. They count as in use, a model's own file among them, but
+/// make room for whatever else is needed. Memory that is shared between processes is not among them.
+fn parse_file_pages(text: &str, prefix: &str) -> usize {
+    text.lines()
+        .filter_map(|line| line.strip_prefix(prefix)?.split_once(' '))
+        .filter(|(name, _)| matches!(*name, "active_file" | "inactive_file"))
+        .filter_map(|(_, bytes)| bytes.trim().parse::<usize>().ok())
+        .fold(0, usize::saturating_add)
 }
 
 fn ratio(quota: &str, period: &str) -> Option<f64> {
@@ -119,11 +137,9 @@ fn control_groups() -> Vec<ControlGroup> {
         }
     }
     let cpu = ancestors(paths.cpu.as_deref().unwrap_or(""));
-    let memory = paths.memory.as_deref().unwrap_or("");
-    groups.extend(cpu.map(|path| ControlGroup::V1 {
-        cpu: root.join("cpu").join(path),
-        memory: root.join("memory").join(memory),
-    }));
+    groups.extend(cpu.map(|path| ControlGroup::V1Cpu(root.join("cpu").join(path))));
+    let memory = ancestors(paths.memory.as_deref().unwrap_or(""));
+    groups.extend(memory.map(|path| ControlGroup::V1Memory(root.join("memory").join(path))));
     groups
 }
 
@@ -246,6 +262,16 @@ mod tests {
         assert_eq!(found.memory.as_deref(), Some("m:odd"));
         let paths: Vec<_> = ancestors("a/b").collect();
         assert_eq!(paths, [Path::new("a/b"), Path::new("a"), Path::new("")]);
+    }
+
+    #[test]
+    fn cached_files_are_not_in_use() {
+        let stat = "anon 7\nfile 900\nshmem 5\ninactive_file 300\nactive_file 400\nslab 2\n";
+        assert_eq!(parse_file_pages(stat, ""), 700);
+        let stat = "inactive_file 1\nactive_file 2\ntotal_inactive_file 30\ntotal_active_file 40\n";
+        assert_eq!(parse_file_pages(stat, "total_"), 70);
+        assert_eq!(parse_file_pages("", ""), 0);
+        assert_eq!(parse_file_pages("active_file much\n", ""), 0);
     }
 
     #[test]

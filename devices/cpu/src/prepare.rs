@@ -65,11 +65,24 @@ impl Phase {
         }
     }
 
-    fn share(mut self, threads: usize) -> Self {
+    /// This phase and one that is independent of it as one.
+    fn and(self, other: Phase) -> Self {
+        let first = self.tasks;
+        Phase::new(
+            first + other.tasks,
+            self.cost + other.cost,
+            move |tasks, worker| {
+                let (start, end) = (tasks.start, tasks.end);
+                (self.run)(start.min(first)..end.min(first), worker)?;
+                (other.run)(start.max(first) - first..end.max(first) - first, worker)
+            },
+        )
+    }
+
+    fn share(&mut self, threads: usize) {
         self.shared = threads > 1 && self.tasks > 1 && self.cost >= WORTH_SHARING;
         let each = self.cost / self.tasks.max(1) as f64;
         self.grain = ((WORTH_TAKING / each) as usize).clamp(1, self.tasks.max(1));
-        self
     }
 }
 
@@ -205,6 +218,10 @@ impl Program {
         for node in work.computed() {
             program.add(node, &parts, &work, isa, workspace)?;
         }
+        program
+            .phases
+            .iter_mut()
+            .for_each(|phase| phase.share(threads));
         program.any_shared = program.phases.iter().any(|phase| phase.shared);
         Ok(program)
     }
@@ -278,7 +295,7 @@ impl Program {
             _ => None,
         };
         let origin = match (part, maker) {
-            (Part::SharesColumns | Part::SharesAngles, _) => Origin::Ready,
+            (Part::SharesColumns | Part::JoinsProduct | Part::SharesAngles, _) => Origin::Ready,
             (Part::MakesColumns | Part::PacksColumns { .. }, Some(maker)) => Origin::Made(maker),
             _ => Origin::Source,
         };
@@ -305,8 +322,12 @@ impl Program {
                 (_, _, Some((product, weights, x))) => matmul::gated(&site, product, weights, x)?,
                 _ => (kernel.build)(&site)?,
             };
-            self.phases
-                .extend(phases.into_iter().map(|phase| phase.share(threads)));
+            match self.phases.pop_if(|_| part == Part::JoinsProduct) {
+                Some(before) => self
+                    .phases
+                    .push(phases.into_iter().fold(before, Phase::and)),
+                None => self.phases.extend(phases),
+            }
         }
         self.steps.push(Step {
             id: node.id(),
