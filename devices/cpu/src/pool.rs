@@ -89,7 +89,7 @@ impl Team {
     pub fn take(&self, units: usize, least: usize) -> Range<usize> {
         let part = |next: usize| {
             let left = units.saturating_sub(next);
-            next..next + (left / (2 * self.size)).max(least).min(left)
+            next..next + (left / (4 * self.size)).max(least).min(left)
         };
         let taken = self
             .next
