@@ -270,28 +270,55 @@ pub(crate) fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
+/// Elements whose maximum is taken at once; only in the block with the largest is its place searched.
+const BLOCK: usize = 512;
+
+vectorized! {
+    /// Place and value of the first largest element, if it is above `floor`.
+    fn first_largest(x: &[f32], floor: f32) -> Option<(usize, f32)> {
+        let mut largest = floor;
+        let mut found = None;
+        for (i, block) in x.chunks(BLOCK).enumerate() {
+            let max = max_of(block);
+            if max > largest {
+                largest = max;
+                found = Some((i * BLOCK, block));
+            }
+        }
+        let (start, block) = found?;
+        let place = block.iter().position(|x| *x == largest)?;
+        Some((start + place, largest))
+    }
+}
+
 /// Index of the first largest element of each row.
 pub(crate) fn argmax(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source) = (site.result(), site.source(0)?);
+    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
     let [n0, n1, ..] = source.shape();
+    let dense = source.has_dense_rows();
+    let each = if dense { 0.1 } else { 0.6 };
     Ok(vec![Phase::new(
         n1,
-        source.elements() as f64 * 0.6,
+        source.elements() as f64 * each,
         move |tasks, _| {
             for row in tasks {
                 let (mut best, mut largest) = (0, f32::NEG_INFINITY);
-                let mut buffer = [0.0; 256];
-                let mut start = 0;
-                while start < n0 {
-                    let buffer = &mut buffer[..(n0 - start).min(256)];
-                    // SAFETY: the elements are inside of the row.
-                    unsafe { source.load([row, 0, 0], start, buffer) };
-                    for (i, &x) in buffer.iter().enumerate() {
-                        if x > largest {
-                            (best, largest) = (start + i, x);
-                        }
+                let mut look_at = |start: usize, x: &[f32]| {
+                    if let Some((place, max)) = first_largest(isa, x, largest) {
+                        (best, largest) = (start + place, max);
                     }
-                    start += buffer.len();
+                };
+                if dense {
+                    // SAFETY: tasks are rows; inference checked that the elements are F32.
+                    look_at(0, unsafe { source.row([row, 0, 0]) });
+                } else {
+                    let mut buffer = [0.0; BLOCK];
+                    for start in (0..n0).step_by(BLOCK) {
+                        let buffer = &mut buffer[..(n0 - start).min(BLOCK)];
+                        // SAFETY: the elements are inside of the row.
+                        unsafe { source.load([row, 0, 0], start, buffer) };
+                        look_at(start, buffer);
+                    }
                 }
                 // SAFETY: there is one element for each row, and inference bounded the index.
                 unsafe { *result.base().cast::<i32>().add(row) = best as i32 };
@@ -299,4 +326,83 @@ pub(crate) fn argmax(site: &Site<'_>) -> Result<Vec<Phase>> {
             Ok(())
         },
     )])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::{Bench, device, input};
+    use proptest::prelude::*;
+    use samite_core::Graph;
+
+    fn one_by_one(x: &[f32]) -> Option<(usize, f32)> {
+        let mut found = None;
+        let mut largest = f32::NEG_INFINITY;
+        for (i, x) in x.iter().enumerate() {
+            if *x > largest {
+                (found, largest) = (Some((i, *x)), *x);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn rows_without_numbers_have_no_largest() {
+        for isa in Isa::all() {
+            for x in [f32::NAN, f32::NEG_INFINITY] {
+                assert_eq!(first_largest(isa, &[x; 2000], f32::NEG_INFINITY), None);
+            }
+            assert_eq!(first_largest(isa, &[1.0; 2000], 1.0), None);
+            assert_eq!(first_largest(isa, &[1.0; 2000], 0.5), Some((0, 1.0)));
+        }
+    }
+
+    #[test]
+    fn rows_with_and_without_gaps_have_their_maxima() {
+        const ROW: usize = 2 * BLOCK + 100;
+        let places = [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 99];
+        let mut values = vec![-1.0; (places.len() + 1) * ROW];
+        for (row, place) in values.chunks_mut(ROW).zip(places) {
+            row[place] = 3.0;
+            row[place + 1..].fill(f32::NAN);
+            row[ROW - 1] = 3.0;
+        }
+        values[places.len() * ROW..].fill(f32::NEG_INFINITY);
+        let rows = places.len() + 1;
+        let across: Vec<f32> = (0..values.len())
+            .map(|i| values[i % rows * ROW + i / rows])
+            .collect();
+        let mut g = Graph::new();
+        let (x, gaps) = (input(&mut g, &[ROW, rows]), input(&mut g, &[rows, ROW]));
+        let dense = g.argmax(x).unwrap();
+        let turned = g.transpose(gaps).unwrap();
+        let turned = g.argmax(turned).unwrap();
+        let mut bench = Bench::new(&g, &device(2)).unwrap();
+        bench.write(x, &values);
+        bench.write(gaps, &across);
+        bench.run().unwrap();
+        let expected: Vec<i32> = places
+            .iter()
+            .map(|place| *place as i32)
+            .chain([0])
+            .collect();
+        assert_eq!(bench.read::<i32>(dense), expected);
+        assert_eq!(bench.read::<i32>(turned), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_largest_is_found(
+            x in prop::collection::vec(
+                prop_oneof![any::<u32>().prop_map(f32::from_bits), (-5..5i32).prop_map(|x| x as f32), Just(-0.0f32)],
+                0..2000,
+            ),
+            largest in prop_oneof![Just(f32::MAX), -6.0..6.0f32],
+        ) {
+            let x: Vec<f32> = x.into_iter().map(|x| if x > largest { largest } else { x }).collect();
+            for isa in Isa::all() {
+                prop_assert_eq!(first_largest(isa, &x, f32::NEG_INFINITY), one_by_one(&x));
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Indices of sorted and of largest elements.
 
-use crate::detect::Isa;
+use crate::detect::{Isa, vectorized};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
 use crate::table::Kernel;
@@ -11,6 +11,72 @@ use std::cmp::Ordering;
 fn descending(values: &[f32], a: i32, b: i32) -> Ordering {
     let value = |i: i32| values.get(i as usize).copied().unwrap_or(f32::NAN);
     value(b).total_cmp(&value(a)).then(a.cmp(&b))
+}
+
+/// 0, 1, 2 and so on.
+fn count_up(indices: &mut [i32]) {
+    indices
+        .iter_mut()
+        .zip(0..)
+        .for_each(|(index, i)| *index = i);
+}
+
+/// A number in the order of [`f32::total_cmp`], which vectors can compare.
+#[inline(always)]
+fn key(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    bits ^ ((bits >> 31) as u32 >> 1) as i32
+}
+
+/// Elements that [`largest`] tests together for whether one of them may enter.
+const BLOCK: usize = 64;
+
+/// Rows with fewer elements than this for each one wanted, of at least a block, are selected from as a whole.
+const WORTH_FILTERING: usize = 32;
+
+fn worth_filtering(row: usize, k: usize) -> bool {
+    row / WORTH_FILTERING >= k.max(BLOCK)
+}
+
+vectorized! {
+    /// Puts the indices of the `k` largest elements first in a list that has room for all, for rows that are
+    /// [`worth_filtering`]. An element that is not above the `k`th largest before it cannot be among them, as of equals the
+    /// first count.
+    fn largest(values: &[f32], k: usize, list: &mut [i32]) {
+        let some = 2 * k.max(BLOCK);
+        let (rest, blocks) = values[some..].as_rchunks::<BLOCK>();
+        let mut start = some + rest.len();
+        let list = &mut list[..start];
+        count_up(list);
+        let mut floor = select(values, k, list);
+        let mut len = k;
+        for block in blocks {
+            let mut any = false;
+            for x in block {
+                any |= key(*x) > floor;
+            }
+            if any {
+                for (i, x) in block.iter().enumerate() {
+                    if key(*x) > floor {
+                        list[len] = (start + i) as i32;
+                        len += 1;
+                        if len == list.len() {
+                            floor = select(values, k, list);
+                            len = k;
+                        }
+                    }
+                }
+            }
+            start += BLOCK;
+        }
+        select(values, k, &mut list[..len]);
+    }
+}
+
+/// Puts the `k` largest of a list first, and gives the key of the smallest of them.
+fn select(values: &[f32], k: usize, list: &mut [i32]) -> i32 {
+    let (_, last, _) = list.select_nth_unstable_by(k - 1, |&a, &b| descending(values, a, b));
+    key(values[*last as usize])
 }
 
 /// The kernel of argsort.
@@ -75,10 +141,7 @@ fn argsort(site: &Site<'_>) -> Result<Vec<Phase>> {
                     let own = scratch.at(worker * bytes);
                     (values(&source, row, own), result.row_mut::<i32>(row))
                 };
-                indices
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, index)| *index = i as i32);
+                count_up(indices);
                 indices.sort_unstable_by(|&a, &b| match order {
                     SortOrder::Descending => descending(values, a, b),
                     SortOrder::Ascending => descending(values, b, a),
@@ -94,9 +157,11 @@ fn top_k(site: &Site<'_>) -> Result<Vec<Phase>> {
     let (result, source) = (site.result(), site.source(0)?);
     let (n0, k) = (source.shape()[0], result.shape()[0]);
     let (scratch, bytes) = workers(site, n0)?;
+    let (filter, isa) = (worth_filtering(n0, k), site.isa);
+    let each = if filter { 0.2 } else { 5.0 };
     Ok(vec![Phase::new(
         result.rows(),
-        source.elements() as f64 * 5.0,
+        source.elements() as f64 * each,
         move |tasks, worker| {
             let own = scratch.at(worker * bytes);
             // SAFETY: each worker has a list of its own, behind its row of values.
@@ -107,16 +172,135 @@ fn top_k(site: &Site<'_>) -> Result<Vec<Phase>> {
                 // SAFETY: source and result have the same rows; tasks are rows.
                 let (values, out) =
                     unsafe { (values(&source, row, own), result.row_mut::<i32>(row)) };
-                indices
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, index)| *index = i as i32);
-                if k < n0 {
-                    indices.select_nth_unstable_by(k, |&a, &b| descending(values, a, b));
+                if filter {
+                    largest(isa, values, k, indices);
+                } else {
+                    count_up(indices);
+                    if k < n0 {
+                        indices.select_nth_unstable_by(k, |&a, &b| descending(values, a, b));
+                    }
                 }
                 out.copy_from_slice(&indices[..k]);
             }
             Ok(())
         },
     )])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::{Bench, device, input, numbers};
+    use proptest::prelude::*;
+    use samite_core::Graph;
+
+    #[test]
+    fn keys_are_in_the_total_order() {
+        let mut values = [
+            f32::NEG_INFINITY,
+            f32::MIN,
+            -1.0,
+            -f32::from_bits(1),
+            -0.0,
+            0.0,
+            f32::from_bits(1),
+            1.0,
+            f32::MAX,
+            f32::INFINITY,
+            f32::NAN,
+            -f32::NAN,
+            f32::from_bits(u32::MAX),
+        ];
+        values.sort_unstable_by(f32::total_cmp);
+        assert!(values.is_sorted_by(|a, b| key(*a) < key(*b)));
+    }
+
+    /// The `k` largest by sorting, in the order of their indices.
+    fn by_sorting(values: &[f32], k: usize) -> Vec<i32> {
+        let mut all: Vec<i32> = (0..values.len() as i32).collect();
+        all.sort_unstable_by(|&a, &b| descending(values, a, b));
+        all.truncate(k);
+        all.sort_unstable();
+        all
+    }
+
+    /// The same by filtering, at every instruction set.
+    fn check(values: &[f32], k: usize) {
+        let expected = by_sorting(values, k);
+        for isa in Isa::all() {
+            let mut list = vec![-1; values.len()];
+            largest(isa, values, k, &mut list);
+            list[..k].sort_unstable();
+            assert_eq!(list[..k], expected, "{} of {}", k, values.len());
+        }
+    }
+
+    #[test]
+    fn rows_in_order_and_of_equals_are_filtered() {
+        let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
+        let falling: Vec<f32> = rising.iter().map(|x| -x).collect();
+        let zeros: Vec<f32> = (0..5000)
+            .map(|i| if i % 3 == 0 { 0.0 } else { -0.0 })
+            .collect();
+        let least = vec![f32::from_bits(u32::MAX); 5000];
+        for values in [
+            rising,
+            falling,
+            zeros,
+            least,
+            vec![f32::NAN; 5000],
+            numbers(1, 5000),
+        ] {
+            for k in [1, 2, 63, 64, 65, 312] {
+                check(&values, k);
+                check(&values[..BLOCK * WORTH_FILTERING + k], k.min(BLOCK));
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_long_rows_through_the_device() {
+        for (n0, k) in [
+            (1, 1),
+            (7, 7),
+            (2047, 5),
+            (2048, 5),
+            (3000, 1),
+            (3000, 700),
+            (3000, 3000),
+        ] {
+            let mut g = Graph::new();
+            let x = input(&mut g, &[n0, 3]);
+            let gaps = input(&mut g, &[3, n0]);
+            let top = g.top_k(x, k).unwrap();
+            let turned = g.transpose(gaps).unwrap();
+            let turned = g.top_k(turned, k).unwrap();
+            let mut bench = Bench::new(&g, &device(2)).unwrap();
+            let values = numbers(4, 3 * n0);
+            bench.write(x, &values);
+            let across: Vec<f32> = (0..3 * n0).map(|i| values[i % 3 * n0 + i / 3]).collect();
+            bench.write(gaps, &across);
+            bench.run().unwrap();
+            for id in [top, turned] {
+                let mut got = bench.read::<i32>(id);
+                for (row, got) in values.chunks(n0).zip(got.chunks_mut(k)) {
+                    got.sort_unstable();
+                    assert_eq!(got, by_sorting(row, k), "{k} of {n0}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn filtering_gives_what_sorting_gives(
+            values in prop::collection::vec(
+                prop_oneof![any::<u32>().prop_map(f32::from_bits), (-5..5i32).prop_map(|x| x as f32), -5.0..5.0f32],
+                1024..3000,
+            ),
+            k in 1..=64usize,
+        ) {
+            check(&values, k);
+        }
+    }
 }
