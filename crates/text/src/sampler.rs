@@ -214,7 +214,18 @@ impl Sampler {
     /// [`SamplerError::LogitBiasToken`]. The sampler can be used on.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         let (params, candidates) = (&self.params, &mut self.candidates);
-        candidates.load(logits)?;
+        let greedy = params.temperature == 0.0 && params.typical_p >= 1.0;
+        // Few tokens of a large vocabulary matter where no logit changes.
+        let unchanged = params.logit_bias.is_empty() && self.penalties.change_nothing();
+        let loaded = unchanged
+            && if greedy {
+                candidates.load_best(logits)
+            } else {
+                candidates.load_top(logits, params.top_k)
+            };
+        if !loaded {
+            candidates.load(logits)?;
+        }
         for &(token, bias) in &params.logit_bias {
             if token as usize >= logits.len() {
                 return Err(SamplerError::LogitBiasToken {
@@ -225,7 +236,7 @@ impl Sampler {
             candidates.change_logit(token, |logit| logit + bias);
         }
         self.penalties.apply(candidates);
-        if params.temperature == 0.0 && params.typical_p >= 1.0 {
+        if greedy {
             // No other stage takes away the likeliest token.
             candidates.temperature(0.0);
         } else {
@@ -260,6 +271,7 @@ type Counts = HashMap<u32, u32>;
 
 #[cfg(test)]
 mod tests {
+    use super::Rng;
     use super::*;
     use proptest::prelude::*;
 
@@ -442,6 +454,100 @@ mod tests {
                 }
                 Err(_) => prop_assert!(logits.iter().skip(1).all(|logit| logit.is_nan() || *logit == f32::NEG_INFINITY)),
             }
+        }
+
+        /// As if each stage ran over the whole vocabulary.
+        #[test]
+        fn what_cannot_be_chosen_need_not_be_loaded(
+            logits in prop_oneof![
+                prop::collection::vec(logit(), 0..100),
+                prop::collection::vec(logit(), 1000..5000),
+                prop::collection::vec(prop_oneof![9 => Just(f32::NEG_INFINITY), 1 => logit()], 1000..5000),
+            ],
+            limit in prop_oneof![Just(f32::INFINITY), -5.0..5.0f32, Just(0.0f32)],
+            temperature in prop_oneof![Just(0.0f32), 0.1..3.0f32],
+            top_k in prop_oneof![0..3usize, 3..200usize],
+            typical_p in prop_oneof![Just(1.0f32), 0.0..=1.0f32],
+            (top_p, min_p) in (0.0..=1.0f32, 0.0..=1.0f32),
+            seed: u64,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(|x| if x > limit { limit } else { x }).collect();
+            check(&logits, SamplerParams { seed, temperature, top_k, top_p, min_p, typical_p, ..Default::default() });
+        }
+    }
+
+    /// Any number and none, many of them equal.
+    fn logit() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            any::<u32>().prop_map(f32::from_bits),
+            -5.0..5.0f32,
+            (-5..5i32).prop_map(|x| x as f32),
+            Just(-0.0),
+            Just(f32::INFINITY),
+            Just(f32::NEG_INFINITY),
+            Just(f32::NAN),
+        ]
+    }
+
+    /// What [`Sampler::sample`] does to all candidates, where there are no biases and penalties.
+    fn from_all(
+        logits: &[f32],
+        params: &SamplerParams,
+        all: &mut Candidates,
+        rng: &mut Rng,
+    ) -> Result<u32, SamplerError> {
+        all.load(logits)?;
+        if params.temperature == 0.0 && params.typical_p >= 1.0 {
+            all.temperature(0.0);
+        } else {
+            all.top_k(params.top_k);
+            all.typical_p(params.typical_p)?;
+            all.top_p(params.top_p)?;
+            all.min_p(params.min_p);
+            all.temperature(params.temperature);
+        }
+        all.draw(rng)
+    }
+
+    /// A sampler draws the same twice, from the same candidates, as from all.
+    fn check(logits: &[f32], params: SamplerParams) {
+        let (mut all, mut rng) = (Candidates::new(), Rng::new(params.seed));
+        let mut sampler = Sampler::new(params.clone()).unwrap();
+        let bits = |candidates: &Candidates| -> Vec<_> {
+            let bits = |c: &Candidate| (c.id, c.logit.to_bits(), c.probability.to_bits());
+            candidates.as_slice().iter().map(bits).collect()
+        };
+        for _ in 0..2 {
+            let expected = from_all(logits, &params, &mut all, &mut rng);
+            assert_eq!(sampler.sample(logits), expected, "{params:?}");
+            assert_eq!(bits(&sampler.candidates), bits(&all), "{params:?}");
+            assert_eq!(sampler.rng, rng, "{params:?}");
+        }
+    }
+
+    #[test]
+    fn large_vocabularies_in_order_and_of_equals() {
+        let rising: Vec<f32> = (0..5000).map(|id| id as f32 * 0.01).collect();
+        let falling: Vec<f32> = rising.iter().map(|x| -x).collect();
+        let zeros: Vec<f32> = (0..5000)
+            .map(|id| if id % 3 == 1 { 0.0 } else { -0.0 })
+            .collect();
+        let mut banned = vec![f32::NEG_INFINITY; 5000];
+        let equal = vec![1.0; 5000];
+        let none = banned.clone();
+        banned[4321] = -7.0;
+        let huge: Vec<f32> = (0..5000)
+            .map(|id| if id % 2 == 0 { f32::MAX } else { f32::INFINITY })
+            .collect();
+        for logits in [rising, falling, zeros, banned, equal, none, huge] {
+            for top_k in [1, 2, 40, 64, 65, 156, 157, 4999, 5000, 0] {
+                let params = SamplerParams {
+                    top_k,
+                    ..Default::default()
+                };
+                check(&logits, params);
+            }
+            check(&logits, SamplerParams::greedy());
         }
     }
 }

@@ -2,11 +2,20 @@
 
 use super::numbers::{exp_of_negative, ln};
 use super::{Rng, SamplerError};
+use std::cmp::Ordering;
 
 /// Vocabularies above this size are sorted only as far as needed.
 const SMALL: usize = 1024;
 /// How far such a vocabulary is sorted at first.
 const FIRST_SORTED: usize = 256;
+
+/// Logits whose maximum is taken at once; only in the block with the largest is its place searched.
+const MAX_BLOCK: usize = 512;
+/// Logits that are tested together for whether one of them matters.
+const BLOCK: usize = 64;
+/// Vocabularies with fewer tokens than this for each one wanted, of at least a block, are loaded
+/// as a whole.
+const WORTH_FILTERING: usize = 32;
 
 /// A token that may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,15 +54,82 @@ impl Candidates {
     /// [`SamplerError::NoCandidate`] if no logit is above minus infinity.
     pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
         self.items.clear();
-        let candidate = |(id, &logit): (u32, &f32)| Candidate {
-            id,
-            logit: tamed(logit),
-            probability: 0.0,
-        };
         self.items.extend((0..).zip(logits).map(candidate));
         self.sorted = false;
         self.by_id = true;
         self.best().map(drop)
+    }
+
+    /// Makes the first of the likeliest tokens the only candidate. Returns false if no logit is
+    /// above minus infinity; then [`load`](Self::load) must follow.
+    pub(super) fn load_best(&mut self, logits: &[f32]) -> bool {
+        let mut best = None;
+        let mut max = f32::NEG_INFINITY;
+        for (index, block) in logits.chunks(MAX_BLOCK).enumerate() {
+            let of_block = tamed(max_of(block));
+            if of_block > max {
+                (best, max) = (Some((index * MAX_BLOCK, block)), of_block);
+            }
+        }
+        self.items.clear();
+        self.items.extend(best.and_then(|(start, block)| {
+            let place = block.iter().position(|logit| *logit >= max)?;
+            Some(candidate(((start + place) as u32, &block[place])))
+        }));
+        self.sorted = true;
+        self.by_id = false;
+        !self.items.is_empty()
+    }
+
+    /// Makes candidates of the `k` likeliest tokens and a few others: all that matter if
+    /// [`top_k`](Self::top_k) comes next. Returns false where this is not less work than to load
+    /// all, or no logit is above minus infinity; then [`load`](Self::load) must follow.
+    pub(super) fn load_top(&mut self, logits: &[f32], k: usize) -> bool {
+        if k == 0 || logits.len() / WORTH_FILTERING < k.max(BLOCK) {
+            return false;
+        }
+        let (rest, blocks) = logits[2 * k.max(BLOCK)..].as_rchunks::<BLOCK>();
+        let limit = 2 * k.max(BLOCK) + rest.len();
+        self.items.clear();
+        self.items
+            .extend((0..).zip(&logits[..limit]).map(candidate));
+        self.sorted = false;
+        self.by_id = false;
+        let mut floor = self.drop_unlikely(k);
+        for (first, block) in (limit as u32..).step_by(BLOCK).zip(blocks) {
+            // Zeros compare as equal, but the positive one counts as likelier.
+            let bound = if floor.to_bits() == (-0.0f32).to_bits() {
+                floor.next_down()
+            } else {
+                floor
+            };
+            let mut any = false;
+            for logit in block {
+                any |= *logit > bound;
+            }
+            if !any {
+                continue;
+            }
+            for entry in (first..).zip(block) {
+                let candidate = candidate(entry);
+                if candidate.logit.total_cmp(&floor).is_gt() {
+                    self.items.push(candidate);
+                    if self.items.len() == limit {
+                        floor = self.drop_unlikely(k);
+                    }
+                }
+            }
+        }
+        self.best().is_ok()
+    }
+
+    /// Keeps the `k` likeliest in no particular order, and gives the lowest logit among them. Tokens
+    /// that come later need a higher one, as equal logits go by id.
+    fn drop_unlikely(&mut self, k: usize) -> f32 {
+        let (_, last, _) = self.items.select_nth_unstable_by(k - 1, likeliest_first);
+        let floor = last.logit;
+        self.items.truncate(k);
+        floor
     }
 
     /// The candidates, in no particular order unless a stage has sorted them.
@@ -259,13 +335,12 @@ impl Candidates {
         if self.sorted || count == 0 {
             return;
         }
-        let order =
-            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id));
         if count < self.items.len() {
-            self.items.select_nth_unstable_by(count - 1, order);
-            self.items[..count].sort_unstable_by(order);
+            self.items
+                .select_nth_unstable_by(count - 1, likeliest_first);
+            self.items[..count].sort_unstable_by(likeliest_first);
         } else {
-            self.items.sort_unstable_by(order);
+            self.items.sort_unstable_by(likeliest_first);
             self.sorted = true;
         }
         self.by_id = false;
@@ -281,6 +356,36 @@ impl Candidates {
         self.items.swap(0, index);
         self.truncate(1);
     }
+}
+
+/// A token and its logit as a candidate.
+fn candidate((id, &logit): (u32, &f32)) -> Candidate {
+    Candidate {
+        id,
+        logit: tamed(logit),
+        probability: 0.0,
+    }
+}
+
+/// The order of candidates.
+fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// The largest number, ignoring NaN; minus infinity for none.
+fn max_of(logits: &[f32]) -> f32 {
+    // Maxima that are kept side by side become vector registers.
+    const LANES: usize = 32;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, *logit);
+        }
+    }
+    let all = lanes.iter().chain(rest);
+    all.fold(f32::NEG_INFINITY, |max, x| larger(max, *x))
 }
 
 /// A logit that arithmetic can be done with.

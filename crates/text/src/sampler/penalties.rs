@@ -47,10 +47,16 @@ impl Penalties {
         *self.counts.entry(token).or_insert(0) += 1;
     }
 
+    /// Whether [`apply`](Self::apply) leaves all logits as they are.
+    pub(super) fn change_nothing(&self) -> bool {
+        let off = self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0;
+        off || self.counts.is_empty()
+    }
+
     /// Lowers the logits of the tokens noted. A positive logit is divided by the repeat penalty and
     /// a negative one multiplied, so that it falls in both cases.
     pub fn apply(&self, candidates: &mut Candidates) {
-        if self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0 {
+        if self.change_nothing() {
             return;
         }
         for (&token, &count) in &self.counts {
