@@ -8,6 +8,6 @@
 mod registry;
 
 pub use registry::{BuiltIn, Registry, RegistryError};
-pub use samite_cpu::{Peaks, allowed_threads, measure_peaks};
+pub use samite_cpu::{Peaks, Probe, allowed_threads, measure_peaks};
 #[cfg(unix)]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};

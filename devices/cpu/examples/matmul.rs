@@ -1,12 +1,14 @@
 //! Measures matrix products of 4096 x 4096 weights: `cargo run --release -p samite-cpu --example matmul
 //! [threads [columns,... [type|memory ...]]]`. Prints the median of several runs as bytes of weights per second and as
-//! operations per second; once more for weights in packed memory (`cpu-packed`), where there is such.
+//! operations per second, and the share of the machine's limit that is reached first: reading or arithmetic (8-bit products
+//! for quantized types, else F32, which types of 16 bits may exceed); once more for weights in packed memory (`cpu-packed`),
+//! where there is such.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
     TensorGroup, TensorRef, Usage, host_buffer_type,
 };
-use samite_cpu::{CpuDevice, CpuOptions};
+use samite_cpu::{CpuDevice, CpuOptions, Peaks, allowed_threads, measure_peaks};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,13 +98,10 @@ fn measure(
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let mut options = CpuOptions::default();
-    if let Some(threads) = arguments.next() {
-        let threads = threads
-            .parse()
-            .map_err(|_| Error::invalid("the first argument is the number of threads"))?;
-        options = options.with_threads(threads);
-    }
+    let threads = arguments
+        .next()
+        .map_or(Ok(allowed_threads()), |threads| threads.parse())
+        .map_err(|_| Error::invalid("the first argument is the number of threads"))?;
     let columns = arguments.next().unwrap_or("1,4,8,64,256".into());
     let columns = columns
         .split(',')
@@ -110,8 +109,10 @@ fn main() -> Result<()> {
         .collect::<Option<Vec<usize>>>()
         .ok_or_else(|| Error::invalid("the second argument has numbers of columns, as in 1,64"))?;
     let named: Vec<_> = arguments.collect();
-    let device = CpuDevice::new(options);
+    let device = CpuDevice::new(CpuOptions::default().with_threads(threads));
     println!("{} {device:?}", device.description());
+    let peaks = measure_peaks(threads);
+    println!("{peaks:?}");
     let mut memories = vec![host_buffer_type()];
     memories.extend(device.extra_buffer_types());
     let is_named = |what: &str| named.iter().any(|name| name.eq_ignore_ascii_case(what));
@@ -126,7 +127,7 @@ fn main() -> Result<()> {
     }
     for dtype in types {
         for memory in &memories {
-            report(&device, memory, dtype, &columns)?;
+            report(&device, memory, dtype, &columns, &peaks)?;
         }
     }
     Ok(())
@@ -137,6 +138,7 @@ fn report(
     memory: &Arc<dyn BufferType>,
     dtype: DType,
     columns: &[usize],
+    peaks: &Peaks,
 ) -> Result<()> {
     let mut line = format!("{dtype:8} {:10}", memory.name());
     for &columns in columns {
@@ -144,13 +146,27 @@ fn report(
             return Ok(());
         };
         let seconds = time.as_secs_f64();
-        let bytes = dtype.row_bytes(K)? * ROWS;
-        let operations = 2 * K * ROWS * columns;
+        let bytes = (dtype.row_bytes(K)? * ROWS) as f64 / seconds;
+        let operations = (2 * K * ROWS * columns) as f64 / seconds;
+        let (name, most) = match peaks.i8_operations {
+            Some(most) if dtype.is_quantized() => ("8-bit", most),
+            _ => ("f32", peaks.f32_operations),
+        };
+        let shares = [
+            ("reading", bytes / peaks.read_bytes),
+            (name, operations / most),
+        ];
+        let (limit, share) = if shares[0].1 > shares[1].1 {
+            shares[0]
+        } else {
+            shares[1]
+        };
         line += &format!(
-            "  n={columns:<3} {:8.3} ms {:5.1} GB/s {:6.1} Gop/s",
+            "  n={columns:<3} {:8.3} ms {:5.1} GB/s {:6.1} Gop/s {:3.0} % of {limit}",
             seconds * 1e3,
-            bytes as f64 / seconds / 1e9,
-            operations as f64 / seconds / 1e9
+            bytes / 1e9,
+            operations / 1e9,
+            share * 100.0
         );
     }
     println!("{line}");

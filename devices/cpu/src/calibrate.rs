@@ -2,9 +2,13 @@
 //!
 //! Speeds of kernels are worth little without the machine's limits beside them. Each limit is measured by a loop that does
 //! nothing but the limiting operation, by all threads at once for some milliseconds; the best of several tries counts.
+//! Loops use the instructions that kernels use: those of the level that was detected, or of a lower one that the
+//! [environment](crate::ISA_VARIABLE) asks for.
 
+use crate::detect::Isa;
 use samite_core::HostMemory;
-use std::sync::Barrier;
+use std::hint::black_box;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Limits of some threads together.
@@ -12,13 +16,31 @@ use std::time::{Duration, Instant};
 pub struct Peaks {
     /// Threads that took part.
     pub threads: usize,
+    /// Cycles per second of each thread, on average while all of them run.
+    pub clock_hz: f64,
     /// Bytes read from memory per second, in several streams.
     pub read_bytes: f64,
     /// F32 operations per second; a fused multiply-add counts as two.
     pub f32_operations: f64,
-    /// 8-bit integer operations per second by the instruction that multiplies bytes and adds the products (VNNI); a
-    /// multiply-add counts as two. `None` where there is no such instruction.
+    /// 8-bit integer operations per second: by the instruction that multiplies bytes and adds the products to sums of 32
+    /// bits (VNNI, `sdot`, `smmla`), or by the three that AVX2 and AVX-512 without VNNI need for that. A multiply-add counts as
+    /// two. `None` at other levels. Not quite a limit: AMX does more, and so do the three where codes are so small that
+    /// several products fit into 16 bits.
     pub i8_operations: Option<f64>,
+}
+
+impl Peaks {
+    /// The larger ones of two measurements.
+    pub fn max(self, other: Peaks) -> Peaks {
+        let i8_operations = [self.i8_operations, other.i8_operations];
+        Peaks {
+            threads: self.threads,
+            clock_hz: self.clock_hz.max(other.clock_hz),
+            read_bytes: self.read_bytes.max(other.read_bytes),
+            f32_operations: self.f32_operations.max(other.f32_operations),
+            i8_operations: i8_operations.into_iter().flatten().reduce(f64::max),
+        }
+    }
 }
 
 /// How many threads this process may use: allowed by affinity and quota, one for each physical core.
@@ -31,30 +53,30 @@ const TRIES: usize = 6;
 const BUFFER_BYTES: usize = 768 << 20;
 /// Bytes that each thread reads at least.
 const THREAD_BYTES: usize = 64 << 20;
-const REGISTERS: usize = 12;
+/// Sums that do not wait for each other: enough for the latency of multipliers, and for the registers.
+const REGISTERS: usize = if cfg!(target_arch = "aarch64") {
+    24
+} else {
+    12
+};
+const ROUNDS: usize = 2_000_000;
 
 /// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many threads; a limit that
 /// could not be measured for want of memory is 0.
 pub fn measure_peaks(threads: usize) -> Peaks {
-    let threads = threads.max(1);
+    peaks(Isa::detect(None), threads.max(1))
+}
+
+fn peaks(isa: Isa, threads: usize) -> Peaks {
     let best = |work: &(dyn Fn(&[u8], usize) -> f64 + Sync), bytes: usize| {
         let barrier = Barrier::new(threads);
         std::thread::scope(|scope| {
             let run = || {
-                // As weights lie, in large pages where there are such.
-                let memory = HostMemory::allocate(bytes, "cpu", "measuring");
-                let buffer = memory.as_ref().map_or(&[][..], |memory| {
-                    // Pages that were never written are all the same one.
-                    let _ = memory.fill(0, bytes, 1);
-                    // SAFETY: the memory has so many bytes, lives longer than the slice, and nobody writes to it.
-                    unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), bytes) }
-                });
+                let buffer = Buffer::new(bytes);
                 let mut rates = [0.0; TRIES];
                 for (number, rate) in rates.iter_mut().enumerate() {
                     barrier.wait();
-                    let start = Instant::now();
-                    let amount = work(buffer, number);
-                    *rate = amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64();
+                    *rate = per_second(|| work(buffer.bytes(), number));
                 }
                 rates
             };
@@ -69,20 +91,108 @@ pub fn measure_peaks(threads: usize) -> Peaks {
             sums.into_iter().fold(0.0, f64::max)
         })
     };
+    let bytes = (BUFFER_BYTES / threads).max(THREAD_BYTES);
+    let i8_operations = best(&|_, _| multiply_bytes(isa), 0);
     Peaks {
         threads,
-        read_bytes: best(&read, (BUFFER_BYTES / threads).max(THREAD_BYTES)),
-        f32_operations: best(&|_, _| multiply_add(), 1),
-        i8_operations: can_multiply_bytes().then(|| best(&|_, _| multiply_bytes(), 1)),
+        clock_hz: best(&|_, _| count_cycles(), 0) / threads as f64,
+        read_bytes: best(&|buffer, number| read(isa, buffer, number), bytes),
+        f32_operations: best(&|_, _| multiply_add(isa), 0),
+        i8_operations: Some(i8_operations).filter(|&rate| rate > 0.0),
     }
 }
 
+/// Measures one thread's clock and reading again and again, to tell whether the machine stays the same.
+pub struct Probe {
+    isa: Isa,
+    buffer: Buffer,
+}
+
+impl Probe {
+    /// More than third-level caches hold.
+    const BYTES: usize = 512 << 20;
+    const TRIES: usize = 4;
+
+    /// Allocates what is read: 512 MiB, or an eighth of the free memory if that is less.
+    pub fn new() -> Self {
+        let free = crate::machine::memory().free.unwrap_or(usize::MAX);
+        Probe {
+            isa: Isa::detect(None),
+            buffer: Buffer::new(Self::BYTES.min(free / 8)),
+        }
+    }
+
+    fn best(work: impl Fn(usize) -> f64) -> f64 {
+        let rates = (0..Self::TRIES).map(|number| per_second(|| work(number)));
+        rates.fold(0.0, f64::max)
+    }
+
+    /// Cycles per second. Takes some milliseconds.
+    pub fn clock_hz(&self) -> f64 {
+        Self::best(|_| count_cycles())
+    }
+
+    /// Bytes read from memory per second; 0 if there was no memory. Takes about a tenth of a second.
+    pub fn read_bytes(&self) -> f64 {
+        Self::best(|number| read(self.isa, self.buffer.bytes(), number))
+    }
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The amount of work that is done, per second.
+fn per_second(work: impl FnOnce() -> f64) -> f64 {
+    let start = Instant::now();
+    let amount = work();
+    amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
+}
+
+/// Memory to be read, as weights lie: in large pages where there are such. Empty if there is too little memory.
+struct Buffer(Option<Arc<HostMemory>>, usize);
+
+impl Buffer {
+    fn new(bytes: usize) -> Self {
+        let memory = HostMemory::allocate(bytes, "cpu", "measuring").ok();
+        if let Some(memory) = &memory {
+            // Pages that were never written are all the same one.
+            let _ = memory.fill(0, bytes, 1);
+        }
+        Buffer(memory, bytes)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], |memory| {
+            // SAFETY: the memory has so many bytes, lives as long as `self`, and nobody writes to it any more.
+            unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), self.1) }
+        })
+    }
+}
+
+/// Does additions and exclusive ors, each of which waits for the one before and takes one cycle on every processor;
+/// returns how many.
+fn count_cycles() -> f64 {
+    const CHAIN: usize = 6_000_000;
+    // A constant would not do: some processors add small ones at no cost while they rename registers.
+    let (mut x, y) = black_box((1u64, 0x9e37_79b9_7f4a_7c15u64));
+    for _ in 0..CHAIN / 16 {
+        for _ in 0..8 {
+            x = x.wrapping_add(y) ^ y;
+        }
+    }
+    black_box(x);
+    CHAIN as f64
+}
+
 /// Reads the buffer once, in one stream or in several; returns its size.
-fn read(buffer: &[u8], number: usize) -> f64 {
+fn read(isa: Isa, buffer: &[u8], number: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if let Isa::Avx2(_) | Isa::Avx512(_) = isa {
         // SAFETY: AVX2 was detected.
-        std::hint::black_box(unsafe {
+        black_box(unsafe {
             match number % 2 {
                 0 => x86::read_avx2::<1>(buffer),
                 _ => x86::read_avx2::<4>(buffer),
@@ -90,7 +200,7 @@ fn read(buffer: &[u8], number: usize) -> f64 {
         });
         return buffer.len() as f64;
     }
-    let _ = number;
+    let _ = (isa, number);
     // Four streams keep more lines in flight than one.
     let (words, _) = buffer.as_chunks::<8>();
     let quarter = words.len() / 4;
@@ -100,60 +210,106 @@ fn read(buffer: &[u8], number: usize) -> f64 {
             sum = sum.wrapping_add(u64::from_le_bytes(words[stream * quarter + i]));
         }
     }
-    std::hint::black_box(sum);
+    black_box(sum);
     (quarter * 32) as f64
 }
 
+/// Does `$step` [`ROUNDS`] times for each of [`REGISTERS`] sums that begin as `$start`.
+macro_rules! rounds {
+    ($start:expr, |$sum:ident| $step:expr) => {{
+        let mut sums = [$start; REGISTERS];
+        for _ in 0..ROUNDS {
+            for $sum in &mut sums {
+                $step
+            }
+        }
+        black_box(sums);
+    }};
+}
+
 /// Does multiply-adds in registers; returns how many operations.
-fn multiply_add() -> f64 {
-    const ROUNDS: usize = 2_000_000;
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
+fn multiply_add(isa: Isa) -> f64 {
+    let lanes = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) => {
             // SAFETY: AVX-512F was detected.
-            std::hint::black_box(unsafe { x86::multiply_add_avx512(ROUNDS) });
-            return (ROUNDS * REGISTERS * 16 * 2) as f64;
+            unsafe { x86::multiply_add_avx512() };
+            16
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => {
             // SAFETY: AVX2 and FMA were detected.
-            std::hint::black_box(unsafe { x86::multiply_add_avx2(ROUNDS) });
-            return (ROUNDS * REGISTERS * 8 * 2) as f64;
+            unsafe { x86::multiply_add_avx2() };
+            8
         }
-    }
-    let mut sums = [[1.0f32; 4]; REGISTERS];
-    let factor = std::hint::black_box(0.999_999f32);
-    for _ in 0..ROUNDS {
-        for sum in &mut sums {
-            sum.iter_mut().for_each(|s| *s = *s * factor + factor);
+        #[cfg(target_arch = "aarch64")]
+        _ => {
+            // SAFETY: every processor has NEON.
+            unsafe { neon::multiply_add() };
+            4
         }
-    }
-    std::hint::black_box(sums);
-    (ROUNDS * REGISTERS * 4 * 2) as f64
+        #[cfg(not(target_arch = "aarch64"))]
+        _ => {
+            let factor = black_box(0.999_999f32);
+            rounds!([1.0f32; 4], |sum| sum
+                .iter_mut()
+                .for_each(|s| *s = *s * factor + factor));
+            4
+        }
+    };
+    (ROUNDS * REGISTERS * lanes * 2) as f64
 }
 
-fn can_multiply_bytes() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512f");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
-
-/// Does byte products in registers; returns how many operations.
-fn multiply_bytes() -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if can_multiply_bytes() {
-        const ROUNDS: usize = 2_000_000;
-        // SAFETY: AVX-512 VNNI was detected.
-        std::hint::black_box(unsafe { x86::multiply_bytes_avx512(ROUNDS) });
-        return (ROUNDS * REGISTERS * 64 * 2) as f64;
-    }
-    0.0
+/// Does byte products in registers; returns how many operations, none where they have no instruction.
+fn multiply_bytes(isa: Isa) -> f64 {
+    let products = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) => {
+            // SAFETY: AVX-512 F and BW were detected, and VNNI if the token says so.
+            unsafe {
+                if token.vnni() {
+                    x86::multiply_bytes_avx512_vnni();
+                } else {
+                    x86::multiply_bytes_avx512();
+                }
+            }
+            64
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(token) => {
+            // SAFETY: AVX2 was detected, and AVX-VNNI if the token says so.
+            unsafe {
+                if token.vnni() {
+                    x86::multiply_bytes_avx_vnni();
+                } else {
+                    x86::multiply_bytes_avx2();
+                }
+            }
+            32
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(token) if token.i8mm() => {
+            // SAFETY: products of matrices of bytes were detected.
+            unsafe { neon::multiply_bytes_i8mm() };
+            32
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => {
+            // SAFETY: products of bytes were detected.
+            unsafe { neon::multiply_bytes_dotprod() };
+            16
+        }
+        _ => 0,
+    };
+    (ROUNDS * REGISTERS * products * 2) as f64
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::REGISTERS;
+    use super::{REGISTERS, ROUNDS};
+    use std::arch::asm;
     use std::arch::x86_64::*;
+    use std::hint::black_box;
 
     #[target_feature(enable = "avx2")]
     pub fn read_avx2<const STREAMS: usize>(buffer: &[u8]) -> i64 {
@@ -180,47 +336,152 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f")]
-    pub fn multiply_add_avx512(rounds: usize) -> f32 {
-        let factor = _mm512_set1_ps(std::hint::black_box(0.999_999));
-        let mut sums = [_mm512_set1_ps(1.0); REGISTERS];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(*sum, factor, factor);
-            }
-        }
-        _mm512_reduce_add_ps(
-            sums.into_iter()
-                .fold(_mm512_setzero_ps(), |a, b| _mm512_add_ps(a, b)),
-        )
+    pub fn multiply_add_avx512() {
+        let factor = _mm512_set1_ps(black_box(0.999_999));
+        rounds!(_mm512_set1_ps(1.0), |sum| *sum =
+            _mm512_fmadd_ps(*sum, factor, factor));
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub fn multiply_add_avx2(rounds: usize) -> f32 {
-        let factor = _mm256_set1_ps(std::hint::black_box(0.999_999));
-        let mut sums = [_mm256_set1_ps(1.0); REGISTERS];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(*sum, factor, factor);
-            }
-        }
-        _mm256_cvtss_f32(
-            sums.into_iter()
-                .fold(_mm256_setzero_ps(), |a, b| _mm256_add_ps(a, b)),
-        )
+    pub fn multiply_add_avx2() {
+        let factor = _mm256_set1_ps(black_box(0.999_999));
+        rounds!(_mm256_set1_ps(1.0), |sum| *sum =
+            _mm256_fmadd_ps(*sum, factor, factor));
     }
 
     #[target_feature(enable = "avx512f,avx512vnni")]
-    pub fn multiply_bytes_avx512(rounds: usize) -> i32 {
-        let factor = _mm512_set1_epi8(std::hint::black_box(3));
-        let mut sums = [_mm512_set1_epi32(1); REGISTERS];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm512_dpbusd_epi32(*sum, factor, factor);
+    pub fn multiply_bytes_avx512_vnni() {
+        let factor = _mm512_set1_epi8(black_box(3));
+        rounds!(_mm512_set1_epi32(1), |sum| *sum =
+            _mm512_dpbusd_epi32(*sum, factor, factor));
+    }
+
+    #[target_feature(enable = "avx2,avxvnni")]
+    pub fn multiply_bytes_avx_vnni() {
+        let factor = _mm256_set1_epi8(black_box(3));
+        rounds!(_mm256_set1_epi32(1), |sum| *sum =
+            _mm256_dpbusd_avx_epi32(*sum, factor, factor));
+    }
+
+    /// What `vpdpbusd` does, in three instructions. They are written out because the compiler would multiply once and then
+    /// only add.
+    macro_rules! add_products {
+        ($class:ident, $sum:expr, $factor:expr, $ones:expr) => {
+            asm!(
+                "vpmaddubsw {products}, {factor}, {factor}",
+                "vpmaddwd {products}, {products}, {ones}",
+                "vpaddd {sum}, {sum}, {products}",
+                products = out($class) _,
+                sum = inout($class) *$sum,
+                factor = in($class) $factor,
+                ones = in($class) $ones,
+                options(pure, nomem, nostack, preserves_flags),
+            )
+        };
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub fn multiply_bytes_avx512() {
+        let factor = _mm512_set1_epi8(black_box(3));
+        let ones = _mm512_set1_epi16(1);
+        // SAFETY: the instructions change registers only, and are there by this function's contract.
+        rounds!(_mm512_set1_epi32(1), |sum| unsafe {
+            add_products!(zmm_reg, sum, factor, ones);
+        });
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub fn multiply_bytes_avx2() {
+        let factor = _mm256_set1_epi8(black_box(3));
+        let ones = _mm256_set1_epi16(1);
+        // SAFETY: the instructions change registers only, and are there by this function's contract.
+        rounds!(_mm256_set1_epi32(1), |sum| unsafe {
+            add_products!(ymm_reg, sum, factor, ones);
+        });
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{REGISTERS, ROUNDS};
+    use std::arch::aarch64::*;
+    use std::arch::asm;
+    use std::hint::black_box;
+
+    #[target_feature(enable = "neon")]
+    pub fn multiply_add() {
+        let factor = vdupq_n_f32(black_box(0.999_999));
+        rounds!(vdupq_n_f32(1.0), |sum| *sum =
+            vfmaq_f32(factor, *sum, factor));
+    }
+
+    /// Adds products of bytes to each sum, by an instruction that the compiler does not have as a function yet.
+    macro_rules! multiply_bytes {
+        ($name:ident, $feature:literal, $instruction:literal) => {
+            #[target_feature(enable = $feature)]
+            pub fn $name() {
+                let factor = vdupq_n_s8(black_box(3));
+                // SAFETY: the instruction changes a register only, and is there by this function's contract.
+                rounds!(vdupq_n_s32(1), |sum| unsafe {
+                    asm!(
+                        concat!($instruction, " {sum:v}.4s, {a:v}.16b, {a:v}.16b"),
+                        sum = inout(vreg) *sum,
+                        a = in(vreg) factor,
+                        options(pure, nomem, nostack, preserves_flags),
+                    );
+                });
             }
+        };
+    }
+
+    multiply_bytes!(multiply_bytes_dotprod, "neon,dotprod", "sdot");
+    multiply_bytes!(multiply_bytes_i8mm, "neon,dotprod,i8mm", "smmla");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_has_limits() {
+        for isa in Isa::all() {
+            let peaks = peaks(isa, 2);
+            let multiplies_bytes = isa != Isa::Generic;
+            assert_eq!(peaks.i8_operations.is_some(), multiplies_bytes, "{isa:?}");
+            let i8_operations = peaks.i8_operations.unwrap_or(f64::INFINITY);
+            for rate in [
+                peaks.clock_hz,
+                peaks.read_bytes,
+                peaks.f32_operations,
+                i8_operations,
+            ] {
+                assert!(rate > 1e7, "{isa:?}: {peaks:?}");
+            }
+            assert!((1e8..2e10).contains(&peaks.clock_hz), "{isa:?}: {peaks:?}");
         }
-        _mm512_reduce_add_epi32(
-            sums.into_iter()
-                .fold(_mm512_setzero_si512(), |a, b| _mm512_add_epi32(a, b)),
-        )
+    }
+
+    #[test]
+    fn probes_and_larger_limits() {
+        let probe = Probe::new();
+        assert!(probe.clock_hz() > 1e8 && probe.read_bytes() > 1e7);
+        let one = Peaks {
+            threads: 2,
+            clock_hz: 1.0,
+            read_bytes: 5.0,
+            f32_operations: 3.0,
+            i8_operations: None,
+        };
+        let other = Peaks {
+            clock_hz: 2.0,
+            read_bytes: 4.0,
+            i8_operations: Some(7.0),
+            ..one
+        };
+        let larger = one.max(other);
+        assert_eq!(
+            (larger.clock_hz, larger.read_bytes, larger.i8_operations),
+            (2.0, 5.0, Some(7.0))
+        );
     }
 }

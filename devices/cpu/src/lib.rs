@@ -42,6 +42,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use calibrate::{Peaks, allowed_threads, measure_peaks};
+pub use calibrate::{Peaks, Probe, allowed_threads, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};
 pub use device::{CpuBackend, CpuDevice, CpuOptions};
