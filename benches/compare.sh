@@ -73,6 +73,9 @@ bench small-moe small-moe-q4_0 -p 512 -n 64
 # Of a model this small, one sample is some milliseconds long: many make one.
 if [ -f "$folder/stories260K.gguf" ]; then
     bench stories260K stories260K -p 0 -n 64 -r 500
+elif chosen stories260K; then
+    echo "stories260K is left out: put stories260K.gguf, a trained model (tinyllamas/stories260K.gguf of ggml-org/models on" \
+        "Hugging Face), into $folder" >&2
 fi
 
 echo
@@ -87,3 +90,6 @@ rm -f "$folder/ours.gguf" "$folder/theirs.gguf"
 pairs load-to-first-token \
     "$samite run -m $folder/tinyllama-q4_0.gguf -p a -n 1 -c 256 --temp 0 -t $threads" \
     "$llama/llama-completion -m $folder/tinyllama-q4_0.gguf -p a -n 1 -c 256 --temp 0 -t $threads -no-cnv --no-warmup"
+
+# Everything that was measured, to be kept: all reports of this folder in one file, a line for each pair.
+python3 "$here/all.py" "$results" >"$results/all.json"

@@ -2,6 +2,8 @@
 
 mod canary;
 mod compare;
+mod limits;
+mod metadata;
 mod peer;
 mod statistics;
 mod work;
@@ -10,8 +12,10 @@ use crate::args::{ModelArgs, ThreadArgs, sequence_count, thread_count, token_cou
 use crate::failure::{Failure, Outcome};
 use crate::{interrupt, progress};
 use clap::Args;
+use limits::Limits;
+use metadata::metadata;
 use samite::llm::Model;
-use samite::registry::{Peaks, allowed_threads, measure_peaks};
+use samite::registry::allowed_threads;
 use serde_json::json;
 use statistics::median;
 use std::io::Write;
@@ -50,7 +54,8 @@ pub struct BenchArgs {
     /// Pairs of samples in a comparison
     #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     pairs: u32,
-    /// Do not measure the machine's limits
+    /// Do not measure the machine's limits; otherwise, a comparison measures them before and after the pairs of each test,
+    /// and the larger ones count
     #[arg(long)]
     no_peaks: bool,
     /// Print JSON
@@ -127,11 +132,11 @@ pub fn run(args: BenchArgs) -> Outcome {
     let repetitions = args.repetitions.unwrap_or(REPETITIONS);
     let bar = progress::count("measuring");
     bar.set_length((threads.len() * works.len()) as u64);
-    let (mut rows, mut limits, mut name) = (Vec::new(), Vec::new(), String::new());
+    let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
     for &threads in &threads {
         let model = args.model.load(ThreadArgs::new(threads), &cancel)?;
         name = describe(&model);
-        let peaks = (!args.no_peaks).then(|| measure_peaks(threads));
+        let peaks = (!args.no_peaks).then(|| limits.measure(threads));
         for &work in &works {
             let mut bench = Bench::new(&model, work, &args.model, &cancel)?;
             let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
@@ -149,7 +154,6 @@ pub fn run(args: BenchArgs) -> Outcome {
             });
             bar.inc(1);
         }
-        limits.extend(peaks);
     }
     bar.finish_and_clear();
     if args.json {
@@ -159,7 +163,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     }
 }
 
-fn print_json(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
+fn print_json(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
     let results: Vec<_> = rows
         .iter()
         .map(|row| {
@@ -173,13 +177,15 @@ fn print_json(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
             })
         })
         .collect();
-    let limits: Vec<_> = limits.iter().map(limits_json).collect();
-    let value = json!({ "model": name, "results": results, "limits": limits });
+    let mut value = metadata();
+    value["model"] = name.into();
+    value["results"] = results.into();
+    value["limits"] = limits.to_json();
     writeln!(std::io::stdout().lock(), "{value:#}")?;
     Ok(())
 }
 
-fn print_table(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
+fn print_table(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;
     write!(
@@ -207,26 +213,6 @@ fn print_table(name: &str, rows: &[Row], limits: &[Peaks]) -> Outcome {
             None => writeln!(out)?,
         }
     }
-    for peaks in limits {
-        let i8 = peaks
-            .i8_operations
-            .map_or_else(String::new, |ops| format!(", {:.0} GOP/s 8-bit", ops / 1e9));
-        writeln!(
-            out,
-            "limits, {} threads: {:.1} GB/s reading, {:.0} GFLOP/s f32{i8}",
-            peaks.threads,
-            peaks.read_bytes / 1e9,
-            peaks.f32_operations / 1e9
-        )?;
-    }
+    write!(out, "{}", limits.lines())?;
     Ok(())
-}
-
-fn limits_json(peaks: &Peaks) -> serde_json::Value {
-    json!({
-        "threads": peaks.threads,
-        "read_bytes": peaks.read_bytes,
-        "f32_operations": peaks.f32_operations,
-        "i8_operations": peaks.i8_operations,
-    })
 }

@@ -1,6 +1,6 @@
 //! Comparisons, with scripts in the place of llama.cpp.
 
-use crate::{tiny, with_model};
+use crate::{says_where_and_when, tiny, with_model};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,7 @@ fn the_better_of_two_rivals_is_compared_in_pairs() {
     );
     let found = with_model(&model, &line).json();
     assert_eq!(found["llama_cpp_version"], "abc (build 5)");
+    says_where_and_when(&found);
     let rows = found["results"].as_array().unwrap();
     let tests: Vec<_> = rows
         .iter()
@@ -46,6 +47,33 @@ fn the_better_of_two_rivals_is_compared_in_pairs() {
     let line = line.replace(" --json", "");
     let table = with_model(&model, &line).ok();
     assert!(table.contains("| tg4x3@2 | 1 |"), "{table}");
+}
+
+#[test]
+fn limits_are_measured_before_and_after() {
+    let (dir, model) = tiny();
+    let lines = format!("[ $1 = --version ] && echo 'version: 1.2 (b)' >&2 && exit; {BENCH}");
+    let bench = script(dir.path(), "llama-bench", &lines);
+    let line = format!(
+        "bench -m M --compare {} --pairs 1 -p 8 -n 0 -t 2",
+        bench.display()
+    );
+    let found = with_model(&model, &format!("{line} --json")).json();
+    assert_eq!(found["llama_cpp_version"], "1.2 (b)");
+    let row = &found["results"][0];
+    assert!(row["share_of_limit"].as_f64().unwrap() > 0.0, "{row}");
+    let [before, after] = row["limits"].as_array().unwrap().as_slice() else {
+        panic!("{row}");
+    };
+    let [one, two] = found["limits"].as_array().unwrap().as_slice() else {
+        panic!("{found}");
+    };
+    assert!(one["threads"] == 1 && two["threads"] == 2, "{found}");
+    for name in ["clock_hz", "read_bytes", "f32_operations"] {
+        let [before, after, best] =
+            [before, after, two].map(|limits| limits[name].as_f64().unwrap());
+        assert!(before > 0.0 && best == before.max(after), "{found}");
+    }
 }
 
 #[test]

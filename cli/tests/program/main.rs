@@ -116,6 +116,21 @@ fn trained() -> Option<PathBuf> {
     Some(path)
 }
 
+/// Checks that a report of speeds has what is needed to tell it from others.
+#[track_caller]
+fn says_where_and_when(report: &serde_json::Value) {
+    for name in ["date", "processor", "isa", "samite_version", "model"] {
+        let text = report[name].as_str().unwrap_or_default();
+        assert!(!text.is_empty(), "no {name}: {report}");
+    }
+    let date = report["date"].as_str().unwrap();
+    assert!(
+        date.len() == 20 && date.ends_with('Z') && &date[10..11] == "T",
+        "{date}"
+    );
+    assert!(report["cores"].as_u64().unwrap() > 0);
+}
+
 /// The names of what is in a folder.
 fn listing(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(dir)

@@ -1,6 +1,6 @@
 //! What the commands print, and where it goes.
 
-use crate::{Run, command, samite, tiny, with_model};
+use crate::{Run, command, samite, says_where_and_when, tiny, with_model};
 use std::io::{Read, Write};
 use std::process::Stdio;
 
@@ -44,6 +44,7 @@ fn bench_takes_lists() {
     let (_dir, model) = tiny();
     let line = "bench -m M -p 8,16 -n 4 -d 2 -t 1,2 -r 1 --no-peaks --json";
     let bench = with_model(&model, line).json();
+    says_where_and_when(&bench);
     let results = bench["results"].as_array().unwrap();
     let rows: Vec<_> = results
         .iter()
@@ -62,6 +63,13 @@ fn bench_takes_lists() {
     );
     let table = with_model(&model, "bench -m M -p 0 -n 4 -r 2 --no-peaks").ok();
     assert_eq!(table.lines().count(), 3, "{table}");
+    let table = with_model(&model, "bench -m M -p 0 -n 4 -r 1 -t 2").ok();
+    assert!(table.contains("limits, 1 thread: "), "{table}");
+    assert!(
+        table.contains("limits, 2 threads: ") && table.contains(" GHz, "),
+        "{table}"
+    );
+    assert!(table.contains(" times one's"), "{table}");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Canaries: small fixed pieces of work, and the system's own counters, that tell whether the machine stayed the same.
 
-use std::hint::black_box;
-use std::time::{Duration, Instant};
+use samite::registry::Probe;
 
 /// How far a canary may move between the samples of a pair.
 const MOST_DRIFT: f64 = 0.03;
@@ -12,61 +11,23 @@ const MOST_STOLEN: f64 = 0.01;
 /// Processors that other programs may use meanwhile.
 const MOST_FOREIGN: f64 = 0.05;
 
-const CHAIN: usize = 1_500_000;
-const TRIES: usize = 4;
-
 /// What the machine can do at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Steps per second of a chain in which each step waits for the one before: follows the clock.
-    pub steps: f64,
+    /// Cycles per second.
+    pub clock_hz: f64,
     /// Bytes read from memory per second by one thread.
     pub read_bytes: f64,
 }
 
-/// Takes readings.
-pub struct Canary {
-    memory: Vec<u64>,
-}
-
-impl Canary {
-    pub fn new() -> Self {
-        Canary {
-            // Beyond most caches.
-            memory: vec![1; 8 << 20],
-        }
-    }
-
-    /// A reading: the best of several tries, some hundredths of a second in all.
-    pub fn read(&self) -> Reading {
-        let best = |work: &dyn Fn() -> f64| {
-            let rate = |_| {
-                let start = Instant::now();
-                let amount = work();
-                amount / start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
-            };
-            (0..TRIES).map(rate).fold(0.0, f64::max)
-        };
+impl Reading {
+    /// Now: the best of several tries, about a tenth of a second in all.
+    pub fn new(probe: &Probe) -> Self {
         Reading {
-            steps: best(&chain),
-            read_bytes: best(&|| self.sum()),
+            clock_hz: probe.clock_hz(),
+            read_bytes: probe.read_bytes(),
         }
     }
-
-    fn sum(&self) -> f64 {
-        let sum = self.memory.iter().fold(0u64, |a, &b| a.wrapping_add(b));
-        black_box(sum);
-        size_of_val(&*self.memory) as f64
-    }
-}
-
-fn chain() -> f64 {
-    let mut x = black_box(1u64);
-    for _ in 0..CHAIN {
-        x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7);
-    }
-    black_box(x);
-    CHAIN as f64
 }
 
 /// Processor time in seconds since the start of the machine or of the process.
@@ -143,7 +104,7 @@ impl Noise {
         // Counters tick every 10 ms: a few ticks are no sign of anything.
         let foreign = (after.busy - before.busy) - (after.own - before.own) - 0.03;
         Noise {
-            clock_drift: drift(|reading| reading.steps),
+            clock_drift: drift(|reading| reading.clock_hz),
             read_drift: drift(|reading| reading.read_bytes),
             stolen: per_second(after.stolen - before.stolen - 0.01),
             foreign: per_second(foreign),
@@ -184,12 +145,15 @@ mod tests {
 
     #[test]
     fn readings_and_what_is_noise() {
-        let reading = Canary::new().read();
+        let reading = Reading::new(&Probe::new());
         assert!(
-            reading.steps > 1e6 && reading.read_bytes > 1e6,
+            reading.clock_hz > 1e6 && reading.read_bytes > 1e6,
             "{reading:?}"
         );
-        let at = |steps, read_bytes| Reading { steps, read_bytes };
+        let at = |clock_hz, read_bytes| Reading {
+            clock_hz,
+            read_bytes,
+        };
         let times = |busy, own| Times {
             busy,
             own,

@@ -3,8 +3,13 @@
 //! The order within pairs is drawn, and turned round in every second pair. The result is the median of the pairs' ratios.
 //! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for. If there is hardly
 //! anything else, all count, and the result says so.
+//!
+//! What the machine can do is measured before and after the pairs of each row: what memory shared with others gives moves, and
+//! the larger limits are nearer to those of the best pairs.
 
-use super::canary::{Canary, Noise, Times};
+use super::canary::{Noise, Reading, Times};
+use super::limits::{self, Limits};
+use super::metadata::metadata;
 use super::peer::Peer;
 use super::statistics::{Ratio, median_of, ratio};
 use super::work::{Bench, Work};
@@ -14,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::{interrupt, progress};
 use samite::CancelToken;
 use samite::llm::Model;
-use samite::registry::{Peaks, measure_peaks};
+use samite::registry::{Peaks, Probe};
 use samite::text::Rng;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -48,7 +53,9 @@ struct Row {
     /// Tokens per second of llama.cpp without and with its packed weights, 0 if it failed: the faster is the rival.
     trial: [f64; 2],
     pairs: Vec<Pair>,
-    /// The machine's limit, and the rate at which it is reached.
+    /// The machine's limits before and after the pairs.
+    limits: Vec<Peaks>,
+    /// The limit of this work by the larger ones of those, and the rate at which it is reached.
     limit: Option<(&'static str, f64)>,
 }
 
@@ -100,7 +107,7 @@ struct Report {
     model: String,
     peer_version: Option<String>,
     rows: Vec<Row>,
-    limits: Vec<Peaks>,
+    limits: Limits,
 }
 
 /// Compares all `works`, with each number of threads. After Ctrl-C, what was measured so far is printed.
@@ -133,31 +140,45 @@ fn measure_all(
     bar.set_length((threads.len() * works.len() * args.pairs as usize) as u64);
     let seed = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut random = Rng::new(seed.map_or(0, |time| time.as_nanos() as u64));
+    report.peer_version = peer.version(cancel)?;
+    let probe = Probe::new();
     for &threads in threads {
         let model = args.model.load(ThreadArgs::new(threads), cancel)?;
         report.model = describe(&model);
         for &work in works {
-            let peaks = (!args.no_peaks).then(|| measure_peaks(threads));
             report.rows.push(Row {
                 work,
                 threads,
                 wanted: args.pairs as usize,
                 trial: [0.0; 2],
                 pairs: Vec::new(),
-                limit: peaks.as_ref().map(|peaks| work.limit(&model, peaks)),
+                limits: Vec::new(),
+                limit: None,
             });
-            report.limits.extend(peaks);
             let Report {
-                rows, peer_version, ..
-            } = report;
+                rows,
+                peer_version,
+                limits,
+                ..
+            } = &mut *report;
             let Some(row) = rows.last_mut() else { continue };
+            let mut measure_limits = |row: &mut Row| {
+                if !args.no_peaks {
+                    row.limits.push(limits.measure(threads));
+                    let best = row.limits.iter().copied().reduce(Peaks::max);
+                    row.limit = best.map(|peaks| work.limit(&model, &peaks));
+                }
+            };
+            measure_limits(row);
             let comparison = Comparison {
                 args,
                 peer,
                 model: &model,
+                probe: &probe,
                 cancel,
             };
             comparison.fill(row, peer_version, &mut random, &bar)?;
+            measure_limits(row);
         }
     }
     bar.finish_and_clear();
@@ -169,6 +190,7 @@ struct Comparison<'a> {
     args: &'a BenchArgs,
     peer: &'a Peer,
     model: &'a Arc<Model>,
+    probe: &'a Probe,
     cancel: &'a CancelToken,
 }
 
@@ -207,7 +229,7 @@ impl Comparison<'_> {
             match sample_peer(repack) {
                 Ok(sample) => {
                     *best = best.max(sample.rate);
-                    *version = sample.version.or(version.take());
+                    *version = version.take().or(sample.version);
                 }
                 Err(Failure::Error(message)) => *failure = Some(message),
                 Err(failure) => return Err(failure),
@@ -223,9 +245,8 @@ impl Comparison<'_> {
             [None, None] => {}
         }
         let repack = row.repack();
-        let canary = Canary::new();
         let mut samite_first = false;
-        let mut reading = canary.read();
+        let mut reading = Reading::new(self.probe);
         while row.quiet() < row.wanted && row.pairs.len() < row.wanted * MOST_TRIES {
             samite_first = match row.pairs.len() % 2 {
                 0 => random.next_u64() >> 63 == 0,
@@ -240,7 +261,7 @@ impl Comparison<'_> {
                 } else {
                     sample_peer(repack)?.rate
                 };
-                readings.push(canary.read());
+                readings.push(Reading::new(self.probe));
             }
             reading = readings[2];
             let seconds = start.elapsed().as_secs_f64();
@@ -292,6 +313,9 @@ fn as_table(report: &Report) -> String {
             },
         );
     }
+    if !report.limits.is_empty() {
+        let _ = write!(text, "\n{}", report.limits.lines());
+    }
     text
 }
 
@@ -326,16 +350,16 @@ fn as_json(report: &Report) -> Value {
             "restless_dropped": !row.is_restless(),
             "limit": row.share().map(|(limit, _)| limit),
             "share_of_limit": row.share().and_then(|(_, share)| finite(share)),
+            "limits": row.limits.iter().map(limits::to_json).collect::<Vec<_>>(),
             "pairs": row.pairs.iter().map(pair).collect::<Vec<_>>(),
         })
     };
-    json!({
-        "model": report.model,
-        "samite_version": env!("CARGO_PKG_VERSION"),
-        "llama_cpp_version": report.peer_version,
-        "results": report.rows.iter().map(row).collect::<Vec<_>>(),
-        "limits": report.limits.iter().map(super::limits_json).collect::<Vec<_>>(),
-    })
+    let mut value = metadata();
+    value["model"] = report.model.as_str().into();
+    value["llama_cpp_version"] = report.peer_version.as_deref().into();
+    value["results"] = report.rows.iter().map(row).collect();
+    value["limits"] = report.limits.to_json();
+    value
 }
 
 fn finite(value: f64) -> Option<f64> {

@@ -51,6 +51,17 @@ impl Peer {
         })
     }
 
+    /// What `--version` says; not every build knows that flag.
+    pub fn version(&self, cancel: &CancelToken) -> Outcome<Option<String>> {
+        let mut command = Command::new(&self.bench);
+        command.arg("--version");
+        match run(command, cancel) {
+            Ok(output) => Ok(parse_version(&output.join("\n"))),
+            Err(Failure::Error(_)) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// Does the work `repetitions` times after a warm-up, with or without llama.cpp's packed weights.
     pub fn sample(
         &self,
@@ -75,7 +86,7 @@ impl Peer {
         command.args(["-ctk", k.name(), "-ctv", v.name()]);
         command.args(["-ub", &flags.ubatch_size.to_string()]);
         command.args(["-fa", if flags.no_flash() { "off" } else { "on" }]);
-        let output = run(command, cancel)?;
+        let [output, _] = run(command, cancel)?;
         let parsed = if work.sequences == 1 {
             parse_bench(&output)
         } else {
@@ -124,6 +135,13 @@ fn batched_arguments(work: Work, threads: usize, repack: bool, repetitions: u32)
     .collect()
 }
 
+fn parse_version(output: &str) -> Option<String> {
+    let line = output
+        .lines()
+        .find_map(|line| line.strip_prefix("version:"))?;
+    Some(line.trim().to_owned())
+}
+
 fn parse_bench(output: &str) -> Option<PeerSample> {
     let line = output.lines().find(|line| line.starts_with('{'))?;
     let value: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -152,8 +170,8 @@ fn parse_batched(output: &str, repetitions: u32) -> Option<PeerSample> {
     })
 }
 
-/// What a program writes to standard output. It is ended when cancelled.
-fn run(mut command: Command, cancel: &CancelToken) -> Outcome<String> {
+/// What a program writes to standard output and to standard error. It is ended when cancelled.
+fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |what: &dyn std::fmt::Display| Failure::error(format_args!("{name}: {what}"));
     let mut child = command
@@ -178,7 +196,7 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<String> {
     let [output, errors] = [output, errors].map(|text| text.recv().unwrap_or_default());
     cancel.check()?;
     match status {
-        Ok(status) if status.success() => Ok(output),
+        Ok(status) if status.success() => Ok([output, errors]),
         Ok(status) => {
             let last = errors.lines().rfind(|line| !line.trim().is_empty());
             Err(failed(&format_args!(
@@ -243,6 +261,11 @@ mod tests {
         assert_eq!(sample.version.as_deref(), Some("abc (build 7)"));
         assert!(parse_bench("{}").is_none());
         assert!(parse_bench("").is_none());
+
+        let output = "load\nversion: 0.5.0-dev (build 1, commit abc)\nbuilt with Clang\n";
+        let version = parse_version(output);
+        assert_eq!(version.as_deref(), Some("0.5.0-dev (build 1, commit abc)"));
+        assert_eq!(parse_version(&output[..4]), None);
 
         let output = "{\"speed_pp\": -nan, \"t_tg\": 1, \"speed_tg\": 40.0, \"speed\": 4}\n{\"speed_tg\": 60.0}\n";
         assert_eq!(parse_batched(output, 2).unwrap().rate, 50.0);

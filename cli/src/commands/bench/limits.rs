@@ -1,0 +1,130 @@
+//! What the machine can do, beside what was measured.
+
+use samite::registry::{Peaks, measure_peaks};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// With less than this part of what so many threads would make if each made what one alone does, something is wrong.
+const LEAST_GAIN: f64 = 0.75;
+
+/// The best of what was measured, for each number of threads.
+#[derive(Default)]
+pub struct Limits(Vec<Peaks>);
+
+impl Limits {
+    /// Measures the limits of `threads` threads and, to tell how much more they make than one, at first those of one.
+    pub fn measure(&mut self, threads: usize) -> Peaks {
+        if threads > 1 && self.of(1).is_none() {
+            self.add(measure_peaks(1));
+        }
+        let peaks = measure_peaks(threads);
+        self.add(peaks);
+        peaks
+    }
+
+    fn of(&self, threads: usize) -> Option<&Peaks> {
+        self.0.iter().find(|peaks| peaks.threads == threads)
+    }
+
+    fn add(&mut self, new: Peaks) {
+        match self.0.iter_mut().find(|peaks| peaks.threads == new.threads) {
+            Some(peaks) => *peaks = peaks.max(new),
+            None => self.0.push(new),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A line for each number of threads.
+    pub fn lines(&self) -> String {
+        self.0.iter().fold(String::new(), |mut text, peaks| {
+            let one = self.of(1).filter(|_| peaks.threads > 1);
+            let _ = writeln!(text, "{}", line(peaks, one));
+            text
+        })
+    }
+
+    pub fn to_json(&self) -> Value {
+        self.0.iter().map(to_json).collect()
+    }
+}
+
+pub fn to_json(peaks: &Peaks) -> Value {
+    json!({
+        "threads": peaks.threads,
+        "clock_hz": peaks.clock_hz,
+        "read_bytes": peaks.read_bytes,
+        "f32_operations": peaks.f32_operations,
+        "i8_operations": peaks.i8_operations,
+    })
+}
+
+/// The limits of some threads, and how many times as much that is as `one` makes.
+fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
+    let times = |rate: fn(&Peaks) -> f64| {
+        let alone = one.map(rate).filter(|&alone| alone > 0.0)?;
+        Some(rate(peaks) / alone)
+    };
+    let beside = |times: Option<f64>| {
+        times.map_or_else(String::new, |times| format!(" ({times:.2} times one's)"))
+    };
+    let f32_times = times(|peaks| peaks.f32_operations);
+    let i8_times = times(|peaks| peaks.i8_operations.unwrap_or(0.0));
+    let mut text = format!(
+        "limits, {} thread{}: {:.2} GHz, {:.1} GB/s reading{}, {:.0} GFLOP/s f32{}",
+        peaks.threads,
+        if peaks.threads == 1 { "" } else { "s" },
+        peaks.clock_hz / 1e9,
+        peaks.read_bytes / 1e9,
+        beside(times(|peaks| peaks.read_bytes)),
+        peaks.f32_operations / 1e9,
+        beside(f32_times),
+    );
+    if let Some(operations) = peaks.i8_operations {
+        let _ = write!(
+            text,
+            ", {:.0} GOP/s 8-bit{}",
+            operations / 1e9,
+            beside(i8_times)
+        );
+    }
+    let least = LEAST_GAIN * peaks.threads as f64;
+    if i8_times.or(f32_times).is_some_and(|times| times < least) {
+        text += ": threads share cores or the machine is busy";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_share_cores_are_told() {
+        let peaks = |threads, i8_operations| Peaks {
+            threads,
+            clock_hz: 3e9,
+            read_bytes: 2e10,
+            f32_operations: 1e11,
+            i8_operations,
+        };
+        let lines = |all: &[Peaks]| {
+            let mut limits = Limits::default();
+            all.iter().for_each(|&peaks| limits.add(peaks));
+            limits.lines()
+        };
+        assert_eq!(
+            lines(&[peaks(1, None), peaks(1, None)]),
+            "limits, 1 thread: 3.00 GHz, 20.0 GB/s reading, 100 GFLOP/s f32\n"
+        );
+        let found = lines(&[peaks(1, Some(1e12)), peaks(2, Some(1.9e12))]);
+        let second = "limits, 2 threads: 3.00 GHz, 20.0 GB/s reading (1.00 times one's), \
+                      100 GFLOP/s f32 (1.00 times one's), 1900 GOP/s 8-bit (1.90 times one's)";
+        assert_eq!(found.lines().nth(1), Some(second));
+        let remark = "threads share cores or the machine is busy\n";
+        assert!(lines(&[peaks(1, Some(1e12)), peaks(2, Some(1.4e12))]).ends_with(remark));
+        assert!(lines(&[peaks(1, None), peaks(2, None)]).ends_with(remark));
+    }
+}
