@@ -91,5 +91,5 @@ pairs load-to-first-token \
     "$samite run -m $folder/tinyllama-q4_0.gguf -p a -n 1 -c 256 --temp 0 -t $threads" \
     "$llama/llama-completion -m $folder/tinyllama-q4_0.gguf -p a -n 1 -c 256 --temp 0 -t $threads -no-cnv --no-warmup"
 
-# Everything that was measured, to be kept: all reports of this folder in one file, a line for each pair.
+# Everything that was measured, to be kept: all reports of this folder in one file, a line each.
 python3 "$here/all.py" "$results" >"$results/all.json"

@@ -108,6 +108,25 @@ impl SamplerParams {
         }
     }
 
+    /// Whether no stage takes away the likeliest token before it is chosen.
+    fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 && self.typical_p >= 1.0
+    }
+
+    /// The stages behind bias and penalties, and the draw.
+    fn draw_from(&self, candidates: &mut Candidates, rng: &mut Rng) -> Result<u32, SamplerError> {
+        if self.is_greedy() {
+            candidates.temperature(0.0);
+        } else {
+            candidates.top_k(self.top_k);
+            candidates.typical_p(self.typical_p)?;
+            candidates.top_p(self.top_p)?;
+            candidates.min_p(self.min_p);
+            candidates.temperature(self.temperature);
+        }
+        candidates.draw(rng)
+    }
+
     /// Checks each parameter.
     ///
     /// # Errors
@@ -214,11 +233,10 @@ impl Sampler {
     /// [`SamplerError::LogitBiasToken`]. The sampler can be used on.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         let (params, candidates) = (&self.params, &mut self.candidates);
-        let greedy = params.temperature == 0.0 && params.typical_p >= 1.0;
         // Few tokens of a large vocabulary matter where no logit changes.
         let unchanged = params.logit_bias.is_empty() && self.penalties.change_nothing();
         let loaded = unchanged
-            && if greedy {
+            && if params.is_greedy() {
                 candidates.load_best(logits)
             } else {
                 candidates.load_top(logits, params.top_k)
@@ -236,17 +254,7 @@ impl Sampler {
             candidates.change_logit(token, |logit| logit + bias);
         }
         self.penalties.apply(candidates);
-        if greedy {
-            // No other stage takes away the likeliest token.
-            candidates.temperature(0.0);
-        } else {
-            candidates.top_k(params.top_k);
-            candidates.typical_p(params.typical_p)?;
-            candidates.top_p(params.top_p)?;
-            candidates.min_p(params.min_p);
-            candidates.temperature(params.temperature);
-        }
-        candidates.draw(&mut self.rng)
+        params.draw_from(candidates, &mut self.rng)
     }
 
     /// What the last [`sample`](Self::sample) drew from: the tokens left, with their probabilities.
@@ -497,16 +505,7 @@ mod tests {
         rng: &mut Rng,
     ) -> Result<u32, SamplerError> {
         all.load(logits)?;
-        if params.temperature == 0.0 && params.typical_p >= 1.0 {
-            all.temperature(0.0);
-        } else {
-            all.top_k(params.top_k);
-            all.typical_p(params.typical_p)?;
-            all.top_p(params.top_p)?;
-            all.min_p(params.min_p);
-            all.temperature(params.temperature);
-        }
-        all.draw(rng)
+        params.draw_from(all, rng)
     }
 
     /// A sampler draws the same twice, from the same candidates, as from all.
