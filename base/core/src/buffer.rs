@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::graph::Node;
 use crate::layout::Layout;
-use crate::memory::{HOST_ALIGNMENT, HostMemory};
+use crate::memory::{HOST_ALIGNMENT, HostMemory, Location};
 use crate::support::Support;
 use std::any::Any;
 use std::fmt;
@@ -113,6 +113,10 @@ pub trait Buffer: Send + Sync + fmt::Debug {
 
     /// What it is for.
     fn usage(&self) -> Usage;
+
+    /// Which bytes it is made of: [that of the host memory](HostMemory::location) for a buffer over some, the buffer it looks into for
+    /// one that looks into another; otherwise a [memory of its own](crate::MemoryId::unique), always the same.
+    fn location(&self) -> Location;
 
     /// The memory itself, if it is host memory in the standard layout.
     fn host(&self) -> Option<&Arc<HostMemory>> {
@@ -268,12 +272,31 @@ impl TensorRef {
         &self.slot.layout
     }
 
-    /// Whether the bytes from the first to the last element have some in common with those of `other`.
+    /// Where its first element lies.
+    pub fn location(&self) -> Location {
+        let Location { memory, offset } = self.buffer.location();
+        Location {
+            memory,
+            offset: offset.saturating_add(self.slot.offset),
+        }
+    }
+
+    /// Whether the bytes from the first to the last element have some in common with those of `other`, in whatever buffers both lie.
     pub fn overlaps(&self, other: &TensorRef) -> bool {
-        let end = |slot: &Slot| slot.offset.saturating_add(slot.layout.bytes());
-        Arc::ptr_eq(&self.buffer, &other.buffer)
-            && self.slot.offset < end(&other.slot)
-            && other.slot.offset < end(&self.slot)
+        let (mine, theirs) = (self.location(), other.location());
+        let end = |start: Location, layout: &Layout| start.offset.saturating_add(layout.bytes());
+        mine.memory == theirs.memory
+            && mine.offset < end(theirs, other.layout())
+            && theirs.offset < end(mine, self.layout())
+    }
+
+    /// Whether some element may share bytes with one of `other`; exact for tensors with the same strides.
+    pub fn may_share_elements(&self, other: &TensorRef) -> bool {
+        let (mine, theirs) = (self.location(), other.location());
+        mine.memory == theirs.memory
+            && self
+                .layout()
+                .may_meet(mine.offset, other.layout(), theirs.offset)
     }
 
     /// Writes `data` at byte `offset` of the tensor.
@@ -323,6 +346,14 @@ impl TensorRef {
     /// # Errors
     /// [`Error::Shape`] if the layouts differ; otherwise as [`read`](TensorRef::read) and [`write`](TensorRef::write).
     pub fn copy_from(&self, from: &TensorRef) -> Result<()> {
+        self.copy_with(from, &mut Bounce::default())
+    }
+
+    /// [`copy_from`](TensorRef::copy_from) with memory for the detour over the host that can be used again.
+    ///
+    /// # Errors
+    /// As [`copy_from`](TensorRef::copy_from).
+    pub fn copy_with(&self, from: &TensorRef, bounce: &mut Bounce) -> Result<()> {
         if self.slot.layout != from.slot.layout {
             return Err(Error::shape(format!(
                 "copy of {} to {}: the layouts differ",
@@ -336,28 +367,99 @@ impl TensorRef {
         match (from.buffer.host(), self.buffer.host()) {
             // Both gates at once: holding one and then waiting for the other could be a deadlock.
             (Some(source), Some(target)) => {
-                return source.copy_to(from.slot.offset, target, self.slot.offset, len);
+                source.copy_to(from.slot.offset, target, self.slot.offset, len)
             }
-            (Some(source), None) => {
-                return source.with_bytes(from.slot.offset, len, |bytes| {
+            // Nobody ever writes to read-only memory, so its gate may be held while another one is waited for.
+            (Some(source), None) if !source.is_writable() => {
+                source.with_bytes(from.slot.offset, len, |bytes| {
                     self.buffer.write(self.slot, 0, bytes)
-                })?;
+                })?
             }
-            (None, _) => {}
+            _ => {
+                let piece = self.bounce_piece();
+                bounce.reserve(piece.min(len))?;
+                let mut at = 0;
+                while at < len {
+                    let bytes = &mut bounce.bytes[..piece.min(len - at)];
+                    from.buffer.read(from.slot, at, bytes)?;
+                    self.buffer.write(self.slot, at, bytes)?;
+                    at += bytes.len();
+                }
+                Ok(())
+            }
         }
-        // Packed buffers take whole tensors only, so the detour is not cut into pieces.
-        let mut bounce = Vec::new();
-        bounce
-            .try_reserve_exact(len)
+    }
+
+    /// Makes `bounce` large enough for a copy from `from`, so that making the copy allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn reserve_bounce(&self, from: &TensorRef, bounce: &mut Bounce) -> Result<()> {
+        let direct = match (from.buffer.host(), self.buffer.host()) {
+            (Some(source), target) => target.is_some() || !source.is_writable(),
+            (None, _) => false,
+        };
+        if direct {
+            return Ok(());
+        }
+        bounce.reserve(self.bounce_piece().min(self.slot.layout.bytes()))
+    }
+
+    /// Bytes of one piece of a copy over the host: whole groups of rows, where the memory takes pieces.
+    fn bounce_piece(&self) -> usize {
+        let layout = &self.slot.layout;
+        let group = self.buffer.buffer_type().row_group();
+        let [_, rows, ..] = layout.shape();
+        match group {
+            // Groups are counted from the first row of each matrix.
+            Some(group)
+                if layout.is_contiguous()
+                    && (layout.rows() == rows || rows.is_multiple_of(group)) =>
+            {
+                let unit = layout.row_bytes().saturating_mul(group).max(1);
+                unit.saturating_mul((Bounce::PIECE / unit).max(1))
+            }
+            _ => usize::MAX,
+        }
+    }
+}
+
+/// Memory of the host for copies between memories that no device copies between. It grows to what the largest copy needs, some MiB where
+/// the target takes pieces.
+#[derive(Debug, Default)]
+pub struct Bounce {
+    bytes: Vec<u8>,
+}
+
+impl Bounce {
+    /// Bytes that a copy takes at a time, if it can be cut.
+    const PIECE: usize = 4 << 20;
+
+    /// Makes it at least `len` bytes large.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn reserve(&mut self, len: usize) -> Result<()> {
+        let more = len.saturating_sub(self.bytes.len());
+        self.bytes
+            .try_reserve_exact(more)
             .map_err(|_| Error::OutOfMemory {
                 device: "host".into(),
-                what: "a copy between devices".into(),
+                what: "copies between devices".into(),
                 asked: len,
                 free: None,
             })?;
-        bounce.resize(len, 0);
-        from.read(0, &mut bounce)?;
-        self.write(0, &bounce)
+        self.bytes.resize(len.max(self.bytes.len()), 0);
+        Ok(())
+    }
+
+    /// The first `len` bytes, which were [reserved](Bounce::reserve).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], where they were not and there are not as many.
+    pub fn bytes(&mut self, len: usize) -> Result<&mut [u8]> {
+        self.reserve(len)?;
+        Ok(&mut self.bytes[..len])
     }
 }
 
@@ -573,6 +675,10 @@ impl Buffer for HostBuffer {
         self.usage
     }
 
+    fn location(&self) -> Location {
+        self.memory.location()
+    }
+
     fn host(&self) -> Option<&Arc<HostMemory>> {
         Some(&self.memory)
     }
@@ -753,6 +859,9 @@ mod tests {
         }
         fn usage(&self) -> Usage {
             self.0.usage()
+        }
+        fn location(&self) -> Location {
+            self.0.location()
         }
         fn host(&self) -> Option<&Arc<HostMemory>> {
             self.0.host()

@@ -276,6 +276,44 @@ impl<'a> Placed<'a> {
             })
     }
 
+    /// Checks what kernels rely on where places overlap: memory that a node writes to has no elements in common with what it reads,
+    /// unless the operation [may overwrite](crate::Op::may_overwrite) an operand in exactly the result's place. Streams call it when
+    /// they prepare work, since places need not come from the scheduler.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], naming node and operand.
+    pub fn check(&self) -> Result<()> {
+        for node in self.computed() {
+            let tensor = node.tensor();
+            let written = tensor.op.written_sources();
+            let result = tensor.view.is_none().then_some((None, node.id()));
+            let operands = tensor.operands().map(|(index, id)| (Some(index), id));
+            let targets = operands.filter(|(index, _)| index.is_some_and(|i| written.contains(&i)));
+            for (target, target_id) in targets.chain(result) {
+                let target_place = self.place(target_id)?;
+                for (index, source) in tensor
+                    .operands()
+                    .filter(|&(index, _)| target != Some(index))
+                {
+                    let place = self.place(source)?;
+                    let same = place.location() == target_place.location()
+                        && place.layout() == target_place.layout();
+                    let allowed = match target {
+                        Some(_) => matches!(tensor.op, crate::Op::Cpy) && same,
+                        None => tensor.op.may_overwrite(index) && same,
+                    };
+                    if !allowed && place.may_share_elements(target_place) {
+                        return Err(Error::invalid(format!(
+                            "{node:?} '{}' writes to elements that it reads as source {index}",
+                            tensor.name
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The nodes that need work.
     pub fn computed(&self) -> impl Iterator<Item = Node<'a>> + use<'a> {
         let graph = self.graph;

@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::infer::infer;
 use crate::layout::{Layout, Shape};
+use crate::memory::MemoryId;
 use crate::op::Op;
 use std::sync::Arc;
 
@@ -157,7 +158,7 @@ impl Graph {
         Ok(TensorId::from_index(self.tensors.len() - 1))
     }
 
-    fn append_leaf(
+    pub(crate) fn append_leaf(
         &mut self,
         name: &str,
         layout: Layout,
@@ -278,6 +279,7 @@ impl Graph {
             }
             None => None,
         };
+        self.check_written(&op, sources)?;
         self.append(Tensor {
             name: "".into(),
             op,
@@ -289,12 +291,68 @@ impl Graph {
         })
     }
 
+    /// An operand that is written to must not share elements with another one: what is read would depend on the order in which
+    /// elements are computed. Only a copy of a tensor to itself changes nothing.
+    fn check_written(&self, op: &Op, sources: &[Option<TensorId>]) -> Result<()> {
+        for &written in op.written_sources() {
+            let Some(target) = sources[written] else {
+                continue;
+            };
+            for (index, source) in sources.iter().enumerate() {
+                let Some(source) = source.filter(|_| index != written) else {
+                    continue;
+                };
+                let same_elements = matches!(op, Op::Cpy)
+                    && self.place_in_graph(source) == self.place_in_graph(target)
+                    && self.tensor(source).layout == self.tensor(target).layout;
+                if !same_elements && self.may_share_elements(source, target) {
+                    return Err(Error::shape(format!(
+                        "{op}: source {index} ('{}', {}) and source {written} ('{}', {}), which is written to, have elements in common: copy source {index} first (cont)",
+                        self.tensor(source).name,
+                        self.tensor(source).layout,
+                        self.tensor(target).name,
+                        self.tensor(target).layout
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a tensor begins, as far as the graph knows: a byte of stored memory, or of another tensor's.
+    fn place_in_graph(&self, id: TensorId) -> (Option<MemoryId>, TensorId, usize) {
+        let base = self.memory_of(id);
+        let shift = self.tensor(id).view.map_or(0, |view| view.offset);
+        match &self.tensor(base).stored {
+            Some(stored) => {
+                let start = stored.tensor().location();
+                let offset = start.offset.saturating_add(shift);
+                (Some(start.memory), TensorId(0), offset)
+            }
+            None => (None, base, shift),
+        }
+    }
+
+    fn may_share_elements(&self, a: TensorId, b: TensorId) -> bool {
+        let ((a_memory, a_base, a_at), (b_memory, b_base, b_at)) =
+            (self.place_in_graph(a), self.place_in_graph(b));
+        (a_memory, a_base) == (b_memory, b_base)
+            && self
+                .tensor(a)
+                .layout
+                .may_meet(a_at, &self.tensor(b).layout, b_at)
+    }
+
     /// Gives `id` a name.
     ///
     /// # Panics
     /// If `id` is of another, larger graph.
     pub fn set_name(&mut self, id: TensorId, name: impl Into<Arc<str>>) {
         self.tensors[id.index()].name = name.into();
+    }
+
+    pub(crate) fn set_flags(&mut self, id: TensorId, flags: Flags) {
+        self.tensors[id.index()].flags = flags;
     }
 
     /// Declares that `id` is read from outside after each run.
@@ -512,6 +570,48 @@ mod tests {
                 .to_string()
                 .contains("%9")
         );
+    }
+
+    #[test]
+    fn what_is_written_has_no_elements_in_common_with_what_is_read() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[8, 4]);
+        let rows = |g: &mut Graph, first, count| g.rows(x, first, count).unwrap();
+        let (top, bottom, middle) = (rows(&mut g, 0, 2), rows(&mut g, 2, 2), rows(&mut g, 1, 2));
+        g.cpy(top, bottom).unwrap();
+        g.cpy(top, top).unwrap();
+        let error = g.cpy(top, middle).unwrap_err().to_string();
+        assert!(error.contains("cont"), "{error}");
+        let apart = g.cont(top).unwrap();
+        g.cpy(apart, middle).unwrap();
+        // Columns side by side: their ranges of bytes overlap, their elements do not.
+        let left = g.view(x, [4, 4, 1, 1], [32, 128, 128], 0).unwrap();
+        let right = g.view(x, [4, 4, 1, 1], [32, 128, 128], 16).unwrap();
+        let inner = g.view(x, [4, 4, 1, 1], [32, 128, 128], 8).unwrap();
+        g.cpy(left, right).unwrap();
+        assert!(g.cpy(left, inner).is_err());
+        // The same rows in another order.
+        let turned = g.view(x, [4, 4, 1, 1], [32, 128, 128], 0).unwrap();
+        let turned = g.transpose(turned).unwrap();
+        assert!(g.cpy(turned, left).is_err());
+        let ids = g.input("ids", DType::I32, [2, 1, 1, 1]).unwrap();
+        assert!(g.set_rows(top, ids, x).is_err());
+        g.set_rows(apart, ids, x).unwrap();
+    }
+
+    #[test]
+    fn stored_tensors_over_the_same_bytes_are_the_same_memory() {
+        let memory = crate::HostMemory::allocate(128, "test", "x").unwrap();
+        let mut g = Graph::new();
+        // Two buffers, and two tensors that begin at different bytes.
+        let [a, b, c] = [(0, 16), (32, 16), (64, 16)].map(|(at, n)| {
+            let buffer = crate::host_buffer(Arc::clone(&memory), crate::Usage::Any);
+            let layout = Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap();
+            let stored = StoredTensor::new("x", buffer, at, layout).unwrap();
+            g.stored(&stored).unwrap()
+        });
+        assert!(g.cpy(a, b).is_err());
+        g.cpy(a, c).unwrap();
     }
 
     #[test]

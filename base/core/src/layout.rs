@@ -246,6 +246,56 @@ impl Layout {
                 })
     }
 
+    /// Whether an element of this layout at byte `at` of some memory may have bytes in common with an element of `other` at byte
+    /// `other_at`. Exact where both have the same strides, which nest, such as windows into one tensor; otherwise, whole ranges of
+    /// bytes are compared.
+    pub fn may_meet(&self, at: usize, other: &Layout, other_at: usize) -> bool {
+        let end = |layout: &Layout, at: usize| at.saturating_add(layout.bytes());
+        if self.is_empty() || other.is_empty() {
+            return false;
+        }
+        if at >= end(other, other_at) || other_at >= end(self, at) {
+            return false;
+        }
+        let block = self.dtype.block_bytes();
+        let mut dims = [0, 1, 2, 3];
+        dims.sort_unstable_by_key(|&dim| std::cmp::Reverse(self.strides[dim]));
+        let same_grid = block == other.dtype.block_bytes()
+            && (0..DIMS).all(|dim| {
+                let both_one = self.blocks_along(dim) == 1 && other.blocks_along(dim) == 1;
+                both_one || self.strides[dim] == other.strides[dim]
+            });
+        if !same_grid {
+            return true;
+        }
+        // Elements meet if indices of both differ by some `k` in each dimension so that `sum(k * stride)` is the distance of the starts,
+        // give or take a part of an element.
+        let steps: Vec<Steps> = dims
+            .into_iter()
+            .map(|dim| Steps {
+                stride: self.strides[dim] as i128,
+                least: 1 - other.blocks_along(dim) as i128,
+                most: self.blocks_along(dim) as i128 - 1,
+            })
+            .filter(|steps| steps.stride > 0 && steps.least < steps.most)
+            .collect();
+        let mut attempts = 256;
+        Steps::reach(
+            &steps,
+            other_at as i128 - at as i128,
+            block as i128,
+            &mut attempts,
+        )
+    }
+
+    /// Extent `dim` in elements, or blocks along dimension 0 of a quantized type.
+    fn blocks_along(&self, dim: usize) -> usize {
+        match dim {
+            0 => self.shape[0] / self.dtype.block_len(),
+            _ => self.shape[dim],
+        }
+    }
+
     /// Whether a tensor of this shape, repeated a whole number of times along each dimension, fills `shape`.
     pub fn repeats_to(&self, shape: Shape) -> bool {
         if self.is_empty() {
@@ -291,6 +341,40 @@ impl Layout {
             strides[to] = self.strides[from];
         }
         Self::strided(self.dtype, shape, strides)
+    }
+}
+
+/// How far apart the indices of two elements along one dimension can be.
+struct Steps {
+    stride: i128,
+    least: i128,
+    most: i128,
+}
+
+impl Steps {
+    /// Whether steps along all dimensions, the longest first, lead to less than `block` from `distance`; yes, if that takes too many attempts.
+    fn reach(dims: &[Steps], distance: i128, block: i128, attempts: &mut usize) -> bool {
+        let Some((dim, inner)) = dims.split_first() else {
+            return distance.abs() < block;
+        };
+        let (mut backward, mut forward) = (block - 1, block - 1);
+        for Steps {
+            stride,
+            least,
+            most,
+        } in inner
+        {
+            backward -= least * stride;
+            forward += most * stride;
+        }
+        // What the inner dimensions can make up for.
+        let first = (distance - forward).div_euclid(dim.stride)
+            + i128::from((distance - forward).rem_euclid(dim.stride) != 0);
+        let last = (distance + backward).div_euclid(dim.stride);
+        (first.max(dim.least)..=last.min(dim.most)).any(|k| {
+            *attempts = attempts.saturating_sub(1);
+            *attempts == 0 || Self::reach(inner, distance - k * dim.stride, block, attempts)
+        })
     }
 }
 
@@ -462,6 +546,31 @@ mod tests {
                     }
                 }
             }
+        }
+
+        #[test]
+        fn windows_meet_where_they_have_a_byte_in_common(
+            starts in [[0usize..5, 0..4, 0..3, 0..2], [0usize..5, 0..4, 0..3, 0..2]],
+            extents in [[1usize..5, 1..4, 1..3, 1..2], [1usize..5, 1..4, 1..3, 1..2]],
+            axes in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 4).prop_shuffle(),
+        ) {
+            let whole = f32s(&[8, 7, 5, 3]);
+            let axes = [axes[0], axes[1], axes[2], axes[3]];
+            let windows = [0, 1].map(|i| {
+                let window = Layout::strided(DType::F32, extents[i], whole.strides()).unwrap();
+                let at: usize = (0..DIMS).map(|d| starts[i][d] * whole.strides()[d]).sum();
+                (at, window.permuted(axes).unwrap())
+            });
+            let bytes = windows.map(|(at, l)| {
+                let rows = (0..l.rows()).map(|row| l.row_index(row));
+                let elements = rows.flat_map(|[a, b, c]| (0..l.shape()[0])
+                    .map(move |i| at + l.row_offset(a, b, c) + i * l.strides()[0]));
+                elements.collect::<std::collections::HashSet<_>>()
+            });
+            let [(a, la), (b, lb)] = windows;
+            let common = !bytes[0].is_disjoint(&bytes[1]);
+            proptest::prop_assert_eq!(la.may_meet(a, &lb, b), common);
+            proptest::prop_assert_eq!(lb.may_meet(b, &la, a), common);
         }
 
         #[test]

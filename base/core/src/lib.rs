@@ -4,7 +4,7 @@
 //!
 //! - [`DType`] and [`Layout`]: what a tensor's bytes mean. Four extents, innermost first, and four byte strides, as in ggml.
 //! - [`Op`] and [`infer`]: what can be computed. Shape inference is the one validator of nodes.
-//! - [`Graph`]: a computation as plain data, with [text, JSON and DOT](mod@print).
+//! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
 //! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
 //! - [`Error`]: everything that can go wrong, with names and reasons.
@@ -28,8 +28,10 @@ mod cancel;
 pub mod device;
 mod dtype;
 mod error;
+mod exact;
 pub mod graph;
 mod infer;
+mod json;
 mod layout;
 pub mod memory;
 pub mod op;
@@ -38,7 +40,7 @@ pub mod reorder;
 mod support;
 
 pub use buffer::{
-    Buffer, BufferType, Rows, Slot, StoredTensor, TensorGroup, TensorRef, Usage, align_up,
+    Bounce, Buffer, BufferType, Rows, Slot, StoredTensor, TensorGroup, TensorRef, Usage, align_up,
     host_buffer, host_buffer_type, same_buffer_type,
 };
 pub use cancel::CancelToken;
@@ -51,6 +53,6 @@ pub use error::{Error, Result};
 pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
-pub use memory::{Access, HostMemory, MemorySet};
+pub use memory::{Access, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use support::Support;

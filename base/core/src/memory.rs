@@ -13,6 +13,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of host memory: a cache line, and enough for any vector register.
@@ -20,6 +21,32 @@ pub const HOST_ALIGNMENT: usize = 64;
 
 /// Size in bytes from which on memory gets pages of its own.
 const LARGE: usize = 4 << 20;
+
+/// One memory: the host's, or a piece of a device's that nothing else overlaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MemoryId(u64);
+
+impl MemoryId {
+    /// The address space of this process.
+    pub const HOST: MemoryId = MemoryId(0);
+
+    /// A memory that no other value names: for a piece that a device allocated.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        MemoryId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Where a buffer begins: in which memory, and at which byte of it. It is a matter of the bytes, not of who looks at them: two buffers
+/// over the same bytes, such as host memory and a device's import of it, have the same location, so that accesses through
+/// one are kept apart from those through the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Location {
+    /// The memory.
+    pub memory: MemoryId,
+    /// The byte: in host memory, its address.
+    pub offset: usize,
+}
 
 /// What is going to be done with guarded memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +157,33 @@ impl HostMemory {
     /// memory in the set and the right access; a set does not take read-only memory for writing.
     pub fn base(&self) -> NonNull<u8> {
         self.base
+    }
+
+    /// Where it begins.
+    pub fn location(&self) -> Location {
+        Location {
+            memory: MemoryId::HOST,
+            offset: self.base.as_ptr().addr(),
+        }
+    }
+
+    /// Enters the gate for `len` bytes at `offset` until the answer is dropped: for work that goes on after the call that started it,
+    /// such as a copy by a device. Meanwhile safe methods that conflict wait, those of the same thread too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there are not so many bytes, or for writing to read-only memory.
+    pub fn hold(self: &Arc<Self>, offset: usize, len: usize, access: Access) -> Result<HeldGate> {
+        match access {
+            Access::Read => self.range(offset, len)?,
+            Access::Write => self.writable_range(offset, len)?,
+        };
+        let bytes = span(offset, len);
+        self.gate.enter(bytes.clone(), access);
+        Ok(HeldGate {
+            memory: Arc::clone(self),
+            bytes,
+            access,
+        })
     }
 
     /// Where gates of several pieces are entered in one order, so that nobody waits in a circle. Two pieces may start
@@ -251,6 +305,39 @@ impl HostMemory {
             });
         }
         Ok(())
+    }
+}
+
+/// A gate that was entered and is left when this is dropped.
+#[derive(Debug)]
+#[must_use = "the gate is left at once if this is dropped"]
+pub struct HeldGate {
+    memory: Arc<HostMemory>,
+    bytes: Range<usize>,
+    access: Access,
+}
+
+impl HeldGate {
+    /// The first of the bytes. Until the gate is left, they may be read through the pointer, and written to with [`Access::Write`].
+    pub fn base(&self) -> NonNull<u8> {
+        // SAFETY: the range was checked to be inside of the memory.
+        unsafe { self.memory.base.add(self.bytes.start) }
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+impl Drop for HeldGate {
+    fn drop(&mut self) {
+        self.memory.gate.leave(self.bytes.clone(), self.access);
     }
 }
 
@@ -502,6 +589,49 @@ mod tests {
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
         assert_eq!(memory.with_bytes(0, 100, sum).unwrap(), 150);
         assert!(memory.with_bytes_mut(99, 2, |_| ()).is_err());
+    }
+
+    #[test]
+    fn a_held_gate_keeps_others_out_until_it_is_dropped() {
+        let memory = HostMemory::allocate(8, "test", "a").unwrap();
+        let held = memory.hold(2, 4, Access::Write).unwrap();
+        assert_eq!(held.base(), memory.range(2, 4).unwrap());
+        memory.write(0, &[1; 2]).unwrap();
+        memory.write(6, &[1; 2]).unwrap();
+        let left = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                memory.read(5, &mut [0]).unwrap();
+                assert_eq!(
+                    left.load(Ordering::SeqCst),
+                    1,
+                    "read before the gate was left"
+                );
+            });
+            while memory.gate.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            left.store(1, Ordering::SeqCst);
+            drop(held);
+        });
+        let readers = [0, 0].map(|at| memory.hold(at, 8, Access::Read).unwrap());
+        assert!(memory.hold(5, 4, Access::Read).is_err());
+        drop(readers);
+        assert!(memory.gate.lock().inside.is_empty());
+    }
+
+    #[test]
+    fn views_of_the_same_bytes_have_the_same_location() {
+        let memory = HostMemory::allocate(64, "test", "a").unwrap();
+        // SAFETY: the part is only looked at, and its owner is kept alive.
+        let part = unsafe {
+            let start = memory.base().add(16);
+            HostMemory::borrow(start, 8, true, Box::new(Arc::clone(&memory)))
+        };
+        let (whole, part) = (memory.location(), part.location());
+        assert_eq!(part.memory, whole.memory);
+        assert_eq!(part.offset, whole.offset + 16);
+        assert_ne!(MemoryId::unique(), MemoryId::unique());
     }
 
     #[test]

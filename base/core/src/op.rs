@@ -30,8 +30,10 @@ pub enum Op {
     /// `scale * x + bias`.
     Scale {
         /// Factor.
+        #[serde(with = "crate::exact")]
         scale: f32,
         /// Summand.
+        #[serde(with = "crate::exact")]
         bias: f32,
     },
     /// Square.
@@ -63,16 +65,19 @@ pub enum Op {
     /// Each row shifted to mean 0 and scaled to variance 1: `(x - mean) / sqrt(variance + eps)`.
     Norm {
         /// Added to the variance.
+        #[serde(with = "crate::exact")]
         eps: f32,
     },
     /// Each row divided by `sqrt(mean(x²) + eps)`.
     RmsNorm {
         /// Added to the mean of squares.
+        #[serde(with = "crate::exact")]
         eps: f32,
     },
     /// Each row divided by `max(sqrt(sum(x²)), eps)`.
     L2Norm {
         /// Smallest divisor.
+        #[serde(with = "crate::exact")]
         eps: f32,
     },
     /// Matrix product: source 0 `[k, m, a, b]` (weights) with source 1 `[k, n, a·x, b·y]` gives f32
@@ -141,8 +146,10 @@ pub enum Op {
     /// `[n0, ≥ n1, n2/x, n3/y]`. Optional source 2: sinks, f32 `[n2]`: one more logit per head in the denominator.
     SoftMax {
         /// Factor of the logits.
+        #[serde(with = "crate::exact")]
         scale: f32,
         /// Largest ALiBi bias; 0 for slopes of 1.
+        #[serde(with = "crate::exact")]
         max_bias: f32,
     },
     /// Rotary position embedding of source 0 `[head size, heads, tokens, n3]` at the positions of source 1 (i32
@@ -151,8 +158,10 @@ pub enum Op {
     /// Elements limited to `min..=max`.
     Clamp {
         /// Lower limit.
+        #[serde(with = "crate::exact")]
         min: f32,
         /// Upper limit.
+        #[serde(with = "crate::exact")]
         max: f32,
     },
     /// Zeros around source 0.
@@ -165,10 +174,13 @@ pub enum Op {
     /// `start, start + step, …` up to but without `stop`: f32. No sources.
     Arange {
         /// First value.
+        #[serde(with = "crate::exact")]
         start: f32,
         /// End, exclusive.
+        #[serde(with = "crate::exact")]
         stop: f32,
         /// Distance.
+        #[serde(with = "crate::exact")]
         step: f32,
     },
     /// Indices that sort each row: i32. The order of equal elements is not specified.
@@ -184,6 +196,7 @@ pub enum Op {
     /// A tensor of the shape of source 0 with every element `value`.
     Fill {
         /// The value.
+        #[serde(with = "crate::exact")]
         value: f32,
     },
     /// Attention in one step: source 0 queries f32 `[d, tokens, heads, batch]`, source 1 keys `[d, kv, kv heads,
@@ -191,10 +204,13 @@ pub enum Op {
     /// optional source 4 sinks f32 `[heads]`: f32 `[dv, heads, tokens, batch]`.
     FlashAttn {
         /// Factor of the logits.
+        #[serde(with = "crate::exact")]
         scale: f32,
         /// Largest ALiBi bias; 0 for slopes of 1.
+        #[serde(with = "crate::exact")]
         max_bias: f32,
         /// If not 0, logits become `softcap * tanh(logit / softcap)`.
+        #[serde(with = "crate::exact")]
         softcap: f32,
         /// Least precision of the accumulation.
         precision: Precision,
@@ -219,12 +235,14 @@ pub enum Op {
     /// The gradient of [`RmsNorm`](Op::RmsNorm): source 0 is the gradient of its result, source 1 its operand. Both f32.
     RmsNormBack {
         /// As in the forward operation.
+        #[serde(with = "crate::exact")]
         eps: f32,
     },
     /// The gradient of [`SoftMax`](Op::SoftMax) without sinks: source 0 is the gradient of its result, source 1 that result.
     /// Both f32.
     SoftMaxBack {
         /// As in the forward operation.
+        #[serde(with = "crate::exact")]
         scale: f32,
     },
     /// The gradients of [`FlashAttn`](Op::FlashAttn) without ALiBi, softcap and sinks: source 0 is the gradient of its result, sources 1 to 3 are
@@ -232,6 +250,7 @@ pub enum Op {
     /// queries, then of keys, then of values, each ordered like the result of attention, `[size, heads, tokens, batch]`.
     FlashAttnBack {
         /// As in the forward operation.
+        #[serde(with = "crate::exact")]
         scale: f32,
     },
     /// The gradient of [`Rope`](Op::Rope), which turns the other way: sources as there, with the gradient of the result first.
@@ -284,16 +303,22 @@ pub struct Rope {
     /// Context length that the model was trained with; used by YaRN's corrections.
     pub original_context: usize,
     /// Base of the geometric series of frequencies.
+    #[serde(with = "crate::exact")]
     pub freq_base: f32,
     /// Factor of the positions: 1 / (linear scaling factor).
+    #[serde(with = "crate::exact")]
     pub freq_scale: f32,
     /// Mix of interpolation and extrapolation; 0 for no YaRN.
+    #[serde(with = "crate::exact")]
     pub ext_factor: f32,
     /// Factor of the rotated vector's magnitude.
+    #[serde(with = "crate::exact")]
     pub attn_factor: f32,
     /// Rotations above which a dimension extrapolates.
+    #[serde(with = "crate::exact")]
     pub beta_fast: f32,
     /// Rotations below which a dimension interpolates.
+    #[serde(with = "crate::exact")]
     pub beta_slow: f32,
 }
 
@@ -367,9 +392,13 @@ pub enum Unary {
     /// Expanded integral of the ELU ([Huang 2024](https://arxiv.org/abs/2411.13010)), with parameters as ggml stores
     /// them: `alpha_n` already holds `beta + softplus(·)`, `alpha_p` `softplus(·)`.
     Xielu {
+        #[serde(with = "crate::exact")]
         alpha_n: f32,
+        #[serde(with = "crate::exact")]
         alpha_p: f32,
+        #[serde(with = "crate::exact")]
         beta: f32,
+        #[serde(with = "crate::exact")]
         eps: f32,
     },
     Floor,
@@ -452,8 +481,10 @@ pub enum Glu {
     /// gpt-oss: `x' = min(x, limit)`, `g' = clamp(g, -limit, limit)`: `x' * sigmoid(alpha * x') * (1 + g')`.
     SwigluOai {
         /// Steepness of the sigmoid.
+        #[serde(with = "crate::exact")]
         alpha: f32,
         /// Limit of both halves.
+        #[serde(with = "crate::exact")]
         limit: f32,
     },
     /// `gelu(x) * g`, with the error function.
@@ -463,6 +494,7 @@ pub enum Glu {
     /// `silu(x') * g'` with `x' = min(x, limit)`, `g' = clamp(g, -limit, limit)`.
     SwigluClamp {
         /// Limit of both halves.
+        #[serde(with = "crate::exact")]
         limit: f32,
     },
 }

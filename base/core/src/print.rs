@@ -1,7 +1,6 @@
-//! Graphs as text, JSON and Graphviz DOT.
+//! Graphs as text and Graphviz DOT.
 
 use crate::graph::{Graph, Tensor, TensorId};
-use serde_json::{Value, json};
 use std::fmt::{self, Write};
 
 impl fmt::Display for Graph {
@@ -35,11 +34,12 @@ impl fmt::Display for Graph {
 }
 
 /// The words for what a tensor is to the outside.
-fn roles(tensor: &Tensor) -> impl Iterator<Item = &'static str> {
+pub(crate) fn roles(tensor: &Tensor) -> impl Iterator<Item = &'static str> {
     [
         tensor.stored.is_some().then_some("stored"),
         tensor.flags.input.then_some("input"),
         tensor.flags.output.then_some("output"),
+        tensor.flags.copied.then_some("copied"),
     ]
     .into_iter()
     .flatten()
@@ -51,27 +51,6 @@ impl Graph {
             "" => write!(f, "{id}"),
             name => write!(f, "{id} '{name}'"),
         }
-    }
-
-    /// The graph as JSON: an array of tensors with `id`, `name`, `op`, `sources`, `dtype`, `shape`, `strides`,
-    /// `view` (`base` and `offset`, for views) and `roles`.
-    pub fn to_json(&self) -> Value {
-        self.ids()
-            .map(|id| {
-                let t = self.tensor(id);
-                json!({
-                    "id": id.index(),
-                    "name": &*t.name,
-                    "op": t.op,
-                    "sources": t.sources,
-                    "dtype": t.layout.dtype().name(),
-                    "shape": t.layout.shape(),
-                    "strides": t.layout.strides(),
-                    "view": t.view.map(|v| json!({ "base": v.base.index(), "offset": v.offset })),
-                    "roles": roles(t).collect::<Vec<_>>(),
-                })
-            })
-            .collect()
     }
 
     /// The graph for Graphviz: leaves as boxes, views dashed, nodes as ellipses.
@@ -134,27 +113,6 @@ mod tests {
 %4 = transpose(%3) : f32 [5, 8] strides [32, 4, 160, 160] output
 ";
         assert_eq!(sample().to_string(), expected);
-    }
-
-    #[test]
-    fn json_names_everything() {
-        let json = sample().to_json();
-        assert_eq!(json[3]["sources"], json!([0, 2]));
-        assert_eq!(
-            json[3]["op"],
-            json!({ "MulMat": { "precision": "Default" } })
-        );
-        assert_eq!(json[4]["view"], json!({ "base": 3, "offset": 0 }));
-        assert_eq!(json[1]["roles"], json!(["input"]));
-    }
-
-    #[test]
-    fn json_is_stable() {
-        let text = sample().to_json()[4].to_string();
-        assert_eq!(
-            text,
-            r#"{"dtype":"f32","id":4,"name":"","op":"Transpose","roles":["output"],"shape":[5,8,1,1],"sources":[3],"strides":[32,4,160,160],"view":{"base":3,"offset":0}}"#
-        );
     }
 
     /// Checks one statement of DOT as `to_dot` writes it: `node [attributes];` or `node -> node;`.

@@ -5,8 +5,8 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, TensorId};
+use crate::memory::MemoryId;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// By tensor: which tensor stands for the memory that it lies in. That is the one that it is a view of, or the first of all stored
 /// tensors that overlap.
@@ -16,20 +16,20 @@ pub fn memories(graph: &Graph) -> Vec<TensorId> {
         .ids()
         .filter_map(|id| {
             let place = graph.tensor(id).stored.as_ref()?.tensor();
-            let buffer = Arc::as_ptr(&place.buffer).addr();
-            let start = place.slot.offset;
-            Some((buffer, start, start + place.layout().bytes(), id))
+            let start = place.location();
+            let end = start.offset.saturating_add(place.layout().bytes());
+            Some((start, end, id))
         })
         .collect();
     stored.sort_unstable();
-    let mut last: Option<(usize, usize, TensorId)> = None;
-    for (buffer, start, end, id) in stored {
+    let mut last: Option<(MemoryId, usize, TensorId)> = None;
+    for (start, end, id) in stored {
         last = Some(match last {
-            Some((known, reach, owner)) if known == buffer && start < reach => {
+            Some((memory, reach, owner)) if memory == start.memory && start.offset < reach => {
                 owners[id.index()] = owner;
-                (known, reach.max(end), owner)
+                (memory, reach.max(end), owner)
             }
-            _ => (buffer, end, id),
+            _ => (start.memory, end, id),
         });
     }
     graph

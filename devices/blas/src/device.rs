@@ -116,6 +116,19 @@ fn product(node: Node<'_>) -> Result<Product, &'static str> {
     let (Some(lda), Some(ldb)) = (lda, row_of(b)) else {
         return Err("rows with gaps");
     };
+    // Mapped files and other people's buffers may hold floats at any byte; libraries read whole ones.
+    let at_whole_floats = |index: usize| {
+        let node = node.source(index);
+        let shift = node
+            .and_then(|node| node.tensor().view)
+            .map_or(0, |view| view.offset);
+        let stored = node.and_then(Node::stored);
+        stored.is_none_or(|stored| (stored.tensor().location().offset + shift).is_multiple_of(4))
+    };
+    let decoded = a.dtype() != samite_core::DType::F32;
+    if !(decoded || at_whole_floats(0)) || !at_whole_floats(1) {
+        return Err("the floats do not lie at multiples of four bytes");
+    }
     let product = Product { m, n, k, lda, ldb };
     if product.fits() {
         Ok(product)
@@ -311,6 +324,7 @@ impl Stream for BlasStream {
     }
 
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        work.check()?;
         let mut memory = MemorySet::default();
         let mut steps = Vec::new();
         for node in work.computed() {

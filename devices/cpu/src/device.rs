@@ -199,6 +199,7 @@ impl Stream for CpuStream {
     }
 
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        work.check()?;
         let device = &*self.device;
         let program = Program::compile(work, &device.name, device.isa, device.pool.threads())?;
         Ok(Box::new(program))

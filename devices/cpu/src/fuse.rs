@@ -16,7 +16,6 @@ use crate::kernels::matmul::{Form, Product, are_worth_gating};
 use crate::kernels::rope::Angles;
 use crate::table::kernel_for;
 use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
-use std::sync::Arc;
 
 /// What becomes of a computed node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -278,9 +277,7 @@ fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     ) else {
         return false;
     };
-    let in_place = Arc::ptr_eq(&x.buffer, &result.buffer)
-        && x.slot.offset == result.slot.offset
-        && x.layout() == result.layout();
+    let in_place = x.location() == result.location() && x.layout() == result.layout();
     !scale.overlaps(result) && (in_place || !x.overlaps(result))
 }
 
@@ -322,6 +319,7 @@ mod tests {
     use samite_core::{
         Glu, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
     };
+    use std::sync::Arc;
 
     const WIDTH: usize = 512;
     const INNER: usize = 768;

@@ -67,6 +67,8 @@ pub(crate) struct Team {
     next: AtomicUsize,
     stop_asked: AtomicBool,
     stop: AtomicBool,
+    /// A worker panicked, so that the others would wait for it in vain.
+    broken: AtomicBool,
 }
 
 impl Team {
@@ -82,6 +84,14 @@ impl Team {
         self.next.store(0, Ordering::Relaxed);
         self.stop_asked.store(false, Ordering::Relaxed);
         self.stop.store(false, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+        self.broken.store(false, Ordering::Relaxed);
+    }
+
+    /// Lets all others pass this and every later barrier, and stop.
+    fn abandon(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        self.generation.raise();
     }
 
     /// Takes the next of `units` units of work, at least `least` while there are as many: much of what is left at first, so
@@ -107,7 +117,11 @@ impl Team {
 
     /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
     pub fn barrier(&self) -> bool {
+        // In this order: who sees the generation that `abandon` made sees that the team is broken, and who does not is woken by it.
         let generation = self.generation.get();
+        if self.broken.load(Ordering::SeqCst) {
+            return false;
+        }
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
             self.arrived.store(0, Ordering::Relaxed);
             self.next.store(0, Ordering::Relaxed);
@@ -118,7 +132,7 @@ impl Team {
         } else {
             self.generation.wait(generation, self.spins);
         }
-        !self.stop.load(Ordering::Relaxed)
+        !self.stop.load(Ordering::Relaxed) && !self.broken.load(Ordering::SeqCst)
     }
 }
 
@@ -197,6 +211,9 @@ impl Pool {
         }
         shared.started.raise();
         let mine = catch_unwind(AssertUnwindSafe(|| job(0, &shared.team)));
+        if mine.is_err() {
+            shared.team.abandon();
+        }
         if !workers.handles.is_empty() {
             shared.finished.wait(finished, self.spins);
         }
@@ -285,6 +302,7 @@ fn work(shared: &Shared, number: usize, spins: usize) {
             && catch_unwind(AssertUnwindSafe(|| job(number, &shared.team))).is_err()
         {
             shared.panicked.store(true, Ordering::Relaxed);
+            shared.team.abandon();
         }
         if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             shared.finished.raise();
@@ -374,5 +392,32 @@ mod tests {
             assert!(outcome.is_err());
         }
         stress(&pool, 10);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_panicked() {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let pool = Pool::new(3, 2);
+            for job in 0..300 {
+                let went_on = AtomicUsize::new(0);
+                let outcome = pool.run(&|worker, team: &Team| {
+                    for phase in 0..3 {
+                        assert!((worker, phase) != (job % 3, job / 3 % 3), "expected");
+                        if !team.barrier() {
+                            return;
+                        }
+                    }
+                    went_on.fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(outcome.is_err());
+                assert_eq!(went_on.load(Ordering::Relaxed), 0);
+            }
+            stress(&pool, 10);
+            done.send(()).unwrap();
+        });
+        is_done
+            .recv_timeout(std::time::Duration::from_secs(60))
+            .expect("workers wait for one that panicked");
     }
 }

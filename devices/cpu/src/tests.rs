@@ -121,6 +121,35 @@ fn observers_see_every_computed_node_in_order() {
 }
 
 #[test]
+fn an_observer_that_panics_is_an_error() {
+    struct Panics;
+    impl RunObserver for Panics {
+        fn ran(&self, _: TensorId, _: Instant, _: Instant) {
+            panic!("expected");
+        }
+    }
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (g, ..) = large();
+        for threads in [1, 3] {
+            let mut bench = Bench::new(&g, &device(threads)).unwrap();
+            let cancel = CancelToken::new();
+            let control = |observer| RunControl {
+                cancel: &cancel,
+                observer,
+            };
+            let error = bench.run_with(control(Some(&Panics))).unwrap_err();
+            assert!(matches!(error, Error::Device { .. }), "{error}");
+            bench.run_with(control(None)).unwrap();
+        }
+        done.send(()).unwrap();
+    });
+    is_done
+        .recv_timeout(std::time::Duration::from_secs(60))
+        .expect("workers wait for one whose observer panicked");
+}
+
+#[test]
 fn bad_row_numbers_are_errors_that_name_them() {
     for bad in [4, -1, i32::MIN, i32::MAX] {
         let mut g = Graph::new();

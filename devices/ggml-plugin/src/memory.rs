@@ -2,8 +2,8 @@
 
 use crate::buffers::{Kind, Packed, kind, packed_slot};
 use samite_core::{
-    Buffer as SamiteBuffer, BufferType as SamiteBufferType, Error, HostMemory, Layout, Result,
-    Slot, TensorRef, Usage, host_buffer, host_buffer_type,
+    Buffer as SamiteBuffer, BufferType as SamiteBufferType, Error, HostMemory, Layout, Location,
+    MemoryId, Result, Slot, TensorRef, Usage, host_buffer, host_buffer_type,
 };
 use samite_ggml::abi::{Buffer, Tensor};
 use samite_ggml::convert::Reason;
@@ -11,7 +11,7 @@ use samite_ggml::convert::import::{Memory, temporary};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The real places of tensors, for graphs that are going to run.
 #[derive(Default)]
@@ -117,19 +117,21 @@ impl Memory for Questions {
     }
 }
 
-/// Host memory without bytes, in which everything has room.
+/// Host memory without bytes, in which everything has room. Each has a location of its own, since tensors in it do not overlap.
 fn nowhere() -> Arc<dyn SamiteBuffer> {
-    static NOWHERE: OnceLock<Arc<Nowhere>> = OnceLock::new();
-    Arc::clone(NOWHERE.get_or_init(|| {
-        Arc::new(Nowhere {
-            buffer_type: host_buffer_type(),
-        })
-    })) as Arc<dyn SamiteBuffer>
+    Arc::new(Nowhere {
+        buffer_type: host_buffer_type(),
+        location: Location {
+            memory: MemoryId::unique(),
+            offset: 0,
+        },
+    })
 }
 
 #[derive(Debug)]
 struct Nowhere {
     buffer_type: Arc<dyn SamiteBufferType>,
+    location: Location,
 }
 
 fn no_bytes() -> Error {
@@ -145,6 +147,9 @@ impl SamiteBuffer for Nowhere {
     }
     fn usage(&self) -> Usage {
         Usage::Any
+    }
+    fn location(&self) -> Location {
+        self.location
     }
     fn write(&self, _: Slot, _: usize, _: &[u8]) -> Result<()> {
         Err(no_bytes())

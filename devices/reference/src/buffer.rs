@@ -2,7 +2,9 @@
 
 use crate::fault::FaultPlan;
 use crate::float64::Float64;
-use samite_core::{Buffer, BufferType, Error, HostMemory, Result, Slot, TensorRef, Usage};
+use samite_core::{
+    Buffer, BufferType, Error, HostMemory, Location, Result, Slot, TensorRef, Usage,
+};
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -173,6 +175,10 @@ impl Buffer for ReferenceBuffer {
 
     fn usage(&self) -> Usage {
         self.usage
+    }
+
+    fn location(&self) -> Location {
+        self.memory.location()
     }
 
     fn is_writable(&self) -> bool {

@@ -139,6 +139,7 @@ impl Stream for ReferenceStream {
 
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         self.device.check("prepare")?;
+        work.check()?;
         let steps = work
             .computed()
             .map(|node| self.compile(&work, node))

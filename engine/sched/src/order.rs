@@ -8,7 +8,7 @@
 use crate::devices::DeviceSet;
 use crate::layout::{Blocks, MemoryPlan};
 use crate::split::{Lowered, Split};
-use samite_core::{BufferType, Graph, Result, TensorId};
+use samite_core::{BufferType, Graph, MemoryId, Result, TensorId};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ pub struct Wait {
 pub(crate) enum Space {
     /// A chunk of the scheduler's memory: kind and number.
     Planned(usize, usize),
-    /// A buffer of somebody else's, by address.
-    Stored(usize),
+    /// Memory of somebody else's, where stored tensors lie.
+    Stored(MemoryId),
 }
 
 /// Reading or writing a range of bytes.
@@ -99,11 +99,8 @@ impl Map<'_> {
         let shift = tensor.view.map_or(0, |view| view.offset);
         let (space, start) = match &self.graph.tensor(base).stored {
             Some(stored) => {
-                let place = stored.tensor();
-                (
-                    Space::Stored(Arc::as_ptr(&place.buffer).addr()),
-                    place.slot.offset,
-                )
+                let place = stored.tensor().location();
+                (Space::Stored(place.memory), place.offset)
             }
             None => self.planned(self.memory.tensors.get(base.index())?.as_ref()?, copy),
         };

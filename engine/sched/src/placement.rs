@@ -256,11 +256,7 @@ impl<'a> Placer<'a> {
     }
 
     fn describe(&self, id: TensorId) -> String {
-        let tensor = self.graph.tensor(id);
-        match &*tensor.name {
-            "" => format!("{id} ({})", tensor.op),
-            name => format!("{id} '{name}' ({})", tensor.op),
-        }
+        describe(self.graph, id)
     }
 
     fn assign(&mut self, assignments: &Assignments) -> Result<()> {
@@ -618,27 +614,36 @@ impl<'a> Placer<'a> {
         self.placement.refusals.retain(|refusal| {
             devices[refusal.node.index()].is_some_and(|device| refusal.device < device)
         });
-        let Some(first) = self.placement.refusals.first() else {
-            return Ok(());
-        };
         let count = self.placement.refusals.len();
-        let example = format!(
-            "{} does not run on {} ({}) and falls back to {}",
-            self.describe(first.node),
-            self.devices.get(first.device).name(),
-            first.reason,
-            devices[first.node.index()].map_or("nothing", |d| self.devices.get(d).name())
-        );
-        match self.options.fallback {
-            Fallback::Allow => {}
-            Fallback::Warn => tracing::warn!(
-                count,
-                "operations fall back to a slower device; first: {example}"
-            ),
-            Fallback::Deny => {
-                return Err(Error::Placement(format!("{count} operations fall back to a slower device, which is denied; first: {example}").into()));
+        match self.placement.refusals.first() {
+            Some(first) if self.options.fallback == Fallback::Deny => {
+                let example = self.placement.describe(first, self.graph, self.devices);
+                Err(Error::Placement(format!("{count} operations fall back to a slower device, which is denied; first: {example}").into()))
             }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+}
+
+impl Placement {
+    /// A refusal in words: node, device, reason, and where the node runs instead.
+    pub(crate) fn describe(&self, refusal: &Refusal, graph: &Graph, devices: &DeviceSet) -> String {
+        let instead = self.devices[refusal.node.index()];
+        format!(
+            "{} does not run on {} ({}) and falls back to {}",
+            describe(graph, refusal.node),
+            devices.get(refusal.device).name(),
+            refusal.reason,
+            instead.map_or("nothing", |device| devices.get(device).name())
+        )
+    }
+}
+
+/// A tensor for people: number, name and operation.
+fn describe(graph: &Graph, id: TensorId) -> String {
+    let tensor = graph.tensor(id);
+    match &*tensor.name {
+        "" => format!("{id} ({})", tensor.op),
+        name => format!("{id} '{name}' ({})", tensor.op),
     }
 }

@@ -7,8 +7,8 @@ use crate::plan::Plan;
 use crate::split::Copy;
 use crate::trace::Trace;
 use samite_core::{
-    Buffer, CancelToken, Device, Error, Event, Graph, Layout, Placed, Prepared, Result, RunControl,
-    RunObserver, Slot, Stream, TensorId, TensorRef, Usage,
+    Bounce, Buffer, CancelToken, Device, Error, Event, Graph, Layout, Placed, Prepared, Result,
+    RunControl, RunObserver, Slot, Stream, TensorId, TensorRef, Usage,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,14 +52,14 @@ pub struct Scheduler {
     current: Option<usize>,
     clock: usize,
     counters: Counters,
-    bounce: Bounce,
+    detour: Detour,
     trace: Option<Trace>,
 }
 
-/// The detour of copies that no device makes, as large as any of the loaded plans needs.
+/// Copies that no device makes, by way of the host. Its memory is as large as any of the loaded plans needs.
 #[derive(Default)]
-struct Bounce {
-    bytes: Vec<u8>,
+struct Detour {
+    bounce: Bounce,
     /// Which experts are in use.
     used: Vec<bool>,
 }
@@ -111,7 +111,7 @@ impl Scheduler {
             current: None,
             clock: 0,
             counters: Counters::default(),
-            bounce: Bounce::default(),
+            detour: Detour::default(),
             trace: None,
         })
     }
@@ -295,7 +295,7 @@ impl Scheduler {
         for action in &plan.actions {
             if let (Work::Copy(number), None) = (action.work, action.copier) {
                 let copy = &plan.lowered.copies[number];
-                self.bounce.reserve(copy, graph, &loaded.places[0])?;
+                self.detour.reserve(copy, graph, &loaded.places[0])?;
             }
         }
         loaded.workspaces = (0..plan.lowered.splits.len())
@@ -531,8 +531,8 @@ impl Scheduler {
                     match copier {
                         Some(device) => self.streams[device].copy(from, to)?,
                         None => match c.experts.and_then(|ids| places[ids.index()].as_ref()) {
-                            Some(ids) => self.bounce.copy_experts(from, to, ids)?,
-                            None => self.bounce.copy(from, to)?,
+                            Some(ids) => self.detour.copy_experts(from, to, ids)?,
+                            None => to.copy_with(from, &mut self.detour.bounce)?,
                         },
                     }
                     if let (Some(trace), Some(start)) = (&self.trace, start) {
@@ -701,47 +701,30 @@ fn wait_on_host(loaded: &Loaded, streams: &mut [Box<dyn Stream>], wait: Wait) ->
     }
 }
 
-impl Bounce {
+impl Detour {
     /// Makes room for `copy`, so that making it allocates nothing.
     fn reserve(&mut self, copy: &Copy, graph: &Graph, places: &[Option<TensorRef>]) -> Result<()> {
-        let layout = graph.tensor(copy.from).layout;
-        let (mut bytes, mut flags) = (layout.bytes(), 0);
-        // Host memory is read where it is.
-        let from = places[copy.from.index()].as_ref();
-        if from.is_some_and(|from| from.buffer.host().is_some()) {
-            bytes = 0;
-        }
-        if let Some(ids) = copy.experts {
-            bytes = bytes.max(graph.tensor(ids).layout.row_bytes());
-            flags = layout.shape()[2];
-        }
-        let more = bytes.saturating_sub(self.bytes.len());
-        let more_flags = flags.saturating_sub(self.used.len());
-        let bytes_reserved = self.bytes.try_reserve_exact(more);
-        bytes_reserved
-            .and(self.used.try_reserve_exact(more_flags))
+        let (Some(from), Some(to)) = (&places[copy.from.index()], &places[copy.to.index()]) else {
+            return Ok(()); // running the copy says it
+        };
+        let Some(ids) = copy.experts else {
+            return to.reserve_bounce(from, &mut self.bounce);
+        };
+        let experts = from.layout().shape()[2];
+        let slice = from.layout().bytes() / experts.max(1);
+        let row = graph.tensor(ids).layout.row_bytes();
+        self.bounce.reserve(slice.max(row))?;
+        let more = experts.saturating_sub(self.used.len());
+        self.used
+            .try_reserve_exact(more)
             .map_err(|_| Error::OutOfMemory {
                 device: "host".into(),
-                what: "copies between devices".into(),
-                asked: bytes.saturating_add(flags),
+                what: "copies of experts".into(),
+                asked: experts,
                 free: None,
             })?;
-        self.bytes.resize(bytes.max(self.bytes.len()), 0);
-        self.used.resize(flags.max(self.used.len()), false);
+        self.used.resize(experts.max(self.used.len()), false);
         Ok(())
-    }
-
-    /// Copies between memories that no device copies between.
-    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
-        if from.buffer.host().is_some() {
-            return to.copy_from(from);
-        }
-        if to.buffer.copy_from(to.slot, from)? {
-            return Ok(());
-        }
-        let bytes = &mut self.bytes[..from.layout().bytes()];
-        from.read(0, bytes)?;
-        to.write(0, bytes)
     }
 
     /// Copies only those experts (slices of dimension 2) of a tensor in host memory that `ids` names, neighbours
@@ -752,7 +735,7 @@ impl Bounce {
         let used = &mut self.used[..experts];
         used.fill(false);
         let layout = *ids.layout();
-        let row = &mut self.bytes[..layout.row_bytes()];
+        let row = self.bounce.bytes(layout.row_bytes())?;
         for r in 0..layout.rows() {
             let [i1, i2, i3] = layout.row_index(r);
             ids.read(layout.row_offset(i1, i2, i3), row)?;
@@ -770,15 +753,27 @@ impl Bounce {
             .ok_or_else(|| Error::invalid("expert weights outside of host memory"))?;
         let mut expert = 0;
         for run in used.chunk_by(|a, b| a == b) {
-            if run[0] {
-                let (start, len) = (expert * slice, run.len() * slice);
-                let at = from.slot.offset + start;
-                match to.buffer.host() {
-                    Some(target) => memory.copy_to(at, target, to.slot.offset + start, len)?,
-                    None => memory.with_bytes(at, len, |data| to.write(start, data))??,
+            let range = expert..expert + run.len();
+            expert = range.end;
+            if !run[0] {
+                continue;
+            }
+            let (start, len) = (range.start * slice, run.len() * slice);
+            let at = from.slot.offset + start;
+            match to.buffer.host() {
+                Some(target) => memory.copy_to(at, target, to.slot.offset + start, len)?,
+                // As in other copies: the gate of memory that may be written to is not held while another one is waited for.
+                None if !memory.is_writable() => {
+                    memory.with_bytes(at, len, |data| to.write(start, data))??;
+                }
+                None => {
+                    let bytes = self.bounce.bytes(slice)?;
+                    for start in range.map(|expert| expert * slice) {
+                        memory.read(from.slot.offset + start, bytes)?;
+                        to.write(start, bytes)?;
+                    }
                 }
             }
-            expert += run.len();
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::layout::PackedLayout;
 use crate::table::kernel_for;
 use samite_core::memory::HOST_ALIGNMENT;
 use samite_core::{
-    Buffer, BufferType, Error, HostMemory, Layout, Node, Op, Result, Slot, Support, Usage,
+    Buffer, BufferType, Error, HostMemory, Layout, Location, Node, Op, Result, Slot, Support, Usage,
 };
 use std::any::Any;
 use std::ops::Range;
@@ -185,6 +185,10 @@ impl Buffer for PackedBuffer {
 
     fn usage(&self) -> Usage {
         self.usage
+    }
+
+    fn location(&self) -> Location {
+        self.memory.location()
     }
 
     fn init_tensor(&self, tensor: Slot) -> Result<()> {

@@ -11,7 +11,6 @@ use samite_core::{
     DIMS, Graph, Layout, Op, Slot, StoredTensor, Support, TensorId, TensorRef, Usage,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// Views of views are followed so far; beyond that, a view counts as memory of its own.
 const DEEPEST_VIEW: usize = 32;
@@ -232,8 +231,8 @@ impl<M: Memory> Importer<M> {
         };
         let place = self.memory.place(t, inferred).ok()?;
         let here = same_places(&inferred, &layout(t).ok()?)
-            && Arc::ptr_eq(&place.buffer, &of.buffer)
-            && of.slot.offset.checked_add(shift) == Some(place.slot.offset);
+            && place.location().memory == of.location().memory
+            && of.location().offset.checked_add(shift) == Some(place.location().offset);
         if !here {
             return None;
         }

@@ -5,7 +5,8 @@ use super::stream::span;
 use crate::abi::{self, Status, Tensor, usage};
 use crate::convert::export::bare;
 use samite_core::{
-    BufferType, Error, HostMemory, Layout, Node, Result, Rows, Slot, Support, TensorRef, Usage,
+    BufferType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot, Support,
+    TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -231,6 +232,8 @@ pub struct GgmlBuffer {
     base: *mut u8,
     size: usize,
     usage: Usage,
+    /// What its memory is called, unless it is host memory.
+    id: MemoryId,
     /// If it is plain host memory.
     host: Option<Arc<HostMemory>>,
     /// The structures of tensors that live here. Plugins hang things on them, so each is made once.
@@ -310,6 +313,7 @@ impl GgmlBuffer {
             base,
             size,
             usage,
+            id: MemoryId::unique(),
             host,
             tensors: Mutex::new(HashMap::new()),
             partial: Mutex::new(HashMap::new()),
@@ -447,6 +451,16 @@ impl samite_core::Buffer for GgmlBuffer {
 
     fn usage(&self) -> Usage {
         self.usage
+    }
+
+    fn location(&self) -> Location {
+        match &self.host {
+            Some(host) => host.location(),
+            None => Location {
+                memory: self.id,
+                offset: 0,
+            },
+        }
     }
 
     fn host(&self) -> Option<&Arc<HostMemory>> {

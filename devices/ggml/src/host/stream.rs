@@ -238,6 +238,7 @@ impl Stream for GgmlStream {
     }
 
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        work.check()?;
         let mut keep = Keep::default();
         let (mut memory, mut guarded) = (MemorySet::default(), false);
         for node in work.computed() {
