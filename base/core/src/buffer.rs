@@ -25,6 +25,53 @@ pub enum Usage {
     Compute,
 }
 
+/// What a weight does in its model, for devices that give tensors a form of their own: packed, or split among several members.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Role {
+    /// Nothing is known, or it is no weight.
+    #[default]
+    Unknown,
+    /// A table whose rows are looked up.
+    Embedding,
+    /// The first product of a block, whose rows are independent: queries, keys, values, gate, up.
+    Expand,
+    /// The last product of a block, whose results are summed over what the first ones made: attention's output, down.
+    Reduce,
+    /// The product that makes logits.
+    Head,
+    /// A vector that scales or shifts elements.
+    Vector,
+}
+
+/// A tensor as a buffer type sees it, before it has a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Name for people; may be empty.
+    pub name: &'a str,
+    /// Type, shape and strides.
+    pub layout: Layout,
+    /// What its buffer is for.
+    pub usage: Usage,
+    /// What it does in its model.
+    pub role: Role,
+}
+
+impl<'a> TensorInfo<'a> {
+    /// A tensor of which no role is known.
+    pub fn new(name: &'a str, layout: Layout, usage: Usage) -> Self {
+        TensorInfo {
+            name,
+            layout,
+            usage,
+            role: Role::Unknown,
+        }
+    }
+}
+
 /// A kind of memory.
 pub trait BufferType: Send + Sync + fmt::Debug {
     /// Name for people, such as `host` or `cuda0`.
@@ -42,8 +89,19 @@ pub trait BufferType: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if such a tensor cannot lie in this memory.
-    fn alloc_size(&self, layout: &Layout) -> Result<usize> {
-        Ok(layout.bytes())
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        Ok(tensor.layout.bytes())
+    }
+
+    /// [`alloc_size`](BufferType::alloc_size) for several tensors, in their order.
+    ///
+    /// # Errors
+    /// As [`alloc_size`](BufferType::alloc_size).
+    fn alloc_sizes(&self, tensors: &[TensorInfo<'_>]) -> Result<Vec<usize>> {
+        tensors
+            .iter()
+            .map(|tensor| self.alloc_size(tensor))
+            .collect()
     }
 
     /// Whether this is plain host memory in the standard layout, so that [`Buffer::host`] is there and every
@@ -128,11 +186,11 @@ pub trait Buffer: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Called once for each tensor that is placed in the buffer.
+    /// Called once for each tensor that is placed in the buffer, at byte `offset`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if such a tensor cannot lie here.
-    fn init_tensor(&self, _tensor: Slot) -> Result<()> {
+    fn init_tensor(&self, _offset: usize, _tensor: &TensorInfo<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -467,6 +525,7 @@ impl Bounce {
 #[derive(Debug)]
 pub struct StoredTensor {
     name: Arc<str>,
+    role: Role,
     tensor: TensorRef,
 }
 
@@ -482,8 +541,28 @@ impl StoredTensor {
         offset: usize,
         layout: Layout,
     ) -> Result<Arc<Self>> {
+        Self::with_role(name, buffer, offset, layout, Role::Unknown)
+    }
+
+    /// [`new`](StoredTensor::new) for a weight whose role is known.
+    ///
+    /// # Errors
+    /// As [`new`](StoredTensor::new).
+    pub fn with_role(
+        name: impl Into<Arc<str>>,
+        buffer: Arc<dyn Buffer>,
+        offset: usize,
+        layout: Layout,
+        role: Role,
+    ) -> Result<Arc<Self>> {
         let name = name.into();
-        let size = buffer.buffer_type().alloc_size(&layout)?;
+        let info = TensorInfo {
+            name: &name,
+            layout,
+            usage: buffer.usage(),
+            role,
+        };
+        let size = buffer.buffer_type().alloc_size(&info)?;
         if offset
             .checked_add(size)
             .is_none_or(|end| end > buffer.size())
@@ -493,12 +572,18 @@ impl StoredTensor {
                 buffer.size()
             )));
         }
+        buffer.init_tensor(offset, &info)?;
         let slot = Slot { offset, layout };
-        buffer.init_tensor(slot)?;
         Ok(Arc::new(StoredTensor {
             name,
+            role,
             tensor: TensorRef { buffer, slot },
         }))
+    }
+
+    /// What it does in its model.
+    pub fn role(&self) -> Role {
+        self.role
     }
 
     /// Name for people.
@@ -530,58 +615,61 @@ impl TensorGroup {
     /// Allocates memory for named layouts.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    /// As [`allocate_described`](TensorGroup::allocate_described).
     pub fn allocate(
         buffer_type: &Arc<dyn BufferType>,
         usage: Usage,
         tensors: &[(&str, Layout)],
     ) -> Result<Self> {
+        let described = |&(name, layout): &(_, Layout)| TensorInfo::new(name, layout, usage);
+        let described: Vec<_> = tensors.iter().map(described).collect();
+        Self::allocate_described(buffer_type, usage, &described)
+    }
+
+    /// Allocates memory for tensors.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    pub fn allocate_described(
+        buffer_type: &Arc<dyn BufferType>,
+        usage: Usage,
+        tensors: &[TensorInfo<'_>],
+    ) -> Result<Self> {
+        let sizes = buffer_type.alloc_sizes(tensors)?;
+        let (alignment, max_size) = (buffer_type.alignment(), buffer_type.max_size());
         let mut group = TensorGroup::default();
-        let mut offsets = Vec::with_capacity(tensors.len());
-        let (mut start, mut used) = (0, 0usize);
-        let flush = |range: std::ops::Range<usize>,
-                     size: usize,
-                     offsets: &[usize],
-                     group: &mut TensorGroup| {
-            if range.is_empty() {
-                return Ok(());
+        let mut first = 0;
+        while first < tensors.len() {
+            // As many as one buffer holds.
+            let (mut offsets, mut used) = (Vec::new(), 0);
+            for (tensor, &size) in tensors.iter().zip(&sizes).skip(first) {
+                if size > max_size {
+                    return Err(Error::unsupported(
+                        buffer_type.name(),
+                        format!("tensor '{}' of {size} bytes", tensor.name),
+                        format!("a buffer has at most {max_size} bytes"),
+                    ));
+                }
+                let place = align_up(used, alignment).and_then(|at| {
+                    Some((at, at.checked_add(size).filter(|&end| end <= max_size)?))
+                });
+                let Some((at, end)) = place else { break };
+                offsets.push(at);
+                used = end;
             }
-            let buffer = buffer_type.allocate(size, usage)?;
-            for i in range {
-                let (name, layout) = tensors[i];
-                group.tensors.push(StoredTensor::new(
-                    name,
+            let buffer = buffer_type.allocate(used, usage)?;
+            for (tensor, &offset) in tensors[first..].iter().zip(&offsets) {
+                group.tensors.push(StoredTensor::with_role(
+                    tensor.name,
                     Arc::clone(&buffer),
-                    offsets[i],
-                    layout,
+                    offset,
+                    tensor.layout,
+                    tensor.role,
                 )?);
             }
             group.buffers.push(buffer);
-            Ok(())
-        };
-        for (i, (name, layout)) in tensors.iter().enumerate() {
-            let size = buffer_type.alloc_size(layout)?;
-            if size > buffer_type.max_size() {
-                return Err(Error::unsupported(
-                    buffer_type.name(),
-                    format!("tensor '{name}' of {size} bytes"),
-                    format!("a buffer has at most {} bytes", buffer_type.max_size()),
-                ));
-            }
-            let mut at = align_up(used, buffer_type.alignment());
-            if at.is_none_or(|at| {
-                at.checked_add(size)
-                    .is_none_or(|end| end > buffer_type.max_size())
-            }) {
-                flush(start..i, used, &offsets, &mut group)?;
-                start = i;
-                at = Some(0);
-            }
-            let at = at.unwrap_or(0);
-            offsets.push(at);
-            used = at + size;
+            first += offsets.len();
         }
-        flush(start..tensors.len(), used, &offsets, &mut group)?;
         Ok(group)
     }
 

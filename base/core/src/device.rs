@@ -11,7 +11,12 @@
 //!   [`Stream::synchronize`]; other streams wait for events. A failure of queued work is returned by
 //!   the next call that waits for it.
 //! - Everything that a device lacks has a default here, built from what it has. Nothing panics.
-//! - After [`Stream::prepare`], [`Stream::run`] allocates nothing that grows with the graph.
+//! - Work becomes runnable in two steps. [`Device::compile`] sees nodes without memory: what takes long, such as building
+//!   kernels, happens there, can be cancelled, and is shared by all places and by later graphs of the same kind.
+//!   [`Stream::prepare`] binds that to places. After it, [`Stream::run`] allocates nothing that grows with the graph.
+//! - Questions come in bulk ([`Device::supports_each`], [`Device::workspaces`], [`BufferType::alloc_sizes`]), so that a device behind a wire
+//!   answers in one round trip; the defaults ask one by one.
+//! - A device that is gone fails with [`Error::DeviceLost`] from then on, everywhere, and quickly.
 
 use crate::buffer::{Buffer, BufferType, Rows, TensorRef, Usage};
 use crate::cancel::CancelToken;
@@ -22,7 +27,7 @@ use crate::support::Support;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// What a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
@@ -63,6 +68,8 @@ pub struct Capabilities {
     pub import_host: bool,
     /// Can make events.
     pub events: bool,
+    /// Work of several streams overlaps, so that copies can have a stream of their own. Needs events.
+    pub streams: bool,
 }
 
 /// Memory in bytes; `None` where the device does not know.
@@ -156,10 +163,16 @@ pub trait Device: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// Makes host memory a buffer of this device without copying.
+    /// Where imported memory must begin: a multiple of this address. Tensors in it lie where they lie in the memory.
+    fn import_alignment(&self) -> usize {
+        1
+    }
+
+    /// Makes host memory a buffer of this device without copying. Who asks for it must be able to copy instead.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`Capabilities::import_host`].
+    /// [`Error::Unsupported`] without [`Capabilities::import_host`], or for memory that cannot be imported: its
+    /// [alignment](Device::import_alignment), size or origin; and what the device says.
     fn import_host(&self, _memory: Arc<HostMemory>, _usage: Usage) -> Result<Arc<dyn Buffer>> {
         Err(Error::unsupported(
             self.name(),
@@ -170,6 +183,14 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Whether it can run `node`, and why not.
     fn supports(&self, node: Node<'_>) -> Support;
+
+    /// [`supports`](Device::supports) for several nodes of a graph, in their order.
+    fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
+        nodes
+            .iter()
+            .map(|&id| self.supports(graph.node(id)))
+            .collect()
+    }
 
     /// Whether its kernels can use memory of this type.
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
@@ -190,6 +211,36 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// If the size overflows.
     fn workspace(&self, _graph: &Graph, _nodes: &[TensorId]) -> Result<usize> {
         Ok(0)
+    }
+
+    /// [`workspace`](Device::workspace) for several parts of a graph, in their order.
+    ///
+    /// # Errors
+    /// As [`workspace`](Device::workspace).
+    fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>> {
+        parts
+            .iter()
+            .map(|nodes| self.workspace(graph, nodes))
+            .collect()
+    }
+
+    /// Does for `nodes` of `graph` what takes long and needs no memory: kernels, pipelines. The result is bound to places by
+    /// [`Stream::prepare`], as often as wanted and by several streams at once. `earlier` is the result for a graph of the same
+    /// kind (same operations, types and operands; extents and parameters may differ, as they do when a cache grows): the device returns it
+    /// again where it fits.
+    ///
+    /// `None` if there is nothing to share.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a node that the device does not support, [`Error::Cancelled`], or what the device says.
+    fn compile(
+        &self,
+        _graph: &Graph,
+        _nodes: &[TensorId],
+        _earlier: Option<&Arc<dyn Compiled>>,
+        _cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        Ok(None)
     }
 
     /// May [reorder](crate::reorder) the nodes of one split for better speed. Returns which memory must stay for longer than
@@ -257,6 +308,8 @@ pub struct Placed<'a> {
     pub places: &'a [Option<TensorRef>],
     /// Scratch memory of [`Device::workspace`] bytes.
     pub workspace: Option<&'a TensorRef>,
+    /// What [`Device::compile`] made of these nodes; where it is absent, the stream compiles them itself.
+    pub compiled: Option<&'a Arc<dyn Compiled>>,
 }
 
 impl<'a> Placed<'a> {
@@ -324,7 +377,13 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// Work that was compiled by a stream's device for repeated runs.
+/// What a device made of nodes without knowing where their tensors lie.
+pub trait Compiled: Send + Sync + fmt::Debug {
+    /// For the device to recognise its own.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Work that is bound to places in memory, for repeated runs.
 pub trait Prepared: Send {
     /// For the device to recognise its own.
     fn as_any(&mut self) -> &mut dyn Any;
@@ -335,14 +394,17 @@ pub trait Prepared: Send {
 pub struct RunControl<'a> {
     /// Checked between nodes, or as often as the device can.
     pub cancel: &'a CancelToken,
-    /// Told about each node that ran, where the device can time them. Only synchronous devices have to.
-    pub observer: Option<&'a dyn RunObserver>,
+    /// Told about each node that ran, where the device can time them.
+    pub observer: Option<&'a Arc<dyn RunObserver>>,
 }
 
 /// Is told which node ran when.
-pub trait RunObserver: Sync {
-    /// `node` ran from `start` to `end`.
-    fn ran(&self, node: TensorId, start: Instant, end: Instant);
+///
+/// A synchronous device tells it of a node right after that ran. An asynchronous one tells it when it knows: at the latest, in the call that waits
+/// for the run.
+pub trait RunObserver: Send + Sync {
+    /// `node` took `took`, and began `start` after the device had begun with this run.
+    fn ran(&self, node: TensorId, start: Duration, took: Duration);
 }
 
 /// An ordered queue of work on a device.
@@ -350,10 +412,10 @@ pub trait Stream: Send {
     /// The device.
     fn device(&self) -> &dyn Device;
 
-    /// Compiles work for [`run`](Stream::run).
+    /// Binds [compiled](Device::compile) work to places in memory, for [`run`](Stream::run).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a node that the device does not support.
+    /// [`Error::Unsupported`] for a node that the device does not support; [`Error::InvalidArgument`] for places that it cannot use.
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>>;
 
     /// Queues prepared work.

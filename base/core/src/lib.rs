@@ -40,12 +40,12 @@ pub mod reorder;
 mod support;
 
 pub use buffer::{
-    Bounce, Buffer, BufferType, Rows, Slot, StoredTensor, TensorGroup, TensorRef, Usage, align_up,
-    host_buffer, host_buffer_type, same_buffer_type,
+    Bounce, Buffer, BufferType, Role, Rows, Slot, StoredTensor, TensorGroup, TensorInfo, TensorRef,
+    Usage, align_up, host_buffer, host_buffer_type, same_buffer_type,
 };
 pub use cancel::CancelToken;
 pub use device::{
-    Backend, Capabilities, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
+    Backend, Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
     RunControl, RunObserver, Stream,
 };
 pub use dtype::DType;

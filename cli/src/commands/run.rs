@@ -181,7 +181,7 @@ pub fn run(args: RunArgs) -> Outcome {
     let generation = generation?;
     let trace = session.context_mut().scheduler_mut().finish_trace();
     if let (Some(file), Some(trace)) = (trace_file, trace) {
-        files::finish(file, &trace.to_json().to_string())?;
+        files::finish(file, &trace.into_json().to_string())?;
     }
     if !args.quiet {
         let t = generation.timings;

@@ -372,14 +372,15 @@ impl Stream for BlasStream {
             .downcast_mut::<PreparedBlas>()
             .ok_or_else(|| Error::invalid("work that was not prepared by the blas device"))?;
         let library = &self.device.library;
+        let begin = Instant::now();
         prepared.memory.with(|| {
             for step in &prepared.steps {
                 control.cancel.check()?;
-                let start = control.observer.map(|_| Instant::now());
+                let start = control.observer.map(|_| begin.elapsed());
                 // SAFETY: `with` entered the memory of all steps with the accesses declared in `prepare`.
                 unsafe { step.run(library)? };
                 if let (Some(observer), Some(start)) = (control.observer, start) {
-                    observer.ran(step.node, start, Instant::now());
+                    observer.ran(step.node, start, begin.elapsed().saturating_sub(start));
                 }
             }
             Ok(())

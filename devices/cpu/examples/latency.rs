@@ -119,6 +119,7 @@ fn main() -> Result<()> {
         nodes: &nodes,
         places: &places,
         workspace: Some(&workspace),
+        compiled: None,
     })?;
     let cancel = CancelToken::new();
     let control = RunControl {

@@ -80,6 +80,7 @@ fn measure(
         nodes: &nodes,
         places: &places,
         workspace: Some(&workspace),
+        compiled: None,
     })?;
     let cancel = CancelToken::new();
     let control = RunControl {

@@ -351,6 +351,7 @@ mod tests {
             nodes: &nodes,
             places: &places,
             workspace: None,
+            compiled: None,
         };
         let parts = parts(&work, Isa::detect(None), threads);
         work.computed()
@@ -491,6 +492,7 @@ mod tests {
                 nodes: &nodes,
                 places,
                 workspace: None,
+                compiled: None,
             };
             parts(&work, Isa::detect(None), 2)[products[1].index()]
         };

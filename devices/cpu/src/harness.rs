@@ -52,6 +52,7 @@ impl Bench {
             nodes: &nodes,
             places: &places,
             workspace: Some(&workspace),
+            compiled: None,
         })?;
         Ok(Bench {
             stream,

@@ -3,7 +3,7 @@
 use crate::detect::{Isa, vectorized};
 use crate::packed::memory_of;
 use half::f16;
-use samite_core::{DType, Error, Layout, Result, Shape, TensorRef};
+use samite_core::{DType, Error, Layout, Result, Shape, TensorInfo, TensorRef};
 use std::ops::Range;
 
 /// Elements converted at a time through a buffer on the stack.
@@ -44,7 +44,11 @@ impl Operand {
         };
         let slot = place.slot;
         // A packed tensor takes more than its bytes.
-        let bytes = place.buffer.buffer_type().alloc_size(&slot.layout)?;
+        let bytes = place.buffer.buffer_type().alloc_size(&TensorInfo::new(
+            what,
+            slot.layout,
+            place.buffer.usage(),
+        ))?;
         if slot
             .offset
             .checked_add(bytes)

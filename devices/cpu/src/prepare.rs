@@ -355,19 +355,20 @@ impl Program {
 
     fn run_alone(&self, control: RunControl<'_>) -> Result<()> {
         let mut current = 0;
+        let begin = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             for (number, step) in self.steps.iter().enumerate() {
                 current = number;
                 if control.cancel.is_cancelled() {
                     return Err(Trouble::Cancelled);
                 }
-                let start = control.observer.map(|_| Instant::now());
+                let start = control.observer.map(|_| begin.elapsed());
                 for phase in &self.phases[step.phases.clone()] {
                     (phase.run)(0..phase.tasks, 0)
                         .map_err(|fault| Trouble::Fault(number, fault))?;
                 }
                 if let (Some(observer), Some(start)) = (control.observer, start) {
-                    observer.ran(step.id, start, Instant::now());
+                    observer.ran(step.id, start, begin.elapsed().saturating_sub(start));
                 }
             }
             Ok(())
@@ -401,9 +402,10 @@ impl Program {
         // Worker 0 has done phases that the others have not seen the end of. It stops on its own after trouble there;
         // the others learn of it at the next barrier.
         let (mut unseen, mut halted) = (false, false);
+        let begin = Instant::now();
         for (number, step) in self.steps.iter().enumerate() {
             let start = (worker == 0)
-                .then(|| control.observer.map(|_| Instant::now()))
+                .then(|| control.observer.map(|_| begin.elapsed()))
                 .flatten();
             if worker == 0 && !halted && control.cancel.is_cancelled() {
                 report(Trouble::Cancelled);
@@ -432,7 +434,7 @@ impl Program {
                 }
             }
             if let (Some(observer), Some(start), false) = (control.observer, start, halted) {
-                observer.ran(step.id, start, Instant::now());
+                observer.ran(step.id, start, begin.elapsed().saturating_sub(start));
             }
         }
     }

@@ -92,11 +92,11 @@ fn cancelled_work_stops_and_can_run_again() {
 }
 
 #[derive(Default)]
-struct Watcher(Mutex<Vec<(TensorId, Instant, Instant)>>);
+struct Watcher(Mutex<Vec<(TensorId, Duration, Duration)>>);
 
 impl RunObserver for Watcher {
-    fn ran(&self, node: TensorId, start: Instant, end: Instant) {
-        self.0.lock().unwrap().push((node, start, end));
+    fn ran(&self, node: TensorId, start: Duration, took: Duration) {
+        self.0.lock().unwrap().push((node, start, start + took));
     }
 }
 
@@ -106,14 +106,15 @@ fn observers_see_every_computed_node_in_order() {
     let computed: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
     for threads in [1, 2] {
         let mut bench = Bench::new(&g, &device(threads)).unwrap();
-        let watcher = Watcher::default();
+        let watcher = Arc::new(Watcher::default());
+        let observer: Arc<dyn RunObserver> = Arc::clone(&watcher) as _;
         bench
             .run_with(RunControl {
                 cancel: &CancelToken::new(),
-                observer: Some(&watcher),
+                observer: Some(&observer),
             })
             .unwrap();
-        let seen = watcher.0.into_inner().unwrap();
+        let seen = watcher.0.lock().unwrap();
         assert!(seen.iter().map(|(id, ..)| *id).eq(computed.iter().copied()));
         assert!(seen.iter().all(|(_, start, end)| start <= end));
         assert!(seen.windows(2).all(|w| w[0].2 <= w[1].1));
@@ -124,7 +125,7 @@ fn observers_see_every_computed_node_in_order() {
 fn an_observer_that_panics_is_an_error() {
     struct Panics;
     impl RunObserver for Panics {
-        fn ran(&self, _: TensorId, _: Instant, _: Instant) {
+        fn ran(&self, _: TensorId, _: Duration, _: Duration) {
             panic!("expected");
         }
     }
@@ -138,7 +139,8 @@ fn an_observer_that_panics_is_an_error() {
                 cancel: &cancel,
                 observer,
             };
-            let error = bench.run_with(control(Some(&Panics))).unwrap_err();
+            let panics: Arc<dyn RunObserver> = Arc::new(Panics);
+            let error = bench.run_with(control(Some(&panics))).unwrap_err();
             assert!(matches!(error, Error::Device { .. }), "{error}");
             bench.run_with(control(None)).unwrap();
         }
@@ -258,6 +260,7 @@ fn read_only_memory_is_not_written_to() {
         nodes: &[y],
         places: &places,
         workspace: None,
+        compiled: None,
     };
     let Err(error) = stream.prepare(work) else {
         panic!("a result in read-only memory");

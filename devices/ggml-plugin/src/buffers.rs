@@ -2,7 +2,7 @@
 
 use crate::device::plugin;
 use crate::host::{guard, log_error};
-use samite_core::{HostMemory, Layout, Slot, Usage};
+use samite_core::{HostMemory, Layout, Slot, TensorInfo, Usage};
 use samite_ggml::abi::{
     Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, Device, Status, Tensor, Version,
 };
@@ -287,9 +287,14 @@ unsafe extern "C" fn packed_alloc_size(_: *mut BufferType, tensor: *const Tensor
         let packed = plugin().packed.as_ref();
         // A tensor that cannot be packed is refused when it is initialised.
         packed
-            .and_then(|packed| packed.alloc_size(&layout).ok())
+            .and_then(|packed| packed.alloc_size(&info(layout)).ok())
             .unwrap_or_else(|| layout.bytes())
     })
+}
+
+/// Of tensors in packed memory, only the layout counts.
+fn info(layout: Layout) -> TensorInfo<'static> {
+    TensorInfo::new("", layout, Usage::Weights)
 }
 
 /// # Safety
@@ -320,7 +325,11 @@ unsafe extern "C" fn packed_base(_: *mut Buffer) -> *mut c_void {
 unsafe extern "C" fn packed_init(buffer: *mut Buffer, tensor: *mut Tensor) -> Status {
     guard(Status::FAILED, || {
         // SAFETY: ggml passes a valid tensor that it placed in this buffer.
-        let result = unsafe { with_slot(buffer, tensor, |memory, slot| memory.init_tensor(slot)) };
+        let result = unsafe {
+            with_slot(buffer, tensor, |memory, slot| {
+                memory.init_tensor(slot.offset, &info(slot.layout))
+            })
+        };
         if result {
             Status::SUCCESS
         } else {

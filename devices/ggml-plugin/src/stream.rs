@@ -15,7 +15,7 @@ use samite_ggml::convert::import::{Imported, Importer};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 /// Recognises backends of this library: `samite-ggml-cpu1`.
 static GUID: Guid = *b"samite-ggml-cpu1";
@@ -86,16 +86,18 @@ struct Work {
 }
 
 /// Asks the host after each node whether to stop.
-struct Watch<'a> {
+struct Watch {
     abort: Abort,
-    cancel: &'a CancelToken,
+    cancel: CancelToken,
 }
 
-// SAFETY: only the thread that runs the graph tells of nodes, and that is the one in which the host waits.
-unsafe impl Sync for Watch<'_> {}
+// SAFETY: the CPU device tells of nodes in the thread that runs the graph, which is the one in which the host waits, and only while the graph runs.
+unsafe impl Send for Watch {}
+// SAFETY: as above.
+unsafe impl Sync for Watch {}
 
-impl RunObserver for Watch<'_> {
-    fn ran(&self, _: TensorId, _: Instant, _: Instant) {
+impl RunObserver for Watch {
+    fn ran(&self, _: TensorId, _: Duration, _: Duration) {
         // SAFETY: the host promised that the callback can be called with its data while a graph runs.
         if unsafe { (self.abort.callback)(self.abort.data) } {
             self.cancel.cancel();
@@ -149,13 +151,15 @@ impl Stream {
             })
         }?;
         let cancel = CancelToken::new();
-        let watch = self.abort.map(|abort| Watch {
-            abort,
-            cancel: &cancel,
+        let watch = self.abort.map(|abort| -> Arc<dyn RunObserver> {
+            Arc::new(Watch {
+                abort,
+                cancel: cancel.clone(),
+            })
         });
         let control = RunControl {
             cancel: &cancel,
-            observer: watch.as_ref().map(|watch| watch as &dyn RunObserver),
+            observer: watch.as_ref(),
         };
         stream.run(&mut *work.prepared, control)?;
         stream.synchronize()
@@ -188,6 +192,7 @@ fn prepare(
         nodes: &nodes,
         places: &places,
         workspace: workspace.as_ref(),
+        compiled: None,
     })?;
     Ok(Work {
         prepared,

@@ -60,6 +60,7 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
         nodes: &[y],
         places: &places,
         workspace: None,
+        compiled: None,
     };
     let mut prepared: Box<dyn Prepared> = stream.prepare(work).unwrap();
     let bytes: Vec<u8> = (0..VALUES).flat_map(|i| (i as f32).to_ne_bytes()).collect();

@@ -3,7 +3,7 @@
 use crate::fault::FaultPlan;
 use crate::float64::Float64;
 use samite_core::{
-    Buffer, BufferType, Error, HostMemory, Location, Result, Slot, TensorRef, Usage,
+    Buffer, BufferType, Error, HostMemory, Location, Result, Slot, TensorInfo, TensorRef, Usage,
 };
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -185,7 +185,7 @@ impl Buffer for ReferenceBuffer {
         self.memory.is_writable()
     }
 
-    fn init_tensor(&self, _tensor: Slot) -> Result<()> {
+    fn init_tensor(&self, _offset: usize, _tensor: &TensorInfo<'_>) -> Result<()> {
         self.check("init_tensor")
     }
 

@@ -1,14 +1,16 @@
 //! The device and its backend.
 
 use crate::buffer::ReferenceBufferType;
+use crate::compiled::CompiledNodes;
 use crate::event::ReferenceEvent;
 use crate::fault::FaultPlan;
 use crate::kernels::kernel;
 use crate::options::ReferenceOptions;
 use crate::stream::ReferenceStream;
 use samite_core::{
-    Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, HostMemory,
-    MemoryInfo, Node, Op, Result, Stream, Support, Usage, host_buffer_type, same_buffer_type,
+    Backend, Buffer, BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error,
+    Event, Graph, HostMemory, MemoryInfo, Node, Op, Result, Stream, Support, TensorId, Usage,
+    host_buffer_type, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -80,6 +82,7 @@ impl Device for ReferenceDevice {
             host_buffer: false,
             import_host: self.options.import_host,
             events: self.options.events,
+            streams: self.options.streams,
         }
     }
 
@@ -95,7 +98,37 @@ impl Device for ReferenceDevice {
                 "it was made without",
             ));
         }
+        let alignment = self.options.import_alignment;
+        if !memory.location().offset.is_multiple_of(alignment) {
+            return Err(Error::unsupported(
+                &self.name,
+                "import of host memory",
+                format!("it does not begin at a multiple of {alignment} bytes"),
+            ));
+        }
         self.own_memory.import(memory, usage)
+    }
+
+    fn import_alignment(&self) -> usize {
+        self.options.import_alignment
+    }
+
+    fn workspace(&self, _: &Graph, _: &[TensorId]) -> Result<usize> {
+        Ok(self.options.workspace)
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        if !self.options.compiles {
+            return Ok(None);
+        }
+        self.check("compile")?;
+        CompiledNodes::new(self, graph, nodes, earlier, cancel).map(Some)
     }
 
     fn supports(&self, node: Node<'_>) -> Support {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Counts every call of a device that can fail, and makes some of them fail with [`Error::Device`].
 ///
 /// Calls are numbered from 0 in the order in which they are carried out: `allocate`, `init_tensor`, `write`, `read`,
-/// `fill`, `clear`, `copy`, `import_host`, `open_stream`, `create_event`, `prepare`, `run`, `record`, `wait`, `synchronize`. A
+/// `fill`, `clear`, `copy`, `import_host`, `open_stream`, `create_event`, `compile`, `prepare`, `run`, `record`, `wait`, `synchronize`. A
 /// test first runs without a fault to learn [how many calls there are](FaultPlan::calls), then once for each of them
 /// with [`fail_at`](FaultPlan::fail_at). Several devices may share a plan.
 #[derive(Debug, Default)]
@@ -20,6 +20,7 @@ pub struct FaultPlan {
 enum Fault {
     At(usize),
     From(usize),
+    Lost(usize),
 }
 
 impl FaultPlan {
@@ -40,6 +41,11 @@ impl FaultPlan {
     /// Lets call number `call` and all later ones fail.
     pub fn fail_from(&self, call: usize) {
         self.set(Some(Fault::From(call)));
+    }
+
+    /// Lets the device be lost from call number `call` on: that one and all later ones fail with [`Error::DeviceLost`].
+    pub fn lose_from(&self, call: usize) {
+        self.set(Some(Fault::Lost(call)));
     }
 
     /// Lets everything pass again and starts to count at 0.
@@ -63,7 +69,13 @@ impl FaultPlan {
         let fails = match fault {
             Some(Fault::At(at)) => call == at,
             Some(Fault::From(from)) => call >= from,
-            None => false,
+            Some(Fault::Lost(from)) if call >= from => {
+                return Err(Error::DeviceLost {
+                    device: device.into(),
+                    message: format!("injected: call {call}, {what}").into(),
+                });
+            }
+            Some(Fault::Lost(_)) | None => false,
         };
         if fails {
             return Err(Error::device(

@@ -7,7 +7,7 @@
 //!
 //! The second purpose is to be a test double. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
 //! that copies are real; [`ReferenceOptions`] make it small, asynchronous, without some operations, or a processor
-//! instead of a GPU; and a [`FaultPlan`] makes any one of its calls fail. It is strict where fast devices are
+//! instead of a GPU; a [`Latch`] holds its work back; and a [`FaultPlan`] makes any one of its calls fail, or the device get lost. It is strict where fast devices are
 //! trusting: work whose operands lie in another device's memory, or in a layout that is not the graph's, is refused.
 //!
 //! ```
@@ -29,6 +29,7 @@
 
 mod buffer;
 mod call;
+mod compiled;
 mod device;
 mod event;
 mod fault;
@@ -42,3 +43,4 @@ mod value;
 pub use device::{ReferenceBackend, ReferenceDevice};
 pub use fault::FaultPlan;
 pub use options::ReferenceOptions;
+pub use queue::Latch;

@@ -1,6 +1,7 @@
 //! What a reference device pretends to be.
 
 use crate::fault::FaultPlan;
+use crate::queue::Latch;
 use samite_core::DeviceKind;
 use samite_core::memory::HOST_ALIGNMENT;
 use std::sync::Arc;
@@ -35,6 +36,16 @@ pub struct ReferenceOptions {
     /// Keeps F32 tensors in float64, so that nothing is rounded between operations: for finite differences. What the host reads
     /// is rounded, but a conversion to F64 is not. Only memory of its own does that.
     pub float64: bool,
+    /// Bytes of scratch memory that it asks for, and overwrites while it runs.
+    pub workspace: usize,
+    /// Nodes are compiled apart from their places: one kernel for each operation with the types of its operands.
+    pub compiles: bool,
+    /// Several streams work at the same time. Needs `asynchronous` and `events`.
+    pub streams: bool,
+    /// Where imported host memory must begin.
+    pub import_alignment: usize,
+    /// Holds queued work back until it is opened.
+    pub latch: Option<Arc<Latch>>,
     /// Counts the device's calls and makes some of them fail.
     pub faults: Option<Arc<FaultPlan>>,
 }
@@ -56,6 +67,11 @@ impl Default for ReferenceOptions {
             import_host: false,
             host_memory: false,
             float64: false,
+            workspace: 0,
+            compiles: false,
+            streams: false,
+            import_alignment: 1,
+            latch: None,
             faults: None,
         }
     }

@@ -54,16 +54,58 @@ impl Progress {
     }
 }
 
+/// Holds queued work back while it is closed, so that a test decides what happens first.
+#[derive(Debug, Default)]
+pub struct Latch {
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Latch {
+    /// An open latch.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn set(&self, closed: bool) {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+        self.changed.notify_all();
+    }
+
+    /// Lets no more work begin.
+    pub fn close(&self) {
+        self.set(true);
+    }
+
+    /// Lets work go on.
+    pub fn open(&self) {
+        self.set(false);
+    }
+
+    fn pass(&self) {
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.changed.wait_while(closed, |closed| *closed);
+        drop(open.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 impl Queue {
     /// Starts the thread.
-    pub fn start(name: &str) -> Result<Self> {
+    pub fn start(name: &str, latch: Option<Arc<Latch>>) -> Result<Self> {
         let (jobs, received) = channel::<Job>();
         let progress = Arc::new(Progress::default());
         let worker = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn({
                 let progress = Arc::clone(&progress);
-                move || received.into_iter().for_each(|job| progress.perform(job))
+                move || {
+                    for job in received {
+                        if let Some(latch) = &latch {
+                            latch.pass();
+                        }
+                        progress.perform(job);
+                    }
+                }
             })
             .map_err(|error| Error::io(format!("thread for a stream of {name}"), error))?;
         Ok(Queue {

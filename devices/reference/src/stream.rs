@@ -2,13 +2,14 @@
 
 use crate::buffer::memory;
 use crate::call::{Call, Operand};
+use crate::compiled::{CompiledNodes, kernel_of};
 use crate::device::ReferenceDevice;
 use crate::event::ReferenceEvent;
-use crate::kernels::{Kernel, kernel};
+use crate::kernels::Kernel;
 use crate::queue::Queue;
 use samite_core::{
     CancelToken, Device, Error, Event, Node, Placed, Prepared, Result, RunControl, RunObserver,
-    Stream, Support, TensorId, TensorRef,
+    Stream, TensorId, TensorRef,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -21,7 +22,11 @@ pub(crate) struct ReferenceStream {
 }
 
 /// Nodes with their kernels and places.
-struct Program(Vec<(Call, Kernel)>);
+struct Program {
+    steps: Vec<(Call, Kernel)>,
+    /// Scratch memory, which is overwritten by every node.
+    workspace: Option<TensorRef>,
+}
 
 struct PreparedProgram {
     device: Arc<str>,
@@ -35,13 +40,19 @@ impl Prepared for PreparedProgram {
 }
 
 impl Program {
-    fn run(&self, cancel: &CancelToken, observer: Option<&dyn RunObserver>) -> Result<()> {
-        for (call, kernel) in &self.0 {
+    fn run(&self, cancel: &CancelToken, observer: Option<&Arc<dyn RunObserver>>) -> Result<()> {
+        let begin = Instant::now();
+        for (number, (call, kernel)) in self.steps.iter().enumerate() {
             cancel.check()?;
-            let start = Instant::now();
+            let start = begin.elapsed();
+            if let Some(workspace) = &self.workspace {
+                let buffer = &workspace.buffer;
+                let noise = 0x5a ^ number as u8;
+                buffer.fill(workspace.slot, 0, workspace.layout().bytes(), noise)?;
+            }
             kernel.run(call)?;
             if let Some(observer) = observer {
-                observer.ran(call.id, start, Instant::now());
+                observer.ran(call.id, start, begin.elapsed().saturating_sub(start));
             }
         }
         Ok(())
@@ -53,7 +64,7 @@ impl ReferenceStream {
         let queue = device
             .options()
             .asynchronous
-            .then(|| Queue::start(device.name()))
+            .then(|| Queue::start(device.name(), device.options().latch.clone()))
             .transpose()?;
         Ok(ReferenceStream { device, queue })
     }
@@ -103,17 +114,17 @@ impl ReferenceStream {
         })
     }
 
-    fn compile(&self, work: &Placed<'_>, node: Node<'_>) -> Result<(Call, Kernel)> {
-        let (Support::Yes, Some(kernel)) = (self.device.supports(node), kernel(node.op())) else {
-            let reason = match self.device.supports(node) {
-                Support::No(reason) => reason,
-                Support::Yes => "there is no kernel for it".into(),
-            };
-            return Err(Error::unsupported(
-                self.device.name(),
-                node.op().to_string(),
-                reason,
-            ));
+    fn bind(&self, work: &Placed<'_>, number: usize, node: Node<'_>) -> Result<(Call, Kernel)> {
+        let compiled = work
+            .compiled
+            .map(|compiled| {
+                let own = compiled.as_any().downcast_ref::<CompiledNodes>();
+                own.ok_or_else(|| Error::invalid("work that another device compiled"))
+            })
+            .transpose()?;
+        let kernel = match compiled {
+            Some(compiled) => compiled.kernel(number, node)?,
+            None => kernel_of(&self.device, node)?,
         };
         let sources = node
             .tensor()
@@ -142,11 +153,22 @@ impl Stream for ReferenceStream {
         work.check()?;
         let steps = work
             .computed()
-            .map(|node| self.compile(&work, node))
+            .enumerate()
+            .map(|(number, node)| self.bind(&work, number, node))
             .collect::<Result<_>>()?;
+        let needed = self.device.options().workspace;
+        let workspace = work
+            .workspace
+            .filter(|place| place.layout().bytes() >= needed);
+        if needed > 0 && workspace.is_none() {
+            return Err(Error::invalid("the workspace is missing or too small"));
+        }
         Ok(Box::new(PreparedProgram {
             device: self.device.shared_name(),
-            program: Arc::new(Program(steps)),
+            program: Arc::new(Program {
+                steps,
+                workspace: workspace.cloned(),
+            }),
         }))
     }
 
@@ -165,7 +187,8 @@ impl Stream for ReferenceStream {
             return program.run(control.cancel, control.observer);
         }
         let (program, cancel) = (Arc::clone(program), control.cancel.clone());
-        self.submit("run", move || program.run(&cancel, None))
+        let observer = control.observer.cloned();
+        self.submit("run", move || program.run(&cancel, observer.as_ref()))
     }
 
     fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {

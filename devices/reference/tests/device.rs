@@ -10,7 +10,7 @@ use samite_core::{
 };
 use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::Duration;
 
 fn row(len: usize) -> Layout {
     Layout::contiguous(DType::F32, [len, 1, 1, 1]).unwrap()
@@ -244,8 +244,8 @@ struct Watch {
 }
 
 impl RunObserver for Watch {
-    fn ran(&self, node: TensorId, start: Instant, end: Instant) {
-        assert!(start <= end);
+    fn ran(&self, node: TensorId, start: Duration, took: Duration) {
+        assert!(start + took < Duration::from_secs(3600));
         let mut ran = self.ran.lock().unwrap();
         ran.push(node);
         if let Some((count, cancel)) = &self.stop_after
@@ -260,7 +260,7 @@ fn run_watched(
     graph: &Graph,
     places: &[Option<TensorRef>],
     device: &Arc<ReferenceDevice>,
-    watch: &Watch,
+    watch: &Arc<Watch>,
 ) -> samite_core::Result<()> {
     let nodes: Vec<_> = graph.ids().collect();
     let mut stream = Arc::clone(device).open_stream()?;
@@ -269,19 +269,22 @@ fn run_watched(
         nodes: &nodes,
         places,
         workspace: None,
+        compiled: None,
     })?;
     let cancel = watch
         .stop_after
         .as_ref()
         .map(|(_, cancel)| cancel.clone())
         .unwrap_or_default();
+    let observer: Arc<dyn RunObserver> = Arc::clone(watch) as _;
     stream.run(
         &mut *prepared,
         RunControl {
             cancel: &cancel,
-            observer: Some(watch),
+            observer: Some(&observer),
         },
-    )
+    )?;
+    stream.synchronize()
 }
 
 #[test]
@@ -289,14 +292,14 @@ fn observers_see_nodes_and_cancellation_strikes_between_them() {
     let device = ReferenceDevice::new(ReferenceOptions::default());
     let (c, y) = sample();
     let places = c.place(&device).unwrap();
-    let watch = Watch::default();
+    let watch = Arc::new(Watch::default());
     run_watched(&c.graph, &places, &device, &watch).unwrap();
     assert_eq!(*watch.ran.lock().unwrap(), [TensorId::from_index(1), y]);
 
-    let watch = Watch {
+    let watch = Arc::new(Watch {
         stop_after: Some((1, CancelToken::new())),
         ..Watch::default()
-    };
+    });
     let result = run_watched(&c.graph, &places, &device, &watch);
     assert!(matches!(result, Err(Error::Cancelled)));
     assert_eq!(watch.ran.lock().unwrap().len(), 1);
@@ -314,6 +317,7 @@ fn cancellation_reaches_queued_work() {
         nodes: &nodes,
         places: &places,
         workspace: None,
+        compiled: None,
     };
     let mut prepared = stream.prepare(placed).unwrap();
     let cancel = CancelToken::new();
@@ -337,7 +341,7 @@ fn work_with_wrong_memory_is_refused() {
     let other = ReferenceDevice::new(ReferenceOptions::named("reference1"));
     let (c, y) = sample();
     let refused = |places: &[Option<TensorRef>]| {
-        run_watched(&c.graph, places, &device, &Watch::default())
+        run_watched(&c.graph, places, &device, &Arc::default())
             .unwrap_err()
             .to_string()
     };
@@ -356,6 +360,7 @@ fn work_with_wrong_memory_is_refused() {
         nodes: &nodes,
         places: &places,
         workspace: None,
+        compiled: None,
     };
     let mut mine: Box<dyn Stream> = Arc::clone(&device).open_stream().unwrap();
     let mut prepared = mine.prepare(placed).unwrap();
@@ -378,7 +383,7 @@ fn results_may_lie_in_the_memory_of_operands() {
     let mut places = c.place(&device).unwrap();
     let x = places[0].clone();
     places.iter_mut().for_each(|place| place.clone_from(&x));
-    run_watched(&c.graph, &places, &device, &Watch::default()).unwrap();
+    run_watched(&c.graph, &places, &device, &Arc::default()).unwrap();
     assert_eq!(
         values(places[y.index()].as_ref().unwrap()),
         [4.0, 16.0, 36.0]

@@ -1,7 +1,8 @@
 //! Running one graph on two devices and comparing node by node.
 
-use crate::options::{Assignments, Options};
-use crate::scheduler::{Scheduler, Watch};
+use crate::executor::Watch;
+use crate::options::Options;
+use crate::scheduler::Scheduler;
 use samite_core::{
     CancelToken, Device, Error, Graph, Result, StoredTensor, TensorGroup, TensorId, Usage,
 };
@@ -79,7 +80,7 @@ pub fn compare_devices(
     let record = |device: Arc<dyn Device>| -> Result<Vec<(TensorId, Vec<u8>)>> {
         let copy = copy_graph(graph, &*device)?;
         let mut scheduler = Scheduler::new(vec![device], Options::default())?;
-        scheduler.load_with(&copy.graph, Assignments::NONE)?;
+        scheduler.load(&copy.graph)?;
         for (id, bytes) in inputs {
             scheduler.write(*id, 0, bytes)?;
         }

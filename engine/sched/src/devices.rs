@@ -36,14 +36,17 @@ impl DeviceSet {
             }
         }
         // Results in host memory may be copied to a device, or come from there.
-        let quick = devices.iter().find_map(|device| device.host_buffer_type());
+        let quick: Vec<_> = devices
+            .iter()
+            .filter_map(|device| device.host_buffer_type())
+            .collect();
         let mut memories: Vec<Arc<dyn BufferType>> = Vec::new();
         let memory_of = devices
             .iter()
             .map(|device| {
                 let own = device.buffer_type();
-                let quick = quick.as_ref();
-                let quick = quick.filter(|m| own.is_host() && device.supports_buffer_type(m));
+                let mut quick = quick.iter();
+                let quick = quick.find(|m| own.is_host() && device.supports_buffer_type(m));
                 let memory = quick.cloned().unwrap_or(own);
                 memories
                     .iter()
@@ -111,7 +114,7 @@ impl DeviceSet {
     }
 
     /// Which memory results on `device` get: its own, or for a device that works on host memory the
-    /// [host memory](Device::host_buffer_type) of the first device that has some, so that copies between them are quick.
+    /// [host memory](Device::host_buffer_type) of the first device that has some which it can use, so that copies between them are quick.
     pub(crate) fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]
     }
@@ -129,6 +132,12 @@ impl DeviceSet {
     /// Whether work on `device` goes on while the host does something else.
     pub(crate) fn is_asynchronous(&self, device: usize) -> bool {
         self.devices[device].capabilities().asynchronous
+    }
+
+    /// Whether copies that `device` makes have a stream of their own, so that they overlap with what it computes.
+    pub(crate) fn has_copy_stream(&self, device: usize) -> bool {
+        let can = self.devices[device].capabilities();
+        can.asynchronous && can.events && can.streams
     }
 
     /// Whether the device is the place of last resort rather than something faster.

@@ -207,6 +207,7 @@ impl fmt::Display for Plan {
                     let lane = match action.lane {
                         Lane::Host => "host".to_owned(),
                         Lane::Device(device) => name(device).to_owned(),
+                        Lane::Copies(device) => format!("{}'s copies", name(device)),
                     };
                     let when = match wait.runs_ago {
                         0 => String::new(),

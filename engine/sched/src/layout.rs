@@ -7,7 +7,7 @@
 use crate::arena::{Arena, Block};
 use crate::devices::DeviceSet;
 use crate::split::Lowered;
-use samite_core::{BufferType, Error, Graph, Op, Result, TensorId};
+use samite_core::{BufferType, Error, Graph, Op, Result, TensorId, TensorInfo, Usage};
 use std::sync::Arc;
 
 /// Blocks of one tensor: one, or one for each pipeline copy.
@@ -56,6 +56,10 @@ struct Planner<'a> {
     uses: Vec<usize>,
     /// Memory that is kept for the whole run.
     pinned: Vec<bool>,
+    /// Bytes of each tensor that has memory of its own.
+    sizes: Vec<usize>,
+    /// Bytes of scratch memory by split.
+    workspace_sizes: Vec<usize>,
 }
 
 /// Plans memory for a lowered graph.
@@ -82,7 +86,10 @@ pub fn plan(
         },
         uses: vec![0; n],
         pinned: vec![false; n],
+        sizes: vec![0; n],
+        workspace_sizes: vec![0; lowered.splits.len()],
     };
+    planner.ask_for_sizes(live)?;
     // Leaves first: they are there before anything runs and stay until the end.
     for id in graph.ids().take(live.len()).filter(|id| live[id.index()]) {
         let tensor = graph.tensor(id);
@@ -160,6 +167,41 @@ impl Planner<'_> {
             .memory_of(self.lowered.devices[id.index()].unwrap_or(self.devices.last()))
     }
 
+    /// Asks each kind of memory, and each device, once.
+    fn ask_for_sizes(&mut self, live: &[bool]) -> Result<()> {
+        let (lowered, devices) = (self.lowered, self.devices);
+        let graph = &lowered.graph;
+        let mut asked: Vec<(Vec<TensorId>, Vec<TensorInfo<'_>>)> = Vec::new();
+        asked.resize_with(devices.memories().len(), Default::default);
+        for id in graph.ids() {
+            let tensor = graph.tensor(id);
+            // What follows the original tensors are copies.
+            let is_live = live.get(id.index()).copied().unwrap_or(true);
+            if is_live && tensor.stored.is_none() && tensor.view.is_none() {
+                let (ids, infos) = &mut asked[self.memory_kind(id)];
+                ids.push(id);
+                infos.push(TensorInfo::new(&tensor.name, tensor.layout, Usage::Compute));
+            }
+        }
+        for (memory, (ids, infos)) in devices.memories().iter().zip(asked) {
+            for (id, size) in ids.into_iter().zip(memory.alloc_sizes(&infos)?) {
+                self.sizes[id.index()] = size;
+            }
+        }
+        for (number, device) in devices.iter().enumerate() {
+            let splits = lowered.splits.iter().enumerate();
+            let (mine, parts): (Vec<usize>, Vec<&[TensorId]>) = splits
+                .filter(|(_, split)| split.device == number)
+                .map(|(number, split)| (number, &*split.nodes))
+                .unzip();
+            let sizes = device.workspaces(graph, &parts)?;
+            mine.into_iter()
+                .zip(sizes)
+                .for_each(|(split, size)| self.workspace_sizes[split] = size);
+        }
+        Ok(())
+    }
+
     fn take(&mut self, memory: usize, size: usize, what: &dyn Fn() -> String) -> Result<Block> {
         self.arenas[memory]
             .allocate(size)
@@ -179,7 +221,7 @@ impl Planner<'_> {
     fn allocate(&mut self, id: TensorId, copies: usize) -> Result<()> {
         let memory = self.memory_kind(id);
         let tensor = self.graph().tensor(id);
-        let size = self.devices.memories()[memory].alloc_size(&tensor.layout)?;
+        let size = self.sizes[id.index()];
         let what = format!("tensor {id} '{}'", tensor.name);
         let blocks = (0..copies)
             .map(|_| self.take(memory, size, &|| what.clone()))
@@ -190,10 +232,7 @@ impl Planner<'_> {
 
     fn workspace(&mut self, number: usize) -> Result<Option<(usize, Block)>> {
         let split = &self.lowered.splits[number];
-        let size = self
-            .devices
-            .get(split.device)
-            .workspace(self.graph(), &split.nodes)?;
+        let size = self.workspace_sizes[number];
         if size == 0 {
             return Ok(None);
         }

@@ -8,7 +8,7 @@
 //! 4. [`order`]: which work waits for which, where devices work on their own time.
 //!
 //! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a [picture](Plan::to_svg), and
-//! [checked](race) by code that shares nothing with steps 3 and 4 but the map of memory. A [`Scheduler`] allocates what the
+//! [checked](race) by code that shares nothing with steps 3 and 4. A [`Scheduler`] allocates what the
 //! plan says, lets devices compile their splits, and runs it as often as wanted: in the steady state it makes no plan
 //! and allocates nothing.
 //!
@@ -17,8 +17,13 @@
 #![forbid(unsafe_code)]
 
 pub mod arena;
+mod bound;
+mod chunks;
 pub mod compare;
+mod compiler;
+mod detour;
 mod devices;
+mod executor;
 pub mod explain;
 pub mod layout;
 mod options;
@@ -33,9 +38,10 @@ mod trace;
 
 pub use compare::nmse;
 pub use devices::DeviceSet;
+pub use executor::Watch;
 pub use options::{Assignments, Fallback, Options};
 pub use placement::{Placement, Reason, Refusal};
 pub use plan::Plan;
-pub use scheduler::{Counters, Scheduler, Watch};
+pub use scheduler::{Counters, Scheduler};
 pub use split::{Copy, Split};
 pub use trace::Trace;

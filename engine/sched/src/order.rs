@@ -18,8 +18,20 @@ use std::sync::Arc;
 pub enum Lane {
     /// On the host's thread, done when the call returns.
     Host,
-    /// On an asynchronous device, by number.
+    /// On an asynchronous device, by number, with everything that it computes.
     Device(usize),
+    /// On an asynchronous device's stream for copies.
+    Copies(usize),
+}
+
+impl Lane {
+    /// The device, by number; none for the host.
+    pub fn device(self) -> Option<usize> {
+        match self {
+            Lane::Host => None,
+            Lane::Device(device) | Lane::Copies(device) => Some(device),
+        }
+    }
 }
 
 /// What an action does.
@@ -209,19 +221,20 @@ impl Clock {
     pub fn tick(&mut self, lane: usize) {
         self.0[lane] += 1;
     }
-
-    /// Whether the event with this clock on `lane` happened before.
-    pub fn has_seen(&self, event: &Clock, lane: usize) -> bool {
-        self.0[lane] >= event.0[lane]
-    }
 }
 
-/// The host is lane 0, device `i` is lane `i + 1`.
+/// The host is lane 0; device `i` has lanes `2 i + 1` and `2 i + 2`.
 pub(crate) fn lane_number(lane: Lane) -> usize {
     match lane {
         Lane::Host => 0,
-        Lane::Device(device) => device + 1,
+        Lane::Device(device) => 2 * device + 1,
+        Lane::Copies(device) => 2 * device + 2,
     }
+}
+
+/// How many lanes so many devices have.
+pub(crate) fn lane_count(devices: usize) -> usize {
+    2 * devices + 1
 }
 
 /// The actions of one run, with the waits that they need when runs follow each other.
@@ -241,9 +254,11 @@ pub fn order(
     for (number, split) in lowered.splits.iter().enumerate() {
         for &copy in &split.copies {
             let copier = copier(lowered, copy, split.device, devices);
-            let lane = copier
-                .filter(|&d| devices.is_asynchronous(d))
-                .map_or(Lane::Host, Lane::Device);
+            let lane = match copier {
+                Some(device) if devices.has_copy_stream(device) => Lane::Copies(device),
+                Some(device) if devices.is_asynchronous(device) => Lane::Device(device),
+                _ => Lane::Host,
+            };
             actions.push(Action {
                 work: Work::Copy(copy),
                 lane,
@@ -327,7 +342,7 @@ fn find_waits(
                 .collect()
         })
         .collect();
-    let lanes = devices.len() + 1;
+    let lanes = lane_count(devices.len());
     let mut clocks = vec![Clock::new(lanes); lanes];
     // By lane. What was issued as the lane's number `n` made its clock `n + 1`.
     let mut past: Vec<Vec<Past>> = (0..lanes).map(|_| Vec::new()).collect();

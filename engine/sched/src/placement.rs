@@ -18,7 +18,7 @@ use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
 use samite_core::{DeviceKind, Error, Graph, Op, Result, Support, TensorId, Usage};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// Why a tensor is on its device.
@@ -147,6 +147,8 @@ struct Placer<'a> {
     options: &'a Options,
     live: &'a [bool],
     placement: Placement,
+    /// What devices said about computed nodes, once they were asked.
+    answers: Vec<Option<HashMap<TensorId, Support>>>,
     /// Answers of `supports` by tensor and device.
     supports: Vec<Option<Support>>,
     /// What is in `placement.refusals`.
@@ -176,6 +178,7 @@ pub fn place(
             reasons: vec![None; n],
             refusals: Vec::new(),
         },
+        answers: vec![None; devices.len()],
         supports: vec![None; n * devices.len()],
         refused: HashSet::new(),
     };
@@ -204,6 +207,25 @@ impl<'a> Placer<'a> {
         self.placement.reasons[id.index()] = Some(reason);
     }
 
+    /// What `device` itself says about `id`. It is asked about all nodes at once.
+    fn answer(&mut self, id: TensorId, device: usize) -> Support {
+        let (graph, device_ref) = (self.graph, self.devices.get(device));
+        if self.answers[device].is_none() {
+            let ids: Vec<_> = self
+                .ids()
+                .filter(|&id| graph.tensor(id).is_computed())
+                .collect();
+            let answers = device_ref.supports_each(graph, &ids);
+            self.answers[device] = Some(ids.into_iter().zip(answers).collect());
+        }
+        let known = self.answers[device]
+            .as_ref()
+            .and_then(|answers| answers.get(&id));
+        known
+            .cloned()
+            .unwrap_or_else(|| device_ref.supports(graph.node(id)))
+    }
+
     /// Whether `device` can compute `id`, also with a view to where results must be written.
     fn supports(&mut self, id: TensorId, device: usize) -> Support {
         let at = id.index() * self.devices.len() + device;
@@ -211,7 +233,7 @@ impl<'a> Placer<'a> {
             return known.clone();
         }
         let node = self.graph.node(id);
-        let mut answer = self.devices.get(device).supports(node);
+        let mut answer = self.answer(id, device);
         let written = node.tensor().written();
         for stored in written.filter_map(|(_, source)| self.graph.node(source).stored()) {
             if !answer.is_yes() {

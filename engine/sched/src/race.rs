@@ -1,11 +1,142 @@
 //! A second opinion on the order of a plan: does every pair of conflicting accesses have a happens-before edge?
 //!
-//! The checker plays what a scheduler does with a plan, node by node and byte range by byte range, and knows nothing of how
-//! the waits were found. It is run by tests over random graphs and devices.
+//! The checker plays what a scheduler does with a plan, node by node and byte range by byte range. It knows nothing of how
+//! the waits were found: it has its own account of who reads and writes which bytes, and its own clocks. It is run by tests over random graphs
+//! and devices.
 
-use crate::order::{Clock, Lane, Map, Touch, Work, lane_number};
+use crate::layout::Blocks;
+use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
+use samite_core::{MemoryId, TensorId};
+use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
+
+/// Some bytes of some memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Bytes {
+    memory: Memory,
+    range: Range<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Memory {
+    /// The scheduler's: kind and chunk.
+    Chunk(usize, usize),
+    /// Where stored tensors lie.
+    Elsewhere(MemoryId),
+}
+
+impl Bytes {
+    fn overlap(&self, other: &Bytes) -> bool {
+        self.memory == other.memory
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
+    }
+
+    fn of_block(blocks: &Blocks, copy: usize, range: Range<usize>) -> Self {
+        let block = blocks.get(copy);
+        Bytes {
+            memory: Memory::Chunk(blocks.memory, block.chunk),
+            range: block.offset + range.start..block.offset + range.end,
+        }
+    }
+
+    /// Where tensor `id` of the lowered graph lies for pipeline copy `copy`; `None` if nothing needs it.
+    fn of_tensor(plan: &Plan, id: TensorId, copy: usize) -> Option<Self> {
+        let graph = &plan.lowered.graph;
+        let tensor = graph.tensor(id);
+        let (owner, first) = match tensor.view {
+            Some(view) => (view.base, view.offset),
+            None => (id, 0),
+        };
+        let range = first..first + tensor.layout.bytes();
+        if let Some(stored) = &graph.tensor(owner).stored {
+            let place = stored.tensor();
+            let start = place.buffer.location().offset + place.slot.offset;
+            return Some(Bytes {
+                memory: Memory::Elsewhere(place.buffer.location().memory),
+                range: start + range.start..start + range.end,
+            });
+        }
+        let blocks = plan.memory.tensors[owner.index()].as_ref()?;
+        Some(Bytes::of_block(blocks, copy, range))
+    }
+}
+
+/// What one action does to memory.
+#[derive(Debug, Default)]
+struct Accesses {
+    reads: Vec<Bytes>,
+    writes: Vec<Bytes>,
+}
+
+impl Accesses {
+    fn read(&mut self, bytes: Option<Bytes>) {
+        self.reads
+            .extend(bytes.filter(|bytes| !bytes.range.is_empty()));
+    }
+
+    fn write(&mut self, bytes: Option<Bytes>) {
+        self.writes
+            .extend(bytes.filter(|bytes| !bytes.range.is_empty()));
+    }
+
+    fn of(plan: &Plan, work: Work, copy: usize) -> Self {
+        let graph = &plan.lowered.graph;
+        let at = |id: TensorId| Bytes::of_tensor(plan, id, copy);
+        let mut all = Accesses::default();
+        match work {
+            Work::Inputs => {
+                for id in graph.ids().filter(|&id| graph.tensor(id).flags.input) {
+                    all.write(at(id));
+                }
+            }
+            Work::Copy(number) => {
+                let moved = &plan.lowered.copies[number];
+                all.read(at(moved.from));
+                all.write(at(moved.to));
+                // The host looks which experts are needed.
+                all.read(moved.experts.and_then(at));
+            }
+            Work::Split(number) => {
+                let split = &plan.lowered.splits[number];
+                for &id in &split.nodes {
+                    let tensor = graph.tensor(id);
+                    all.write(at(id));
+                    for (index, &source) in tensor.sources.iter().enumerate() {
+                        let Some(source) = source else { continue };
+                        if tensor.op.written_sources().contains(&index) {
+                            all.write(at(source));
+                        }
+                        all.read(at(source));
+                    }
+                }
+                for keep in &split.kept {
+                    all.read(at(keep.tensor));
+                }
+                // Devices overwrite scratch memory as they like.
+                all.write(
+                    plan.memory.workspaces[number]
+                        .as_ref()
+                        .map(|blocks| Bytes::of_block(blocks, copy, 0..blocks.get(copy).size)),
+                );
+            }
+        }
+        all
+    }
+
+    /// Whether this and something `earlier` must not happen at the same time; and if so, whether this writes.
+    fn conflict(&self, earlier: &Accesses) -> Option<bool> {
+        let meet = |mine: &[Bytes], theirs: &[Bytes]| {
+            mine.iter().any(|a| theirs.iter().any(|b| a.overlap(b)))
+        };
+        if meet(&self.writes, &earlier.reads) || meet(&self.writes, &earlier.writes) {
+            return Some(true);
+        }
+        meet(&self.reads, &earlier.writes).then_some(false)
+    }
+}
 
 /// Two accesses that nothing keeps apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,73 +169,52 @@ impl fmt::Display for Race {
 
 /// Plays `runs` consecutive runs of `plan` and returns every race.
 pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
-    struct Done {
+    /// Something that was issued: what it touches, and everything that is sure to be done before it ends, itself included.
+    struct Issued {
         at: (usize, usize),
-        lane: usize,
-        clock: Clock,
-        touches: Vec<Touch>,
+        accesses: Accesses,
+        done_before: Vec<bool>,
     }
-    let map = Map {
-        graph: &plan.lowered.graph,
-        memory: &plan.memory,
-    };
-    let lanes = plan.devices.len() + 1;
-    let mut clocks = vec![Clock::new(lanes); lanes];
-    let mut done: Vec<Done> = Vec::new();
+    if plan.actions.iter().all(|action| action.lane == Lane::Host) {
+        return Vec::new(); // everything is done in order of issue
+    }
+    let total = runs * plan.actions.len();
+    let mut issued: Vec<Issued> = Vec::with_capacity(total);
+    // By lane: what was issued last.
+    let mut last: HashMap<Lane, usize> = HashMap::new();
     let mut races = Vec::new();
     for run in 0..runs {
-        let copy = run % plan.copies;
         for (number, action) in plan.actions.iter().enumerate() {
-            let lane = lane_number(action.lane);
-            let mut clock = clocks[lane].clone();
-            clock.join(&clocks[0]);
-            for wait in &action.waits {
-                let Some(awaited_run) = run.checked_sub(wait.runs_ago) else {
-                    continue;
-                };
-                // With events, the newest recording in the slot counts; anything older is implied by it.
-                if let Some(event) = done.iter().rfind(|d| d.at == (awaited_run, wait.action)) {
-                    clock.join(&event.clock);
+            let mut done = vec![false; total];
+            let mut comes_after = |number: usize| {
+                let theirs = &issued[number].done_before;
+                done.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
+            };
+            // Its own lane is in order, and the host, which issues everything, was done with what it did.
+            let before = [last.get(&action.lane), last.get(&Lane::Host)];
+            before.into_iter().flatten().for_each(|&n| comes_after(n));
+            for Wait { action, runs_ago } in &action.waits {
+                if let Some(run) = run.checked_sub(*runs_ago) {
+                    comes_after(run * plan.actions.len() + action);
                 }
             }
-            clock.tick(lane);
-            let mut touches: Vec<Touch> = match action.work {
-                Work::Split(split) => {
-                    let nodes = plan.lowered.splits[split].nodes.iter();
-                    nodes
-                        .flat_map(|&id| map.node(id, copy))
-                        .chain(map.kept(&plan.lowered.splits[split], copy))
-                        .chain(map.workspace(split, copy))
-                        .collect()
-                }
-                work => map.action(work, &plan.lowered, copy),
-            };
-            touches.retain(|touch| touch.start < touch.end);
-            for earlier in &done {
-                if clock.has_seen(&earlier.clock, earlier.lane) {
-                    continue;
-                }
-                let conflict = touches
-                    .iter()
-                    .find(|a| earlier.touches.iter().any(|b| a.conflicts(b)));
-                if let Some(touch) = conflict {
+            let accesses = Accesses::of(plan, action.work, run % plan.copies);
+            for (earlier, _) in issued.iter().zip(&done).filter(|(_, done)| !**done) {
+                if let Some(second_writes) = accesses.conflict(&earlier.accesses) {
                     races.push(Race {
                         first: earlier.at,
                         second: (run, number),
-                        second_writes: touch.write,
+                        second_writes,
                     });
                 }
             }
-            clocks[lane] = clock.clone();
-            done.push(Done {
+            done[issued.len()] = true;
+            last.insert(action.lane, issued.len());
+            issued.push(Issued {
                 at: (run, number),
-                lane,
-                clock,
-                touches,
+                accesses,
+                done_before: done,
             });
-        }
-        if plan.actions.iter().all(|action| action.lane == Lane::Host) {
-            break; // everything is done in order of issue
         }
     }
     races
@@ -114,10 +224,6 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
 /// chunk and aligned. Returns a description of each violation.
 pub fn check_memory(plan: &Plan) -> Vec<String> {
     let graph = &plan.lowered.graph;
-    let map = Map {
-        graph,
-        memory: &plan.memory,
-    };
     let mut problems = Vec::new();
     // First and last step at which each memory is in use, in the order of issue.
     let mut steps: Vec<Option<(usize, usize)>> = vec![None; graph.len()];
@@ -140,10 +246,11 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
             step += 1;
             for (index, source) in graph.tensor(id).operands() {
                 touch_step(source, step, &mut steps);
-                let same = map
-                    .touch(graph.memory_of(source), 0, false)
-                    .map(|t| (t.space, t.start))
-                    == map.touch(id, 0, false).map(|t| (t.space, t.start));
+                let start = |id| {
+                    let bytes = Bytes::of_tensor(plan, id, 0);
+                    bytes.map(|bytes| (bytes.memory, bytes.range.start))
+                };
+                let same = start(graph.memory_of(source)) == start(id);
                 if same
                     && graph.memory_of(source) != graph.memory_of(id)
                     && graph.tensor(id).op.may_overwrite(index)
@@ -211,8 +318,9 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
             }
             for (ca, cb) in (0..plan.copies).flat_map(|ca| (0..plan.copies).map(move |cb| (ca, cb)))
             {
-                if let (Some(p), Some(q)) = (map.touch(a, ca, true), map.touch(b, cb, true))
-                    && p.conflicts(&q)
+                if let (Some(p), Some(q)) =
+                    (Bytes::of_tensor(plan, a, ca), Bytes::of_tensor(plan, b, cb))
+                    && p.overlap(&q)
                 {
                     problems.push(format!(
                         "{a} and {b} are in use at the same time and share memory"
@@ -316,6 +424,7 @@ mod tests {
             "the input's place is taken by others, and nobody notices"
         );
     }
+
     #[test]
     fn memory_that_should_have_been_kept_is_noticed() {
         let mut graph = Graph::new();

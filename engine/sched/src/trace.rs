@@ -2,12 +2,11 @@
 
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
-use crate::scheduler::copy_name;
 use crate::split::Copy;
 use samite_core::{RunObserver, TensorId};
 use serde_json::{Value, json};
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// One span of time.
 #[derive(Clone, Debug)]
@@ -22,29 +21,77 @@ struct Span {
 
 /// A recording of runs: a track for each device, with spans for splits, nodes, copies and waits.
 ///
-/// Spans of asynchronous devices show when work was issued, not when it ran.
+/// Spans of splits and copies of asynchronous devices show when work was issued, those of nodes when it ran, as far as the device says.
 #[derive(Debug)]
 pub struct Trace {
     begin: Instant,
-    spans: Mutex<Vec<Span>>,
+    spans: Arc<Spans>,
+    /// Tracks that were named in what was taken out.
+    named: Mutex<Vec<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Spans {
+    all: Mutex<Vec<Span>>,
+    /// By device: when its last node ended, so that work which was issued early does not seem to overlap.
+    ends: Mutex<Vec<Option<Instant>>>,
+}
+
+impl Spans {
+    fn lock(&self) -> MutexGuard<'_, Vec<Span>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Records the nodes of one split.
-pub(crate) struct NodeObserver<'a> {
-    trace: &'a Trace,
-    plan: &'a Plan,
+struct NodeObserver {
+    spans: Arc<Spans>,
+    plan: Arc<Plan>,
     device: usize,
+    issued: Instant,
+    /// When the device began with the split, once a node of it is known.
+    began: OnceLock<Instant>,
 }
 
-impl RunObserver for NodeObserver<'_> {
-    fn ran(&self, node: TensorId, start: Instant, end: Instant) {
+impl NodeObserver {
+    /// When the device began: not before the work was issued, and not before it was done with what it had.
+    fn began(&self) -> Instant {
+        *self.began.get_or_init(|| {
+            let ends = self
+                .spans
+                .ends
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let free = ends.get(self.device).copied().flatten();
+            free.map_or(self.issued, |free| free.max(self.issued))
+        })
+    }
+
+    fn ended(&self, end: Instant) {
+        let mut ends = self
+            .spans
+            .ends
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if ends.len() <= self.device {
+            ends.resize(self.device + 1, None);
+        }
+        ends[self.device] = Some(end);
+    }
+}
+
+impl RunObserver for NodeObserver {
+    fn ran(&self, node: TensorId, start: Duration, took: Duration) {
+        let start = self.began() + start;
+        let end = start + took;
+        self.ended(end);
         let graph = &self.plan.lowered.graph;
         let tensor = graph.tensor(node);
         let operands: Vec<_> = tensor
             .operands()
             .map(|(_, source)| graph.tensor(source).layout.to_string())
             .collect();
-        self.trace.push(Span {
+        self.spans.lock().push(Span {
             track: self.plan.devices.get(self.device).name().to_owned(),
             category: "node",
             name: tensor.op.name().to_owned(),
@@ -59,23 +106,24 @@ impl Trace {
     pub(crate) fn new() -> Self {
         Trace {
             begin: Instant::now(),
-            spans: Mutex::default(),
+            spans: Arc::default(),
+            named: Mutex::default(),
         }
     }
 
     fn push(&self, span: Span) {
-        self.spans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(span);
+        self.spans.lock().push(span);
     }
 
-    pub(crate) fn observer<'a>(&'a self, plan: &'a Plan, device: usize) -> NodeObserver<'a> {
-        NodeObserver {
-            trace: self,
-            plan,
+    /// An observer for a split that is about to be issued.
+    pub(crate) fn observer(&self, plan: &Arc<Plan>, device: usize) -> Arc<dyn RunObserver> {
+        Arc::new(NodeObserver {
+            spans: Arc::clone(&self.spans),
+            plan: Arc::clone(plan),
             device,
-        }
+            issued: Instant::now(),
+            began: OnceLock::new(),
+        })
     }
 
     pub(crate) fn split(&self, plan: &Plan, number: usize, start: Instant) {
@@ -114,10 +162,7 @@ impl Trace {
 
     /// Number of spans recorded.
     pub fn len(&self) -> usize {
-        self.spans
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.spans.lock().len()
     }
 
     /// Whether nothing was recorded.
@@ -125,25 +170,35 @@ impl Trace {
         self.len() == 0
     }
 
-    /// The recording in Chrome's trace event format.
-    pub fn to_json(&self) -> Value {
-        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut tracks: Vec<&str> = spans.iter().map(|span| span.track.as_str()).collect();
-        tracks.sort_unstable();
-        tracks.dedup();
-        let number = |track: &str| tracks.iter().position(|t| *t == track).unwrap_or(0);
-        let names = tracks.iter().enumerate().map(|(i, track)| {
-            json!({ "name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": { "name": track } })
-        });
-        let micros =
-            |at: Instant| at.saturating_duration_since(self.begin).as_nanos() as f64 / 1000.0;
-        let events = spans.iter().map(|span| {
-            json!({
-                "name": span.name, "cat": span.category, "ph": "X", "pid": 1, "tid": number(&span.track),
-                "ts": micros(span.start), "dur": micros(span.end) - micros(span.start), "args": span.args,
-            })
-        });
-        json!({ "displayTimeUnit": "ns", "traceEvents": names.chain(events).collect::<Vec<_>>() })
+    /// Takes out what was recorded so far, as events of Chrome's trace event format: for long recordings, which are written as they grow.
+    /// A file is `[`, the events with commas between, and `]`.
+    pub fn take_events(&self) -> Vec<Value> {
+        let spans = std::mem::take(&mut *self.spans.lock());
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = Vec::with_capacity(spans.len());
+        for span in spans {
+            let known = named.iter().position(|track| *track == span.track);
+            let number = known.unwrap_or_else(|| {
+                events.push(json!({
+                    "name": "thread_name", "ph": "M", "pid": 1, "tid": named.len(), "args": { "name": span.track },
+                }));
+                named.push(span.track);
+                named.len() - 1
+            });
+            let start = span.start.saturating_duration_since(self.begin);
+            let took = span.end.saturating_duration_since(span.start);
+            let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
+            events.push(json!({
+                "name": span.name, "cat": span.category, "ph": "X", "pid": 1, "tid": number,
+                "ts": micros(start), "dur": micros(took), "args": span.args,
+            }));
+        }
+        events
+    }
+
+    /// The recording as a file in Chrome's trace event format. Nothing is left.
+    pub fn into_json(self) -> Value {
+        json!({ "displayTimeUnit": "ns", "traceEvents": self.take_events() })
     }
 }
 
@@ -151,6 +206,7 @@ fn lane_suffix(lane: Lane) -> String {
     match lane {
         Lane::Host => " (host)".to_owned(),
         Lane::Device(device) => format!(" (device {device})"),
+        Lane::Copies(device) => format!(" (copy stream of device {device})"),
     }
 }
 
@@ -161,5 +217,14 @@ impl std::fmt::Display for Work {
             Work::Copy(number) => write!(f, "copy {number}"),
             Work::Split(number) => write!(f, "split {number}"),
         }
+    }
+}
+
+/// What a copy is called.
+fn copy_name(plan: &Plan, copy: &Copy) -> String {
+    let tensor = plan.graph.tensor(copy.from);
+    match &*tensor.name {
+        "" => format!("copy {}", copy.from),
+        name => format!("copy {} '{name}'", copy.from),
     }
 }

@@ -286,7 +286,9 @@ fn numbers_of_experts_live_until_the_last_experts_were_copied() {
             Assignments::new()
         };
         let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
-        scheduler.load_with(&graph, &assignments).unwrap();
+        scheduler
+            .load_with(&graph, &assignments, &CancelToken::new())
+            .unwrap();
         let plan = scheduler.current_plan().unwrap();
         assert_eq!(samite_sched::race::check_memory(plan), Vec::<String>::new());
         if plan.devices().len() == 2 {

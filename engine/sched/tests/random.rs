@@ -64,6 +64,9 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
                 o.asynchronous = rng.one_in(4);
                 o.events = rng.one_in(2);
                 o.copies = rng.one_in(2);
+                o.streams = rng.one_in(2);
+                o.compiles = rng.one_in(2);
+                o.workspace = rng.pick(&[0, 0, 512]);
                 o.wants_offload = rng.one_in(3);
                 o.host_memory = rng.one_in(4);
                 if rng.one_in(3) {
@@ -154,7 +157,7 @@ fn check(seed: u64) -> Option<usize> {
         ..Default::default()
     };
     let mut scheduler = Scheduler::new(devices, options).unwrap();
-    match scheduler.load_with(&graph.graph, &assignments) {
+    match scheduler.load_with(&graph.graph, &assignments, &CancelToken::new()) {
         Ok(()) => {}
         // A cache on a device that lacks set_rows, an assignment to a device that refuses, a tensor above the limit.
         Err(Error::Placement(_) | Error::OutOfMemory { .. }) => return None,

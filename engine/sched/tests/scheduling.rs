@@ -450,7 +450,7 @@ fn traces_show_nodes_copies_and_splits() {
     scheduler.start_trace();
     scheduler.run(&CancelToken::new()).unwrap();
     let trace = scheduler.finish_trace().unwrap();
-    let json = trace.to_json();
+    let json = trace.into_json();
     let events = json["traceEvents"].as_array().unwrap();
     let count = |category: &str| events.iter().filter(|e| e["cat"] == category).count();
     assert_eq!((count("node"), count("split"), count("copy")), (8, 2, 2));
@@ -513,7 +513,9 @@ fn cache_is_read_anew(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<Ten
         sums.push(sum);
     }
     let mut scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
-    scheduler.load_with(&graph, &assignments).unwrap();
+    scheduler
+        .load_with(&graph, &assignments, &CancelToken::new())
+        .unwrap();
     scheduler
         .write(row, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]))
         .unwrap();
@@ -584,7 +586,9 @@ fn outputs_that_another_device_writes_to_are_waited_for() {
     let last = graph.cpy(value, scratch).unwrap();
     assignments.set(last, 1);
     let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
-    scheduler.load_with(&graph, &assignments).unwrap();
+    scheduler
+        .load_with(&graph, &assignments, &CancelToken::new())
+        .unwrap();
     assert_eq!(race::check(scheduler.current_plan().unwrap(), 4), []);
     scheduler.write(x, 0, &bytes(&vec![-1.0; n])).unwrap();
     for _ in 0..3 {

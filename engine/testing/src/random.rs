@@ -137,7 +137,7 @@ impl Maker<'_, '_> {
         let a = self.value();
         let x = a.id;
         let mut rows = a.rows;
-        let id = match self.rng.below(16) {
+        let id = match self.rng.below(17) {
             0 => {
                 let b = self.partner(rows)?.id;
                 let op = self.rng.pick(&[Op::Add, Op::Sub]);
@@ -228,6 +228,20 @@ impl Maker<'_, '_> {
                 let first = self.rng.below(rows);
                 rows = 1;
                 self.graph.rows(x, first, 1)?
+            }
+            15 => {
+                // Experts that are chosen by what a node computed.
+                let experts = self.stored(DType::F32, [WIDTH, WIDTH, 4, 1], Usage::Weights)?;
+                let table = Recipe::Ids { limit: 4 };
+                let table = self.leaf("chosen", DType::I32, [2, 8, 1, 1], table)?;
+                let ids = Recipe::Ids { limit: 8 };
+                let ids = self.leaf("ids", DType::I32, [rows, 1, 1, 1], ids)?;
+                let chosen = self.graph.get_rows(table, ids)?;
+                let x = self.graph.reshape(x, [WIDTH, 1, rows, 1])?;
+                let product = self.graph.mul_mat_id(experts, x, chosen)?;
+                let joined = self.graph.reshape(product, [WIDTH, 2 * rows, 1, 1])?;
+                rows = (2 * rows).min(4);
+                self.graph.rows(joined, 0, rows)?
             }
             _ => {
                 let sum = self.graph.sum_rows(x)?;

@@ -4,7 +4,8 @@ use crate::case::Case;
 use crate::compare::{compare, source_rows};
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Op, Placed, Result, RunControl,
-    Slot, StoredTensor, Stream, Support, TensorGroup, TensorId, TensorRef, Usage, align_up,
+    Slot, StoredTensor, Stream, Support, TensorGroup, TensorId, TensorInfo, TensorRef, Usage,
+    align_up,
 };
 use std::sync::Arc;
 
@@ -241,6 +242,7 @@ fn run(
         nodes,
         places: &arena.places,
         workspace: scratch.tensors.first().map(|tensor| tensor.tensor()),
+        compiled: None,
     })?;
     let control = RunControl {
         cancel: &CancelToken::new(),
@@ -282,7 +284,12 @@ impl Arena {
                 continue;
             }
             let start = align_up(end + GUARD, alignment).ok_or_else(overflow)?;
-            end = start + memory.alloc_size(&tensor.layout)?;
+            end = start
+                + memory.alloc_size(&TensorInfo::new(
+                    &tensor.name,
+                    tensor.layout,
+                    Usage::Compute,
+                ))?;
             taken.push((start, end));
             offsets[id.index()] = Some(start);
         }

@@ -58,6 +58,7 @@ fn run(device: &Arc<ReferenceDevice>, random: &RandomGraph) -> Vec<(TensorId, Ve
             nodes: &nodes,
             places: &places,
             workspace: None,
+            compiled: None,
         })
         .unwrap();
     let control = RunControl {

@@ -558,7 +558,8 @@ impl Context {
             }
         };
         let built = &self.graphs[at];
-        self.scheduler.load_with(&built.graph, &built.assignments)?;
+        self.scheduler
+            .load_with(&built.graph, &built.assignments, &self.options.cancel)?;
         self.loaded = Some(shape);
         Ok(at)
     }

@@ -39,6 +39,13 @@ pub struct PlannedTensor {
     same_as: Option<usize>,
 }
 
+impl PlannedTensor {
+    /// What its memory is told about it.
+    fn described(&self) -> samite_core::TensorInfo<'_> {
+        samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
+    }
+}
+
 /// Which tensor goes where, before anything is loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightPlan {
@@ -241,7 +248,7 @@ impl WeightPlan {
             .filter(|tensor| tensor.same_as.is_none())
         {
             *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
-                tensor.memory.alloc_size(&tensor.layout)?;
+                tensor.memory.alloc_size(&tensor.described())?;
         }
         Ok(bytes)
     }

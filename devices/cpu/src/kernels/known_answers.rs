@@ -111,6 +111,7 @@ fn results_may_overwrite_either_operand() {
                 nodes: &nodes,
                 places: &places,
                 workspace: None,
+                compiled: None,
             })
             .unwrap();
         let control = RunControl {

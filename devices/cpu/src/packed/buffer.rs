@@ -4,7 +4,8 @@ use super::layout::PackedLayout;
 use crate::table::kernel_for;
 use samite_core::memory::HOST_ALIGNMENT;
 use samite_core::{
-    Buffer, BufferType, Error, HostMemory, Layout, Location, Node, Op, Result, Slot, Support, Usage,
+    Buffer, BufferType, Error, HostMemory, Layout, Location, Node, Op, Result, Slot, Support,
+    TensorInfo, Usage,
 };
 use std::any::Any;
 use std::ops::Range;
@@ -37,8 +38,8 @@ impl BufferType for PackedBufferType {
         HOST_ALIGNMENT
     }
 
-    fn alloc_size(&self, layout: &Layout) -> Result<usize> {
-        Ok(self.layout(layout)?.bytes())
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        Ok(self.layout(&tensor.layout)?.bytes())
     }
 
     fn accepts(&self, node: Node<'_>) -> Support {
@@ -191,8 +192,9 @@ impl Buffer for PackedBuffer {
         self.memory.location()
     }
 
-    fn init_tensor(&self, tensor: Slot) -> Result<()> {
-        self.layout(tensor).map(|_| ())
+    fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
+        let layout = tensor.layout;
+        self.layout(Slot { offset, layout }).map(|_| ())
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
@@ -319,10 +321,8 @@ mod tests {
         let a = g.leaf("a", DType::Q8_0, [64, 5, 1, 1]).unwrap();
         let b = g.cont(a).unwrap();
         assert!(!memory.accepts(g.node(b)).is_yes());
-        assert!(
-            memory
-                .alloc_size(&Layout::contiguous(DType::I32, [64, 5, 1, 1]).unwrap())
-                .is_err()
-        );
+        let integers = Layout::contiguous(DType::I32, [64, 5, 1, 1]).unwrap();
+        let integers = TensorInfo::new("i", integers, Usage::Weights);
+        assert!(memory.alloc_size(&integers).is_err());
     }
 }

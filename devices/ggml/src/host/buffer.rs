@@ -6,7 +6,7 @@ use crate::abi::{self, Status, Tensor, usage};
 use crate::convert::export::bare;
 use samite_core::{
     BufferType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot, Support,
-    TensorRef, Usage,
+    TensorInfo, TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -107,6 +107,19 @@ impl GgmlBufferType {
     }
 }
 
+impl GgmlBufferType {
+    /// Bytes that a tensor of this layout takes.
+    ///
+    /// # Errors
+    /// If ggml has no such tensors.
+    pub fn size_of_layout(&self, layout: &Layout) -> Result<usize> {
+        let tensor = bare(layout).map_err(|reason| Error::shape(reason.into_owned()))?;
+        // SAFETY: a leaf without memory, as ggml itself asks about.
+        let size = unsafe { self.size_of(&raw const tensor) };
+        Ok(size.unwrap_or(0).max(layout.bytes()))
+    }
+}
+
 impl BufferType for GgmlBufferType {
     fn name(&self) -> &str {
         &self.name
@@ -126,11 +139,8 @@ impl BufferType for GgmlBufferType {
         size.unwrap_or(usize::MAX).min(isize::MAX as usize)
     }
 
-    fn alloc_size(&self, layout: &Layout) -> Result<usize> {
-        let tensor = bare(layout).map_err(|reason| Error::shape(reason.into_owned()))?;
-        // SAFETY: a leaf without memory, as ggml itself asks about.
-        let size = unsafe { self.size_of(&raw const tensor) };
-        Ok(size.unwrap_or(0).max(layout.bytes()))
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        self.size_of_layout(&tensor.layout)
     }
 
     fn is_host(&self) -> bool {
@@ -339,7 +349,7 @@ impl GgmlBuffer {
     }
 
     fn check(&self, tensor: Slot) -> Result<()> {
-        let size = self.buffer_type.alloc_size(&tensor.layout)?;
+        let size = self.owner.size_of_layout(&tensor.layout)?;
         match tensor.offset.checked_add(size) {
             Some(end) if end <= self.size => Ok(()),
             _ => Err(Error::invalid(format!(
@@ -467,7 +477,9 @@ impl samite_core::Buffer for GgmlBuffer {
         self.host.as_ref()
     }
 
-    fn init_tensor(&self, tensor: Slot) -> Result<()> {
+    fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
+        let layout = tensor.layout;
+        let tensor = Slot { offset, layout };
         if self.usage == Usage::Compute || tensor.layout.is_empty() {
             return self.check(tensor); // graphs initialise what they compute
         }

@@ -6,7 +6,7 @@
 
 use samite_core::{
     CancelToken, DType, Device, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
-    Stream, TensorRef, Unary, Usage,
+    Stream, TensorInfo, TensorRef, Unary, Usage,
 };
 use std::sync::Arc;
 
@@ -116,7 +116,11 @@ fn ask(
     let mut offsets = Vec::new();
     for tensor in graph.tensors() {
         offsets.push(end);
-        let size = memory.alloc_size(&tensor.layout)?;
+        let size = memory.alloc_size(&TensorInfo::new(
+            &tensor.name,
+            tensor.layout,
+            Usage::Compute,
+        ))?;
         end += size.next_multiple_of(memory.alignment());
     }
     let buffer = memory.allocate(end, Usage::Compute)?;
@@ -149,6 +153,7 @@ fn ask(
         nodes: &[node],
         places: &places,
         workspace: None,
+        compiled: None,
     })?;
     let control = RunControl {
         cancel: &CancelToken::new(),

@@ -284,6 +284,7 @@ impl Device for GgmlDevice {
             asynchronous: self.is_asynchronous(),
             host_buffer: self.host_type.is_some(),
             import_host: false,
+            streams: false,
             events: self.core.caps.events && self.core.table().event_new.is_some(),
         }
     }
@@ -318,7 +319,7 @@ impl Device for GgmlDevice {
         self.core.supports(node, null_mut(), |tensor| {
             // SAFETY: the tensor is valid during this call.
             let needed = unsafe { self.buffer_type.size_of(tensor) };
-            let planned = self.buffer_type.alloc_size(node.layout());
+            let planned = self.buffer_type.size_of_layout(node.layout());
             match (needed, planned) {
                 (Some(needed), Ok(planned)) if needed > planned => Support::no(
                     "the plugin needs more memory behind the result than tensors of its shape have",

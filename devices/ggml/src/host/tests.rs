@@ -539,6 +539,7 @@ fn memory_lives_until_queued_work_is_done() {
             nodes: &[b],
             places: &places,
             workspace: None,
+            compiled: None,
         };
         let mut prepared = stream.prepare(work).unwrap();
         stream.write(&x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0])).unwrap();

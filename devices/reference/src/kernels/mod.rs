@@ -19,14 +19,16 @@ use crate::call::Call;
 use crate::value::{is_readable, is_writable};
 use samite_core::{DType, Node, Op, Result, Support};
 use samite_quant::can_encode;
+use std::sync::Arc;
 
 /// How one operation is computed, and with which types.
+#[derive(Clone)]
 pub(crate) struct Kernel {
     types: Types,
     run: Run,
 }
 
-type Run = Box<dyn Fn(&Call) -> Result<()> + Send + Sync>;
+type Run = Arc<dyn Fn(&Call) -> Result<()> + Send + Sync>;
 
 /// Which types a kernel can work with.
 #[derive(Clone, Copy)]
@@ -87,7 +89,7 @@ fn writable(dtype: DType) -> Support {
 fn with(types: Types, run: impl Fn(&Call) -> Result<()> + Send + Sync + 'static) -> Option<Kernel> {
     Some(Kernel {
         types,
-        run: Box::new(run),
+        run: Arc::new(run),
     })
 }
 

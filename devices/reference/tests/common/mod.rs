@@ -110,6 +110,7 @@ impl Case {
             nodes: &nodes,
             places: &places,
             workspace: None,
+            compiled: None,
         };
         let mut prepared = stream.prepare(placed)?;
         let control = RunControl {

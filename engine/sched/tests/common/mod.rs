@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test file uses everything")]
 
 use samite_core::{
-    BufferType, Capabilities, DType, Device, DeviceKind, Event, Graph, Keep, Layout, Node, Result,
-    StoredTensor, Stream, Support, TensorGroup, TensorId, Unary, Usage,
+    BufferType, CancelToken, Capabilities, Compiled, DType, Device, DeviceKind, Event, Graph, Keep,
+    Layout, Node, Result, StoredTensor, Stream, Support, TensorGroup, TensorId, Unary, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Scheduler;
@@ -99,6 +99,15 @@ impl Device for Special {
     }
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
         self.device.workspace(graph, nodes)
+    }
+    fn compile(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        self.device.compile(graph, nodes, earlier, cancel)
     }
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
         let optimize = self.optimize.as_ref();

@@ -1,0 +1,110 @@
+//! What the device makes of nodes before they have places: their kernels, one for each operation with its parameters and the types of its
+//! operands.
+
+use crate::device::ReferenceDevice;
+use crate::kernels::{Kernel, kernel};
+use samite_core::{
+    CancelToken, Compiled, DType, Device, Error, Graph, Node, Op, Result, Support, TensorId,
+};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Kernels of a run of nodes.
+pub(crate) struct CompiledNodes {
+    device: Arc<str>,
+    nodes: Vec<(Kind, Kernel)>,
+}
+
+/// What a kernel is made for: parameters and types, but no extents of operands.
+#[derive(Debug, PartialEq)]
+struct Kind {
+    op: Op,
+    result: DType,
+    sources: Vec<Option<DType>>,
+}
+
+impl Kind {
+    fn of(node: Node<'_>) -> Self {
+        let sources = 0..node.tensor().sources.len();
+        Kind {
+            op: *node.op(),
+            result: node.dtype(),
+            sources: sources
+                .map(|index| node.source(index).map(Node::dtype))
+                .collect(),
+        }
+    }
+}
+
+impl CompiledNodes {
+    /// The kernels of `nodes`; those of `earlier` if they are the same.
+    pub fn new(
+        device: &ReferenceDevice,
+        graph: &Graph,
+        nodes: &[TensorId],
+        earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken,
+    ) -> Result<Arc<dyn Compiled>> {
+        let computed = || {
+            let nodes = nodes.iter().map(|&id| graph.node(id));
+            nodes.filter(|node| node.tensor().is_computed())
+        };
+        if let Some(earlier) = earlier
+            && let Some(known) = earlier.as_any().downcast_ref::<CompiledNodes>()
+            && *known.device == *device.name()
+            && known.nodes.len() == computed().count()
+            && computed()
+                .zip(&known.nodes)
+                .all(|(node, (kind, _))| Kind::of(node) == *kind)
+        {
+            return Ok(Arc::clone(earlier));
+        }
+        let nodes = computed()
+            .map(|node| {
+                cancel.check()?;
+                Ok((Kind::of(node), kernel_of(device, node)?))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Arc::new(CompiledNodes {
+            device: device.shared_name(),
+            nodes,
+        }))
+    }
+
+    /// The kernel of computed node number `number`, which must be of the kind that it was compiled for.
+    pub fn kernel(&self, number: usize, node: Node<'_>) -> Result<Kernel> {
+        match self.nodes.get(number) {
+            Some((kind, kernel)) if *kind == Kind::of(node) => Ok(kernel.clone()),
+            _ => Err(Error::invalid(format!(
+                "{node:?} is not what {} compiled at this place",
+                self.device
+            ))),
+        }
+    }
+}
+
+/// The kernel of a node.
+pub(crate) fn kernel_of(device: &ReferenceDevice, node: Node<'_>) -> Result<Kernel> {
+    let reason = match (device.supports(node), kernel(node.op())) {
+        (Support::Yes, Some(kernel)) => return Ok(kernel),
+        (Support::Yes, None) => "there is no kernel for it".into(),
+        (Support::No(reason), _) => reason,
+    };
+    Err(Error::unsupported(
+        device.name(),
+        node.op().to_string(),
+        reason,
+    ))
+}
+
+impl std::fmt::Debug for CompiledNodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CompiledNodes({}, {})", self.device, self.nodes.len())
+    }
+}
+
+impl Compiled for CompiledNodes {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,144 @@
+//! A plan bound to memory: places, compiled splits, events.
+
+use crate::chunks::Chunks;
+use crate::compiler::Compiler;
+use crate::executor::Executor;
+use crate::order::{Lane, Wait, Work};
+use crate::plan::Plan;
+use samite_core::{
+    CancelToken, DType, Event, Layout, Placed, Prepared, Result, Slot, TensorId, TensorInfo,
+    TensorRef, Usage,
+};
+use std::sync::Arc;
+
+/// Everything that is needed to run a plan.
+pub(crate) struct Bound {
+    /// By pipeline copy, then tensor of the lowered graph.
+    pub places: Vec<Vec<Option<TensorRef>>>,
+    /// Scratch memory by split.
+    pub workspaces: Vec<Option<TensorRef>>,
+    /// By pipeline copy, then split.
+    pub prepared: Vec<Vec<Box<dyn Prepared>>>,
+    /// By action, then pipeline copy; only where somebody waits and the device has events.
+    events: Vec<Vec<Option<Arc<dyn Event>>>>,
+    /// Runs so far.
+    pub runs: usize,
+    /// Whether the inputs of the next run may be written.
+    pub inputs_free: bool,
+}
+
+impl Bound {
+    /// Gives every tensor of a plan its place, lets devices compile the splits and bind them, and creates the events.
+    pub fn new(
+        plan: &Plan,
+        chunks: &Chunks,
+        compiler: &mut Compiler,
+        executor: &mut Executor,
+        cancel: &CancelToken,
+    ) -> Result<Self> {
+        let graph = &plan.lowered.graph;
+        let places = (0..plan.copies)
+            .map(|copy| {
+                let ids = graph.ids();
+                ids.map(|id| place(plan, chunks, id, copy)).collect()
+            })
+            .collect::<Result<Vec<Vec<_>>>>()?;
+        for action in &plan.actions {
+            if let (Work::Copy(number), None) = (action.work, action.copier) {
+                let copy = &plan.lowered.copies[number];
+                executor.detour.reserve(copy, graph, &places[0])?;
+            }
+        }
+        let workspaces = (0..plan.lowered.splits.len())
+            .map(|split| workspace(plan, chunks, split))
+            .collect::<Result<Vec<_>>>()?;
+        let mut prepared: Vec<Vec<Box<dyn Prepared>>> = (0..plan.copies).map(|_| vec![]).collect();
+        for (split, workspace) in plan.lowered.splits.iter().zip(&workspaces) {
+            cancel.check()?;
+            let device = plan.devices.get(split.device);
+            let compiled = compiler.compile(split.device, device, graph, &split.nodes, cancel)?;
+            for (prepared, places) in prepared.iter_mut().zip(&places) {
+                prepared.push(executor.stream(split.device).prepare(Placed {
+                    graph,
+                    nodes: &split.nodes,
+                    places,
+                    workspace: workspace.as_ref(),
+                    compiled: compiled.as_ref(),
+                })?);
+            }
+        }
+        let event = |lane: Lane| match lane.device().map(|device| plan.devices.get(device)) {
+            Some(device) if device.capabilities().events => device.create_event().map(Some),
+            _ => Ok(None),
+        };
+        let events = plan
+            .actions
+            .iter()
+            .map(|action| {
+                (0..plan.copies)
+                    .map(|_| match action.is_awaited {
+                        true => event(action.lane),
+                        false => Ok(None),
+                    })
+                    .collect()
+            })
+            .collect::<Result<_>>()?;
+        Ok(Bound {
+            places,
+            workspaces,
+            prepared,
+            events,
+            runs: 0,
+            inputs_free: true,
+        })
+    }
+
+    /// The pipeline copy of the next run.
+    pub fn copy(&self) -> usize {
+        self.runs % self.places.len()
+    }
+
+    /// The event that is recorded after an action of the next run.
+    pub fn event_of(&self, action: usize) -> Option<&Arc<dyn Event>> {
+        self.events[action][self.copy()].as_ref()
+    }
+
+    /// The event that `wait` of the next run is for.
+    pub fn awaited(&self, wait: Wait) -> Option<&Arc<dyn Event>> {
+        let copies = self.places.len();
+        let slot = (self.runs + copies * (wait.runs_ago / copies + 1) - wait.runs_ago) % copies;
+        self.events[wait.action][slot].as_ref()
+    }
+}
+
+fn place(plan: &Plan, chunks: &Chunks, id: TensorId, copy: usize) -> Result<Option<TensorRef>> {
+    let graph = &plan.lowered.graph;
+    let tensor = graph.tensor(id);
+    let base_id = graph.memory_of(id);
+    let base = graph.tensor(base_id);
+    let owner = match (&base.stored, &plan.memory.tensors[base_id.index()]) {
+        (Some(stored), _) => stored.tensor().clone(),
+        (None, Some(blocks)) => {
+            let info = TensorInfo::new(&base.name, base.layout, Usage::Compute);
+            chunks.place(blocks, copy, &info)?
+        }
+        (None, None) => return Ok(None),
+    };
+    let offset = owner.slot.offset + tensor.view.map_or(0, |view| view.offset);
+    Ok(Some(TensorRef {
+        buffer: owner.buffer,
+        slot: Slot {
+            offset,
+            layout: tensor.layout,
+        },
+    }))
+}
+
+fn workspace(plan: &Plan, chunks: &Chunks, split: usize) -> Result<Option<TensorRef>> {
+    let Some(blocks) = &plan.memory.workspaces[split] else {
+        return Ok(None);
+    };
+    let bytes = Layout::contiguous(DType::I8, [blocks.get(0).size, 1, 1, 1])?;
+    let info = TensorInfo::new("workspace", bytes, Usage::Compute);
+    chunks.place(blocks, 0, &info).map(Some)
+}

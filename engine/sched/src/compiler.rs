@@ -1,0 +1,84 @@
+//! Compiled work, shared by pipeline copies, by plans, and by graphs that differ in extents only.
+
+use samite_core::{CancelToken, Compiled, Device, Graph, Result, TensorId};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// How many results are kept.
+const KEPT: usize = 256;
+
+/// Lets devices compile, and keeps what they made.
+#[derive(Default)]
+pub(crate) struct Compiler {
+    /// The least recently used first.
+    known: Vec<Entry>,
+    /// How often a device made something new.
+    pub compiled: usize,
+}
+
+struct Entry {
+    device: usize,
+    kind: u64,
+    compiled: Arc<dyn Compiled>,
+}
+
+impl Compiler {
+    /// Forgets everything: devices have other numbers now.
+    pub fn clear(&mut self) {
+        self.known.clear();
+    }
+
+    /// What `device`, number `number`, makes of these nodes.
+    pub fn compile(
+        &mut self,
+        number: usize,
+        device: &Arc<dyn Device>,
+        graph: &Graph,
+        nodes: &[TensorId],
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        let kind = kind(graph, nodes);
+        let is_same = |entry: &Entry| (entry.device, entry.kind) == (number, kind);
+        let earlier = self.known.iter().position(is_same);
+        let earlier = earlier.map(|at| self.known.remove(at).compiled);
+        let result = device.compile(graph, nodes, earlier.as_ref(), cancel);
+        let (made, kept) = match &result {
+            Ok(Some(compiled)) => {
+                let again = earlier.is_some_and(|earlier| Arc::ptr_eq(&earlier, compiled));
+                (!again, Some(Arc::clone(compiled)))
+            }
+            // What was known stays known if something else failed.
+            Ok(None) | Err(_) => (false, earlier),
+        };
+        self.compiled += usize::from(made);
+        if let Some(compiled) = kept {
+            if self.known.len() >= KEPT {
+                self.known.remove(0);
+            }
+            self.known.push(Entry {
+                device: number,
+                kind,
+                compiled,
+            });
+        }
+        result
+    }
+}
+
+/// Equal for nodes with the same operations, types and operands. Parameters and extents are the device's business.
+fn kind(graph: &Graph, nodes: &[TensorId]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for &id in nodes {
+        let tensor = graph.tensor(id);
+        tensor.op.name().hash(&mut hasher);
+        tensor.layout.dtype().hash(&mut hasher);
+        for source in &tensor.sources {
+            let source = source.map(|source| {
+                let inside = nodes.iter().rposition(|&node| node == source);
+                (inside, graph.tensor(source).layout.dtype())
+            });
+            source.hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
