@@ -197,6 +197,29 @@ fn the_choice_of_experts_is_there_before_they_are_copied() {
 }
 
 #[test]
+fn all_operands_that_are_written_to_are_waited_for() {
+    let open = Latch::new();
+    let (a, b) = (held_back("a", &open), held_back("b", &open));
+    let names = ["weights", "mean", "squares"].map(|name| (name, f32s(&[4])));
+    let state = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &names).unwrap();
+    let mut graph = Graph::new();
+    let [weights, mean, squares] = [0, 1, 2].map(|i| graph.stored(&state.tensors[i]).unwrap());
+    let gradient = graph.input("gradient", DType::F32, [4, 1, 1, 1]).unwrap();
+    let numbers = graph.input("numbers", DType::F32, [7, 1, 1, 1]).unwrap();
+    let operands = [weights, gradient, mean, squares, numbers].map(Some);
+    graph.push(Op::OptStepAdamW, &operands).unwrap();
+    let mut assignments = Assignments::new();
+    for written in [mean, squares] {
+        let copy = graph.scale(written, 2.0).unwrap();
+        assignments.set(copy, 1);
+        graph.set_output(copy);
+    }
+    let scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, &assignments).unwrap();
+    assert_eq!(race::check(&plan, 4), [], "{plan}");
+}
+
+#[test]
 fn experts_that_are_used_twice_are_copied_whole() {
     let (_, partial) = offloaded_experts(2);
     assert_eq!(partial, 0);

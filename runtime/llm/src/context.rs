@@ -4,6 +4,7 @@ use crate::adapter::{self, ScaledAdapter};
 use crate::arch::{Blocks, GraphInputs, GraphShape, LayerCache};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
+use crate::graphs::{Built, GraphCache};
 use crate::kv::{Cells, KvCache};
 use crate::model::Model;
 use half::f16;
@@ -14,9 +15,6 @@ use std::sync::Arc;
 
 /// Longest context that is chosen without being asked for.
 const DEFAULT_CONTEXT: usize = 4096;
-
-/// How many graphs are kept. The scheduler keeps as many plans.
-const CACHED_GRAPHS: usize = 8;
 
 /// How a [`Context`] is set up.
 #[derive(Clone, Debug)]
@@ -80,15 +78,6 @@ pub struct MemoryUse {
     pub compute: usize,
 }
 
-/// A graph with what is needed to run it again.
-#[derive(Debug)]
-struct Built {
-    shape: GraphShape,
-    graph: Graph,
-    inputs: GraphInputs,
-    assignments: Assignments,
-}
-
 /// Values of a graph's inputs, in buffers that are reused.
 #[derive(Debug, Default)]
 struct Staging {
@@ -109,7 +98,7 @@ pub struct Context {
     n_logits: usize,
     cache: KvCache,
     scheduler: Scheduler,
-    graphs: Vec<Built>,
+    graphs: GraphCache,
     /// The graph that the scheduler has loaded.
     loaded: Option<GraphShape>,
     staging: Staging,
@@ -178,7 +167,8 @@ impl Context {
                 copies: options.copies.max(1),
                 offload: options.offload,
                 fallback: options.fallback,
-                cached_plans: CACHED_GRAPHS,
+                // And one for moving keys. The graphs that are given up here are those whose plans go.
+                cached_plans: GraphCache::SIZE + 1,
             },
         )?;
         let mut staging = Staging::default();
@@ -189,7 +179,7 @@ impl Context {
             n_logits,
             cache,
             scheduler,
-            graphs: Vec::with_capacity(CACHED_GRAPHS),
+            graphs: GraphCache::new(options.n_seq),
             loaded: None,
             staging,
             logits,
@@ -455,7 +445,7 @@ impl Context {
                 self.rows.push(token.wants_logits.then_some(rows));
                 rows += usize::from(token.wants_logits);
             }
-            self.run_part(batch, part, first_row..rows)?;
+            self.run_part(batch, part, first_row..rows, tokens.len() - end)?;
             start = end;
         }
         Ok(())
@@ -477,6 +467,7 @@ impl Context {
         batch: &Batch,
         part: &[BatchToken],
         rows: std::ops::Range<usize>,
+        n_to_come: usize,
     ) -> Result<()> {
         let staging = &mut self.staging;
         staging.tokens.clear();
@@ -502,7 +493,14 @@ impl Context {
             }
         }
         let cells = &self.cache.cells;
-        let n_kv = padded(cells.end(), cells.len(), cells.n_sequences());
+        // Consecutive runs overlap only if their graphs are the same: all micro-batches look as far as the last one.
+        let n_to_come = if self.options.copies > 1 {
+            n_to_come
+        } else {
+            0
+        };
+        let end = cells.end().saturating_add(n_to_come);
+        let n_kv = padded(end, cells.len(), cells.n_sequences());
         staging.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
         for (token, row) in part.iter().zip(staging.mask.chunks_exact_mut(n_kv)) {
             let sequence = batch.sequences(token).first().copied().unwrap_or(0);
@@ -514,8 +512,7 @@ impl Context {
             n_kv,
             n_outputs: rows.len(),
         };
-        let built = self.load(shape)?;
-        let inputs = self.graphs[built].inputs;
+        let inputs = self.load(shape)?;
         let (scheduler, staging) = (&mut self.scheduler, &self.staging);
         scheduler.write(inputs.tokens, 0, bytemuck::cast_slice(&staging.tokens))?;
         scheduler.write(
@@ -539,29 +536,24 @@ impl Context {
         Ok(())
     }
 
-    /// Makes the graph of this shape the one that runs; returns its number.
-    fn load(&mut self, shape: GraphShape) -> Result<usize> {
-        let known = self.graphs.iter().position(|built| built.shape == shape);
-        if let (Some(known), true) = (known, self.loaded == Some(shape)) {
-            return Ok(known);
-        }
-        self.loaded = None;
-        let at = match known {
-            Some(at) => at,
-            None => {
-                let built = self.build(shape)?;
-                if self.graphs.len() >= CACHED_GRAPHS {
-                    self.graphs.remove(0);
-                }
-                self.graphs.push(built);
-                self.graphs.len() - 1
+    /// Makes the graph of this shape the one that runs.
+    fn load(&mut self, shape: GraphShape) -> Result<GraphInputs> {
+        if self.graphs.get(shape).is_none() {
+            let built = self.build(shape)?;
+            if let Some(gone) = self.graphs.insert(built) {
+                self.scheduler.unload(&gone.graph, &gone.assignments)?;
             }
-        };
-        let built = &self.graphs[at];
-        self.scheduler
-            .load_with(&built.graph, &built.assignments, &self.options.cancel)?;
-        self.loaded = Some(shape);
-        Ok(at)
+        }
+        let built = self.graphs.get(shape);
+        let built = built.ok_or_else(|| Error::invalid("a graph is not there"))?;
+        if self.loaded != Some(shape) {
+            self.loaded = None;
+            let cancel = &self.options.cancel;
+            self.scheduler
+                .load_with(&built.graph, &built.assignments, cancel)?;
+            self.loaded = Some(shape);
+        }
+        Ok(built.inputs)
     }
 
     fn build(&self, shape: GraphShape) -> Result<Built> {

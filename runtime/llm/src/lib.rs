@@ -51,6 +51,7 @@ mod context;
 mod convert;
 mod cost;
 mod error;
+mod graphs;
 mod hparams;
 mod kv;
 pub mod merge;

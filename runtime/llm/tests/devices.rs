@@ -4,8 +4,10 @@
 mod common;
 
 use common::*;
-use samite_core::DType;
+use samite_core::{DType, Device};
 use samite_llm::{ContextOptions, Error, ModelOptions, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use std::sync::Arc;
 
 #[test]
 fn the_cpu_agrees_with_the_reference() {
@@ -152,4 +154,59 @@ fn too_little_memory_shows_at_creation() {
     let Error::Core(samite_core::Error::OutOfMemory { .. }) = &error else {
         panic!("{error}");
     };
+}
+
+fn asynchronous(name: &str) -> Arc<dyn Device> {
+    ReferenceDevice::new(ReferenceOptions {
+        asynchronous: true,
+        events: true,
+        copies: true,
+        compiles: true,
+        ..ReferenceOptions::named(name)
+    })
+}
+
+#[test]
+fn growing_caches_compile_nothing() {
+    for architecture in ARCHITECTURES {
+        let file = TestModel::tiny(architecture);
+        let model = file.load(vec![asynchronous("a"), asynchronous("b")], "layers=1-:b");
+        let mut context = context(&model, precise());
+        decode(&mut context, &tokens(20), 0, 0);
+        decode(&mut context, &tokens(1), 20, 0);
+        let before = context.scheduler().counters();
+        for position in 21..60 {
+            decode(&mut context, &tokens(1), position, 0);
+        }
+        let after = context.scheduler().counters();
+        assert_eq!(
+            after.plans - before.plans,
+            2,
+            "{architecture}: at 32 and 64"
+        );
+        assert_eq!(after.compiled, before.compiled, "{architecture}");
+    }
+}
+
+#[test]
+fn micro_batches_of_a_prompt_share_a_plan_where_they_can_overlap() {
+    let file = TestModel::tiny("llama");
+    let run = |copies| {
+        let model = file.load(vec![asynchronous("a"), asynchronous("b")], "layers=1-:b");
+        let options = ContextOptions {
+            copies,
+            n_ubatch: 16,
+            n_batch: 64,
+            n_ctx: Some(128),
+            ..precise()
+        };
+        let mut context = context(&model, options);
+        let before = context.scheduler().counters().plans;
+        let logits = decode(&mut context, &tokens(64), 0, 0);
+        (logits, context.scheduler().counters().plans - before)
+    };
+    let ((expected, alone), (logits, overlapping)) = (run(1), run(4));
+    assert!(nmse(&logits, &expected) < 1e-10);
+    assert_eq!(overlapping, 1, "four micro-batches of one shape");
+    assert!(alone > 1);
 }

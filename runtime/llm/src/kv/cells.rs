@@ -1,6 +1,7 @@
 //! Which cell of the cache holds the token of which position, and which sequences it belongs to.
 
 use crate::error::{Error, Result, try_filled};
+use std::collections::HashSet;
 use std::ops::{Bound, RangeBounds};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
@@ -333,14 +334,12 @@ impl Cells {
             }
             moved.push((cell, position, shift));
         }
-        let stays = |position: i32| {
-            (0..self.end).any(|cell| {
-                self.belongs(cell, sequence)
-                    && self.positions[cell] == position
-                    && !(first..end).contains(&position)
-            })
-        };
-        if let Some((_, position, _)) = moved.iter().find(|(_, position, _)| stays(*position)) {
+        let staying: HashSet<i32> = (0..self.end)
+            .filter(|&cell| self.belongs(cell, sequence))
+            .map(|cell| self.positions[cell])
+            .filter(|position| !(first..end).contains(position))
+            .collect();
+        if let Some((_, position, _)) = moved.iter().find(|moved| staying.contains(&moved.1)) {
             return Err(Error::invalid(format!(
                 "position {position} of sequence {sequence} is taken already: remove it before moving others there"
             )));

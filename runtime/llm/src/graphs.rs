@@ -1,0 +1,118 @@
+//! The graphs that a context keeps, for shapes that come back.
+
+use crate::arch::{GraphInputs, GraphShape};
+use samite_core::Graph;
+use samite_sched::Assignments;
+
+/// A graph with what is needed to run it again.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub shape: GraphShape,
+    pub graph: Graph,
+    pub inputs: GraphInputs,
+    pub assignments: Assignments,
+}
+
+/// Graphs of steps and graphs of prompts, the least recently used of each first. A prompt of many shapes does not throw out the graphs of
+/// steps, which come back after it.
+#[derive(Debug)]
+pub(crate) struct GraphCache {
+    /// Most tokens of a step: one for each sequence.
+    step: usize,
+    steps: Vec<Built>,
+    prompts: Vec<Built>,
+}
+
+impl GraphCache {
+    /// How many graphs of steps are kept.
+    const STEPS: usize = 8;
+    /// How many graphs of prompts are kept.
+    const PROMPTS: usize = 4;
+    /// How many graphs are kept in all.
+    pub const SIZE: usize = Self::STEPS + Self::PROMPTS;
+
+    /// An empty cache. Graphs of up to `step` tokens are steps.
+    pub fn new(step: usize) -> Self {
+        GraphCache {
+            step,
+            steps: Vec::with_capacity(Self::STEPS),
+            prompts: Vec::with_capacity(Self::PROMPTS),
+        }
+    }
+
+    fn class(&mut self, shape: GraphShape) -> (&mut Vec<Built>, usize) {
+        match shape.n_tokens <= self.step {
+            true => (&mut self.steps, Self::STEPS),
+            false => (&mut self.prompts, Self::PROMPTS),
+        }
+    }
+
+    /// The graph of this shape, which is the most recently used one now.
+    pub fn get(&mut self, shape: GraphShape) -> Option<&Built> {
+        let (graphs, _) = self.class(shape);
+        let at = graphs.iter().position(|built| built.shape == shape)?;
+        graphs[at..].rotate_left(1);
+        graphs.last()
+    }
+
+    /// Keeps a graph; returns the one that had to go for it.
+    pub fn insert(&mut self, built: Built) -> Option<Built> {
+        let (graphs, most) = self.class(built.shape);
+        let gone = (graphs.len() >= most).then(|| graphs.remove(0));
+        graphs.push(built);
+        gone
+    }
+
+    /// Forgets all graphs.
+    pub fn clear(&mut self) {
+        self.steps.clear();
+        self.prompts.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite_core::TensorId;
+
+    fn built(n_tokens: usize, n_kv: usize) -> Built {
+        let none = TensorId::from_index(0);
+        Built {
+            shape: GraphShape {
+                n_tokens,
+                n_kv,
+                n_outputs: 1,
+            },
+            graph: Graph::new(),
+            inputs: GraphInputs {
+                tokens: none,
+                positions: none,
+                cells: none,
+                mask: None,
+                outputs: None,
+                logits: None,
+            },
+            assignments: Assignments::new(),
+        }
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_prompts_do_not_throw_out_steps() {
+        let mut cache = GraphCache::new(2);
+        let step = built(1, 32).shape;
+        assert!(cache.insert(built(1, 32)).is_none());
+        for n_kv in 1..20 {
+            cache.insert(built(512, 256 * n_kv));
+        }
+        assert_eq!(cache.get(step).map(|built| built.shape), Some(step));
+        assert!(cache.get(built(512, 256 * 15).shape).is_none());
+        // The oldest prompt is used, so that the next one goes.
+        assert!(cache.get(built(512, 256 * 16).shape).is_some());
+        let gone = cache.insert(built(512, 256 * 20)).unwrap();
+        assert_eq!(gone.shape.n_kv, 256 * 17);
+        for n_kv in 2..=GraphCache::STEPS {
+            assert!(cache.insert(built(2, 32 * n_kv)).is_none());
+        }
+        assert_eq!(cache.insert(built(2, 999)).unwrap().shape, step);
+    }
+}
