@@ -25,6 +25,7 @@
 pub mod buffer;
 pub mod build;
 mod cancel;
+mod delegate;
 pub mod device;
 mod dtype;
 mod error;
@@ -44,6 +45,7 @@ pub use buffer::{
     Usage, align_up, host_buffer, host_buffer_type, same_buffer_type,
 };
 pub use cancel::CancelToken;
+pub use delegate::{Delegate, Delegating};
 pub use device::{
     Backend, Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
     RunControl, RunObserver, Stream,

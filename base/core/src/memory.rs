@@ -600,7 +600,7 @@ mod tests {
         memory.write(6, &[1; 2]).unwrap();
         let left = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let reader = scope.spawn(|| {
                 memory.read(5, &mut [0]).unwrap();
                 assert_eq!(
                     left.load(Ordering::SeqCst),
@@ -608,7 +608,7 @@ mod tests {
                     "read before the gate was left"
                 );
             });
-            while memory.gate.lock().waiting == 0 {
+            while memory.gate.lock().waiting == 0 && !reader.is_finished() {
                 std::thread::yield_now();
             }
             left.store(1, Ordering::SeqCst);

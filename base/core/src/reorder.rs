@@ -106,6 +106,20 @@ mod tests {
     use crate::DType;
 
     #[test]
+    fn stored_tensors_with_a_byte_in_common_are_one_memory() {
+        let memory = crate::HostMemory::allocate(12, "test", "bytes").unwrap();
+        let mut g = Graph::new();
+        // Bytes 0 to 3, 3 to 6, and 7 to 10, each in a buffer of its own.
+        let tensors = [0, 3, 7].map(|at| {
+            let buffer = crate::host_buffer(std::sync::Arc::clone(&memory), crate::Usage::Any);
+            let layout = crate::Layout::contiguous(DType::I8, [4, 1, 1, 1]).unwrap();
+            let stored = crate::StoredTensor::new("t", buffer, at, layout).unwrap();
+            g.stored(&stored).unwrap()
+        });
+        assert_eq!(memories(&g), [tensors[0], tensors[0], tensors[2]]);
+    }
+
+    #[test]
     fn orders_of_dependent_nodes_are_checked() {
         let mut g = Graph::new();
         let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();

@@ -59,6 +59,7 @@ impl CompiledNodes {
         {
             return Ok(Arc::clone(earlier));
         }
+        device.count_compilation();
         let nodes = computed()
             .map(|node| {
                 cancel.check()?;

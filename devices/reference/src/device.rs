@@ -14,6 +14,7 @@ use samite_core::{
 };
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A device that computes slowly and rightly.
 #[derive(Debug)]
@@ -22,6 +23,7 @@ pub struct ReferenceDevice {
     name: Arc<str>,
     own_memory: Arc<ReferenceBufferType>,
     buffer_type: Arc<dyn BufferType>,
+    compilations: AtomicUsize,
 }
 
 impl ReferenceDevice {
@@ -38,12 +40,22 @@ impl ReferenceDevice {
             options,
             own_memory,
             buffer_type,
+            compilations: AtomicUsize::new(0),
         })
     }
 
     /// What the device was made with.
     pub fn options(&self) -> &ReferenceOptions {
         &self.options
+    }
+
+    /// How often nodes were compiled, those included that a stream had to compile since nobody had.
+    pub fn compilations(&self) -> usize {
+        self.compilations.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn count_compilation(&self) {
+        self.compilations.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(crate) fn shared_name(&self) -> Arc<str> {

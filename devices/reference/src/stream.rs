@@ -151,6 +151,9 @@ impl Stream for ReferenceStream {
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         self.device.check("prepare")?;
         work.check()?;
+        if work.compiled.is_none() {
+            self.device.count_compilation();
+        }
         let steps = work
             .computed()
             .enumerate()

@@ -396,6 +396,52 @@ mod tests {
     }
 
     #[test]
+    fn experts_that_are_copied_before_they_are_chosen_are_found() {
+        let device = |name: &str| {
+            ReferenceDevice::new(ReferenceOptions {
+                asynchronous: true,
+                events: true,
+                wants_offload: true,
+                ..ReferenceOptions::named(name)
+            })
+        };
+        let host = ReferenceDevice::new(ReferenceOptions {
+            host_memory: true,
+            ..ReferenceOptions::named("host")
+        });
+        let layout = samite_core::Layout::contiguous(DType::F32, [4, 4, 8, 1]).unwrap();
+        let weights = samite_core::TensorGroup::allocate(
+            &samite_core::host_buffer_type(),
+            samite_core::Usage::Weights,
+            &[("experts", layout)],
+        );
+        let mut graph = Graph::new();
+        let experts = graph.stored(&weights.unwrap().tensors[0]).unwrap();
+        let table = graph.input("table", DType::I32, [2, 4, 1, 1]).unwrap();
+        let row = graph.input("row", DType::I32, [1, 1, 1, 1]).unwrap();
+        let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+        let chosen = graph.get_rows(table, row).unwrap();
+        let y = graph.mul_mat_id(experts, x, chosen).unwrap();
+        graph.set_output(y);
+        let mut assignments = Assignments::new();
+        assignments.set(chosen, 0);
+        assignments.set(y, 1);
+        let devices = DeviceSet::new(vec![device("chooser"), device("a"), host]).unwrap();
+        let mut plan = Plan::new(&graph, &devices, &assignments, &Options::default()).unwrap();
+        assert_eq!(check(&plan, 3), []);
+        let is_partial =
+            |work| matches!(work, Work::Copy(n) if plan.lowered.copies[n].experts.is_some());
+        let copy = plan
+            .actions
+            .iter()
+            .position(|a| is_partial(a.work))
+            .unwrap();
+        plan.actions[copy].waits.retain(|wait| wait.runs_ago > 0);
+        let races = check(&plan, 3);
+        assert!(races.iter().any(|race| race.second.1 == copy), "{races:?}");
+    }
+
+    #[test]
     fn overlaps_and_impossible_places_are_found() {
         let complete = plan(1);
         assert_eq!(check_memory(&complete), Vec::<String>::new());

@@ -8,7 +8,7 @@ use samite_core::{
     CancelToken, DType, Device, DeviceKind, Graph, HostMemory, Op, StoredTensor, TensorGroup,
     TensorRef, Usage,
 };
-use samite_reference::Latch;
+use samite_reference::{Latch, ReferenceDevice, ReferenceOptions};
 use samite_sched::{Assignments, Options, Scheduler, Watch, order::Lane, order::Work, race};
 use std::sync::Arc;
 use std::time::Duration;
@@ -351,7 +351,11 @@ fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, samite_core::Ten
 
 #[test]
 fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
-    let a = device("a", |o| o.compiles = true);
+    let reference = ReferenceDevice::new(ReferenceOptions {
+        compiles: true,
+        ..ReferenceOptions::named("a")
+    });
+    let a: Arc<dyn Device> = Arc::clone(&reference) as _;
     let cache = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("k", f32s(&[4, 64]))]);
     let cache = Arc::clone(&cache.unwrap().tensors[0]);
     let options = Options {
@@ -366,6 +370,7 @@ fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
         scheduler.run(&CancelToken::new()).unwrap();
         let counters = scheduler.counters();
         assert_eq!(counters.compiled, 1, "with {keys} keys");
+        assert_eq!(reference.compilations(), 1, "with {keys} keys");
         assert_eq!(counters.plans, (number + 1).min(3));
     }
     // Another operation is another kind of graph.
@@ -375,6 +380,25 @@ fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
     graph.set_output(more);
     scheduler.load(&graph).unwrap();
     assert_eq!(scheduler.counters().compiled, 2);
+}
+
+#[test]
+fn scratch_memory_is_used_again_by_later_splits() {
+    let a = device("a", |o| o.workspace = 4096);
+    let mut graph = Graph::new();
+    let mut assignments = Assignments::new();
+    let mut x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    for number in [0, 1, 0, 1, 0] {
+        x = graph.push(Op::CumSum, &[Some(x)]).unwrap();
+        assignments.set(x, number);
+    }
+    graph.set_output(x);
+    let scheduler = Scheduler::new(vec![a, host()], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, &assignments).unwrap();
+    let (name, bytes) = &plan.memory_by_type()[0];
+    assert_eq!(name, "a");
+    assert!((4096..2 * 4096).contains(bytes), "{plan}");
+    assert_eq!(race::check_memory(&plan), Vec::<String>::new());
 }
 
 #[test]

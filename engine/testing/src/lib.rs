@@ -5,6 +5,7 @@
 //! - [`run_case`] runs one on a device and on the reference and compares: the result within the limit, and everything else in
 //!   memory (sources, and the bytes between tensors) unchanged. [`run_suite`] runs all of them and makes a [`Report`];
 //!   weights are then also tried in every special layout that the device offers.
+//! - [`check_contract`] checks what is not computed: buffers, streams, events, copies, import, order.
 //! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
 //!
 //! Everything is deterministic: data comes from recipes and seeds.
@@ -22,6 +23,7 @@
 mod case;
 mod cases;
 mod compare;
+mod contract;
 mod random;
 mod recipe;
 mod report;
@@ -30,6 +32,7 @@ mod run;
 pub use case::{Case, Input, Limit};
 pub use cases::cases;
 pub use compare::nmse;
+pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use random::{RandomGraph, StoreTensor, random_graph};
 pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, run_suite};

@@ -179,11 +179,7 @@ fn growing_caches_compile_nothing() {
             decode(&mut context, &tokens(1), position, 0);
         }
         let after = context.scheduler().counters();
-        assert_eq!(
-            after.plans - before.plans,
-            2,
-            "{architecture}: at 32 and 64"
-        );
+        assert_eq!(after.plans - before.plans, 1, "{architecture}: at 32");
         assert_eq!(after.compiled, before.compiled, "{architecture}");
     }
 }

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test file uses everything")]
 
 use samite_core::{
-    BufferType, CancelToken, Capabilities, Compiled, DType, Device, DeviceKind, Event, Graph, Keep,
-    Layout, Node, Result, StoredTensor, Stream, Support, TensorGroup, TensorId, Unary, Usage,
+    BufferType, DType, Delegate, Delegating, Device, DeviceKind, Graph, Keep, Layout, Result,
+    StoredTensor, TensorGroup, TensorId, Unary, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Scheduler;
@@ -41,7 +41,7 @@ impl Special {
         device: Arc<dyn Device>,
         optimize: impl Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync + 'static,
     ) -> Arc<dyn Device> {
-        Arc::new(Special {
+        Delegating::device(Special {
             device,
             optimize: Some(Box::new(optimize)),
             host_memory: None,
@@ -52,7 +52,7 @@ impl Special {
         device: Arc<dyn Device>,
         host_memory: Arc<dyn BufferType>,
     ) -> Arc<dyn Device> {
-        Arc::new(Special {
+        Delegating::device(Special {
             device,
             optimize: None,
             host_memory: Some(host_memory),
@@ -60,67 +60,16 @@ impl Special {
     }
 }
 
-impl std::fmt::Debug for Special {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.device.fmt(f)
-    }
-}
-
-impl Device for Special {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-    fn description(&self) -> String {
-        self.device.description()
-    }
-    fn kind(&self) -> DeviceKind {
-        self.device.kind()
-    }
-    fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
-    }
-    fn buffer_type(&self) -> Arc<dyn BufferType> {
-        self.device.buffer_type()
+impl Delegate for Special {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.device
     }
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         self.host_memory.clone()
     }
-    fn supports(&self, node: Node<'_>) -> Support {
-        self.device.supports(node)
-    }
-    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        self.device.supports_buffer_type(buffer_type)
-    }
-    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
-        self.device.can_copy(from, to)
-    }
-    fn wants_offload(&self, node: Node<'_>) -> bool {
-        self.device.wants_offload(node)
-    }
-    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
-        self.device.workspace(graph, nodes)
-    }
-    fn compile(
-        &self,
-        graph: &Graph,
-        nodes: &[TensorId],
-        earlier: Option<&Arc<dyn Compiled>>,
-        cancel: &CancelToken,
-    ) -> Result<Option<Arc<dyn Compiled>>> {
-        self.device.compile(graph, nodes, earlier, cancel)
-    }
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
         let optimize = self.optimize.as_ref();
         optimize.map_or_else(Vec::new, |optimize| optimize(graph, nodes))
-    }
-    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
-        Arc::clone(&self.device).open_stream()
-    }
-    fn create_event(&self) -> Result<Arc<dyn Event>> {
-        self.device.create_event()
-    }
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
     }
 }
 

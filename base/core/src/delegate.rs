@@ -1,0 +1,108 @@
+//! Devices made of another device: they pass on what they do not change.
+//!
+//! Tests give a device wishes or faults that it does not have, a tracer looks at what passes through, a device that stands for others asks
+//! them. Such a device implements [`Delegate`], whose methods all pass on, and is used as a [`Delegating`].
+
+use crate::buffer::{Buffer, BufferType, Usage};
+use crate::cancel::CancelToken;
+use crate::device::{Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Stream};
+use crate::error::Result;
+use crate::graph::{Graph, Node, TensorId};
+use crate::memory::HostMemory;
+use crate::support::Support;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// Declares the trait and passes every method of the contract on, in both directions.
+macro_rules! delegate {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        /// What a [`Delegating`] device does differently from [`inner`](Delegate::inner). Methods are those of [`Device`].
+        pub trait Delegate: Send + Sync + 'static {
+            /// The device that everything else is passed on to.
+            fn inner(&self) -> &Arc<dyn Device>;
+
+            /// A new stream.
+            ///
+            /// # Errors
+            /// As [`Device::open_stream`].
+            fn open_stream(&self) -> Result<Box<dyn Stream>> {
+                Arc::clone(self.inner()).open_stream()
+            }
+
+            $(
+                /// As in [`Device`].
+                #[allow(clippy::missing_errors_doc)]
+                fn $name(&self $(, $argument: $type)*) -> $result {
+                    self.inner().$name($($argument),*)
+                }
+            )*
+        }
+
+        impl<D: Delegate> Device for Delegating<D> {
+            fn name(&self) -> &str {
+                self.0.inner().name()
+            }
+
+            fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+                self.0.open_stream()
+            }
+
+            fn as_any(&self) -> &dyn Any {
+                self
+            }
+
+            $(
+                fn $name(&self $(, $argument: $type)*) -> $result {
+                    self.0.$name($($argument),*)
+                }
+            )*
+        }
+    };
+}
+
+/// A device that passes on what its [`Delegate`] does not change. It has the name of the device behind it.
+pub struct Delegating<D>(pub D);
+
+impl<D: Delegate> Delegating<D> {
+    /// The device for a scheduler.
+    pub fn device(delegate: D) -> Arc<dyn Device> {
+        Arc::new(Delegating(delegate))
+    }
+}
+
+impl<D: Delegate> fmt::Debug for Delegating<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Delegating({:?})", self.0.inner())
+    }
+}
+
+delegate! {
+    fn description(&self) -> String;
+    fn kind(&self) -> DeviceKind;
+    fn physical_id(&self) -> Option<String>;
+    fn memory(&self) -> MemoryInfo;
+    fn check_free(&self, bytes: usize, what: &str) -> Result<()>;
+    fn capabilities(&self) -> Capabilities;
+    fn buffer_type(&self) -> Arc<dyn BufferType>;
+    fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>>;
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>>;
+    fn import_alignment(&self) -> usize;
+    fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>>;
+    fn supports(&self, node: Node<'_>) -> Support;
+    fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support>;
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool;
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool;
+    fn wants_offload(&self, node: Node<'_>) -> bool;
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize>;
+    fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>>;
+    fn compile(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken
+    ) -> Result<Option<Arc<dyn Compiled>>>;
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep>;
+    fn create_event(&self) -> Result<Arc<dyn Event>>;
+}
