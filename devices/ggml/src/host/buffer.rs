@@ -372,6 +372,14 @@ impl GgmlBuffer {
         tensor.data = self.address(slot.offset).cast();
         // SAFETY: the tensor lies in this buffer.
         unsafe { self.init(&raw mut *tensor) }?;
+        // Types for special layouts hang on the tensor how it is converted, and write through that without a look.
+        if self.owner.accepts.is_some() && self.host.is_none() && tensor.extra.is_null() {
+            return Err(Error::unsupported(
+                &self.owner.name,
+                format!("a tensor of {}", slot.layout),
+                "it has no special layout for it",
+            ));
+        }
         let entry = tensors.entry((slot.offset, slot.layout)).or_insert(tensor);
         Ok(&raw mut **entry)
     }
