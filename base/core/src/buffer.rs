@@ -635,30 +635,13 @@ impl TensorGroup {
         usage: Usage,
         tensors: &[TensorInfo<'_>],
     ) -> Result<Self> {
-        let sizes = buffer_type.alloc_sizes(tensors)?;
-        let (alignment, max_size) = (buffer_type.alignment(), buffer_type.max_size());
         let mut group = TensorGroup::default();
-        let mut first = 0;
-        while first < tensors.len() {
-            // As many as one buffer holds.
-            let (mut offsets, mut used) = (Vec::new(), 0);
-            for (tensor, &size) in tensors.iter().zip(&sizes).skip(first) {
-                if size > max_size {
-                    return Err(Error::unsupported(
-                        buffer_type.name(),
-                        format!("tensor '{}' of {size} bytes", tensor.name),
-                        format!("a buffer has at most {max_size} bytes"),
-                    ));
-                }
-                let place = align_up(used, alignment).and_then(|at| {
-                    Some((at, at.checked_add(size).filter(|&end| end <= max_size)?))
-                });
-                let Some((at, end)) = place else { break };
-                offsets.push(at);
-                used = end;
-            }
-            let buffer = buffer_type.allocate(used, usage)?;
-            for (tensor, &offset) in tensors[first..].iter().zip(&offsets) {
+        let mut rest = tensors;
+        for Piece { offsets, size } in pieces(buffer_type, tensors)? {
+            let buffer = buffer_type.allocate(size, usage)?;
+            let members;
+            (members, rest) = rest.split_at(offsets.len());
+            for (tensor, offset) in members.iter().zip(offsets) {
                 group.tensors.push(StoredTensor::with_role(
                     tensor.name,
                     Arc::clone(&buffer),
@@ -668,9 +651,23 @@ impl TensorGroup {
                 )?);
             }
             group.buffers.push(buffer);
-            first += offsets.len();
         }
         Ok(group)
+    }
+
+    /// Bytes of the buffers that [`allocate_described`](TensorGroup::allocate_described) would allocate.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a tensor is larger than the largest possible buffer.
+    pub fn planned_size(
+        buffer_type: &Arc<dyn BufferType>,
+        tensors: &[TensorInfo<'_>],
+    ) -> Result<usize> {
+        let pieces = pieces(buffer_type, tensors)?;
+        let total = pieces
+            .iter()
+            .try_fold(0usize, |sum, piece| sum.checked_add(piece.size));
+        total.ok_or_else(|| Error::invalid("the sizes of all tensors together overflow"))
     }
 
     /// Bytes of all buffers.
@@ -687,6 +684,43 @@ impl TensorGroup {
             .iter()
             .try_for_each(|buffer| buffer.clear(value))
     }
+}
+
+/// One buffer of a group: where consecutive tensors lie in it.
+struct Piece {
+    offsets: Vec<usize>,
+    size: usize,
+}
+
+/// Divides tensors over as few buffers as the type's size limit allows.
+fn pieces(buffer_type: &Arc<dyn BufferType>, tensors: &[TensorInfo<'_>]) -> Result<Vec<Piece>> {
+    let sizes = buffer_type.alloc_sizes(tensors)?;
+    let (alignment, max_size) = (buffer_type.alignment(), buffer_type.max_size());
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (tensor, size) in tensors.iter().zip(sizes) {
+        if size > max_size {
+            return Err(Error::unsupported(
+                buffer_type.name(),
+                format!("tensor '{}' of {size} bytes", tensor.name),
+                format!("a buffer has at most {max_size} bytes"),
+            ));
+        }
+        let behind = pieces.last().and_then(|piece| {
+            let at = align_up(piece.size, alignment)?;
+            Some((at, at.checked_add(size).filter(|&end| end <= max_size)?))
+        });
+        match (behind, pieces.last_mut()) {
+            (Some((at, end)), Some(piece)) => {
+                piece.offsets.push(at);
+                piece.size = end;
+            }
+            _ => pieces.push(Piece {
+                offsets: vec![0],
+                size,
+            }),
+        }
+    }
+    Ok(pieces)
 }
 
 /// `offset` rounded up to a multiple of `alignment`, a power of two; `None` if that overflows.

@@ -39,6 +39,7 @@ pub mod op;
 pub mod print;
 pub mod reorder;
 mod support;
+mod unallocated;
 
 pub use buffer::{
     Bounce, Buffer, BufferType, Role, Rows, Slot, StoredTensor, TensorGroup, TensorInfo, TensorRef,
@@ -58,3 +59,4 @@ pub use layout::{DIMS, Layout, Shape, shape};
 pub use memory::{Access, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use support::Support;
+pub use unallocated::unallocated;

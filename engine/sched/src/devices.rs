@@ -119,6 +119,11 @@ impl DeviceSet {
         self.memory_of[device]
     }
 
+    /// A number for the memory in which results on `device` lie, its position in [`MemoryPlan::chunks`](crate::layout::MemoryPlan::chunks): equal for devices that share it.
+    pub fn results_in(&self, device: usize) -> usize {
+        self.memory_of(device)
+    }
+
     /// Whether `device` can work on results of `other`.
     pub(crate) fn shares_memory(&self, device: usize, other: usize) -> bool {
         self.usable[device][self.memory_of[other]]

@@ -1,15 +1,17 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
 use crate::adapter::{self, ScaledAdapter};
-use crate::arch::{Blocks, GraphInputs, GraphShape, LayerCache};
+use crate::arch::{Blocks, GraphInputs, GraphShape};
+use crate::assign::assign;
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
 use crate::graphs::{Built, GraphCache};
+use crate::hparams::Hyperparameters;
 use crate::kv::{Cells, KvCache};
 use crate::model::Model;
 use half::f16;
-use samite_core::{CancelToken, DType, Graph, Op, StoredTensor};
-use samite_sched::{Assignments, Fallback, Options, Plan, Scheduler};
+use samite_core::{CancelToken, DType};
+use samite_sched::{Fallback, Options, Plan, Scheduler};
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
@@ -61,6 +63,53 @@ impl Default for ContextOptions {
             offload: true,
             fallback: Fallback::default(),
             cancel: CancelToken::new(),
+        }
+    }
+}
+
+/// Numbers that follow from options and model.
+pub(crate) struct Sizes {
+    pub n_cells: usize,
+    pub n_ubatch: usize,
+    pub n_logits: usize,
+}
+
+impl ContextOptions {
+    /// Fills in what is not said, and limits what cannot occur.
+    pub(crate) fn sizes(&self, hparams: &Hyperparameters) -> Result<Sizes> {
+        let n_cells = self
+            .n_ctx
+            .unwrap_or(hparams.n_ctx_train.min(DEFAULT_CONTEXT));
+        for (name, value) in [
+            ("n_ctx", n_cells),
+            ("n_batch", self.n_batch),
+            ("n_ubatch", self.n_ubatch),
+            ("n_seq", self.n_seq),
+            ("n_logits", self.n_logits.unwrap_or(1)),
+        ] {
+            if value == 0 || i32::try_from(value).is_err() {
+                return Err(Error::invalid(format!(
+                    "{name} is {value}, must be 1 to 2147483647"
+                )));
+            }
+        }
+        let n_ubatch = self.n_ubatch.min(self.n_batch).min(n_cells);
+        let n_logits = self.n_logits.unwrap_or(self.n_seq.max(16)).min(n_ubatch);
+        Ok(Sizes {
+            n_cells,
+            n_ubatch,
+            n_logits,
+        })
+    }
+
+    /// How the scheduler of a context decides.
+    pub(crate) fn scheduler(&self) -> Options {
+        Options {
+            copies: self.copies.max(1),
+            offload: self.offload,
+            fallback: self.fallback,
+            // And one for moving keys. The graphs that are given up by the context are those whose plans go.
+            cached_plans: GraphCache::SIZE + 1,
         }
     }
 }
@@ -124,22 +173,11 @@ impl Context {
     /// an operation.
     pub fn new(model: Arc<Model>, options: ContextOptions) -> Result<Self> {
         let hparams = model.hparams();
-        let n_cells = options
-            .n_ctx
-            .unwrap_or(hparams.n_ctx_train.min(DEFAULT_CONTEXT));
-        for (name, value) in [
-            ("n_ctx", n_cells),
-            ("n_batch", options.n_batch),
-            ("n_ubatch", options.n_ubatch),
-            ("n_seq", options.n_seq),
-            ("n_logits", options.n_logits.unwrap_or(1)),
-        ] {
-            if value == 0 || i32::try_from(value).is_err() {
-                return Err(Error::invalid(format!(
-                    "{name} is {value}, must be 1 to 2147483647"
-                )));
-            }
-        }
+        let Sizes {
+            n_cells,
+            n_ubatch,
+            n_logits,
+        } = options.sizes(hparams)?;
         adapter::check(&model, &options.adapters)?;
         let v_type = options.kv_types[1];
         if !options.flash && v_type.is_quantized() {
@@ -154,23 +192,9 @@ impl Context {
                 "the context is longer than the model was trained for"
             );
         }
-        let n_ubatch = options.n_ubatch.min(options.n_batch).min(n_cells);
-        let n_logits = options
-            .n_logits
-            .unwrap_or(options.n_seq.max(16))
-            .min(n_ubatch);
         let cache = KvCache::new(&model, n_cells, options.n_seq, options.kv_types)?;
         let devices = model.devices().iter().cloned().collect();
-        let scheduler = Scheduler::new(
-            devices,
-            Options {
-                copies: options.copies.max(1),
-                offload: options.offload,
-                fallback: options.fallback,
-                // And one for moving keys. The graphs that are given up here are those whose plans go.
-                cached_plans: GraphCache::SIZE + 1,
-            },
-        )?;
+        let scheduler = Scheduler::new(devices, options.scheduler())?;
         let mut staging = Staging::default();
         let largest_mask = n_ubatch.checked_mul(n_cells);
         staging.mask = try_filled(f16::NEG_INFINITY, largest_mask, "the attention mask")?;
@@ -569,49 +593,13 @@ impl Context {
         )?;
         model.architecture().build(&mut blocks)?;
         let (graph, inputs) = blocks.finish();
-        let assignments = self.assign(&graph);
+        let assignments = assign(&graph, model.devices(), model.weights(), layers, model.kv());
         Ok(Built {
             shape,
             graph,
             inputs,
             assignments,
         })
-    }
-
-    /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
-    /// cache is.
-    fn assign(&self, graph: &Graph) -> Assignments {
-        let devices = self.model.devices();
-        let mut assignments = Assignments::new();
-        if devices.len() == 1 {
-            return assignments;
-        }
-        let cached = |tensor: &Arc<StoredTensor>| {
-            let mine =
-                |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
-            let il = self.cache.layers.iter().position(mine)?;
-            self.model.kv().get(il).copied()
-        };
-        for id in graph.ids() {
-            let node = graph.node(id);
-            if !node.tensor().is_computed() {
-                continue;
-            }
-            let on_cache = matches!(node.op(), Op::FlashAttn { .. } | Op::SetRows);
-            let stored = |source| graph.node(source).stored();
-            let mut operands = node
-                .tensor()
-                .operands()
-                .filter_map(|(_, source)| stored(source));
-            let device = operands.find_map(|tensor| match cached(tensor) {
-                Some(choice) => (on_cache || choice.explicit).then_some(choice.device),
-                None => self.model.weights().assigned(tensor.name()),
-            });
-            if let Some(device) = device.filter(|&d| devices.get(d).supports(node).is_yes()) {
-                assignments.set(id, device);
-            }
-        }
-        assignments
     }
 
     /// Rotates the keys of cells whose positions moved, some at a time. Between two runs it can be cancelled; within one

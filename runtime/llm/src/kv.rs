@@ -3,5 +3,5 @@
 mod cache;
 mod cells;
 
-pub(crate) use cache::KvCache;
+pub(crate) use cache::{KvCache, KvPlan};
 pub use cells::Cells;

@@ -46,11 +46,13 @@
 
 pub mod adapter;
 pub mod arch;
+mod assign;
 mod batch;
 mod context;
 mod convert;
 mod cost;
 mod error;
+mod fit;
 mod graphs;
 mod hparams;
 mod kv;
@@ -71,6 +73,7 @@ pub use batch::{Batch, BatchToken};
 pub use context::{Context, ContextOptions, MemoryUse};
 pub use cost::TokenCost;
 pub use error::{Error, Result};
+pub use fit::{DeviceNeed, Fit, FitOptions};
 pub use hparams::{ExpertUse, Experts, Hyperparameters, LayerShape, RopeScaling};
 pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};

@@ -3,6 +3,7 @@
 use crate::arch::{self, Architecture};
 use crate::cost::TokenCost;
 use crate::error::{Error, Result};
+use crate::fit::{Fit, FitOptions, Fitter};
 use crate::hparams::Hyperparameters;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
@@ -25,6 +26,8 @@ pub struct ModelOptions {
     pub devices: Vec<Arc<dyn Device>>,
     /// Which device holds what; see [`PlacementRule`].
     pub rules: Vec<PlacementRule>,
+    /// Fits layers to the free memory of the devices before the last one, unless a rule says where they go.
+    pub fit: Option<FitOptions>,
     /// How data comes into memory.
     pub load_mode: LoadMode,
     /// Whether devices may hold weights in layouts of their own, which are faster to compute with.
@@ -43,6 +46,7 @@ impl ModelOptions {
         ModelOptions {
             devices,
             rules: Vec::new(),
+            fit: Some(FitOptions::default()),
             load_mode: LoadMode::default(),
             repack: true,
             threads: None,
@@ -57,6 +61,7 @@ impl std::fmt::Debug for ModelOptions {
         f.debug_struct("ModelOptions")
             .field("devices", &self.devices)
             .field("rules", &self.rules)
+            .field("fit", &self.fit)
             .field("load_mode", &self.load_mode)
             .field("repack", &self.repack)
             .field("threads", &self.threads)
@@ -72,6 +77,7 @@ pub struct ModelPlan {
     tokenizer: Option<Arc<Tokenizer>>,
     devices: DeviceSet,
     weights: WeightPlan,
+    fit: Option<Fit>,
 }
 
 impl ModelPlan {
@@ -91,12 +97,26 @@ impl ModelPlan {
         )?;
         let tokenizer = vocab_data(metadata)?.map(Tokenizer::new).transpose()?;
         let devices = DeviceSet::new(options.devices.clone())?;
+        let fit = match &options.fit {
+            Some(fit) => Fitter {
+                file,
+                architecture,
+                hparams: &hparams,
+                devices: &devices,
+                rules: &options.rules,
+                repack: options.repack,
+                options: fit,
+            }
+            .fit()?,
+            None => None,
+        };
         let weights = WeightPlan::new(
             file,
             architecture,
             &hparams,
             &devices,
             &options.rules,
+            fit.as_ref().map(|fit| &*fit.layers),
             options.repack,
         )?;
         Ok(ModelPlan {
@@ -105,7 +125,13 @@ impl ModelPlan {
             tokenizer: tokenizer.map(Arc::new),
             devices,
             weights,
+            fit,
         })
+    }
+
+    /// Where layers were fitted, if they were.
+    pub fn fit(&self) -> Option<&Fit> {
+        self.fit.as_ref()
     }
 
     /// The model's numbers.
@@ -138,6 +164,7 @@ pub struct Model {
     devices: DeviceSet,
     weights: Weights,
     kv: Vec<Choice>,
+    fit: Option<Fit>,
     elements: u64,
     token_cost: TokenCost,
     file_bytes: u64,
@@ -190,6 +217,7 @@ impl Model {
             devices: plan.devices,
             weights,
             kv,
+            fit: plan.fit,
             elements: file.tensors().total_elements(),
             file_bytes: file.file_bytes(),
             load_time: start.elapsed(),
@@ -243,6 +271,11 @@ impl Model {
     /// The weights by name.
     pub fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// Where layers were fitted to free memory, if they were.
+    pub fn fit(&self) -> Option<&Fit> {
+        self.fit.as_ref()
     }
 
     /// The device of each layer's KV cache.

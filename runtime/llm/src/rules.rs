@@ -53,6 +53,14 @@ pub enum Selector {
 }
 
 impl PlacementRule {
+    /// Whether it says where whole layers go.
+    pub(crate) fn is_about_layers(&self) -> bool {
+        match self {
+            PlacementRule::LastLayers(_) | PlacementRule::Split(_) => true,
+            PlacementRule::Place { selector, .. } => matches!(selector, Selector::Layers(_)),
+        }
+    }
+
     /// Reads rules separated by `;`.
     ///
     /// # Errors
@@ -210,15 +218,20 @@ pub(crate) struct Placement {
 
 /// Applies `rules` to the tensors of a model, given with their names and roles.
 ///
-/// Without rules, everything goes to the first device that is no accelerator, but the embedding to the last one.
+/// Without rules, everything goes to the first device that is no accelerator, but the embedding to the last one; or layers and, last, the output
+/// go where `base` says.
 pub(crate) fn resolve(
     rules: &[PlacementRule],
+    base: Option<&[usize]>,
     devices: &DeviceSet,
     n_layer: usize,
     tensors: &[(&str, Role)],
 ) -> Result<Placement> {
     let host = devices.last();
-    let base = base_placement(rules, devices, n_layer)?;
+    let base = match base {
+        Some(base) => base.to_vec(),
+        None => base_placement(rules, devices, n_layer)?,
+    };
     let base_of = |role| match role {
         Role::Embedding => host,
         Role::Output => base[n_layer],
@@ -282,6 +295,13 @@ pub(crate) fn resolve(
     Ok(placement)
 }
 
+/// The devices that layers are divided over, by number: all but the host and accelerators.
+pub(crate) fn fast_devices(devices: &DeviceSet) -> Vec<usize> {
+    (0..devices.last())
+        .filter(|&d| devices.get(d).kind() != DeviceKind::Accelerator)
+        .collect()
+}
+
 /// The device of each layer and, last, of the output, before any [`PlacementRule::Place`].
 fn base_placement(
     rules: &[PlacementRule],
@@ -289,9 +309,7 @@ fn base_placement(
     n_layer: usize,
 ) -> Result<Vec<usize>> {
     let host = devices.last();
-    let fast: Vec<usize> = (0..host)
-        .filter(|&d| devices.get(d).kind() != DeviceKind::Accelerator)
-        .collect();
+    let fast = fast_devices(devices);
     let find = |pick: fn(&PlacementRule) -> bool| rules.iter().rev().find(|rule| pick(rule));
     let moved = match find(|rule| matches!(rule, PlacementRule::LastLayers(_))) {
         Some(PlacementRule::LastLayers(count)) => (*count).min(n_layer + 1),
@@ -383,7 +401,7 @@ mod tests {
             FakeDevice::device("gpu1", DeviceKind::Gpu),
             FakeDevice::device("cpu", DeviceKind::Cpu),
         ])?;
-        let placement = resolve(rules, &devices, 3, &TENSORS)?;
+        let placement = resolve(rules, None, &devices, 3, &TENSORS)?;
         let numbers = |choices: Vec<Choice>| choices.iter().map(|c| c.device).collect();
         Ok((numbers(placement.tensors), numbers(placement.kv)))
     }

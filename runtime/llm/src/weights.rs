@@ -40,6 +40,15 @@ pub struct PlannedTensor {
 }
 
 impl PlannedTensor {
+    fn weight(&self, stored: Arc<StoredTensor>) -> Weight {
+        Weight {
+            stored,
+            data: self.data.name.clone(),
+            device: self.device,
+            explicit: self.explicit,
+        }
+    }
+
     /// What its memory is told about it.
     fn described(&self) -> samite_core::TensorInfo<'_> {
         samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
@@ -194,6 +203,7 @@ impl WeightPlan {
         hparams: &Hyperparameters,
         devices: &DeviceSet,
         rules: &[PlacementRule],
+        base: Option<&[usize]>,
         repack: bool,
     ) -> Result<Self> {
         let found = find_tensors(file, arch, hparams)?;
@@ -201,7 +211,8 @@ impl WeightPlan {
             .iter()
             .map(|f| (f.spec.name.as_str(), f.spec.role))
             .collect();
-        let Placement { tensors, kv } = rules::resolve(rules, devices, hparams.n_layer(), &roles)?;
+        let n_layer = hparams.n_layer();
+        let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
         // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
         let in_products: HashSet<&str> = found
             .iter()
@@ -251,6 +262,54 @@ impl WeightPlan {
                 tensor.memory.alloc_size(&tensor.described())?;
         }
         Ok(bytes)
+    }
+
+    /// Bytes of the buffers that will be allocated, by number of the device; mapped tensors take none.
+    pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
+        let mut bytes = vec![0usize; n_devices];
+        for (memory, members) in self.groups() {
+            let described: Vec<_> = members
+                .iter()
+                .map(|&i| self.tensors[i].described())
+                .collect();
+            if let Some(&first) = members.first() {
+                let owner = &mut bytes[self.tensors[first].device];
+                *owner = owner.saturating_add(TensorGroup::planned_size(&memory, &described)?);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The tensors that get memory of their own, together with those in memory of the same type.
+    fn groups(&self) -> Vec<(Arc<dyn BufferType>, Vec<usize>)> {
+        let mut groups: Vec<(Arc<dyn BufferType>, Vec<usize>)> = Vec::new();
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            if tensor.same_as.is_some() || tensor.in_place {
+                continue;
+            }
+            match groups
+                .iter_mut()
+                .find(|(memory, _)| same_buffer_type(memory, &tensor.memory))
+            {
+                Some((_, members)) => members.push(i),
+                None => groups.push((Arc::clone(&tensor.memory), vec![i])),
+            }
+        }
+        groups
+    }
+
+    /// The weights as they will be, but without memory: for plans.
+    pub fn unallocated(&self) -> Result<Weights> {
+        let mut weights = Weights::default();
+        for tensor in &self.tensors {
+            let described = tensor.described();
+            let size = tensor.memory.alloc_size(&described)?;
+            let buffer = samite_core::unallocated(&tensor.memory, size, Usage::Weights);
+            let stored = StoredTensor::new(&*tensor.name, buffer, 0, tensor.layout)?;
+            let weight = tensor.weight(stored);
+            weights.tensors.insert(tensor.name.clone(), weight);
+        }
+        Ok(weights)
     }
 
     /// Loads what was planned from the file that it was planned for.
@@ -314,12 +373,7 @@ impl WeightPlan {
         file.load(in_place, &options, |_, _| Ok::<_, Error>(()))?;
 
         for (tensor, stored) in self.tensors.into_iter().zip(stored) {
-            let weight = Weight {
-                stored,
-                data: tensor.data.name.clone(),
-                device: tensor.device,
-                explicit: tensor.explicit,
-            };
+            let weight = tensor.weight(stored);
             weights.tensors.insert(tensor.name, weight);
         }
         Ok(weights)

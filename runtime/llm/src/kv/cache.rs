@@ -5,9 +5,13 @@ use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::kv::cells::Cells;
 use crate::model::Model;
+use crate::rules::Choice;
 use samite_core::{
-    BufferType, DType, Graph, Layout, TensorGroup, TensorId, Usage, same_buffer_type,
+    BufferType, DType, Graph, Layout, StoredTensor, TensorGroup, TensorId, TensorInfo, Usage,
+    same_buffer_type,
 };
+use samite_sched::DeviceSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Cells and their memory: for each layer, a row of keys and one of values for each cell.
@@ -18,8 +22,117 @@ pub(crate) struct KvCache {
     groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
 }
 
-/// A tensor to allocate.
-type Named = (String, Layout);
+/// Which memory a KV cache needs, before anything is allocated.
+#[derive(Debug)]
+pub(crate) struct KvPlan {
+    groups: Vec<KvGroup>,
+    n_layer: usize,
+}
+
+/// The tensors of a KV cache in memory of one type.
+#[derive(Debug)]
+struct KvGroup {
+    memory: Arc<dyn BufferType>,
+    /// The first device that it is for, by number.
+    device: usize,
+    tensors: Vec<(String, Layout)>,
+}
+
+impl KvGroup {
+    fn described(tensors: &[(String, Layout)]) -> Vec<TensorInfo<'_>> {
+        tensors
+            .iter()
+            .map(|(name, layout)| TensorInfo::new(name, *layout, Usage::Any))
+            .collect()
+    }
+}
+
+impl KvPlan {
+    /// Keys and values of `n_cells` cells for each layer, on the device that `choices` has for it.
+    pub fn new(
+        hparams: &Hyperparameters,
+        devices: &DeviceSet,
+        choices: &[Choice],
+        n_cells: usize,
+        types: [DType; 2],
+    ) -> Result<Self> {
+        check_type("K", types[0], hparams.head_dim_k)?;
+        check_type("V", types[1], hparams.head_dim_v)?;
+        let mut groups: Vec<KvGroup> = Vec::new();
+        for (il, choice) in choices.iter().enumerate() {
+            let memory = devices.get(choice.device).buffer_type();
+            let known = groups
+                .iter()
+                .position(|group| same_buffer_type(&group.memory, &memory));
+            let at = known.unwrap_or_else(|| {
+                groups.push(KvGroup {
+                    memory,
+                    device: choice.device,
+                    tensors: Vec::new(),
+                });
+                groups.len() - 1
+            });
+            let widths = [hparams.n_embd_k(il), hparams.n_embd_v(il)];
+            for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
+                let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
+                groups[at]
+                    .tensors
+                    .push((format!("cache_{name}_l{il}"), layout));
+            }
+        }
+        Ok(KvPlan {
+            groups,
+            n_layer: choices.len(),
+        })
+    }
+
+    /// Bytes by number of the device.
+    pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
+        let mut bytes = vec![0usize; n_devices];
+        for group in &self.groups {
+            let described = KvGroup::described(&group.tensors);
+            let size = TensorGroup::planned_size(&group.memory, &described)?;
+            bytes[group.device] = bytes[group.device].saturating_add(size);
+        }
+        Ok(bytes)
+    }
+
+    /// The layers as they will be, but without memory: for plans of graphs.
+    pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
+        let mut tensors = Vec::new();
+        for group in &self.groups {
+            for info in KvGroup::described(&group.tensors) {
+                let size = group.memory.alloc_size(&info)?;
+                let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
+                tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
+            }
+        }
+        layers(self.n_layer, tensors)
+    }
+}
+
+/// Finds keys and values of each layer by their names.
+fn layers(
+    n_layer: usize,
+    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
+) -> Result<Vec<LayerCache>> {
+    let by_name: HashMap<String, Arc<StoredTensor>> = tensors
+        .into_iter()
+        .map(|tensor| (tensor.name().to_owned(), tensor))
+        .collect();
+    let find = |name: String| {
+        let tensor = by_name.get(&name).cloned();
+        tensor.ok_or_else(|| Error::invalid(format!("{name} has no memory")))
+    };
+    (0..n_layer)
+        .map(|il| {
+            Ok(LayerCache {
+                k: find(format!("cache_k_l{il}"))?,
+                v: find(format!("cache_v_l{il}"))?,
+            })
+        })
+        .collect()
+}
 
 /// A graph that rotates the keys of some cells.
 #[derive(Debug)]
@@ -41,52 +154,23 @@ impl KvCache {
         n_sequences: usize,
         types: [DType; 2],
     ) -> Result<Self> {
-        let hparams = model.hparams();
-        check_type("K", types[0], hparams.head_dim_k)?;
-        check_type("V", types[1], hparams.head_dim_v)?;
-        let mut wanted: Vec<(Arc<dyn BufferType>, usize, Vec<Named>)> = Vec::new();
-        for (il, choice) in model.kv().iter().enumerate() {
-            let memory = model.devices().get(choice.device).buffer_type();
-            let at = wanted
-                .iter()
-                .position(|(known, ..)| same_buffer_type(known, &memory));
-            let at = at.unwrap_or_else(|| {
-                wanted.push((memory, choice.device, Vec::new()));
-                wanted.len() - 1
-            });
-            let widths = [hparams.n_embd_k(il), hparams.n_embd_v(il)];
-            for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
-                let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
-                wanted[at].2.push((format!("cache_{name}_l{il}"), layout));
-            }
-        }
+        let plan = KvPlan::new(model.hparams(), model.devices(), model.kv(), n_cells, types)?;
         let mut groups = Vec::new();
-        for (memory, device, tensors) in wanted {
-            let bytes = tensors.iter().fold(0usize, |sum, (_, layout)| {
-                sum.saturating_add(layout.bytes())
-            });
+        for KvGroup {
+            memory,
+            device,
+            tensors,
+        } in &plan.groups
+        {
+            let described = KvGroup::described(tensors);
+            let bytes = TensorGroup::planned_size(memory, &described)?;
             let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
-            model.devices().get(device).check_free(bytes, &what)?;
-            let tensors: Vec<_> = tensors
-                .iter()
-                .map(|(name, layout)| (name.as_str(), *layout))
-                .collect();
-            let group = TensorGroup::allocate(&memory, Usage::Any, &tensors)?;
-            groups.push((memory, group));
+            model.devices().get(*device).check_free(bytes, &what)?;
+            let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
+            groups.push((Arc::clone(memory), group));
         }
-        let find = |name: String| {
-            let mut tensors = groups.iter().flat_map(|(_, group)| &group.tensors);
-            let tensor = tensors.find(|tensor| tensor.name() == name).cloned();
-            tensor.ok_or_else(|| Error::invalid(format!("{name} has no memory")))
-        };
-        let layers = (0..hparams.n_layer())
-            .map(|il| {
-                Ok(LayerCache {
-                    k: find(format!("cache_k_l{il}"))?,
-                    v: find(format!("cache_v_l{il}"))?,
-                })
-            })
-            .collect::<Result<_>>()?;
+        let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
+        let layers = layers(model.hparams().n_layer(), tensors)?;
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             layers,

@@ -1,0 +1,48 @@
+//! Which operations of a model's graph must run on a certain device.
+
+use crate::arch::LayerCache;
+use crate::rules::Choice;
+use crate::weights::Weights;
+use samite_core::{Graph, Op, StoredTensor};
+use samite_sched::{Assignments, DeviceSet};
+use std::sync::Arc;
+
+/// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
+/// cache is, which is what `kv` says for each layer.
+pub(crate) fn assign(
+    graph: &Graph,
+    devices: &DeviceSet,
+    weights: &Weights,
+    layers: &[LayerCache],
+    kv: &[Choice],
+) -> Assignments {
+    let mut assignments = Assignments::new();
+    if devices.len() == 1 {
+        return assignments;
+    }
+    let cached = |tensor: &Arc<StoredTensor>| {
+        let mine = |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
+        let il = layers.iter().position(mine)?;
+        kv.get(il).copied()
+    };
+    for id in graph.ids() {
+        let node = graph.node(id);
+        if !node.tensor().is_computed() {
+            continue;
+        }
+        let on_cache = matches!(node.op(), Op::FlashAttn { .. } | Op::SetRows);
+        let stored = |source| graph.node(source).stored();
+        let mut operands = node
+            .tensor()
+            .operands()
+            .filter_map(|(_, source)| stored(source));
+        let device = operands.find_map(|tensor| match cached(tensor) {
+            Some(choice) => (on_cache || choice.explicit).then_some(choice.device),
+            None => weights.assigned(tensor.name()),
+        });
+        if let Some(device) = device.filter(|&d| devices.get(d).supports(node).is_yes()) {
+            assignments.set(id, device);
+        }
+    }
+    assignments
+}

@@ -1,0 +1,155 @@
+//! Layers are fitted to free memory, and what was said to be needed is what is taken.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
+mod common;
+
+use common::*;
+use samite_core::Device;
+use samite_llm::{Context, Fit, FitOptions, Model, ModelOptions, PlacementRule, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use std::sync::Arc;
+
+fn gpu(name: &str, memory_limit: usize) -> Arc<dyn Device> {
+    ReferenceDevice::new(ReferenceOptions {
+        memory_limit: Some(memory_limit),
+        ..ReferenceOptions::named(name)
+    })
+}
+
+fn six_layers(architecture: &'static str) -> TestModel {
+    TestModel::write(&SyntheticModel {
+        n_layer: 6,
+        ..SyntheticModel::tiny(architecture)
+    })
+}
+
+fn options(devices: &[Arc<dyn Device>]) -> ModelOptions {
+    ModelOptions {
+        fit: Some(FitOptions {
+            context: precise(),
+            margin: 0,
+        }),
+        ..ModelOptions::new(devices.to_vec())
+    }
+}
+
+fn used(device: &Arc<dyn Device>) -> usize {
+    let memory = device.memory();
+    memory.total.unwrap() - memory.free.unwrap()
+}
+
+/// Loads the model and makes the context that it was fitted for.
+fn load(file: &TestModel, devices: &[Arc<dyn Device>]) -> (Fit, Context) {
+    let model = Model::load(&file.path, &options(devices)).unwrap();
+    let fit = model.fit().unwrap().clone();
+    (fit, Context::new(model, precise()).unwrap())
+}
+
+#[test]
+fn what_is_planned_is_what_is_taken() {
+    for architecture in ARCHITECTURES {
+        let file = six_layers(architecture);
+        let devices = [gpu("a", 1 << 30), gpu("b", 1 << 29), cpu()];
+        let (fit, mut context) = load(&file, &devices);
+        // Two thirds and a third of seven, the output counting as a layer.
+        assert_eq!(fit.layers, [0, 0, 0, 0, 1, 1, 1], "{architecture}");
+        for (device, need) in devices.iter().zip(&fit.needs).take(2) {
+            assert_eq!(used(device), need.bytes(), "{architecture}: {need:?}");
+            assert!(need.weights > 0 && need.kv > 0 && need.compute > 0);
+        }
+        let expected = {
+            let model = file.load(vec![cpu()], "");
+            decode(
+                &mut samite_llm::Context::new(model, precise()).unwrap(),
+                &tokens(20),
+                0,
+                0,
+            )
+        };
+        let logits = decode(&mut context, &tokens(20), 0, 0);
+        assert!(nmse(&logits, &expected) < 1e-6, "{architecture}");
+        for (device, need) in devices.iter().zip(&fit.needs).take(2) {
+            assert_eq!(used(device), need.bytes(), "running takes no more memory");
+        }
+    }
+}
+
+#[test]
+fn as_many_layers_as_fit_and_no_more() {
+    let file = six_layers("llama");
+    let everything = {
+        let (fit, _) = load(&file, &[gpu("a", 1 << 30), cpu()]);
+        fit.needs[0].bytes()
+    };
+    let mut before = 0;
+    for percent in (0..=100).step_by(5) {
+        let devices = [gpu("a", everything * percent / 100), cpu()];
+        let (fit, context) = load(&file, &devices);
+        let count = fit.needs[0].layers;
+        assert!(
+            count >= before,
+            "{percent} %: {count} layers, {before} with less memory"
+        );
+        assert_eq!(fit.needs[0].layers + fit.needs[1].layers, 7);
+        if count > 0 {
+            assert!(fit.needs[0].bytes() <= everything * percent / 100);
+        }
+        drop(context);
+        // One layer more would not fit: it is refused when it is tried.
+        if count < 7 {
+            let rules = vec![PlacementRule::LastLayers(count + 1)];
+            let options = ModelOptions {
+                rules,
+                ..options(&devices)
+            };
+            let model = Model::load(&file.path, &options);
+            let context = model.map(|model| Context::new(model, precise()).map(drop));
+            assert!(
+                !matches!(context, Ok(Ok(()))),
+                "{percent} %: {} layers would fit, too",
+                count + 1
+            );
+        }
+        before = count;
+    }
+    assert_eq!(before, 7);
+}
+
+#[test]
+fn a_device_without_room_leaves_its_layers_to_others() {
+    let file = six_layers("qwen2");
+    // In proportion, b would get layers; but what it needs besides layers does not fit.
+    let devices = [gpu("a", 1 << 30), gpu("b", 1 << 12), cpu()];
+    let (fit, _context) = load(&file, &devices);
+    assert_eq!(fit.layers, [0; 7]);
+}
+
+#[test]
+fn who_says_where_layers_go_is_obeyed() {
+    let file = six_layers("llama");
+    let devices = [gpu("a", 1 << 30), cpu()];
+    for rules in [
+        vec![PlacementRule::LastLayers(2)],
+        PlacementRule::parse_all("layers=0-1:a").unwrap(),
+    ] {
+        let options = ModelOptions {
+            rules,
+            ..options(&devices)
+        };
+        assert!(Model::load(&file.path, &options).unwrap().fit().is_none());
+    }
+    // Only the CPU: there is nothing to fit.
+    let model = Model::load(&file.path, &options(&[cpu()])).unwrap();
+    assert!(model.fit().is_none());
+    // Rules about single tensors are kept, and count.
+    let rules = PlacementRule::parse_all("*ffn_up*:cpu").unwrap();
+    let options = ModelOptions {
+        rules,
+        ..options(&devices)
+    };
+    let model = Model::load(&file.path, &options).unwrap();
+    assert_eq!(model.fit().unwrap().layers, [0; 7]);
+    let context = Context::new(Arc::clone(&model), precise()).unwrap();
+    assert_eq!(used(&devices[0]), model.fit().unwrap().needs[0].bytes());
+    drop(context);
+}
