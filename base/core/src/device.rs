@@ -163,7 +163,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// Where imported memory must begin: a multiple of this address. Tensors in it lie where they lie in the memory.
+    /// Imported memory, and tensors in it, must begin at a multiple of this. A power of two.
     fn import_alignment(&self) -> usize {
         1
     }

@@ -232,7 +232,9 @@ impl WeightPlan {
             let in_place = !packed
                 && device.capabilities().import_host
                 && part.is_some_and(|part| part.mapping().is_some())
-                && info.offset.is_multiple_of(IN_PLACE_ALIGNMENT);
+                && info
+                    .offset
+                    .is_multiple_of(IN_PLACE_ALIGNMENT.max(device.import_alignment() as u64));
             let same_as = plan.tensors.iter().position(|other| {
                 other.data.name == info.name && same_buffer_type(&other.memory, &memory)
             });
@@ -314,7 +316,7 @@ impl WeightPlan {
 
     /// Loads what was planned from the file that it was planned for.
     pub fn load(
-        self,
+        mut self,
         file: &GgufFile,
         devices: &DeviceSet,
         threads: Option<usize>,
@@ -380,58 +382,17 @@ impl WeightPlan {
     }
 
     /// Memory for every tensor: imported, allocated together by kind, or shared with an earlier tensor.
-    fn allocate(&self, file: &GgufFile, devices: &DeviceSet) -> Result<Vec<Arc<StoredTensor>>> {
+    fn allocate(&mut self, file: &GgufFile, devices: &DeviceSet) -> Result<Vec<Arc<StoredTensor>>> {
         let mut stored: Vec<Option<Arc<StoredTensor>>> = vec![None; self.tensors.len()];
-        let mut mapped: HashMap<usize, Arc<HostMemory>> = HashMap::new();
-        let mut imported: Vec<Imported> = Vec::new();
-        let mut groups: Vec<(Arc<dyn BufferType>, Vec<usize>)> = Vec::new();
-        for (i, tensor) in self.tensors.iter().enumerate() {
-            if tensor.same_as.is_some() {
-                continue;
-            }
-            let file_number = tensor.data.file;
-            let mapping = file
-                .parts()
-                .get(file_number)
-                .and_then(|part| part.mapping());
-            if let (true, Some(mapping)) = (tensor.in_place, mapping) {
-                let known = imported.iter().find(|known| {
-                    known.file == file_number && same_buffer_type(&known.memory, &tensor.memory)
-                });
-                let buffer = match known {
-                    Some(known) => Arc::clone(&known.buffer),
-                    None => {
-                        let memory = mapped
-                            .entry(file_number)
-                            .or_insert_with(|| mapping.host_memory());
-                        let device = devices.get(tensor.device);
-                        let buffer = device.import_host(Arc::clone(memory), Usage::Weights)?;
-                        imported.push(Imported {
-                            memory: Arc::clone(&tensor.memory),
-                            file: file_number,
-                            buffer: Arc::clone(&buffer),
-                        });
-                        buffer
-                    }
-                };
-                // What is mapped has offsets that fit.
-                let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
-                stored[i] = Some(StoredTensor::new(
-                    &*tensor.name,
-                    buffer,
-                    offset,
-                    tensor.layout,
-                )?);
-                continue;
-            }
-            match groups
-                .iter_mut()
-                .find(|(memory, _)| same_buffer_type(memory, &tensor.memory))
-            {
-                Some((_, members)) => members.push(i),
-                None => groups.push((Arc::clone(&tensor.memory), vec![i])),
+        let mut imports = Imports::default();
+        for (tensor, stored) in self.tensors.iter_mut().zip(&mut stored) {
+            if tensor.in_place && tensor.same_as.is_none() {
+                *stored = imports.tensor(file, devices.get(tensor.device), tensor)?;
+                // What cannot be used where it is mapped is copied.
+                tensor.in_place = stored.is_some();
             }
         }
+        let groups = self.groups();
         for (memory, members) in groups {
             let layouts: Vec<_> = members
                 .iter()
@@ -470,11 +431,68 @@ impl WeightPlan {
     }
 }
 
-/// A mapped file as a buffer.
-struct Imported {
+/// Mapped files as buffers of devices.
+#[derive(Default)]
+struct Imports {
+    mapped: HashMap<usize, Arc<HostMemory>>,
+    known: Vec<Import>,
+}
+
+/// A mapped file as a buffer; `None` if the device did not take it.
+struct Import {
     memory: Arc<dyn BufferType>,
     file: usize,
-    buffer: Arc<dyn Buffer>,
+    buffer: Option<Arc<dyn Buffer>>,
+}
+
+impl Imports {
+    /// A tensor where it is mapped; `None` if it is not, or `device` cannot use it there.
+    fn tensor(
+        &mut self,
+        file: &GgufFile,
+        device: &Arc<dyn Device>,
+        tensor: &PlannedTensor,
+    ) -> Result<Option<Arc<StoredTensor>>> {
+        let number = tensor.data.file;
+        let part = file.parts().get(number);
+        let Some(mapping) = part.and_then(|part| part.mapping()) else {
+            return Ok(None);
+        };
+        let known = self
+            .known
+            .iter()
+            .find(|known| known.file == number && same_buffer_type(&known.memory, &tensor.memory));
+        let buffer = match known {
+            Some(known) => known.buffer.clone(),
+            None => {
+                let memory = self
+                    .mapped
+                    .entry(number)
+                    .or_insert_with(|| mapping.host_memory());
+                let buffer = match device.import_host(Arc::clone(memory), Usage::Weights) {
+                    Ok(buffer) => Some(buffer),
+                    Err(error @ samite_core::Error::DeviceLost { .. }) => return Err(error.into()),
+                    Err(error) => {
+                        let device = device.name();
+                        tracing::info!(device, %error, "the mapped file is copied");
+                        None
+                    }
+                };
+                self.known.push(Import {
+                    memory: Arc::clone(&tensor.memory),
+                    file: number,
+                    buffer: buffer.clone(),
+                });
+                buffer
+            }
+        };
+        // What is mapped has offsets that fit.
+        let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
+        buffer
+            .map(|buffer| StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout))
+            .transpose()
+            .map_err(Into::into)
+    }
 }
 
 /// How much of a tensor is read at a time that goes to `places`.

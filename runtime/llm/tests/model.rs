@@ -4,9 +4,10 @@
 mod common;
 
 use common::*;
-use samite_core::DType;
+use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Usage};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -357,4 +358,50 @@ fn loading_can_be_cancelled() {
                 .is_cancelled()
         );
     }
+}
+
+/// A device that says it can import host memory, and cannot.
+struct NoImport(Arc<dyn Device>);
+
+impl Delegate for NoImport {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+    fn import_host(&self, _: Arc<HostMemory>, _: Usage) -> samite_core::Result<Arc<dyn Buffer>> {
+        Err(samite_core::Error::unsupported(
+            "ref",
+            "this import",
+            "it is a test",
+        ))
+    }
+}
+
+#[test]
+fn what_cannot_be_imported_is_copied() {
+    let file = TestModel::tiny("llama");
+    let importing = |alignment| -> Arc<dyn Device> {
+        ReferenceDevice::new(ReferenceOptions {
+            import_host: true,
+            import_alignment: alignment,
+            memory_limit: Some(1 << 30),
+            ..ReferenceOptions::named("ref")
+        })
+    };
+    let refusing = Delegating::device(NoImport(importing(1)));
+    let mut results = Vec::new();
+    for (device, copies) in [
+        (importing(1), false),
+        (importing(1 << 16), true),
+        (refusing, true),
+    ] {
+        let mut options = ModelOptions::new(vec![Arc::clone(&device)]);
+        options.load_mode = LoadMode::Mmap;
+        let model = Model::load(&file.path, &options).unwrap();
+        let memory = device.memory();
+        let taken = memory.total.unwrap() - memory.free.unwrap();
+        assert_eq!(taken > 0, copies, "{taken} bytes of its own memory");
+        results.push(decode(&mut context(&model, precise()), &tokens(8), 0, 0));
+    }
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
 }
