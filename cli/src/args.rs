@@ -4,9 +4,10 @@ use crate::failure::{Failure, Outcome};
 use crate::progress;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use indicatif::ProgressBar;
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{
-    Adapter, Context, ContextOptions, Model, ModelOptions, PlacementRule, ScaledAdapter,
+    Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
 };
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
@@ -114,6 +115,9 @@ pub fn number_or_all(text: &str) -> Result<usize, String> {
     }
 }
 
+/// What messages call the model that is part of the program.
+pub const EMBEDDED: &str = "the stories model";
+
 /// Positions are 32-bit numbers.
 const MOST_TOKENS: usize = i32::MAX as usize;
 
@@ -199,9 +203,22 @@ pub struct ModelArgs {
     #[arg(long, value_enum, default_value_t = FallbackArg::Warn, help_heading = "Placement")]
     fallback: FallbackArg,
 
-    /// How the file comes into memory
-    #[arg(long, value_enum, default_value_t = LoadArg::Mmap)]
+    /// How the file comes into memory. Whatever happens to a file that is read, the worst is an error; if one that is
+    /// mapped becomes shorter meanwhile, or its disk goes away, the system kills the program (SIGBUS)
+    #[arg(long, value_enum, default_value_t = LoadArg::Read, value_name = "MODE", help_heading = "Loading")]
     load_mode: LoadArg,
+
+    /// The same as `--load-mode mmap`: weights that need no packing stay in the file, which nobody may shorten meanwhile
+    #[arg(long, overrides_with_all = ["load_mode", "no_mmap", "mlock"], help_heading = "Loading")]
+    mmap: bool,
+
+    /// The same as `--load-mode read`, the default
+    #[arg(long, overrides_with_all = ["load_mode", "mmap", "mlock"], help_heading = "Loading")]
+    no_mmap: bool,
+
+    /// The same as `--load-mode mlock`
+    #[arg(long, overrides_with_all = ["load_mode", "mmap", "no_mmap"], help_heading = "Loading")]
+    mlock: bool,
 
     /// Keep weights in the file's layout instead of the device's own, which is faster to compute with [also: -nr]
     #[arg(long)]
@@ -250,10 +267,10 @@ pub enum FallbackArg {
 /// `--load-mode`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum LoadArg {
-    /// Map it: quick, and shared with other processes
-    Mmap,
     /// Read it
     Read,
+    /// Map it: shared with other processes, and larger than memory if need be
+    Mmap,
     /// Map it and keep it from being paged out
     Mlock,
 }
@@ -283,27 +300,38 @@ impl ModelArgs {
     pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
         options.rules = self.rules()?;
-        options.load_mode = match self.load_mode {
-            LoadArg::Mmap => LoadMode::Mmap,
-            LoadArg::Read => LoadMode::Read,
-            LoadArg::Mlock => LoadMode::Mlock,
-        };
+        options.load_mode = self.load_mode();
         options.repack = !self.no_repack;
         options.cancel = cancel.clone();
         let bar = progress::bytes("loading");
-        let shared = bar.clone();
+        let shared = ProgressBar::clone(&bar);
         options.progress = Some(Arc::new(move |done, total| {
             shared.set_length(total);
             shared.set_position(done);
         }));
         let model = match &self.model {
             Some(path) => Model::load(path, &options),
-            None => GgufFile::from_static("the stories model", samite_stories::MODEL)
-                .map_err(samite::llm::Error::from)
+            None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)
+                .map_err(Error::from)
                 .and_then(|file| Model::from_gguf(&file, &options)),
         };
-        bar.finish_and_clear();
-        Ok(model?)
+        model.map_err(|error| match error {
+            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
+                "{error}; --mmap --no-repack leaves the weights in the file"
+            )),
+            error => error.into(),
+        })
+    }
+
+    fn load_mode(&self) -> LoadMode {
+        match self.load_mode {
+            _ if self.mmap => LoadMode::Mmap,
+            _ if self.no_mmap => LoadMode::Read,
+            _ if self.mlock => LoadMode::Mlock,
+            LoadArg::Mmap => LoadMode::Mmap,
+            LoadArg::Read => LoadMode::Read,
+            LoadArg::Mlock => LoadMode::Mlock,
+        }
     }
 
     /// Types of cached keys and values.
@@ -368,9 +396,9 @@ impl ModelArgs {
             options.adapters.push(ScaledAdapter { adapter, share });
         }
         Context::new(model, options).map_err(|error| match error {
-            samite::llm::Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(
-                format_args!("{error}; see --ctx-size (-c) and --ubatch-size (-ub)"),
-            ),
+            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
+                "{error}; see --ctx-size (-c) and --ubatch-size (-ub)"
+            )),
             error => error.into(),
         })
     }

@@ -1,6 +1,7 @@
 //! How commands fail: one line on standard error, and an exit code.
 
 use crate::interrupt::INTERRUPTED;
+use crate::shown::{say, shortened};
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -36,15 +37,15 @@ impl Failure {
     pub fn report(self) -> ExitCode {
         match self {
             Failure::Usage(message) => {
-                eprintln!("error: {} (see --help)", one_line(&message));
+                say(format_args!("error: {} (see --help)", one_line(&message)));
                 ExitCode::from(2)
             }
             Failure::Error(message) => {
-                eprintln!("error: {}", one_line(&message));
+                say(format_args!("error: {}", one_line(&message)));
                 ExitCode::FAILURE
             }
             Failure::Interrupted => {
-                eprintln!("interrupted");
+                say("interrupted");
                 ExitCode::from(INTERRUPTED)
             }
             Failure::OutputClosed => ExitCode::SUCCESS,
@@ -52,8 +53,11 @@ impl Failure {
     }
 }
 
-/// A message as one line, whatever was put into it.
-fn one_line(message: &str) -> String {
+/// The longest message, in characters: what has a longer name in it loses its middle.
+const LONGEST: usize = 1000;
+
+/// A message as one line, whatever was put into it: names from files may hold anything.
+pub fn one_line(message: &str) -> String {
     let mut line = String::new();
     for part in message
         .lines()
@@ -67,7 +71,7 @@ fn one_line(message: &str) -> String {
         }
         line.push_str(part);
     }
-    line
+    shortened(&line, LONGEST)
 }
 
 /// What to do when the arguments are no command: help that was asked for is printed, and anything else is said in one
@@ -139,6 +143,10 @@ mod tests {
     #[test]
     fn messages_are_one_line() {
         assert_eq!(one_line("a file: it is bad"), "a file: it is bad");
+        assert_eq!(one_line("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+        let long = one_line(&format!("file: {}: is bad", "x".repeat(100_000)));
+        assert!(long.len() < 1100 && long.starts_with("file: xxx"));
+        assert!(long.ends_with("xxx: is bad"), "{long}");
         assert_eq!(one_line("missing:\n  <A>\n  <B>\n\n"), "missing: <A>; <B>");
     }
 }

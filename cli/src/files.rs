@@ -1,38 +1,201 @@
 //! Text that comes in, and files that go out.
 
 use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::shown::say;
 use samite::gguf::AtomicFile;
-use std::io::{IsTerminal, Read, Write};
+use samite::text::Tokenizer;
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal, Read, Write};
+use std::ops::ControlFlow;
 use std::path::Path;
 
-/// The text in a file.
-pub fn read_text(path: &Path) -> Outcome<String> {
-    let name = path.display();
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::error(format_args!("{name}: cannot read the file: {error}")))?;
-    text(bytes, &name.to_string())
+/// So much is read at a time.
+const PIECE: usize = 64 << 10;
+
+/// Where a text comes from. What cannot be opened is found before a model is loaded; reading comes later, when it is known
+/// how much is needed.
+pub struct Source {
+    name: String,
+    from: From,
 }
 
-/// All of standard input.
-pub fn read_stdin() -> Outcome<String> {
-    let mut input = std::io::stdin().lock();
-    if input.is_terminal() {
-        eprintln!("reading the text from the terminal; end it with Ctrl-D");
+enum From {
+    Text(String),
+    File(File),
+    Stdin,
+}
+
+impl Source {
+    /// A text that is there already.
+    pub fn text(text: String) -> Self {
+        Source {
+            name: "the text".to_owned(),
+            from: From::Text(text),
+        }
     }
-    let mut bytes = Vec::new();
-    input
-        .read_to_end(&mut bytes)
-        .map_err(|error| Failure::error(format_args!("cannot read standard input: {error}")))?;
-    text(bytes, "standard input")
+
+    /// Standard input.
+    pub fn stdin() -> Self {
+        Source {
+            name: "standard input".to_owned(),
+            from: From::Stdin,
+        }
+    }
+
+    /// A file.
+    pub fn file(path: &Path) -> Outcome<Self> {
+        let name = path.display().to_string();
+        // Opening a pipe waits for its other end.
+        let file =
+            interrupt::at_once(|| File::open(path)).map_err(|error| cannot_read(&name, &error))?;
+        Ok(Source {
+            name,
+            from: From::File(file),
+        })
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads the text to its end, or until `each` has enough. Meanwhile, a signal ends the program at once.
+    pub fn read(self, mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>) -> Outcome {
+        let Source { name, from } = self;
+        interrupt::at_once(|| match from {
+            From::Text(text) => each(&text).map(|_| ()),
+            From::File(file) => pieces(file, &name, each),
+            From::Stdin => {
+                let input = std::io::stdin().lock();
+                if input.is_terminal() {
+                    say("reading the text from the terminal; end it with Ctrl-D");
+                }
+                pieces(input, &name, each)
+            }
+        })
+    }
+
+    /// The whole text, of at most `most` bytes. A device has no end, and is refused.
+    pub fn read_all(self, most: u64) -> Outcome<String> {
+        let (name, mut all) = (self.name.clone(), String::new());
+        if let From::File(file) = &self.from
+            && file.metadata().is_ok_and(|about| is_device(&about))
+        {
+            return Err(Failure::error(format_args!(
+                "{name}: is a device: name a file"
+            )));
+        }
+        self.read(|piece| {
+            if (all.len() + piece.len()) as u64 > most {
+                return Err(Failure::error(format_args!(
+                    "{name}: is longer than {most} bytes, more than this can be used with: take a part of it"
+                )));
+            }
+            all.try_reserve(piece.len())
+                .map_err(|_| no_memory(&name, all.len() + piece.len()))?;
+            all.push_str(piece);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(all)
+    }
+
+    /// The tokens of the text: all, or a few more than `most` if there are so many. `each` is shown what is read.
+    pub fn tokens(
+        self,
+        tokenizer: &Tokenizer,
+        parse_special: bool,
+        most: usize,
+        mut each: impl FnMut(&str),
+    ) -> Outcome<Vec<u32>> {
+        let name = self.name.clone();
+        // Each token stands for some bytes, none for more than the longest: more bytes than these are too many tokens.
+        let longest = (0..tokenizer.vocab_size() as u32)
+            .filter_map(|id| Some(tokenizer.token_to_piece(id, true).ok()?.len()))
+            .max();
+        let most_bytes = most.saturating_mul(longest.unwrap_or(1).max(1));
+        let (mut tokens, mut bytes) = (Vec::new(), 0usize);
+        let mut stream = tokenizer.stream(true, parse_special);
+        self.read(|piece| {
+            each(piece);
+            bytes = bytes.saturating_add(piece.len());
+            tokens
+                .try_reserve(piece.len())
+                .map_err(|_| no_memory(&name, bytes))?;
+            stream
+                .push(piece, &mut tokens)
+                .map_err(|error| Failure::error(format_args!("{name}: {error}")))?;
+            Ok(if tokens.len() > most || bytes > most_bytes {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
+        })?;
+        stream.finish(&mut tokens).map_err(Failure::error)?;
+        Ok(tokens)
+    }
 }
 
-fn text(bytes: Vec<u8>, name: &str) -> Outcome<String> {
-    String::from_utf8(bytes).map_err(|error| {
-        Failure::error(format_args!(
-            "{name}: is not UTF-8 text (byte {}): convert it",
-            error.utf8_error().valid_up_to()
-        ))
-    })
+#[cfg(unix)]
+fn is_device(about: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    about.file_type().is_char_device() || about.file_type().is_block_device()
+}
+
+#[cfg(not(unix))]
+fn is_device(_: &std::fs::Metadata) -> bool {
+    false
+}
+
+fn no_memory(name: &str, bytes: usize) -> Failure {
+    Failure::error(format_args!(
+        "{name}: there is no memory for {bytes} bytes of text"
+    ))
+}
+
+fn cannot_read(name: &str, error: &std::io::Error) -> Failure {
+    Failure::error(format_args!("{name}: cannot read the file: {error}"))
+}
+
+/// Reads text piece by piece, without cutting characters.
+fn pieces(
+    mut input: impl Read,
+    name: &str,
+    mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>,
+) -> Outcome {
+    let mut buffer = vec![0; PIECE];
+    // Bytes in the buffer that begin a character, and bytes of the text before the buffer.
+    let (mut kept, mut before) = (0, 0u64);
+    loop {
+        let read = match input.read(&mut buffer[kept..]) {
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(cannot_read(name, &error)),
+        };
+        let bytes = &buffer[..kept + read];
+        let whole = match std::str::from_utf8(bytes) {
+            Ok(text) => text.len(),
+            Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
+            Err(error) => {
+                return Err(Failure::error(format_args!(
+                    "{name}: is not UTF-8 text (byte {}): convert it",
+                    before + error.valid_up_to() as u64
+                )));
+            }
+        };
+        // It was checked just now.
+        let text = std::str::from_utf8(&bytes[..whole]).unwrap_or_default();
+        if !text.is_empty() && each(text)?.is_break() {
+            return Ok(());
+        }
+        if read == 0 {
+            return Ok(());
+        }
+        let end = bytes.len();
+        buffer.copy_within(whole..end, 0);
+        kept = end - whole;
+        before += whole as u64;
+    }
 }
 
 /// Prepares a file that a flag asks for, before the work whose result it takes: a name that cannot be written is found
@@ -44,8 +207,13 @@ pub fn create(path: &Option<impl AsRef<Path>>) -> Outcome<Option<AtomicFile>> {
 /// Writes all of a file that was prepared.
 pub fn finish(mut file: AtomicFile, content: &str) -> Outcome {
     file.write_all(content.as_bytes())
-        .map_err(|error| Failure::error(format_args!("{}: {error}", file.target().display())))?;
+        .map_err(|error| cannot_write(&file, &error))?;
     Ok(file.commit()?)
+}
+
+/// That a file cannot be written.
+pub fn cannot_write(file: &AtomicFile, error: &std::io::Error) -> Failure {
+    Failure::error(format_args!("{}: {error}", file.target().display()))
 }
 
 /// Refuses to write a file over the one that it is made from.
@@ -57,4 +225,45 @@ pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives a few bytes at a time.
+    struct Slow<'a>(&'a [u8], usize);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            let count = self.1.min(self.0.len()).min(out.len());
+            let (now, rest) = self.0.split_at(count);
+            out[..count].copy_from_slice(now);
+            self.0 = rest;
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn characters_are_not_cut() {
+        let text = "Zoë 日本 🦓".repeat(20_000);
+        for step in [1, 3, 70_001] {
+            let mut found = String::new();
+            pieces(Slow(text.as_bytes(), step), "x", |piece| {
+                found.push_str(piece);
+                Ok(ControlFlow::Continue(()))
+            })
+            .unwrap();
+            assert!(found == text, "{step}");
+        }
+        for (bytes, at) in [(&b"ab\xff"[..], 2), (b"a\xe6\x97", 1)] {
+            let error = pieces(Slow(bytes, 1), "x", |_| Ok(ControlFlow::Continue(())));
+            match error {
+                Err(Failure::Error(message)) => {
+                    assert!(message.contains(&format!("(byte {at})")), "{message}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 }

@@ -1,21 +1,83 @@
-//! Ctrl-C.
+//! Ctrl-C, and whatever else asks a program to end: SIGTERM, SIGHUP.
 
-use crate::failure::{Failure, Outcome};
+use crate::progress;
+use crate::shown::say;
 use samite::CancelToken;
+use samite::gguf::remove_unfinished_files;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What programs exit with after Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
-/// A token that Ctrl-C and SIGTERM cancel. A second Ctrl-C ends the program at once.
-pub fn token() -> Outcome<CancelToken> {
-    let token = CancelToken::new();
-    let shared = token.clone();
-    ctrlc::set_handler(move || {
-        if shared.is_cancelled() {
-            std::process::exit(INTERRUPTED.into());
+/// What is cancelled.
+static TOKEN: LazyLock<CancelToken> = LazyLock::new(CancelToken::new);
+
+/// Whether somebody looks at the token, so that the program comes to an end by itself.
+static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
+
+/// From now on, a signal ends the program: at once, or, once the [token](token) is looked at, by cancelling it; a second
+/// signal then ends it at once. Files that are not finished are removed.
+pub fn handle() {
+    LazyLock::force(&TOKEN);
+    // Without a handler, signals do what they always do.
+    let _ = install(|exit_code| {
+        if IS_LOOKED_AT.load(Ordering::SeqCst) && !TOKEN.is_cancelled() {
+            TOKEN.cancel();
+            return;
         }
-        shared.cancel();
-    })
-    .map_err(|error| Failure::error(format_args!("cannot handle Ctrl-C: {error}")))?;
-    Ok(token)
+        remove_unfinished_files();
+        progress::clear();
+        say("interrupted");
+        std::process::exit(exit_code);
+    });
+}
+
+/// A token that signals cancel. Who asks for it looks at it every now and then.
+pub fn token() -> CancelToken {
+    IS_LOOKED_AT.store(true, Ordering::SeqCst);
+    TOKEN.clone()
+}
+
+/// Does something that may wait for long without looking at the token: a signal ends the program at once.
+pub fn at_once<T>(wait: impl FnOnce() -> T) -> T {
+    let before = IS_LOOKED_AT.swap(false, Ordering::SeqCst);
+    let result = wait();
+    IS_LOOKED_AT.store(before, Ordering::SeqCst);
+    result
+}
+
+/// Has a thread call `act` with the exit code for each signal.
+#[cfg(unix)]
+fn install(act: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let ignored = ignored();
+    let wanted = [SIGINT, SIGTERM, SIGHUP];
+    let wanted = wanted
+        .into_iter()
+        .filter(|signal| !ignored.contains(signal));
+    let mut signals = signal_hook::iterator::Signals::new(wanted)?;
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || signals.forever().for_each(|signal| act(128 + signal)))?;
+    Ok(())
+}
+
+/// Signals that whoever started the program had it ignore, as `nohup` does, where the system says.
+#[cfg(unix)]
+fn ignored() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = mask.unwrap_or(0);
+    // Signal number 1 is bit 0.
+    (1..=64)
+        .filter(|signal| mask >> (signal - 1) & 1 == 1)
+        .collect()
+}
+
+/// Has a thread call `act` with the exit code for each signal.
+#[cfg(not(unix))]
+fn install(act: impl Fn(i32) + Send + 'static) -> Result<(), ctrlc::Error> {
+    ctrlc::set_handler(move || act(INTERRUPTED.into()))
 }

@@ -11,7 +11,9 @@ mod failure;
 mod files;
 mod interrupt;
 mod progress;
+mod shown;
 mod spelling;
+mod trace_file;
 mod warnings;
 
 use clap::Parser;
@@ -23,7 +25,7 @@ use std::process::ExitCode;
     name = "samite",
     version,
     propagate_version = true,
-    max_term_width = 100
+    max_term_width = 80
 )]
 struct Cli {
     #[command(subcommand)]
@@ -32,8 +34,10 @@ struct Cli {
 
 fn main() -> ExitCode {
     warnings::print();
-    let result = Cli::try_parse_from(spelling::translate(std::env::args_os()))
-        .map_or_else(failure::wrong_arguments, |cli| cli.command.run());
+    let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
+        Cli::try_parse_from(arguments)
+            .map_or_else(failure::wrong_arguments, |cli| cli.command.run())
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

@@ -1,23 +1,45 @@
 //! Progress bars on standard error, silent if that is no terminal.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::ops::Deref;
 use std::sync::LazyLock;
 
 /// All bars, so that several at a time and lines between them do not garble each other.
 static BARS: LazyLock<MultiProgress> =
     LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
 
+/// A bar that is gone when it is dropped: an error then has the line for itself.
+pub struct Bar(ProgressBar);
+
+impl Deref for Bar {
+    type Target = ProgressBar;
+
+    fn deref(&self) -> &ProgressBar {
+        &self.0
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+        BARS.remove(&self.0);
+    }
+}
+
 /// A bar for `what`, counting bytes.
-pub fn bytes(what: &'static str) -> ProgressBar {
+pub fn bytes(what: &'static str) -> Bar {
     bar(
         what,
-        "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+        "{msg} [{wide_bar}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
     )
 }
 
-/// A bar for `what`, counting things.
-pub fn count(what: &'static str) -> ProgressBar {
-    bar(what, "{msg} [{bar:30}] {pos}/{len} {eta}")
+/// A bar for `what`, counting `things`.
+pub fn count(what: &'static str, things: &str) -> Bar {
+    bar(
+        what,
+        &format!("{{msg}} [{{wide_bar}}] {{human_pos}}/{{human_len}} {things} {{eta}}"),
+    )
 }
 
 /// Does something that writes to the terminal, without bars there.
@@ -25,12 +47,18 @@ pub fn pause(print: impl FnOnce()) {
     BARS.suspend(print);
 }
 
-fn bar(what: &'static str, template: &str) -> ProgressBar {
+/// Takes all bars off the terminal.
+pub fn clear() {
+    // If it fails, there is no terminal any more.
+    let _ = BARS.clear();
+}
+
+fn bar(what: &'static str, template: &str) -> Bar {
     let style =
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::hidden();
     bar.set_length(0);
     bar.set_style(style.progress_chars("=> "));
     bar.set_message(what);
-    BARS.add(bar)
+    Bar(BARS.add(bar))
 }

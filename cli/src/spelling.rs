@@ -1,6 +1,7 @@
 //! llama.cpp's spelling of flags.
 
-use std::ffi::OsString;
+use crate::failure::{Failure, Outcome};
+use std::ffi::{OsStr, OsString};
 
 /// Flags of several letters after a single dash, and what they are called here.
 const SHORT_WORDS: &[(&str, &str)] = &[
@@ -14,39 +15,132 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ctv", "--cache-type-v"),
 ];
 
+const NO_DOWNLOADS: &str =
+    "samite downloads nothing: get the GGUF file yourself and name it with -m";
+const NO_CHAT: &str = "samite continues a text and does not chat yet: put the whole prompt, with the words that the \
+     model expects around it, into -p";
+const NO_DRAFTS: &str = "samite has no speculative decoding yet: leave the draft model out";
+const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
+const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
+
+/// Flags that mean nothing here, and what to do. Those of several letters after one dash would be read as others.
+const UNKNOWN_WORDS: &[(&str, &str)] = &[
+    ("-hf", NO_DOWNLOADS),
+    ("-hfr", NO_DOWNLOADS),
+    ("-hff", NO_DOWNLOADS),
+    ("-hft", NO_DOWNLOADS),
+    ("-mu", NO_DOWNLOADS),
+    ("--hf-repo", NO_DOWNLOADS),
+    ("--hf-file", NO_DOWNLOADS),
+    ("--model-url", NO_DOWNLOADS),
+    ("-cnv", NO_CHAT),
+    ("-sys", NO_CHAT),
+    ("-sysf", NO_CHAT),
+    ("-st", NO_CHAT),
+    ("--conversation", NO_CHAT),
+    ("--system-prompt", NO_CHAT),
+    ("--chat-template", NO_CHAT),
+    ("-md", NO_DRAFTS),
+    ("-ngld", NO_DRAFTS),
+    ("-devd", NO_DRAFTS),
+    ("--model-draft", NO_DRAFTS),
+    ("-fa", FLASH),
+    ("--flash-attn", FLASH),
+    ("-sm", SPLITS),
+    ("-mg", SPLITS),
+];
+
+/// Flags that ask for what samite does anyway.
+const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
+
+/// Flags whose value may be any text: what comes behind is no flag.
+const TEXT_FLAGS: &[&str] = &["-p", "--prompt", "--stop"];
+
 /// Arguments with llama.cpp's spellings replaced, up to `--`.
-pub fn translate(arguments: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut flags = true;
-    arguments.map(move |argument| {
-        flags &= argument != "--";
-        let known = argument.to_str().filter(|_| flags).and_then(|text| {
-            let (word, value) = text
-                .find('=')
-                .map_or((text, ""), |equals| text.split_at(equals));
-            let (_, long) = SHORT_WORDS.iter().find(|(short, _)| *short == word)?;
-            Some(format!("{long}{value}").into())
-        });
-        known.unwrap_or(argument)
-    })
+pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+    let mut translated = Vec::new();
+    let (mut flags, mut is_value) = (true, false);
+    for argument in arguments {
+        flags &= argument != "--" || is_value;
+        let verbatim = !flags || is_value;
+        is_value = flags && !is_value && is_one_of(TEXT_FLAGS, &argument);
+        match argument.to_str().filter(|_| !verbatim) {
+            None => translated.push(argument),
+            Some(text) => translated.extend(one(text)?),
+        }
+    }
+    Ok(translated)
+}
+
+fn is_one_of(words: &[&str], argument: &OsStr) -> bool {
+    words.iter().any(|word| argument == *word)
+}
+
+/// One argument, unless nothing is left of it.
+fn one(text: &str) -> Outcome<Option<OsString>> {
+    let (word, value) = text
+        .find('=')
+        .map_or((text, ""), |equals| text.split_at(equals));
+    if let Some((_, advice)) = UNKNOWN_WORDS.iter().find(|(known, _)| *known == word) {
+        return Err(Failure::usage(format_args!("{word}: {advice}")));
+    }
+    if NEEDLESS_WORDS.contains(&word) {
+        return Ok(None);
+    }
+    let known = SHORT_WORDS.iter().find(|(short, _)| *short == word);
+    Ok(Some(match known {
+        Some((_, long)) => format!("{long}{value}").into(),
+        None => text.into(),
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn translated(line: &str) -> String {
+        let words = translate(line.split(' ').map(OsString::from)).unwrap();
+        let words: Vec<_> = words
+            .into_iter()
+            .map(|word| word.into_string().unwrap())
+            .collect();
+        words.join(" ")
+    }
+
     #[test]
     fn short_words_become_long_ones() {
-        let translated = |line: &str| {
-            let words = translate(line.split(' ').map(OsString::from));
-            let words: Vec<_> = words.map(|word| word.into_string().unwrap()).collect();
-            words.join(" ")
-        };
         assert_eq!(translated("run -ngl 3 -n 4"), "run --ngl 3 -n 4");
         assert_eq!(
             translated("-ngl=3 -ot=a=cpu"),
             "--ngl=3 --override-tensor=a=cpu"
         );
-        assert_eq!(translated("-ts 1,2 -- -ts"), "--tensor-split 1,2 -- -ts");
+        assert_eq!(
+            translated("-ts 1,2 -- -ts -hf"),
+            "--tensor-split 1,2 -- -ts -hf"
+        );
         assert_eq!(translated("-t 2 --ngl 1 -nglx"), "-t 2 --ngl 1 -nglx");
+        assert_eq!(translated("-p -ngl -no-cnv -ngl 1"), "-p -ngl --ngl 1");
+        assert_eq!(
+            translated("-p -p -ngl 1 -p -- -ngl 2"),
+            "-p -p --ngl 1 -p -- --ngl 2"
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_is_told() {
+        for (line, part) in [
+            ("run -hf a/b", "-hf: samite downloads nothing"),
+            ("run -cnv", "-cnv: samite continues"),
+            ("run -sys=x", "-sys: samite continues"),
+            (
+                "run -md draft.gguf",
+                "-md: samite has no speculative decoding",
+            ),
+        ] {
+            match translate(line.split(' ').map(OsString::from)) {
+                Err(Failure::Usage(message)) => assert!(message.starts_with(part), "{message}"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Warnings of the libraries, on standard error.
 
+use crate::failure::one_line;
 use crate::progress;
+use crate::shown::say;
 use std::fmt::{Debug, Write};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -28,7 +30,7 @@ impl Subscriber for Printer {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        progress::pause(|| eprintln!("warning: {}", line.finish()));
+        progress::pause(|| say(format_args!("warning: {}", one_line(&line.finish()))));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

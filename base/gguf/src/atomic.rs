@@ -1,19 +1,35 @@
 //! A file that appears under its name when it is complete, or not at all.
 
 use crate::error::{Error, Result};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tempfile::NamedTempFile;
+
+/// The temporary files that are there now.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Deletes the temporary files of all [`AtomicFile`]s that are not committed, for a program that is about to exit without
+/// dropping them: from the handler of a signal, say. Writing to them afterwards is of no use, and committing them fails.
+pub fn remove_unfinished_files() {
+    for path in unfinished().drain(..) {
+        // What cannot be removed only takes space.
+        let _ = std::fs::remove_file(path);
+    }
+}
 
 /// A file under a temporary name beside its target. [`commit`](Self::commit) gives it its name, replacing what had it;
-/// dropping it without that deletes it.
+/// dropping it without that deletes it. [`remove_unfinished_files`] deletes all of them where nothing is dropped.
 #[derive(Debug)]
 pub struct AtomicFile {
     target: PathBuf,
-    temporary: PathBuf,
     /// `None` once the file is committed.
-    file: Option<BufWriter<File>>,
+    file: Option<BufWriter<NamedTempFile>>,
 }
 
 impl AtomicFile {
@@ -22,7 +38,6 @@ impl AtomicFile {
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] if `target` exists but is no regular file; [`crate::ErrorKind::Io`].
     pub fn create(target: impl AsRef<Path>) -> Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let target = target.as_ref();
         let not_a_file = || {
             Error::invalid("", "is not a name for a regular file: name another target")
@@ -31,29 +46,33 @@ impl AtomicFile {
         if std::fs::metadata(target).is_ok_and(|about| !about.is_file()) {
             return Err(not_a_file());
         }
-        let mut name = std::ffi::OsString::from(".");
-        name.push(target.file_name().ok_or_else(not_a_file)?);
-        name.push(format!(
-            ".{}-{}.tmp",
-            std::process::id(),
-            NUMBER.fetch_add(1, Ordering::Relaxed)
-        ));
-        let temporary = target.with_file_name(name);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(|error| {
-                let doing = match error.kind() {
-                    std::io::ErrorKind::NotFound => "its folder does not exist",
-                    _ => "cannot create a temporary file beside it",
-                };
-                Error::io(doing, &error).in_file(target)
-            })?;
+        let mut prefix = std::ffi::OsString::from(".");
+        prefix.push(target.file_name().ok_or_else(not_a_file)?);
+        prefix.push(".");
+        let folder = match target.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(".tmp");
+        // As for any new file, what others may do with it is left to the process's mask.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        // Under the lock, so that no file is made while all are removed.
+        let mut unfinished = unfinished();
+        let file = builder.tempfile_in(folder).map_err(|error| {
+            // Of the error, only the kind is of interest: its text names the folder.
+            let error = io::Error::from(error.kind());
+            let doing = match error.kind() {
+                io::ErrorKind::NotFound => "its folder does not exist",
+                _ => "cannot create a temporary file beside it",
+            };
+            Error::io(doing, &error).in_file(target)
+        })?;
+        unfinished.push(file.path().to_owned());
         Ok(AtomicFile {
             target: target.to_owned(),
-            temporary,
-            file: Some(BufWriter::with_capacity(1 << 20, file)),
+            file: Some(BufWriter::with_capacity(buffer_bytes(), file)),
         })
     }
 
@@ -65,7 +84,7 @@ impl AtomicFile {
     /// Where the next byte goes, with everything before it handed to the system.
     pub(crate) fn position(&mut self) -> Result<u64> {
         let position = self.flush().and_then(|()| match &mut self.file {
-            Some(file) => file.get_mut().stream_position(),
+            Some(file) => file.get_mut().as_file_mut().stream_position(),
             None => Err(io::ErrorKind::NotConnected.into()),
         });
         position.map_err(|error| Error::io("cannot write", &error))
@@ -85,7 +104,7 @@ impl AtomicFile {
     /// Writes `bytes` at `position`, from any thread.
     pub(crate) fn write_at(&self, bytes: &[u8], position: u64) -> Result<()> {
         let written = match &self.file {
-            Some(file) => write_all_at(file.get_ref(), bytes, position),
+            Some(file) => write_all_at(file.get_ref().as_file(), bytes, position),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         written.map_err(|error| Error::io("cannot write", &error).in_file(&self.target))
@@ -96,18 +115,21 @@ impl AtomicFile {
     /// # Errors
     /// [`crate::ErrorKind::Io`]; then the target is as it was.
     pub fn commit(mut self) -> Result<()> {
-        let commit = |file: &mut BufWriter<File>, temporary: &Path, target: &Path| {
-            file.flush()?;
-            file.get_ref().sync_all()?;
-            std::fs::rename(temporary, target)
+        let Some(mut file) = self.file.take() else {
+            return Ok(());
         };
-        if let Some(file) = &mut self.file {
-            commit(file, &self.temporary, &self.target).map_err(|error| {
-                Error::io("cannot finish the file", &error).in_file(&self.target)
-            })?;
-        }
-        self.file = None;
-        Ok(())
+        let path = file.get_ref().path().to_owned();
+        let flushed = file
+            .flush()
+            .and_then(|()| file.get_ref().as_file().sync_all());
+        // The buffer is empty, or what is in it must not be written any more.
+        let (file, _) = file.into_parts();
+        let committed = flushed.and_then(|()| {
+            let persisted = file.persist(&self.target);
+            persisted.map(|_| ()).map_err(|failed| failed.error)
+        });
+        unfinished().retain(|other| *other != path);
+        committed.map_err(|error| Error::io("cannot finish the file", &error).in_file(&self.target))
     }
 }
 
@@ -132,6 +154,16 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
     Ok(())
 }
 
+/// How much is collected before it is written: much, where there is memory for it.
+fn buffer_bytes() -> usize {
+    const LARGE: usize = 1 << 20;
+    const SMALL: usize = 8 << 10;
+    match Vec::<u8>::new().try_reserve_exact(LARGE) {
+        Ok(()) => LARGE,
+        Err(_) => SMALL,
+    }
+}
+
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.file {
@@ -147,13 +179,18 @@ impl Write for AtomicFile {
 
 impl Drop for AtomicFile {
     fn drop(&mut self) {
-        if let Some(file) = self.file.take() {
-            // Closed first, without writing what is still buffered: some systems do not delete open files.
-            drop(file.into_parts());
-            if let Err(error) = std::fs::remove_file(&self.temporary) {
-                tracing::warn!("cannot delete {}: {error}", self.temporary.display());
-            }
+        let Some(file) = self.file.take() else {
+            return;
+        };
+        // Without writing what is still buffered.
+        let (file, _) = file.into_parts();
+        let path = file.path().to_owned();
+        if let Err(error) = file.close()
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!("cannot delete {}: {error}", path.display());
         }
+        unfinished().retain(|other| *other != path);
     }
 }
 
@@ -179,6 +216,19 @@ mod tests {
         file.commit().unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"new");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn others_may_read_what_the_mask_allows() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let usual = dir.path().join("usual");
+        std::fs::write(&usual, b"").unwrap();
+        let target = dir.path().join("target");
+        AtomicFile::create(&target).unwrap().commit().unwrap();
+        let mode = |path| std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&target), mode(&usual));
     }
 
     #[test]

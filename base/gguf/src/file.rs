@@ -15,12 +15,12 @@ use std::sync::Arc;
 /// How tensor data comes into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure.
+    /// Data is read into memory of the caller. Whatever happens to the file, the worst is an error.
     #[default]
-    Mmap,
-    /// Data is read into memory of the caller. The right choice where nothing is used in place, and for file systems on
-    /// which mapping is slow or files may change.
     Read,
+    /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure. If
+    /// somebody shortens a file meanwhile, the system kills this process: see [`Mapping`].
+    Mmap,
     /// As `Mmap`, and all of it is held in memory. If the system refuses, [`GgufFile::lock_warning`] says so.
     Mlock,
 }
@@ -86,8 +86,17 @@ impl Part {
             }
         };
         read.map_err(|error| {
-            let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
-            Error::io(&doing, &error).in_file(&self.path)
+            let error = match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => {
+                    let message = "the file ends before: it became shorter after it was opened";
+                    Error::new(ErrorKind::Truncated, "", message).at(offset)
+                }
+                _ => {
+                    let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
+                    Error::io(&doing, &error)
+                }
+            };
+            error.in_file(&self.path)
         })
     }
 }

@@ -248,10 +248,7 @@ fn a_file_that_shrinks_is_an_error_when_it_is_read() {
             Ok::<_, Error>(())
         })
         .unwrap_err();
-    assert_eq!(
-        error.kind(),
-        ErrorKind::Io(std::io::ErrorKind::UnexpectedEof)
-    );
+    assert_eq!(error.kind(), ErrorKind::Truncated);
     assert!(
         error
             .to_string()

@@ -10,10 +10,12 @@ mod work;
 
 use crate::args::{ModelArgs, ThreadArgs, sequence_count, thread_count, token_count};
 use crate::failure::{Failure, Outcome};
-use crate::{interrupt, progress};
+use crate::progress;
+use crate::shown::shortened;
 use clap::Args;
 use limits::Limits;
 use metadata::metadata;
+use samite::CancelToken;
 use samite::llm::Model;
 use samite::registry::allowed_threads;
 use serde_json::json;
@@ -27,6 +29,10 @@ const REPETITIONS: u32 = 5;
 
 /// Flags of `samite bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite bench -m model.gguf
+  samite bench -m model.gguf -p 512,2048 -n 128 -t 1,2,4
+  samite bench -m model.gguf --compare ~/llama.cpp/build/bin/llama-bench")]
 pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -107,7 +113,7 @@ impl Row {
 fn describe(model: &Model) -> String {
     format!(
         "{} ({:.1} M parameters, {:.1} MB)",
-        model.name(),
+        shortened(model.name(), 40),
         model.n_params() as f64 / 1e6,
         model.file_bytes() as f64 / 1e6
     )
@@ -128,15 +134,18 @@ pub fn run(args: BenchArgs) -> Outcome {
         return compare::run(&args, bench, &threads, &works);
     }
 
-    let cancel = interrupt::token()?;
+    // Nothing is lost and nothing to be tidied up: a signal ends the program at once.
+    let cancel = CancelToken::new();
     let repetitions = args.repetitions.unwrap_or(REPETITIONS);
-    let bar = progress::count("measuring");
+    let bar = progress::count("measuring", "tests");
     bar.set_length((threads.len() * works.len()) as u64);
     let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
     for &threads in &threads {
         let model = args.model.load(ThreadArgs::new(threads), &cancel)?;
         name = describe(&model);
-        let peaks = (!args.no_peaks).then(|| limits.measure(threads));
+        let peaks = (!args.no_peaks)
+            .then(|| limits.measure(threads, &cancel))
+            .transpose()?;
         for &work in &works {
             let mut bench = Bench::new(&model, work, &args.model, &cancel)?;
             let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
@@ -155,7 +164,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             bar.inc(1);
         }
     }
-    bar.finish_and_clear();
+    drop(bar);
     if args.json {
         print_json(&name, &rows, &limits)
     } else {
@@ -190,20 +199,20 @@ fn print_table(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
     writeln!(out, "{name}")?;
     write!(
         out,
-        "{:<14} {:>7} {:>12} {:>12} {:>12}",
+        "{:<14} {:>7} {:>10} {:>9} {:>9}",
         "test", "threads", "median t/s", "min", "max"
     )?;
     let header = if limits.is_empty() {
         ""
     } else {
-        "  share of the machine's limit"
+        "  of the machine's limit"
     };
     writeln!(out, "{header}")?;
     for row in rows {
         let (min, max) = (row.rates[0], row.rates[row.rates.len() - 1]);
         write!(
             out,
-            "{:<14} {:>7} {:>12.1} {min:>12.1} {max:>12.1}",
+            "{:<14} {:>7} {:>10.1} {min:>9.1} {max:>9.1}",
             row.work.name(),
             row.threads,
             row.median()

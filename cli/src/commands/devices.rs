@@ -9,6 +9,9 @@ use std::io::Write;
 
 /// Flags of `samite devices`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite devices
+  samite devices -v")]
 pub struct DevicesArgs {
     /// Also show features, capabilities, and what was found but cannot be used
     #[arg(short, long)]

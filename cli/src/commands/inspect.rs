@@ -1,15 +1,22 @@
 //! `samite inspect`
 
 use crate::failure::Outcome;
+use crate::shown::{NAME_WIDTH, escaped, shortened};
 use clap::Args;
-use samite::gguf::{Array, GgufFile, LoadMode, Value};
+use samite::gguf::{Array, GgufFile, LoadMode, TensorInfo, Value};
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
+/// Without `--full`, keys with their values are no longer, so that a line has 80 columns.
+const LINE_WIDTH: usize = 78;
+
 /// Flags of `samite inspect`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite inspect model.gguf
+  samite inspect model.gguf --filter tokenizer --no-tensors --full")]
 pub struct InspectArgs {
     /// GGUF file
     model: PathBuf,
@@ -19,7 +26,7 @@ pub struct InspectArgs {
     /// Do not list tensors
     #[arg(long)]
     no_tensors: bool,
-    /// Show long arrays and strings whole
+    /// Show long arrays, strings and names whole
     #[arg(long)]
     full: bool,
     /// Print JSON
@@ -64,7 +71,7 @@ pub fn run(args: InspectArgs) -> Outcome {
         writeln!(
             out,
             "{}: GGUF v{}, {}, alignment {}",
-            part.path().display(),
+            escaped(&part.path().display().to_string()),
             part.version(),
             human_bytes(usize::try_from(part.file_bytes()).unwrap_or(usize::MAX)),
             part.alignment()
@@ -77,7 +84,11 @@ pub fn run(args: InspectArgs) -> Outcome {
         } else {
             value.to_string()
         };
-        writeln!(out, "  {key} = {text}")?;
+        let line = format!("  {key} = {text}");
+        match args.full {
+            true => writeln!(out, "{}", escaped(&line))?,
+            false => writeln!(out, "{}", shortened(&line, LINE_WIDTH))?,
+        }
     }
     let elements = file.tensors().total_elements();
     writeln!(
@@ -87,13 +98,18 @@ pub fn run(args: InspectArgs) -> Outcome {
         elements as f64 / 1e6,
         human_bytes(usize::try_from(file.tensors().total_bytes()).unwrap_or(usize::MAX))
     )?;
-    let width = tensors().map(|tensor| tensor.name.len()).max().unwrap_or(0);
+    let name = |tensor: &TensorInfo| match args.full {
+        true => escaped(&tensor.name).into_owned(),
+        false => shortened(&tensor.name, NAME_WIDTH),
+    };
+    let width = tensors().map(|tensor| name(tensor).chars().count()).max();
+    let width = width.unwrap_or(0);
     for tensor in tensors() {
         let shape = format!("{:?}", &tensor.shape[..tensor.n_dims]);
         writeln!(
             out,
-            "  {:<width$}  {:<8} {shape:<24} {:>10}",
-            tensor.name,
+            "  {:<width$}  {:<7} {shape:<20} {:>10}",
+            name(tensor),
             tensor.dtype.name(),
             human_bytes(tensor.size)
         )?;

@@ -12,6 +12,9 @@ use std::path::PathBuf;
 
 /// Flags of `samite merge-lora`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite merge-lora model.gguf merged.gguf --lora adapter.gguf
+  samite merge-lora model.gguf merged.gguf --lora-scaled adapter.gguf:0.5 --dtype q8_0")]
 pub struct MergeLoraArgs {
     /// Model that the adapters belong to
     input: PathBuf,
@@ -41,23 +44,25 @@ pub fn run(args: MergeLoraArgs) -> Outcome {
             "there is no adapter to merge: name one with --lora or --lora-scaled",
         ));
     }
-    let cancel = interrupt::token()?;
-    let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
+    let cancel = interrupt::token();
+    let source = GgufFile::open(&args.input, LoadMode::Read)?;
     files::refuse_same(&args.input, &args.output)?;
-    let bar = progress::count("merging");
+    let bar = progress::bytes("merging");
+    let bytes = source.tensors().total_bytes();
     let threads = args.threads.count();
     let options = MergeOptions {
         adapters: &adapters,
         dtype,
         threads: threads.unwrap_or_else(samite::registry::allowed_threads),
         progress: &|done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
+            // Of bytes, users know how many there are; elements are counted.
+            bar.set_length(bytes);
+            bar.set_position((done as f64 / total.max(1) as f64 * bytes as f64) as u64);
         },
         cancel: &cancel,
     };
     let changed = merge(&source, &args.output, &options)?;
-    bar.finish_and_clear();
+    drop(bar);
     writeln!(
         std::io::stdout().lock(),
         "{changed} of {} tensors changed, written to {}",

@@ -1,8 +1,10 @@
 //! The commands, one file each.
 
 mod bench;
+mod completions;
 mod devices;
 mod inspect;
+mod man;
 mod merge_lora;
 mod perplexity;
 mod plan;
@@ -19,6 +21,7 @@ mod train;
 pub use probe_plugin::prober;
 
 use crate::failure::Outcome;
+use crate::interrupt;
 use clap::Subcommand;
 
 /// What to do.
@@ -48,6 +51,10 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Train a small language model
     Train(train::TrainArgs),
+    /// Print what a shell needs to complete commands and flags
+    Completions(completions::CompletionsArgs),
+    /// Write manual pages
+    Man(man::ManArgs),
     /// Try a plugin of ggml; for the program itself
     #[cfg(unix)]
     #[command(hide = true)]
@@ -57,6 +64,14 @@ pub enum Command {
 impl Command {
     /// Does it.
     pub fn run(self) -> Outcome {
+        #[cfg(unix)]
+        let is_probe = matches!(self, Command::ProbePlugin(_));
+        #[cfg(not(unix))]
+        let is_probe = false;
+        // Whoever has a plugin tried tells of signals.
+        if !is_probe {
+            interrupt::handle();
+        }
         match self {
             Command::Run(args) => run::run(args),
             Command::Devices(args) => devices::run(args),
@@ -70,6 +85,8 @@ impl Command {
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
             Command::Train(args) => train::run(args),
+            Command::Completions(args) => completions::run(args),
+            Command::Man(args) => man::run(args),
             #[cfg(unix)]
             Command::ProbePlugin(args) => probe_plugin::run(args),
         }

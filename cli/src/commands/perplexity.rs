@@ -2,7 +2,9 @@
 
 use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
-use crate::{files, interrupt, progress};
+use crate::files::Source;
+use crate::shown::counted;
+use crate::{interrupt, progress};
 use clap::Args;
 use samite::llm::perplexity;
 use serde_json::json;
@@ -12,17 +14,23 @@ use std::path::PathBuf;
 /// Tokens of a chunk, unless the flags say otherwise or the model was trained on fewer.
 const DEFAULT_CHUNK: usize = 512;
 
+/// So many tokens take weeks: more are not read without being asked for.
+const MOST_TOKENS: usize = 1 << 26;
+
 /// Half of a chunk is predicted from the other half.
 const SMALLEST_CHUNK: usize = 4;
 
 /// Flags of `samite perplexity`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite perplexity -m model.gguf -f wiki.test.raw
+  samite perplexity -m model.gguf -f wiki.test.raw -c 2048 --chunks 20")]
 pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     threads: ThreadArgs,
-    /// Text to predict
+    /// Text to predict; without --chunks, of at most 67 million tokens
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// Only the first N chunks
@@ -34,14 +42,10 @@ pub struct PerplexityArgs {
 }
 
 pub fn run(args: PerplexityArgs) -> Outcome {
-    let text = files::read_text(&args.file)?;
-    let cancel = interrupt::token()?;
+    let source = Source::file(&args.file)?;
+    let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
     let model = args.model.load(args.threads, &cancel)?;
-    let mut tokens = model
-        .tokenizer()?
-        .tokenize(&text, true, false)
-        .map_err(Failure::error)?;
     let n_ctx_train = model.hparams().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < SMALLEST_CHUNK {
@@ -49,26 +53,34 @@ pub fn run(args: PerplexityArgs) -> Outcome {
             "--ctx-size {chunk}: chunks need at least {SMALLEST_CHUNK} tokens"
         )));
     }
+    let most = args
+        .chunks
+        .map_or(MOST_TOKENS, |chunks| chunk.saturating_mul(chunks as usize));
+    let mut tokens = source.tokens(model.tokenizer()?, false, most, |_| {})?;
+    if args.chunks.is_none() && tokens.len() > most {
+        return Err(Failure::error(format_args!(
+            "{}: has more than {most} tokens: choose how many of them with --chunks",
+            args.file.display()
+        )));
+    }
     if tokens.len() < chunk {
         return Err(Failure::error(format_args!(
-            "{}: has {} tokens, one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
+            "{}: has {}, one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
             args.file.display(),
-            tokens.len()
+            counted(tokens.len(), "token")
         )));
     }
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
     let mut context = args.model.context(model, options)?;
-    if let Some(chunks) = args.chunks {
-        tokens.truncate(chunk.saturating_mul(chunks as usize));
-    }
-    let bar = progress::count("chunks");
+    tokens.truncate(most);
+    let bar = progress::count("predicting", "chunks");
     bar.set_length((tokens.len() / chunk) as u64);
     let result = perplexity(&mut context, &tokens, chunk, |so_far| {
         bar.inc(1);
         bar.set_message(format!("perplexity {:.4}", so_far.value));
     })?;
-    bar.finish_and_clear();
+    drop(bar);
     let mut out = std::io::stdout().lock();
     if args.json {
         let value = json!({
@@ -78,11 +90,11 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     } else {
         writeln!(
             out,
-            "perplexity {:.4} ± {:.4} over {} tokens in {} chunks of {chunk}",
+            "perplexity {:.4} ± {:.4} over {} in {} of {chunk}",
             result.value,
             result.error,
-            result.tokens,
-            result.chunks.len()
+            counted(result.tokens, "token"),
+            counted(result.chunks.len(), "chunk")
         )?;
     }
     Ok(())

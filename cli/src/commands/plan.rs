@@ -2,6 +2,7 @@
 
 use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
+use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
 use samite::sched::explain::human_bytes;
@@ -11,6 +12,9 @@ use std::path::PathBuf;
 
 /// Flags of `samite plan`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite plan -m model.gguf
+  samite plan -m model.gguf --device reference,cpu --place 'layers=0-3:reference' --svg plan.svg")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -28,7 +32,7 @@ pub struct PlanArgs {
 }
 
 pub fn run(args: PlanArgs) -> Outcome {
-    let cancel = interrupt::token()?;
+    let cancel = interrupt::token();
     let tokens = args.tokens as usize;
     if tokens > args.model.ubatch_size {
         return Err(Failure::usage(format_args!(
@@ -58,7 +62,7 @@ pub fn run(args: PlanArgs) -> Outcome {
         )?;
         return Ok(());
     }
-    write!(out, "{plan}")?;
+    write!(out, "{}", escaped_lines(&plan.to_string()))?;
     writeln!(
         out,
         "\n{:<12} {:>12} {:>12} {:>12} {:>12}",

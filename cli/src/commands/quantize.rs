@@ -2,6 +2,7 @@
 
 use crate::args::ThreadArgs;
 use crate::failure::Outcome;
+use crate::shown::{NAME_WIDTH, shortened};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::gguf::{GgufFile, LoadMode};
@@ -12,6 +13,9 @@ use std::path::PathBuf;
 
 /// Flags of `samite quantize`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite quantize model-f16.gguf model-q4.gguf Q4_K_M
+  samite quantize model-f16.gguf model-q8.gguf Q8_0 --dry-run")]
 pub struct QuantizeArgs {
     /// Model to convert, best in F32, F16 or BF16
     input: PathBuf,
@@ -34,10 +38,11 @@ pub struct QuantizeArgs {
 }
 
 pub fn run(args: QuantizeArgs) -> Outcome {
-    let cancel = interrupt::token()?;
-    let source = GgufFile::open(&args.input, LoadMode::Mmap)?;
+    let cancel = interrupt::token();
+    let source = GgufFile::open(&args.input, LoadMode::Read)?;
     files::refuse_same(&args.input, &args.output)?;
-    let bar = progress::count("quantizing");
+    let bar = progress::bytes("quantizing");
+    let bytes = source.tensors().total_bytes();
     let threads = args.threads.count();
     let threads = threads.unwrap_or_else(samite::registry::allowed_threads);
     let options = QuantizeOptions {
@@ -46,8 +51,9 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         allow_requantize: args.allow_requantize,
         pure: args.pure,
         progress: &|done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
+            // Of bytes, users know how many there are; elements are counted.
+            bar.set_length(bytes);
+            bar.set_position((done as f64 / total.max(1) as f64 * bytes as f64) as u64);
         },
         cancel: &cancel,
     };
@@ -56,15 +62,19 @@ pub fn run(args: QuantizeArgs) -> Outcome {
     } else {
         quantize(&source, &args.output, &options)?
     };
-    bar.finish_and_clear();
+    drop(bar);
 
     let mut out = std::io::stdout().lock();
-    let width = conversions.iter().map(|c| c.name.len()).max().unwrap_or(0);
-    for c in &conversions {
+    let names: Vec<_> = conversions
+        .iter()
+        .map(|c| shortened(&c.name, NAME_WIDTH))
+        .collect();
+    let width = names.iter().map(|name| name.chars().count()).max();
+    let width = width.unwrap_or(0);
+    for (c, name) in conversions.iter().zip(&names) {
         writeln!(
             out,
-            "{:<width$}  {:<6} -> {:<6} {:>10}",
-            c.name,
+            "{name:<width$}  {:<6} -> {:<6} {:>10}",
             c.from.name(),
             c.to.name(),
             human_bytes(c.bytes_after)

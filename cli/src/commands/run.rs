@@ -2,6 +2,9 @@
 
 use crate::args::{ModelArgs, ThreadArgs, number_or_all, token_count};
 use crate::failure::{Failure, Outcome};
+use crate::files::Source;
+use crate::shown::{counted, say};
+use crate::trace_file::TraceFile;
 use crate::{files, interrupt};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -13,6 +16,11 @@ use std::path::PathBuf;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite run \"Once upon a time\"
+  samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
+  samite run -m model.gguf -p \"List:\" --stop \"\\n\" --place 'layers=0-3:reference'
+  git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -92,9 +100,44 @@ struct SamplingArgs {
     /// How many recent tokens the penalties look at
     #[arg(long, value_name = "N", default_value_t = SamplerParams::default().last_n)]
     repeat_last_n: usize,
-    /// Same seed, same text; random by default
-    #[arg(short, long, value_name = "N")]
-    seed: Option<u64>,
+    /// Only the tokens that are about as surprising as is to be expected, with this probability together; 1 for all
+    #[arg(long, visible_alias = "typical-p", value_name = "P", default_value_t = SamplerParams::default().typical_p, allow_negative_numbers = true)]
+    typical: f32,
+    /// Adds to the logit of a token: `ID+X` or `ID-X`; `ID-inf` bans it
+    #[arg(short, long, value_name = "ID+X", value_parser = bias)]
+    logit_bias: Vec<(u32, f32)>,
+    /// Same seed, same text; -1 for a random one, which is printed at the end
+    #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
+    seed: Seed,
+}
+
+/// A seed; `None` for a random one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seed(Option<u64>);
+
+fn seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed(None)),
+        text => text
+            .parse()
+            .map(|seed| Seed(Some(seed)))
+            .map_err(|_| "must be a number from 0, or -1 for a random one".to_owned()),
+    }
+}
+
+/// A token and what is added to its logit.
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let parts = || {
+        let end = text.find(|c: char| !c.is_ascii_digit())?;
+        let (id, bias) = text.split_at(end);
+        let is_signed = bias.starts_with(['+', '-']);
+        let bias = bias
+            .parse::<f32>()
+            .ok()
+            .filter(|bias| is_signed && !bias.is_nan())?;
+        Some((id.parse().ok()?, bias))
+    };
+    parts().ok_or_else(|| "must be a token's number and what is added, such as 15+1.5".to_owned())
 }
 
 impl SamplingArgs {
@@ -103,10 +146,10 @@ impl SamplingArgs {
         let random = || {
             std::time::SystemTime::UNIX_EPOCH
                 .elapsed()
-                .map_or(0, |time| time.as_nanos() as u64)
+                .map_or(0, |time| u64::from(time.subsec_nanos()) ^ time.as_secs())
         };
         SamplerParams {
-            seed: self.seed.unwrap_or_else(random),
+            seed: self.seed.0.unwrap_or_else(random),
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -115,45 +158,47 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             last_n: self.repeat_last_n,
-            ..SamplerParams::default()
+            typical_p: self.typical,
+            logit_bias: self.logit_bias.clone(),
         }
     }
 }
 
 pub fn run(args: RunArgs) -> Outcome {
     // Everything that can be wrong with the flags is found before a large file is loaded.
-    let mut sampler = Sampler::new(args.sampling.params()).map_err(Failure::usage)?;
+    let params = args.sampling.params();
+    let seed = params.seed;
+    let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
     let trace_file = files::create(&args.trace)?;
-    let prompt = match (args.prompt.or(args.text), &args.file) {
-        (Some(text), _) => text,
-        (None, Some(path)) => files::read_text(path)?,
-        (None, None) => files::read_stdin()?,
+    let source = match (args.prompt.or(args.text), &args.file) {
+        (Some(text), _) => Source::text(text),
+        (None, Some(path)) => Source::file(path)?,
+        (None, None) => Source::stdin(),
     };
-    // From here on, Ctrl-C is looked at between two steps; until here, it just ends the program.
-    let cancel = interrupt::token()?;
+    let cancel = interrupt::token();
     let context_options = args.model.context_options(&cancel)?;
     let model = args.model.load(args.threads, &cancel)?;
     let load_time = model.load_time();
     let mut session = Session::new(args.model.context(model, context_options)?)?;
-    let tokens = session
-        .tokenizer()
-        .tokenize(&prompt, true, true)
-        .map_err(Failure::error)?;
+    // Only now it is known how much of an endless text is enough.
+    let n_ctx = session.context().n_ctx();
+    let mut prompt = String::new();
+    let tokenizer = session.tokenizer();
+    let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
     if tokens.is_empty() {
         return Err(Failure::usage(
             "the text to continue is empty: give one with -p",
         ));
     }
-    let n_ctx = session.context().n_ctx();
     if tokens.len() > n_ctx {
         return Err(Failure::error(format_args!(
-            "the text to continue has {} tokens, the context {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
-            tokens.len()
+            "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
         )));
     }
-    if trace_file.is_some() {
-        session.context_mut().scheduler_mut().start_trace();
-    }
+    let mut trace = match trace_file {
+        Some(file) => Some(TraceFile::start(file, session.context_mut())?),
+        None => None,
+    };
 
     let mut out = std::io::stdout().lock();
     if !args.no_display_prompt {
@@ -167,21 +212,28 @@ pub fn run(args: RunArgs) -> Outcome {
         keep_when_full: args.keep,
     };
     let mut broken = None;
-    let generation = session.generate(&tokens, &mut sampler, &options, |piece| {
-        if let Err(error) = write!(out, "{piece}").and_then(|()| out.flush()) {
-            broken = Some(error);
-            return ControlFlow::Break(());
+    let generation = session.generate_with(&tokens, &mut sampler, &options, |context, piece| {
+        let written = write!(out, "{piece}").and_then(|()| out.flush());
+        let written = written.map_err(Failure::from).and_then(|()| {
+            trace
+                .as_mut()
+                .map_or(Ok(()), |trace| trace.advance(context))
+        });
+        match written {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(failure) => {
+                broken = Some(failure);
+                ControlFlow::Break(())
+            }
         }
-        ControlFlow::Continue(())
     });
-    if let Some(error) = broken {
-        return Err(error.into());
+    if let Some(failure) = broken {
+        return Err(failure);
     }
     writeln!(out)?;
     let generation = generation?;
-    let trace = session.context_mut().scheduler_mut().finish_trace();
-    if let (Some(file), Some(trace)) = (trace_file, trace) {
-        files::finish(file, &trace.into_json().to_string())?;
+    if let Some(trace) = trace {
+        trace.finish(session.context_mut())?;
     }
     if !args.quiet {
         let t = generation.timings;
@@ -189,14 +241,31 @@ pub fn run(args: RunArgs) -> Outcome {
             Finish::ContextFull => "; the context is full (see -c and --keep)",
             _ => "",
         };
-        eprintln!(
-            "loaded in {:.2} s; prompt: {} tokens, {:.1} tokens/s; generation: {} tokens, {:.1} tokens/s{why}",
+        say(format_args!(
+            "loaded in {:.2} s; prompt: {}, {:.1} tokens/s; generation: {}, {:.1} tokens/s; seed {seed}{why}",
             load_time.as_secs_f64(),
-            t.prompt_tokens,
+            counted(t.prompt_tokens, "token"),
             t.prompt_per_second(),
-            generation.tokens.len(),
+            counted(generation.tokens.len(), "token"),
             t.generation_per_second()
-        );
+        ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_and_biases_are_read() {
+        assert_eq!(seed("7"), Ok(Seed(Some(7))));
+        assert_eq!(seed("-1"), Ok(Seed(None)));
+        assert!(seed("-2").is_err() && seed("x").is_err());
+        assert_eq!(bias("15+1.5"), Ok((15, 1.5)));
+        assert_eq!(bias("15-inf"), Ok((15, f32::NEG_INFINITY)));
+        for wrong in ["15", "+1", "15+", "15+nan", "15*2", "-1+2"] {
+            assert!(bias(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `samite synth`
 
 use crate::failure::{Failure, Outcome};
+use crate::shown::say;
 use clap::{Args, ValueEnum};
 use samite::DType;
 use samite::llm::SyntheticModel;
@@ -8,6 +9,9 @@ use std::path::PathBuf;
 
 /// Flags of `samite synth`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite synth tiny.gguf
+  samite synth model.gguf --shape tinyllama-1.1b --type q4_0")]
 pub struct SynthArgs {
     /// File to write
     output: PathBuf,
@@ -99,9 +103,9 @@ pub fn run(args: SynthArgs) -> Outcome {
     synthetic.dtype = args.dtype;
     synthetic.seed = args.seed;
     synthetic.write(&args.output).map_err(Failure::from)?;
-    eprintln!(
+    say(format_args!(
         "written to {}: random weights, for measuring and testing only",
         args.output.display()
-    );
+    ));
     Ok(())
 }

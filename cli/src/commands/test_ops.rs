@@ -3,12 +3,16 @@
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
 use crate::progress;
+use crate::shown::counted;
 use clap::Args;
 use samite_testing::run_suite;
 use std::io::Write;
 
 /// Flags of `samite test-ops`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite test-ops
+  samite test-ops --device blas --filter mul_mat -v")]
 pub struct TestOpsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
@@ -30,12 +34,12 @@ pub fn run(args: TestOpsArgs) -> Outcome {
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
     for device in devices {
-        let bar = progress::count("testing");
+        let bar = progress::count("testing", "cases");
         let report = run_suite(&device, args.filter.as_deref(), &mut |progress| {
             bar.set_length(progress.cases as u64);
             bar.set_position(progress.case as u64 + 1);
         });
-        bar.finish_and_clear();
+        drop(bar);
         if !args.json {
             writeln!(out, "{report}")?;
             if args.verbose {
@@ -58,6 +62,9 @@ pub fn run(args: TestOpsArgs) -> Outcome {
         0 => Err(Failure::error(
             "no case was run: nothing matches the filter, or the device supports none of it",
         )),
-        _ => Err(Failure::error(format_args!("{failed} cases failed"))),
+        _ => Err(Failure::error(format_args!(
+            "{} failed",
+            counted(failed, "case")
+        ))),
     }
 }

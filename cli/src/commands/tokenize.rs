@@ -1,19 +1,26 @@
 //! `samite tokenize`
 
+use crate::args::EMBEDDED;
 use crate::failure::{Failure, Outcome};
-use crate::files::read_stdin;
+use crate::files::Source;
+use crate::shown::counted;
 use clap::Args;
 use samite::gguf::{GgufFile, LoadMode};
+use samite::text::Tokenizer;
 use serde_json::json;
-use std::io::Write;
+use std::io::{BufWriter, StdoutLock, Write};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 /// Flags of `samite tokenize`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite tokenize \"Once upon a time\"
+  samite tokenize -m model.gguf --ids < book.txt")]
 pub struct TokenizeArgs {
-    /// GGUF file with the vocabulary
+    /// GGUF file with the vocabulary; that of the model that is part of this program by default
     #[arg(short, long, value_name = "FILE")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Text; standard input if it is not given
     #[arg(
         short,
@@ -43,37 +50,96 @@ pub struct TokenizeArgs {
 }
 
 pub fn run(args: TokenizeArgs) -> Outcome {
-    let file = GgufFile::open(&args.model, LoadMode::Read)?;
+    let file = match &args.model {
+        Some(path) => GgufFile::open(path, LoadMode::Read)?,
+        None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?,
+    };
     let vocabulary = samite::llm::vocab_data(file.metadata())?.ok_or_else(|| {
-        Failure::error(format_args!("{}: has no vocabulary", args.model.display()))
+        Failure::error(format_args!("{}: has no vocabulary", file.path().display()))
     })?;
-    let tokenizer = samite::text::Tokenizer::new(vocabulary).map_err(Failure::error)?;
-    let text = match args.prompt.or(args.text) {
-        Some(text) => text,
-        None => read_stdin()?,
+    let tokenizer = Tokenizer::new(vocabulary).map_err(Failure::error)?;
+    let source = match args.prompt.or(args.text) {
+        Some(text) => Source::text(text),
+        None => Source::stdin(),
     };
-    let ids = tokenizer
-        .tokenize(&text, !args.no_bos, !args.no_parse_special)
-        .map_err(Failure::error)?;
-    let piece = |id: u32| {
-        String::from_utf8_lossy(tokenizer.token_to_piece(id, true).unwrap_or_default()).into_owned()
+    let mut output = Output {
+        out: BufWriter::with_capacity(1 << 16, std::io::stdout().lock()),
+        tokenizer: &tokenizer,
+        count: 0,
+        form: match (args.json, args.ids) {
+            (true, _) => Form::Json,
+            (false, true) => Form::Ids,
+            (false, false) => Form::Lines,
+        },
     };
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let tokens: Vec<_> = ids
-            .iter()
-            .map(|&id| json!({ "id": id, "piece": piece(id) }))
-            .collect();
-        writeln!(out, "{:#}", json!({ "count": ids.len(), "tokens": tokens }))?;
-    } else if args.ids {
-        writeln!(out, "{ids:?}")?;
-    } else {
-        for &id in &ids {
-            writeln!(out, "{id:>7} -> {:?}", piece(id))?;
+    let name = source.name().to_owned();
+    let wrong = |error| Failure::error(format_args!("{name}: {error}"));
+    let mut stream = tokenizer.stream(!args.no_bos, !args.no_parse_special);
+    let mut ids = Vec::new();
+    source.read(|piece| {
+        stream.push(piece, &mut ids).map_err(wrong)?;
+        output.put(&ids)?;
+        ids.clear();
+        Ok(ControlFlow::Continue(()))
+    })?;
+    stream.finish(&mut ids).map_err(wrong)?;
+    output.put(&ids)?;
+    output.finish(args.show_count)
+}
+
+/// What is printed of a token.
+#[derive(Clone, Copy)]
+enum Form {
+    Json,
+    Ids,
+    Lines,
+}
+
+/// Tokens on standard output, as they come.
+struct Output<'a> {
+    out: BufWriter<StdoutLock<'static>>,
+    tokenizer: &'a Tokenizer,
+    count: usize,
+    form: Form,
+}
+
+impl Output<'_> {
+    fn put(&mut self, ids: &[u32]) -> Outcome {
+        let piece = |id| {
+            let piece = self.tokenizer.token_to_piece(id, true);
+            String::from_utf8_lossy(piece.unwrap_or_default())
+        };
+        let out = &mut self.out;
+        for &id in ids {
+            let first = self.count == 0;
+            self.count += 1;
+            match self.form {
+                Form::Json => {
+                    let start = if first { "{\"tokens\":[\n" } else { ",\n" };
+                    write!(out, "{start}{}", json!({ "id": id, "piece": piece(id) }))?;
+                }
+                Form::Ids => write!(out, "{}{id}", if first { "[" } else { ", " })?,
+                Form::Lines => writeln!(out, "{id:>7} -> {:?}", piece(id))?,
+            }
         }
+        Ok(())
     }
-    if args.show_count && !args.json {
-        writeln!(out, "{} tokens", ids.len())?;
+
+    fn finish(mut self, show_count: bool) -> Outcome {
+        let (form, count) = (self.form, self.count);
+        let out = &mut self.out;
+        let empty = count == 0;
+        match form {
+            Form::Json => {
+                let start = if empty { "{\"tokens\":[" } else { "" };
+                writeln!(out, "{start}\n],\"count\":{count}}}")?;
+            }
+            Form::Ids => writeln!(out, "{}]", if empty { "[" } else { "" })?,
+            Form::Lines => {}
+        }
+        if show_count && !matches!(form, Form::Json) {
+            writeln!(out, "{}", counted(count, "token"))?;
+        }
+        Ok(out.flush()?)
     }
-    Ok(())
 }

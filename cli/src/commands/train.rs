@@ -2,6 +2,8 @@
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
+use crate::files::Source;
+use crate::shown::{counted, escaped, say};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::gguf::AtomicFile;
@@ -14,16 +16,27 @@ use samite::train::{
     export_adapter,
 };
 use samite::{CancelToken, DType, Device};
+use std::fs::{File, TryLockError};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Texts are in memory as a whole, and their tokens too, of four bytes each: longer ones than what so many parts of the
+/// free memory hold are refused.
+const PARTS: usize = 8;
+
+/// The longest text where nobody knows how much memory is free.
+const MOST_BYTES: usize = 4 << 30;
 
 /// The tokenizer is trained on so many bytes of the data, which is plenty.
 const VOCABULARY_BYTES: usize = 4 << 20;
 
 /// Flags of `samite train`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite train models/stories/train.toml -o stories
+  samite train models/stories/train.toml -o stories --resume")]
 pub struct TrainArgs {
     /// What to train, how, and on what: a TOML file (see docs/training.md)
     config: PathBuf,
@@ -36,7 +49,7 @@ pub struct TrainArgs {
     #[arg(long)]
     resume: bool,
 
-    /// Stop after this many steps of all, as Ctrl-C does: a later run can go on
+    /// Stop after this many steps of all: a later run can go on with --resume
     #[arg(long, value_name = "N")]
     stop_after: Option<u64>,
 
@@ -80,6 +93,33 @@ impl Folder {
 }
 
 impl Folder {
+    /// Keeps other processes from training here until the result is dropped. The system drops it for a process that is
+    /// killed.
+    fn lock(&self) -> Outcome<Option<File>> {
+        // On Unix, the folder itself is locked, so that no file is left. Elsewhere, folders cannot be opened.
+        let file = if cfg!(unix) {
+            File::open(&self.0)
+        } else {
+            File::create(self.0.join("lock"))
+        };
+        let locked = file.map_err(TryLockError::Error).and_then(|file| {
+            file.try_lock()?;
+            Ok(file)
+        });
+        match locked {
+            Ok(file) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Err(Failure::error(format_args!(
+                "{}: another process trains in this folder: wait for it, or choose another folder",
+                self.0.display()
+            ))),
+            // Some file systems cannot lock.
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!("cannot lock {}: {error}", self.0.display());
+                Ok(None)
+            }
+        }
+    }
+
     /// Removes files that a run which was killed had not finished.
     fn remove_leftovers(&self) {
         const NAMES: [&str; 5] = [
@@ -200,29 +240,31 @@ pub fn run(args: TrainArgs) -> Outcome {
     std::fs::create_dir_all(&folder.0).map_err(|error| {
         Failure::error(format_args!("cannot make {}: {error}", folder.0.display()))
     })?;
+    let _lock = folder.lock()?;
     folder.remove_leftovers();
-    let cancel = interrupt::token()?;
+    let cancel = interrupt::token();
     let devices = args.devices.devices(args.threads.count())?;
     let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
     if known {
         Checkpoint::load(run.folder.checkpoint(), &mut run.trainer, run.fingerprint)?;
         run.curve = Curve::read_csv(run.folder.table())?;
     }
-    eprintln!(
-        "{} weights; {} tokens to learn from, {} to measure with; step {} of {}",
-        run.trainer.weights(),
-        run.train.tokens(),
+    say(format_args!(
+        "{} to learn; {} to learn from, {} to measure with; step {} of {}",
+        counted(run.trainer.weights(), "weight"),
+        counted(run.train.tokens(), "token"),
         run.held_out.tokens(),
         run.trainer.steps(),
         run.trainer.config().training.steps
-    );
+    ));
     let result = run.learn(&cancel, args.stop_after.unwrap_or(u64::MAX));
-    if let Err(Failure::Interrupted) = result {
+    let stopped = run.trainer.steps() < run.trainer.config().training.steps;
+    if matches!(result, Ok(()) | Err(Failure::Interrupted)) && stopped {
         run.save()?;
-        eprintln!(
+        say(format_args!(
             "stopped at step {}; go on with --resume",
             run.trainer.steps()
-        );
+        ));
     }
     result
 }
@@ -236,11 +278,13 @@ impl Run {
         dtype: DType,
         cancel: &CancelToken,
     ) -> Outcome<Self> {
-        let text = read_lines(&config.data.train)?;
+        let free = devices.iter().filter_map(|device| device.memory().free);
+        let most = free.min().map_or(MOST_BYTES, |free| free / PARTS);
+        let text = read_lines(&config.data.train, most)?;
         let subject = Subject::new(&config, &text, &devices, cancel)?;
         let (tokenizer, context) = (subject.tokenizer()?, config.context());
         let train = Dataset::from_lines(&text, &tokenizer, context)?;
-        let text = read_lines(&config.data.held_out)?;
+        let text = read_lines(&config.data.held_out, most)?;
         let held_out = Dataset::from_lines(&text, &tokenizer, context)?;
         let (seed, windows) = (config.seed, train.len());
         let trainer = subject.trainer(config, &devices, cancel)?;
@@ -262,7 +306,7 @@ impl Run {
     fn learn(&mut self, cancel: &CancelToken, stop_after: u64) -> Outcome {
         let training = self.trainer.config().training;
         let tokens = training.batch * training.accumulate * self.trainer.config().context();
-        let bar = progress::count("training");
+        let bar = progress::count("training", "steps");
         bar.set_length(training.steps);
         let (mut begin, mut counted) = (Instant::now(), 0);
         while self.trainer.steps() < training.steps.min(stop_after) {
@@ -276,14 +320,14 @@ impl Run {
                 let speed = counted as f64 / begin.elapsed().as_secs_f64();
                 let held_out = self.measure()?;
                 progress::pause(|| {
-                    eprintln!(
+                    say(format_args!(
                         "step {step}: loss {:.4}, held-out {:.4} ± {:.4}, rate {:.2e}, gradient {:.2}, {speed:.0} tokens/s",
                         report.loss,
                         held_out.loss,
                         held_out.error,
                         report.rate,
                         report.gradient_norm
-                    );
+                    ));
                 });
                 Some(held_out.loss)
             } else {
@@ -305,20 +349,20 @@ impl Run {
             }
             if measured.is_some() {
                 let text = self.write_sample()?;
-                progress::pause(|| eprint!("{text}"));
+                progress::pause(|| text.lines().for_each(say));
                 (begin, counted) = (Instant::now(), 0);
             }
             bar.set_position(step);
             cancel.check().map_err(Failure::from)?;
         }
-        bar.finish_and_clear();
+        drop(bar);
         if self.trainer.steps() < training.steps {
-            return Err(Failure::Interrupted);
+            return Ok(());
         }
         let result = self.folder.result(&self.subject);
         match self.subject {
-            Subject::Model(_) => eprintln!("the model is {}", result.display()),
-            Subject::Adapter(_) => eprintln!("the adapter is {}", result.display()),
+            Subject::Model(_) => say(format_args!("the model is {}", result.display())),
+            Subject::Adapter(_) => say(format_args!("the adapter is {}", result.display())),
         }
         Ok(())
     }
@@ -379,13 +423,14 @@ impl Run {
             }
         };
         let text = sample(model, adapters, &self.sample)?;
-        Ok(format!("  {}{}\n", self.sample, text.replace('\n', " ")))
+        let text = format!("{}{text}", self.sample).replace('\n', " ");
+        Ok(format!("  {}\n", escaped(&text)))
     }
 }
 
 /// The lines of a file, of which there must be some.
-fn read_lines(path: &Path) -> Outcome<String> {
-    let text = files::read_text(path)?;
+fn read_lines(path: &Path, most: usize) -> Outcome<String> {
+    let text = Source::file(path)?.read_all(most as u64)?;
     if text.trim().is_empty() {
         return Err(Failure::error(format_args!(
             "{}: is empty: it needs texts, one in each line",

@@ -16,6 +16,17 @@ fn handles_interrupts(pid: u32) -> bool {
 
 /// Starts the program, interrupts it as soon as it works, and checks how it ends.
 fn interrupted(arguments: &[&str]) {
+    signalled(arguments, "INT", 130);
+}
+
+fn send(signal: &str, pid: u32) {
+    let pid = pid.to_string();
+    let mut kill = Command::new("kill");
+    kill.args([&format!("-{signal}"), &pid]);
+    assert!(kill.status().unwrap().success());
+}
+
+fn signalled(arguments: &[&str], signal: &str, code: i32) {
     let child = command(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -27,24 +38,17 @@ fn interrupted(arguments: &[&str]) {
     }
     // The work begins.
     sleep(Duration::from_millis(150));
-    let pid = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    send(signal, child.id());
     let sent = Instant::now();
     let run = Run::new(child.wait_with_output().unwrap());
     assert_eq!(
         (run.code, run.stderr.as_str()),
-        (Some(130), "interrupted\n"),
+        (Some(code), "interrupted\n"),
         "{arguments:?}"
     );
     assert!(
-        sent.elapsed() < Duration::from_secs(5),
-        "{:?}",
+        sent.elapsed() < Duration::from_secs(1),
+        "{arguments:?}: {:?}",
         sent.elapsed()
     );
 }
@@ -145,4 +149,112 @@ fn while_quantizing() {
         "1",
     ]);
     assert_eq!(listing(dir.path()), ["large.gguf"]);
+}
+
+#[test]
+fn whatever_asks_for_an_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = dir.path().join("large.gguf").display().to_string();
+    let synth = [
+        "synth",
+        &large,
+        "--shape",
+        "tinyllama-1.1b",
+        "--type",
+        "q4_K",
+    ];
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        signalled(&synth, signal, code);
+        assert_eq!(listing(dir.path()), [""; 0], "{signal}");
+    }
+    signalled(&["test-ops", "--device", "reference"], "TERM", 143);
+    let (_dir, model) = tiny();
+    signalled(&["bench", "-m", model.to_str().unwrap()], "INT", 130);
+}
+
+/// `nohup` has signals ignored; so they are.
+#[test]
+fn what_is_ignored_stays_so() {
+    let (_dir, model) = tiny();
+    let line = "trap '' HUP; exec \"$@\"";
+    let mut child = Command::new("sh")
+        .args(["-c", line, "sh", env!("CARGO_BIN_EXE_samite"), "run", "-m"])
+        .arg(&model)
+        .args(["-p", "ab", "-n", "1000000", "--ignore-eos", "--keep", "4"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !handles_interrupts(child.id()) && start.elapsed() < Duration::from_secs(20) {
+        sleep(Duration::from_millis(5));
+    }
+    send("HUP", child.id());
+    sleep(Duration::from_millis(200));
+    assert_eq!(child.try_wait().unwrap(), None);
+    send("INT", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn while_waiting_for_text() {
+    let (dir, model) = tiny();
+    let model = model.to_str().unwrap();
+    let fifo = dir.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let trace = dir.path().join("trace").display().to_string();
+    // Nobody writes to it: opening it waits already.
+    let fifo = fifo.to_str().unwrap();
+    interrupted(&["run", "-m", model, "-f", fifo, "--trace", &trace]);
+    interrupted(&["perplexity", "-m", model, "-f", fifo]);
+    // Somebody may, but does not.
+    let _writer = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(fifo)
+        .unwrap();
+    interrupted(&["run", "-m", model, "-f", fifo, "--trace", &trace]);
+    interrupted(&["perplexity", "-m", model, "-f", fifo]);
+    assert_eq!(listing(dir.path()), ["fifo", "tiny.gguf"]);
+}
+
+/// The first signal is looked at when the text is written, which nobody reads; the second does not wait for that.
+#[test]
+fn the_second_time_at_once() {
+    let (dir, model) = tiny();
+    let trace = dir.path().join("trace").display().to_string();
+    let mut child = command(["run", "-p", "ab", "-n", "100000000", "--ignore-eos"])
+        .args(["--keep", "4", "--trace", &trace, "-m"])
+        .arg(&model)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let time = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let fields: Vec<_> = fields.split_whitespace().collect();
+        (fields[11].to_owned(), fields[12].to_owned())
+    };
+    // The pipe is full when it does nothing any more.
+    let start = Instant::now();
+    let mut before = time(child.id());
+    loop {
+        sleep(Duration::from_millis(400));
+        let now = time(child.id());
+        if now == before && now.0 != "0" {
+            break;
+        }
+        before = now;
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+    send("INT", child.id());
+    sleep(Duration::from_millis(300));
+    assert_eq!(child.try_wait().unwrap(), None);
+    let sent = Instant::now();
+    send("INT", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(sent.elapsed() < Duration::from_secs(1));
+    assert_eq!(listing(dir.path()), ["tiny.gguf"]);
 }

@@ -5,6 +5,8 @@
 #[cfg(unix)]
 mod compare;
 mod files;
+#[cfg(unix)]
+mod hostile;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod output;

@@ -28,6 +28,7 @@ fn json_is_json() {
         320
     );
     let tokens = with_model(&model, "tokenize -m M ab --json").json();
+    assert!(tokens["count"].as_u64().unwrap() > 1);
     assert_eq!(tokens["count"], tokens["tokens"].as_array().unwrap().len());
     let line = format!("perplexity -m M -f {} -c 32 --json", text.display());
     let perplexity = with_model(&model, &line).json();
@@ -121,10 +122,21 @@ fn standard_input_is_the_prompt() {
     );
     with_input("run -m M", b"a\xff").fails(1, &["standard input: is not UTF-8"]);
     let megabyte = vec![b'a'; 1_000_000];
-    with_input("run -m M", &megabyte).fails(1, &["1000000 tokens"]);
+    with_input("run -m M", &megabyte).fails(1, &["more tokens than the context of 256"]);
     let ids = with_input("tokenize -m M --show-count", &megabyte).ok();
     assert!(ids.ends_with("1000000 tokens\n"));
     assert_eq!(with_input("tokenize -m M --ids", b"").ok(), "[1]\n");
+    assert_eq!(with_input("tokenize -m M --ids --no-bos", b"").ok(), "[]\n");
+    assert_eq!(
+        with_input("tokenize --show-count --no-bos", b"").ok(),
+        "0 tokens\n"
+    );
+    // Without a model, the embedded one's vocabulary.
+    assert!(
+        with_input("tokenize --show-count", b"Once")
+            .ok()
+            .ends_with("-> \" Once\"\n2 tokens\n")
+    );
 }
 
 #[test]

@@ -96,4 +96,24 @@ fn seeds_decide() {
     };
     assert_eq!(with_seed(7), with_seed(7));
     assert_ne!(with_seed(7), with_seed(8));
+    // A random one is told, and gives the same text again.
+    let line = "run -m M -p ab -n 20 --temp 1";
+    let random = with_model(&model, &format!("{line} --seed -1"));
+    let (_, seed) = random.stderr.trim().rsplit_once("seed ").unwrap();
+    let seed = seed.split(';').next().unwrap().to_owned();
+    let text = random.ok();
+    assert_eq!(
+        with_model(&model, &format!("{line} --seed {seed}")).ok(),
+        text
+    );
+}
+
+#[test]
+fn a_biased_token_comes_or_does_not() {
+    let (_dir, model) = tiny();
+    let line = "run -m M -p ab -n 3 -q --ignore-eos --no-display-prompt --seed 1 --logit-bias";
+    let text = with_model(&model, &format!("{line} 259+1000")).ok();
+    assert_eq!(text, "aaa\n");
+    let text = with_model(&model, &format!("{line} 259+1000 -l 259-inf")).ok();
+    assert!(!text.contains('a'), "{text}");
 }

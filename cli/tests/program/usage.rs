@@ -26,9 +26,18 @@ fn help_and_version_go_to_standard_output() {
         "bench",
         "perplexity",
         "train",
+        "completions",
+        "man",
     ] {
         assert!(help.contains(&format!("\n  {name} ")), "{help}");
-        assert!(samite([name, "--help"]).ok().contains("Usage:"));
+        let help = samite([name, "--help"]).ok();
+        assert!(help.contains("Usage:"), "{help}");
+        assert!(
+            help.contains(&format!("Examples:\n  samite {name}")),
+            "{help}"
+        );
+        let wide = help.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None);
     }
     assert!(samite(["--version"]).ok().starts_with("samite "));
 }
@@ -67,9 +76,59 @@ fn values_out_of_range() {
         ("--load-mode tape", "tape"),
         ("--fallback maybe", "maybe"),
         ("--stop ''", "--stop"),
+        ("--seed -2", "--seed"),
+        ("--typical 2", "typical_p is 2"),
+        ("--logit-bias 5", "--logit-bias"),
+        ("-hf owner/name", "downloads nothing"),
+        ("-cnv", "does not chat"),
+        ("-sys text", "does not chat"),
+        ("-md draft.gguf", "speculative"),
+        ("-fa on", "--no-flash"),
         ("-f text -q again", "cannot be used with"),
     ] {
         with_model(&model, &format!("run -m M {flags}")).fails(2, &[part]);
+    }
+}
+
+#[test]
+fn flags_of_llama_cpp_that_are_needless_or_the_same() {
+    let (_dir, model) = tiny();
+    for flags in [
+        "-no-cnv",
+        "--no-mmap",
+        "--mmap",
+        "--mlock",
+        "--mmap --no-mmap",
+        "--typical-p 0.9",
+    ] {
+        with_model(&model, &format!("run -m M -p ab -n 1 {flags}")).ok();
+    }
+}
+
+#[test]
+fn completions_and_manual_pages_are_written() {
+    let (dir, _) = tiny();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = samite(["completions", shell]).ok();
+        assert!(
+            script.contains("tokenize") && script.contains("ctx-size"),
+            "{shell}"
+        );
+    }
+    let pages = dir.path().join("a/man");
+    samite(["man".as_ref(), pages.as_os_str()]).ok();
+    let listing = crate::listing(&pages);
+    assert!(
+        listing.len() > 12 && listing.contains(&"samite.1".to_owned()),
+        "{listing:?}"
+    );
+    let page = std::fs::read_to_string(pages.join("samite-merge-lora.1")).unwrap();
+    for part in [
+        ".TH samite-merge-lora",
+        "\\fBsamite merge\\-lora\\fR",
+        "adapter.gguf:0.5",
+    ] {
+        assert!(page.contains(part), "no {part} in: {page}");
     }
 }
 
@@ -139,8 +198,8 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
         "-p".as_ref(),
         long.as_ref(),
     ])
-    .fails(1, &["the context 256", "--ctx-size"]);
-    with_model(&model, "run -m M -p xyz -c 1").fails(1, &["the context 1:"]);
+    .fails(1, &["the context of 256", "--ctx-size"]);
+    with_model(&model, "run -m M -p xyz -c 1").fails(1, &["the context of 1:"]);
     // More than any machine has: refused, not tried.
     let start = std::time::Instant::now();
     with_model(&model, "run -m M -p x -c 2147483647").fails(1, &["out of memory", "--ctx-size"]);

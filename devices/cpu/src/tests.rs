@@ -3,8 +3,8 @@
 use crate::harness::*;
 use crate::{CpuBackend, CpuDevice, CpuOptions, IsaLevel};
 use samite_core::*;
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A graph whose phases are large enough to be shared out: mul_mat, softmax, attention.
 fn large() -> (Graph, [TensorId; 2], TensorId) {

@@ -2,7 +2,7 @@
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, LoadOptions, TensorInfo, TensorSlot};
-use samite_quant::{blocks::BlockIq4Nl, blocks_of_mut, decode_row, encode_row};
+use samite_quant::{blocks::BlockIq4Nl, blocks_of_mut, can_decode, decode_row, encode_row};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// About so much one thread converts at a time: enough to be worth a read and a write, and little enough for its cache.
@@ -77,13 +77,15 @@ impl<'a> Converter<'a> {
             |_, offset, bytes| {
                 let first = offset / row_in;
                 let at = first * row_out;
-                if tensor.dtype == to && change.is_none() {
+                let copied = tensor.dtype == to && change.is_none();
+                // Integers are always numbers.
+                if copied && (tensor.dtype.is_integer() || !can_decode(tensor.dtype)) {
                     return slot.write_at(at, bytes);
                 }
                 let mut spare = self.lock().pop().unwrap_or_default();
                 let Spare { values, output } = &mut spare;
-                values.resize(columns, 0.0);
-                output.resize(bytes.len() / row_in * row_out, 0);
+                resize(values, columns)?;
+                resize(output, bytes.len() / row_in * row_out)?;
                 let rows = bytes
                     .chunks_exact(row_in)
                     .zip(output.chunks_exact_mut(row_out));
@@ -96,16 +98,21 @@ impl<'a> Converter<'a> {
                     {
                         let at = values.iter().position(|value| !value.is_finite());
                         let at = at.unwrap_or_default();
-                        let message =
-                            format!("holds {} in column {at}: the model is damaged", values[at]);
+                        let message = format!(
+                            "holds {} in row {row}, column {at}: the model is damaged",
+                            values[at]
+                        );
                         return Err(unsupported(tensor, message));
+                    }
+                    if copied {
+                        continue;
                     }
                     if let Some(change) = change {
                         change(row, values);
                     }
                     encode(to, values, into).map_err(|e| wrap(tensor, &e))?;
                 }
-                slot.write_at(at, output)?;
+                slot.write_at(at, if copied { bytes } else { output })?;
                 self.lock().push(spare);
                 Ok(())
             },
@@ -117,8 +124,19 @@ impl<'a> Converter<'a> {
     }
 }
 
+/// Makes room for `count` elements.
+fn resize<T: Default + Clone>(buffer: &mut Vec<T>, count: usize) -> Result<(), Error> {
+    let more = count.saturating_sub(buffer.len());
+    buffer.try_reserve(more).map_err(|_| {
+        let message = format!("there is no memory for {count} converted elements");
+        Error::new(ErrorKind::OutOfMemory, "", message)
+    })?;
+    buffer.resize(count, T::default());
+    Ok(())
+}
+
 fn unsupported(tensor: &TensorInfo, message: String) -> Error {
-    let field = format!("tensor '{}'", tensor.name);
+    let field = format!("tensor {:?}", tensor.name);
     Error::new(ErrorKind::Unsupported, field, message)
 }
 

@@ -41,7 +41,7 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// The defaults on these devices: no rules, mapped files.
+    /// The defaults on these devices: no rules, files are read.
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Self {
         ModelOptions {
             devices,

@@ -36,8 +36,8 @@ fn surprise(logits: &[f32], token: u32) -> f64 {
 /// llama.cpp's perplexity tool does by default. `on_chunk` is told the result so far.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if `tokens` are fewer than a chunk, or a chunk does not fit into the context; as
-/// [`Context::decode`].
+/// [`Error::InvalidArgument`] if `tokens` are fewer than a chunk, or a chunk does not fit into the context;
+/// [`Error::Model`] if the model's results are not finite; as [`Context::decode`].
 pub fn perplexity(
     context: &mut Context,
     tokens: &[u32],
@@ -82,6 +82,12 @@ pub fn perplexity(
                     continue;
                 };
                 let nats = surprise(logits, part[at + 1]);
+                if !nats.is_finite() {
+                    return Err(Error::model(format!(
+                        "in chunk {}, the surprise at token {at} is {nats}: the model computes no probabilities; is it damaged?",
+                        result.chunks.len() + 1
+                    )));
+                }
                 sum += nats;
                 squares += nats * nats;
             }

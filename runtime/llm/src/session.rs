@@ -151,6 +151,20 @@ impl Session {
         options: &GenerateOptions,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        self.generate_with(prompt, sampler, options, |_, piece| on_text(piece))
+    }
+
+    /// As [`generate`](Self::generate), and `on_text` gets the context, too: to take what was traced so far, for example.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn generate_with(
+        &mut self,
+        prompt: &[u32],
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        mut on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
         let mut timings = Timings::default();
         let start = Instant::now();
         self.decode_prompt(prompt, &mut timings)?;
@@ -179,7 +193,7 @@ impl Session {
             }
             let step = stop.push(self.tokenizer.token_to_piece(token, false)?);
             let piece = text.push(step.emit);
-            if !piece.is_empty() && on_text(&piece).is_break() {
+            if !piece.is_empty() && on_text(&mut self.context, &piece).is_break() {
                 break Finish::Callback;
             }
             if let Some(number) = step.stopped {
@@ -202,7 +216,7 @@ impl Session {
             let rest = text.push(stop.finish()).into_owned() + text.flush();
             if !rest.is_empty() {
                 // Nothing is left to stop.
-                let _ = on_text(&rest);
+                let _ = on_text(&mut self.context, &rest);
             }
         }
         timings.generation = start.elapsed();

@@ -1,7 +1,7 @@
 //! Models with random weights, for tests and measurements: of any architecture, size and type.
 
 use crate::arch::{self, TensorList, TensorSpec, WeightUse};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, try_filled};
 use crate::hparams::Hyperparameters;
 use samite_core::DType;
 use samite_gguf::{
@@ -206,15 +206,16 @@ impl SyntheticModel {
                 WeightUse::RopeDivisors => (4.0, 1.0),
                 WeightUse::Bias => (0.0, 0.1),
             };
-            let mut values = vec![0.0; width];
-            let mut encoded = Vec::new();
+            let mut values = try_filled(0.0, Some(width), "a row")?;
+            let distinct = rows.min(DISTINCT_ROWS);
+            let bytes = dtype.row_bytes(width)?.checked_mul(distinct);
+            let mut encoded = try_filled(0, bytes, "rows")?;
             for row in 0..rows {
                 let bytes = dtype.row_bytes(width)?;
                 let start = row % DISTINCT_ROWS * bytes;
                 if row < DISTINCT_ROWS {
                     values.fill_with(|| mean + deviation * normal(&mut rng));
-                    encoded.resize(start + bytes, 0);
-                    encode_row(dtype, &values, &mut encoded[start..])?;
+                    encode_row(dtype, &values, &mut encoded[start..start + bytes])?;
                 }
                 writer.append(&encoded[start..start + bytes])?;
             }

@@ -108,8 +108,10 @@ pub enum VocabError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizeError {
-    /// The text is longer than positions can count.
-    #[error("the text has {length} bytes, at most {limit} can be tokenized at once")]
+    /// The text, or what of it must stay together, is too long.
+    #[error(
+        "the text has {length} bytes without a place to cut it, at most {limit} can be tokenized at once"
+    )]
     TextTooLong {
         /// Bytes found.
         length: usize,

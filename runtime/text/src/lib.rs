@@ -24,7 +24,7 @@
 //!
 //! Time is bounded for hostile text too: splitting is linear, merging is O(n log n) in the length
 //! of the word, so a megabyte of one letter is as harmless as a megabyte of prose. Memory is
-//! proportional to the text.
+//! proportional to the text; [`Tokenizer::stream`] takes texts that come in pieces and keeps none of them.
 //!
 //! Text is bytes inside: [`Tokenizer::detokenize`] returns bytes, because a token may end in the
 //! middle of a character. [`Utf8Stream`] turns a stream of such pieces into text without loss, and
@@ -57,6 +57,6 @@ pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;
 pub use sampler::{Candidate, Candidates, Penalties, Rng, Sampler, SamplerError, SamplerParams};
 pub use stop::{StopSequences, StopStep};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TokenStream, Tokenizer};
 pub use utf8::Utf8Stream;
 pub use vocab::{TokenAttributes, TokenizerModel, VocabData};

@@ -9,8 +9,10 @@ use crate::vocab::{
 };
 
 mod partition;
+mod stream;
 
 use partition::{Fragment, SpecialMatcher};
+pub use stream::TokenStream;
 
 /// Longest text that is tokenized in one piece, in bytes.
 const LONGEST_TEXT: usize = 1 << 31;
@@ -104,32 +106,54 @@ impl Tokenizer {
     ) -> Result<Vec<u32>, TokenizeError> {
         check_length(text.len())?;
         let mut output = Vec::new();
-        if add_special && self.add_bos {
+        if add_special {
+            self.begin(&mut output);
+        }
+        self.tokenize_part(text, parse_special, &mut true, &mut output)?;
+        if add_special {
+            self.end(&mut output);
+        }
+        Ok(output)
+    }
+
+    /// The token that begins a text, where the vocabulary asks for one.
+    fn begin(&self, output: &mut Vec<u32>) {
+        if self.add_bos {
             output.extend(self.vocab.special.bos);
         }
-        let mut after_special = true;
+    }
+
+    /// The token that ends a text, where the vocabulary asks for one.
+    fn end(&self, output: &mut Vec<u32>) {
+        if self.add_eos {
+            output.extend(self.vocab.special.eos);
+        }
+    }
+
+    /// Tokenizes a part of a text. `after_special` says whether nothing or a special token comes before it, and is told
+    /// the same for what comes after.
+    fn tokenize_part(
+        &self,
+        text: &str,
+        parse_special: bool,
+        after_special: &mut bool,
+        output: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
         for fragment in self.special.partition(text, parse_special) {
             match (fragment, &self.model) {
                 (Fragment::Token(id), _) => {
                     output.push(id);
-                    after_special = true;
+                    *after_special = true;
                 }
                 (Fragment::Text(part), Model::Spm(spm)) => {
-                    spm.tokenize(
-                        &self.vocab,
-                        part,
-                        self.add_space_prefix && after_special,
-                        &mut output,
-                    )?;
-                    after_special = false;
+                    let space = self.add_space_prefix && *after_special;
+                    spm.tokenize(&self.vocab, part, space, output)?;
+                    *after_special = false;
                 }
-                (Fragment::Text(part), Model::Bpe(bpe)) => bpe.tokenize(part, &mut output),
+                (Fragment::Text(part), Model::Bpe(bpe)) => bpe.tokenize(part, output),
             }
         }
-        if add_special && self.add_eos {
-            output.extend(self.vocab.special.eos);
-        }
-        Ok(output)
+        Ok(())
     }
 
     /// The bytes of a sequence of tokens, without control tokens: the inverse of
@@ -528,7 +552,7 @@ mod tests {
         let error = check_length(LONGEST_TEXT + 1).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the text has 2147483649 bytes, at most 2147483648 can be tokenized at once"
+            "the text has 2147483649 bytes without a place to cut it, at most 2147483648 can be tokenized at once"
         );
     }
 }

@@ -15,6 +15,7 @@ const STEP: &str = "samite.checkpoint.step";
 const CONFIG: &str = "samite.checkpoint.config";
 const BASE: &str = "samite.checkpoint.base";
 const DATA: &str = "samite.checkpoint.data";
+const CHECKSUM: &str = "samite.checkpoint.checksum";
 
 /// A checkpoint's file.
 #[derive(Debug)]
@@ -47,6 +48,47 @@ fn identity(config: &Config) -> Config {
     config
 }
 
+/// A checksum of all that a checkpoint says: CRC-32.
+struct Checksum(crc32fast::Hasher);
+
+impl Checksum {
+    /// Begins with what is no tensor.
+    fn new(metadata: &Metadata) -> Result<Self> {
+        let mut sum = Checksum(crc32fast::Hasher::new());
+        sum.add(metadata.require::<&str>(CONFIG)?.as_bytes());
+        for key in [STEP, DATA] {
+            sum.add(&metadata.require::<u64>(key)?.to_le_bytes());
+        }
+        if let Some(base) = metadata.get::<u64>(BASE)? {
+            sum.add(&base.to_le_bytes());
+        }
+        Ok(sum)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn finish(self) -> u32 {
+        self.0.finalize()
+    }
+}
+
+/// The bytes of a tensor that is in memory, or will be.
+fn buffer(bytes: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(bytes).map_err(|_| {
+        Error::Core(samite_core::Error::OutOfMemory {
+            device: "host".into(),
+            what: "a tensor of a checkpoint".into(),
+            asked: bytes,
+            free: None,
+        })
+    })?;
+    buffer.resize(bytes, 0);
+    Ok(buffer)
+}
+
 impl Checkpoint {
     /// Writes the state of `trainer` to `path`: complete, or not at all. `data` is the [fingerprint](crate::Dataset::fingerprint)
     /// of what it learns from.
@@ -65,6 +107,20 @@ impl Checkpoint {
         if let Some(base) = trainer.base() {
             metadata.set(BASE, lora::fingerprint(base)?)?;
         }
+        // Every tensor is read twice, for the checksum comes first in the file.
+        let read = |tensor: &StoredTensor| -> Result<Vec<u8>> {
+            let place = tensor.tensor();
+            let mut bytes = buffer(place.layout().bytes())?;
+            place.read(0, &mut bytes)?;
+            Ok(bytes)
+        };
+        let mut sum = Checksum::new(&metadata)?;
+        for parameter in trainer.parameters() {
+            for (_, tensor) in tensors(parameter) {
+                sum.add(&read(tensor)?);
+            }
+        }
+        metadata.set(CHECKSUM, sum.finish())?;
         let mut specs = Vec::new();
         for parameter in trainer.parameters() {
             for (name, tensor) in tensors(parameter) {
@@ -78,10 +134,7 @@ impl Checkpoint {
         let mut writer = Writer::create(path, &metadata, specs)?;
         for parameter in trainer.parameters() {
             for (_, tensor) in tensors(parameter) {
-                let place = tensor.tensor();
-                let mut bytes = vec![0; place.layout().bytes()];
-                place.read(0, &mut bytes)?;
-                writer.append(&bytes)?;
+                writer.append(&read(tensor)?)?;
             }
         }
         Ok(writer.commit()?)
@@ -102,6 +155,10 @@ impl Checkpoint {
         if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
             return Err(wrong("this is no checkpoint of a training run".into()));
         }
+        let checksum = metadata.get::<u32>(CHECKSUM)?.ok_or_else(|| {
+            wrong("it has no checksum, so that nobody can tell whether it is whole: start anew in another folder".into())
+        })?;
+        let mut sum = Checksum::new(metadata)?;
         let known: Config = serde_json::from_str(metadata.require::<&str>(CONFIG)?)
             .map_err(|error| wrong(format!("its configuration cannot be read: {error}")))?;
         let wanted = identity(trainer.config());
@@ -140,12 +197,20 @@ impl Checkpoint {
                         tensor.layout()
                     )));
                 }
+                let mut bytes = buffer(info.size)?;
+                file.read_tensor_into(info, &mut bytes)?;
+                sum.add(&bytes);
             }
+        }
+        if sum.finish() != checksum {
+            return Err(wrong(
+                "it is damaged: its checksum is not that of its content; start anew, or restore the file".into(),
+            ));
         }
         trainer.scheduler_mut().synchronize()?;
         for parameter in trainer.parameters() {
             for (name, tensor) in tensors(parameter) {
-                let mut bytes = vec![0; tensor.layout().bytes()];
+                let mut bytes = buffer(tensor.layout().bytes())?;
                 file.read_tensor_into(file.require_tensor(&name)?, &mut bytes)?;
                 tensor.tensor().write(0, &bytes)?;
             }

@@ -15,7 +15,8 @@ use super::statistics::{Ratio, median_of, ratio};
 use super::work::{Bench, Work};
 use super::{BenchArgs, describe};
 use crate::args::ThreadArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, one_line};
+use crate::shown::say;
 use crate::{interrupt, progress};
 use samite::CancelToken;
 use samite::llm::Model;
@@ -113,7 +114,7 @@ struct Report {
 /// Compares all `works`, with each number of threads. After Ctrl-C, what was measured so far is printed.
 pub fn run(args: &BenchArgs, bench: &Path, threads: &[usize], works: &[Work]) -> Outcome {
     let peer = Peer::new(bench, &args.model)?;
-    let cancel = interrupt::token()?;
+    let cancel = interrupt::token();
     let mut report = Report::default();
     let result = measure_all(args, &peer, threads, works, &cancel, &mut report);
     let measured = report.rows.iter().any(|row| !row.pairs.is_empty());
@@ -136,7 +137,7 @@ fn measure_all(
     cancel: &CancelToken,
     report: &mut Report,
 ) -> Outcome {
-    let bar = progress::count("comparing");
+    let bar = progress::count("comparing", "pairs");
     bar.set_length((threads.len() * works.len() * args.pairs as usize) as u64);
     let seed = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut random = Rng::new(seed.map_or(0, |time| time.as_nanos() as u64));
@@ -162,14 +163,15 @@ fn measure_all(
                 ..
             } = &mut *report;
             let Some(row) = rows.last_mut() else { continue };
-            let mut measure_limits = |row: &mut Row| {
+            let mut measure_limits = |row: &mut Row| -> Outcome {
                 if !args.no_peaks {
-                    row.limits.push(limits.measure(threads));
+                    row.limits.push(limits.measure(threads, cancel)?);
                     let best = row.limits.iter().copied().reduce(Peaks::max);
                     row.limit = best.map(|peaks| work.limit(&model, &peaks));
                 }
+                Ok(())
             };
-            measure_limits(row);
+            measure_limits(row)?;
             let comparison = Comparison {
                 args,
                 peer,
@@ -178,10 +180,10 @@ fn measure_all(
                 cancel,
             };
             comparison.fill(row, peer_version, &mut random, &bar)?;
-            measure_limits(row);
+            measure_limits(row)?;
         }
     }
-    bar.finish_and_clear();
+    drop(bar);
     Ok(())
 }
 
@@ -239,7 +241,10 @@ impl Comparison<'_> {
             [Some(message), Some(_)] => return Err(Failure::Error(message)),
             [Some(message), None] | [None, Some(message)] => {
                 progress::pause(|| {
-                    eprintln!("warning: only one of --repack 0 and 1 works: {message}")
+                    say(format_args!(
+                        "warning: only one of --repack 0 and 1 works: {}",
+                        one_line(&message)
+                    ));
                 });
             }
             [None, None] => {}

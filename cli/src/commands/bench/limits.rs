@@ -1,8 +1,13 @@
 //! What the machine can do, beside what was measured.
 
+use crate::failure::{Failure, Outcome};
+use crate::shown::wrapped;
+use samite::CancelToken;
 use samite::registry::{Peaks, measure_peaks};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 /// With less than this part of what so many threads would make if each made what one alone does, something is wrong.
 const LEAST_GAIN: f64 = 0.75;
@@ -13,13 +18,15 @@ pub struct Limits(Vec<Peaks>);
 
 impl Limits {
     /// Measures the limits of `threads` threads and, to tell how much more they make than one, at first those of one.
-    pub fn measure(&mut self, threads: usize) -> Peaks {
+    ///
+    /// It takes seconds: when cancelled, the rest of it goes on in a thread that nobody waits for.
+    pub fn measure(&mut self, threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
         if threads > 1 && self.of(1).is_none() {
-            self.add(measure_peaks(1));
+            self.add(peaks(1, cancel)?);
         }
-        let peaks = measure_peaks(threads);
+        let peaks = peaks(threads, cancel)?;
         self.add(peaks);
-        peaks
+        Ok(peaks)
     }
 
     fn of(&self, threads: usize) -> Option<&Peaks> {
@@ -41,13 +48,32 @@ impl Limits {
     pub fn lines(&self) -> String {
         self.0.iter().fold(String::new(), |mut text, peaks| {
             let one = self.of(1).filter(|_| peaks.threads > 1);
-            let _ = writeln!(text, "{}", line(peaks, one));
+            let _ = writeln!(text, "{}", wrapped(&line(peaks, one), 79));
             text
         })
     }
 
     pub fn to_json(&self) -> Value {
         self.0.iter().map(to_json).collect()
+    }
+}
+
+fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new()
+        .spawn(move || sender.send(measure_peaks(threads)))
+        .map_err(|error| Failure::error(format_args!("cannot start a thread: {error}")))?;
+    loop {
+        cancel.check()?;
+        match receiver.recv_timeout(Duration::from_millis(50)) {
+            Ok(peaks) => return Ok(peaks),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::error(
+                    "the machine's limits cannot be measured: see --no-peaks",
+                ));
+            }
+        }
     }
 }
 
@@ -92,7 +118,7 @@ fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
     }
     let least = LEAST_GAIN * peaks.threads as f64;
     if i8_times.or(f32_times).is_some_and(|times| times < least) {
-        text += ": threads share cores or the machine is busy";
+        text += ", threads share cores or the machine is busy";
     }
     text
 }
@@ -120,9 +146,9 @@ mod tests {
             "limits, 1 thread: 3.00 GHz, 20.0 GB/s reading, 100 GFLOP/s f32\n"
         );
         let found = lines(&[peaks(1, Some(1e12)), peaks(2, Some(1.9e12))]);
-        let second = "limits, 2 threads: 3.00 GHz, 20.0 GB/s reading (1.00 times one's), \
-                      100 GFLOP/s f32 (1.00 times one's), 1900 GOP/s 8-bit (1.90 times one's)";
-        assert_eq!(found.lines().nth(1), Some(second));
+        let second = "limits, 2 threads: 3.00 GHz, 20.0 GB/s reading (1.00 times one's),\n    \
+                      100 GFLOP/s f32 (1.00 times one's), 1900 GOP/s 8-bit (1.90 times one's)\n";
+        assert!(found.ends_with(second), "{found}");
         let remark = "threads share cores or the machine is busy\n";
         assert!(lines(&[peaks(1, Some(1e12)), peaks(2, Some(1.4e12))]).ends_with(remark));
         assert!(lines(&[peaks(1, None), peaks(2, None)]).ends_with(remark));

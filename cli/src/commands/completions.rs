@@ -1,0 +1,25 @@
+//! `samite completions`
+
+use crate::Cli;
+use crate::failure::Outcome;
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+use std::io::Write;
+
+/// Flags of `samite completions`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite completions bash > ~/.local/share/bash-completion/completions/samite
+  samite completions zsh > ~/.zfunc/_samite
+  samite completions fish > ~/.config/fish/completions/samite.fish")]
+pub struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+pub fn run(args: CompletionsArgs) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "samite", &mut script);
+    std::io::stdout().lock().write_all(&script)?;
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! `samite man`
+
+use crate::Cli;
+use crate::failure::{Failure, Outcome};
+use crate::shown::{counted, say};
+use clap::{Args, Command, CommandFactory};
+use samite::gguf::AtomicFile;
+use std::path::{Path, PathBuf};
+
+/// Flags of `samite man`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  samite man ~/.local/share/man/man1
+  samite man . && man ./samite-run.1")]
+pub struct ManArgs {
+    /// Folder for the pages; it is made if it does not exist
+    folder: PathBuf,
+}
+
+pub fn run(args: ManArgs) -> Outcome {
+    let folder = &args.folder;
+    std::fs::create_dir_all(folder).map_err(|error| {
+        Failure::error(format_args!("cannot make {}: {error}", folder.display()))
+    })?;
+    let mut program = Cli::command();
+    program.build();
+    let mut count = 1;
+    for command in program.get_subcommands() {
+        if command.is_hide_set() || command.get_name() == "help" {
+            continue;
+        }
+        // What users type, in place of the name alone.
+        let name = format!("samite-{}", command.get_name());
+        let page = command
+            .clone()
+            .name(name.clone())
+            .bin_name(format!("samite {}", command.get_name()));
+        write(folder, &name, page)?;
+        count += 1;
+    }
+    write(folder, "samite", program)?;
+    say(format_args!(
+        "{} written to {}",
+        counted(count, "page"),
+        folder.display()
+    ));
+    Ok(())
+}
+
+fn write(folder: &Path, name: &str, command: Command) -> Outcome {
+    let mut file = AtomicFile::create(folder.join(format!("{name}.1")))?;
+    clap_mangen::Man::new(command)
+        .render(&mut file)
+        .map_err(|error| crate::files::cannot_write(&file, &error))?;
+    Ok(file.commit()?)
+}

@@ -1,0 +1,144 @@
+//! Text from files on a terminal: without control over it, and not too long.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::io::Write;
+
+/// Writes a line to standard error. If that cannot be written, there is nobody to tell.
+pub fn say(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Whether a character does something else than being seen: control characters, escape sequences, and marks that turn
+/// the direction of text or hide it.
+fn is_unseen(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'
+                | '\u{200e}'
+                | '\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+/// `text` with escapes for characters that are not to be seen.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unseen) {
+        return text.into();
+    }
+    let mut result = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unseen(c) {
+            result.extend(c.escape_default());
+        } else {
+            result.push(c);
+        }
+    }
+    result.into()
+}
+
+/// As [`escaped`], line by line: the line breaks stay.
+pub fn escaped_lines(text: &str) -> String {
+    let lines = text.split_inclusive('\n').map(|line| {
+        let end = line.strip_suffix('\n');
+        let line = escaped(end.unwrap_or(line));
+        format!("{line}{}", if end.is_some() { "\n" } else { "" })
+    });
+    lines.collect()
+}
+
+/// As [`escaped`], and of what is longer than `most` characters the beginning and the end.
+pub fn shortened(text: &str, most: usize) -> String {
+    // Of a huge text, only what may be seen is looked at.
+    let near = |text: &str| text.chars().nth(4 * most + 8).is_none();
+    if near(text) {
+        let text = escaped(text);
+        if text.chars().nth(most).is_none() {
+            return text.into_owned();
+        }
+    }
+    let (tail, head) = (most / 3, most - most / 3 - 1);
+    let start: String = text.chars().take(most).collect();
+    let mut end: Vec<char> = text.chars().rev().take(most).collect();
+    end.reverse();
+    let end = String::from_iter(end);
+    let end = escaped(&end);
+    let skipped = end.chars().count().saturating_sub(tail);
+    let start = escaped(&start).chars().take(head).collect::<String>();
+    let end: String = end.chars().skip(skipped).collect();
+    format!("{start}…{end}")
+}
+
+/// A line as several of at most `width` characters, broken behind commas; all but the first are indented.
+pub fn wrapped(line: &str, width: usize) -> String {
+    let (mut text, mut column) = (String::new(), 0);
+    for part in line.split_inclusive(", ") {
+        let length = part.trim_end().chars().count();
+        if column > 4 && column + length > width {
+            text.truncate(text.trim_end().len());
+            text.push_str("\n    ");
+            column = 4;
+        }
+        text.push_str(part);
+        column += part.chars().count();
+    }
+    text
+}
+
+/// Names of tensors in tables are no longer, so that a line has 80 columns.
+pub const NAME_WIDTH: usize = 32;
+
+/// A number of things: `1 token`, `2 tokens`.
+pub fn counted(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_act_on_a_terminal_is_escaped() {
+        assert_eq!(
+            escaped("a\u{1b}[2J\u{9b}1m\u{202e}b\r"),
+            "a\\u{1b}[2J\\u{9b}1m\\u{202e}b\\r"
+        );
+        assert_eq!(escaped("Zoë 日本 'x' \\"), "Zoë 日本 'x' \\");
+        assert_eq!(escaped_lines("a\tb\n\nc"), "a\\tb\n\nc");
+    }
+
+    #[test]
+    fn long_text_keeps_both_ends() {
+        assert_eq!(shortened("short", 5), "short");
+        assert_eq!(shortened("0123456789", 7), "0123…89");
+        let long = format!("begin{}end", "x".repeat(100_000));
+        let short = shortened(&long, 30);
+        assert_eq!(short.chars().count(), 30);
+        assert!(
+            short.starts_with("begin") && short.ends_with("end"),
+            "{short}"
+        );
+        assert_eq!(shortened(&"\u{1b}".repeat(9), 12), "\\u{1b}\\…{1b}");
+    }
+
+    #[test]
+    fn lines_are_broken_behind_commas() {
+        assert_eq!(wrapped("a, bc, def", 10), "a, bc, def");
+        assert_eq!(wrapped("abc, def, ghi j", 9), "abc, def,\n    ghi j");
+        assert_eq!(wrapped("abcdefghijk, lm", 8), "abcdefghijk,\n    lm");
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        assert_eq!(counted(1, "token"), "1 token");
+        assert_eq!(counted(0, "token"), "0 tokens");
+    }
+}

@@ -1,0 +1,63 @@
+//! A trace of what runs when, written while it runs: in memory there is only what came since the last piece of text.
+
+use crate::failure::Outcome;
+use crate::files::cannot_write;
+use samite::gguf::AtomicFile;
+use samite::llm::Context;
+use samite::sched::Trace;
+use std::io::Write;
+
+/// A file in Chrome's trace event format.
+pub struct TraceFile {
+    file: AtomicFile,
+    is_empty: bool,
+}
+
+impl TraceFile {
+    /// Begins to record what `context` runs.
+    pub fn start(file: AtomicFile, context: &mut Context) -> Outcome<Self> {
+        let mut trace = TraceFile {
+            file,
+            is_empty: true,
+        };
+        trace.put("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+        context.scheduler_mut().start_trace();
+        Ok(trace)
+    }
+
+    /// Writes what `context` ran since the last time.
+    pub fn advance(&mut self, context: &mut Context) -> Outcome {
+        match context.scheduler().trace() {
+            Some(trace) => self.add(trace),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the rest, and gives the file its name.
+    pub fn finish(mut self, context: &mut Context) -> Outcome {
+        // Asynchronous devices tell of their nodes when they are waited for.
+        context
+            .scheduler_mut()
+            .synchronize()
+            .map_err(samite::llm::Error::from)?;
+        if let Some(trace) = context.scheduler_mut().finish_trace() {
+            self.add(&trace)?;
+        }
+        self.put("]}\n")?;
+        Ok(self.file.commit()?)
+    }
+
+    fn add(&mut self, trace: &Trace) -> Outcome {
+        for event in trace.take_events() {
+            let separator = if self.is_empty { "\n" } else { ",\n" };
+            self.is_empty = false;
+            self.put(&format!("{separator}{event}"))?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, text: &str) -> Outcome {
+        let written = self.file.write_all(text.as_bytes());
+        written.map_err(|error| cannot_write(&self.file, &error))
+    }
+}

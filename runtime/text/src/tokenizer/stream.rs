@@ -1,0 +1,271 @@
+//! Tokenizing a text that comes in pieces and need not be in memory as a whole.
+
+use super::Tokenizer;
+use crate::error::TokenizeError;
+use crate::spm::ESCAPED_SPACE;
+use crate::vocab::TokenAttributes;
+
+/// Text is collected up to so many bytes before some of it is tokenized.
+const PIECE: usize = 64 << 10;
+
+/// The longest text in which no place to cut is found, in bytes: a line without spaces, say.
+const LONGEST_PIECE: usize = 8 << 20;
+
+/// Turns a text that comes in pieces into the tokens that [`Tokenizer::tokenize`] gives for the whole. It keeps only what
+/// may still change with what follows: about 64 KiB of ordinary text.
+#[derive(Debug)]
+pub struct TokenStream<'a> {
+    tokenizer: &'a Tokenizer,
+    cuts: Cuts,
+    add_special: bool,
+    parse_special: bool,
+    begun: bool,
+    after_special: bool,
+    pending: String,
+    /// In so many bytes of `pending` there is no place to cut.
+    searched: usize,
+    piece: usize,
+}
+
+impl Tokenizer {
+    /// Begins to tokenize a text that comes in pieces; the flags are those of [`tokenize`](Self::tokenize).
+    pub fn stream(&self, add_special: bool, parse_special: bool) -> TokenStream<'_> {
+        TokenStream {
+            tokenizer: self,
+            cuts: Cuts::new(self),
+            add_special,
+            parse_special,
+            begun: false,
+            after_special: true,
+            pending: String::new(),
+            searched: 0,
+            piece: PIECE,
+        }
+    }
+}
+
+impl TokenStream<'_> {
+    /// Takes the next piece, and adds the tokens that are certain now to `output`.
+    ///
+    /// # Errors
+    /// [`TokenizeError::TextTooLong`] if the text cannot be cut for 8 MiB.
+    pub fn push(&mut self, text: &str, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        self.begin(output);
+        self.pending.push_str(text);
+        if self.pending.len() < self.piece {
+            return Ok(());
+        }
+        if let Some(cut) = self.cuts.last(self.pending.as_bytes(), self.searched) {
+            self.part(cut, output)?;
+        }
+        self.searched = self.pending.len();
+        if self.searched > LONGEST_PIECE {
+            return Err(TokenizeError::TextTooLong {
+                length: self.searched,
+                limit: LONGEST_PIECE,
+            });
+        }
+        Ok(())
+    }
+
+    /// Ends the text: adds the tokens of what is left to `output`.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::tokenize`].
+    pub fn finish(mut self, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        self.begin(output);
+        self.part(self.pending.len(), output)?;
+        if self.add_special {
+            self.tokenizer.end(output);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, output: &mut Vec<u32>) {
+        if !self.begun && self.add_special {
+            self.tokenizer.begin(output);
+        }
+        self.begun = true;
+    }
+
+    /// Tokenizes the first `end` bytes of what is pending.
+    fn part(&mut self, end: usize, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        self.tokenizer.tokenize_part(
+            &self.pending[..end],
+            self.parse_special,
+            &mut self.after_special,
+            output,
+        )?;
+        self.pending.drain(..end);
+        Ok(())
+    }
+}
+
+/// Where a text can be cut without a change to its tokens.
+///
+/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, every
+/// pre-tokenizer here cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
+#[derive(Debug)]
+struct Cuts {
+    /// Bytes that follow a line break inside of a token.
+    after_break: Box<[bool; 256]>,
+    /// Bytes that a space follows inside of a token.
+    before_space: Box<[bool; 256]>,
+    /// A token takes the spaces behind it, which a cut would keep from it.
+    strips: bool,
+}
+
+impl Cuts {
+    fn new(tokenizer: &Tokenizer) -> Self {
+        let mut cuts = Cuts {
+            after_break: Box::new([false; 256]),
+            before_space: Box::new([false; 256]),
+            strips: false,
+        };
+        for token in &tokenizer.vocab.tokens {
+            cuts.strips |= token.attributes.intersects(TokenAttributes::RIGHT_STRIP);
+            let text = &*token.text;
+            for (at, &byte) in text.iter().enumerate().skip(1) {
+                let before = text[at - 1];
+                if before == b'\n' {
+                    cuts.after_break[usize::from(byte)] = true;
+                }
+                if byte == b' ' || text[at..].starts_with(ESCAPED_SPACE.as_bytes()) {
+                    cuts.before_space[usize::from(before)] = true;
+                }
+            }
+        }
+        cuts
+    }
+
+    /// The last place to cut `text`, behind its first `searched` bytes.
+    fn last(&self, text: &[u8], searched: usize) -> Option<usize> {
+        let first = searched.saturating_sub(1).max(2);
+        (first..text.len().saturating_sub(1))
+            .rev()
+            .find(|&at| self.is_cut(text, at))
+    }
+
+    /// Whether `text` can be cut before its byte number `at`.
+    fn is_cut(&self, text: &[u8], at: usize) -> bool {
+        let (before, byte) = (text[at - 1], text[at]);
+        let between_lines = before == b'\n'
+            && byte.is_ascii_alphanumeric()
+            && text[at - 2].is_ascii_graphic()
+            && !self.after_break[usize::from(byte)];
+        let between_words = byte == b' '
+            && before.is_ascii_alphabetic()
+            && text[at + 1].is_ascii_alphabetic()
+            && !self.before_space[usize::from(before)]
+            && !self.strips;
+        between_lines || between_words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vocab::{TokenizerModel, VocabData};
+    use proptest::prelude::*;
+
+    /// A vocabulary with tokens that go on over line breaks and spaces.
+    fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
+        let bytes = (0..=255u8).map(|byte| match model {
+            TokenizerModel::Llama => format!("<0x{byte:02X}>"),
+            TokenizerModel::Gpt2 => character_of_byte(byte).to_string(),
+        });
+        let texts: Vec<String> = bytes
+            .chain(plain.iter().chain(special).map(|&text| text.to_owned()))
+            .collect();
+        let mut data = VocabData::new(
+            model,
+            texts.iter().map(|text| text.as_bytes().to_vec()).collect(),
+        );
+        let kind = |i: usize| match i {
+            _ if i < 256 && model == TokenizerModel::Llama => 6,
+            _ if i < 256 + plain.len() => 1,
+            _ => 4,
+        };
+        data.token_types = Some((0..texts.len()).map(kind).collect());
+        data.scores = Some((0..texts.len()).map(|i| -(i as f32)).collect());
+        if model == TokenizerModel::Gpt2 {
+            data.pre = Some("llama-bpe".into());
+            data.merges = Some(vec![b"a b".to_vec(), "\u{120} a".into(), b"ab c".to_vec()]);
+        }
+        Tokenizer::new(data).unwrap()
+    }
+
+    /// GPT-2's table.
+    fn character_of_byte(byte: u8) -> char {
+        let printable = |b: u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+        if printable(byte) {
+            return char::from(byte);
+        }
+        let rank = (0..byte).filter(|&b| !printable(b)).count() as u32;
+        char::from_u32(0x100 + rank).unwrap()
+    }
+
+    fn streamed(tokenizer: &Tokenizer, pieces: &[String]) -> (Vec<u32>, usize) {
+        let mut stream = tokenizer.stream(true, true);
+        stream.piece = 1;
+        let (mut output, mut most) = (Vec::new(), 0);
+        for piece in pieces {
+            stream.push(piece, &mut output).unwrap();
+            most = most.max(stream.pending.len());
+        }
+        stream.finish(&mut output).unwrap();
+        (output, most)
+    }
+
+    fn tokenizers() -> [Tokenizer; 3] {
+        let letters = [
+            "a",
+            "b",
+            "c",
+            "ab",
+            "bc",
+            "abc",
+            "\u{2581}",
+            "\u{2581}a",
+            "\u{2581}ab",
+        ];
+        let across = ["a\u{2581}", "a\u{2581}b", "\n", "\nb", "c\nb"];
+        let plain: Vec<_> = letters.iter().chain(&across).copied().collect();
+        [
+            tokenizer(TokenizerModel::Llama, &letters, &["<s>", "b c"]),
+            tokenizer(TokenizerModel::Llama, &plain, &["<s>", "s\nc"]),
+            tokenizer(
+                TokenizerModel::Gpt2,
+                &["ab", "\u{120}a", "abc"],
+                &["<s>", "c a", "a\nb"],
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a b|c\nb|1|é|\\.){0,6}", 0..12)) {
+            for tokenizer in tokenizers() {
+                let whole = tokenizer.tokenize(&pieces.concat(), true, true).unwrap();
+                prop_assert_eq!(streamed(&tokenizer, &pieces).0, whole);
+            }
+        }
+    }
+
+    #[test]
+    fn ordinary_text_is_not_collected() {
+        let words = vec!["a bc ab ".to_owned(); 1000];
+        let lines = vec!["1.\n2.\n".to_owned(); 1000];
+        for tokenizer in tokenizers() {
+            assert!(streamed(&tokenizer, &words).1 < 40);
+            assert!(streamed(&tokenizer, &lines).1 < 40);
+        }
+        // And what cannot be cut comes to an end.
+        let tokenizer = &tokenizers()[0];
+        let mut stream = tokenizer.stream(true, true);
+        let mut output = Vec::new();
+        let zeros = "\0".repeat(1 << 20);
+        let error = (0..100).find_map(|_| stream.push(&zeros, &mut output).err());
+        assert!(matches!(error, Some(TokenizeError::TextTooLong { .. })));
+    }
+}
