@@ -7,6 +7,7 @@
 /// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
+use crate::tune::{self, Crossing};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::OnceLock;
 
@@ -80,7 +81,7 @@ impl Avx2 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Avx512 {
     vnni: bool,
-    amd: bool,
+    crossed: bool,
     tiles: Option<Tiles>,
 }
 
@@ -91,10 +92,10 @@ impl Avx512 {
         self.vnni
     }
 
-    /// Whether this is a processor of AMD's: what is fastest there may not be elsewhere, with the same instructions.
+    /// Whether [crossed products](crate::packed) are faster.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub fn amd(self) -> bool {
-        self.amd
+    pub fn crossed(self) -> bool {
+        self.crossed
     }
 
     /// Whether AMX, and then AVX-512 VNNI, is there too.
@@ -184,7 +185,39 @@ impl Isa {
             .flatten()
             .min()
             .unwrap_or(IsaLevel::Amx);
-        Self::at_most(limit)
+        let isa = Self::at_most(limit);
+        match isa.crossed() {
+            Some(crossed) if tune::choose::<Crossing>(isa).0 => crossed,
+            _ => isa,
+        }
+    }
+
+    /// The same instructions with [crossed products](crate::packed), where there are such.
+    pub fn crossed(self) -> Option<Self> {
+        match self {
+            Isa::Avx512(
+                token @ Avx512 {
+                    vnni: true,
+                    tiles: None,
+                    ..
+                },
+            ) => Some(Isa::Avx512(Avx512 {
+                crossed: true,
+                ..token
+            })),
+            _ => None,
+        }
+    }
+
+    /// The same without them.
+    pub fn straight(self) -> Option<Self> {
+        match self.crossed()? {
+            Isa::Avx512(token) => Some(Isa::Avx512(Avx512 {
+                crossed: false,
+                ..token
+            })),
+            _ => None,
+        }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -202,10 +235,11 @@ impl Isa {
             let tiles = (vnni && limit >= IsaLevel::Amx)
                 .then(Tiles::detect)
                 .flatten();
-            let leaf = std::arch::x86_64::__cpuid(0);
-            let maker = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
-            let amd = maker.as_flattened() == b"AuthenticAMD";
-            Isa::Avx512(Avx512 { vnni, amd, tiles })
+            Isa::Avx512(Avx512 {
+                vnni,
+                crossed: false,
+                tiles,
+            })
         } else if avx2 && limit >= IsaLevel::Avx2 {
             let vnni = limit >= IsaLevel::AvxVnni && is_x86_feature_detected!("avxvnni");
             Isa::Avx2(Avx2 { vnni })
@@ -259,7 +293,7 @@ impl Isa {
         }
     }
 
-    /// Every level that this processor has, whoever made it.
+    /// Every level that this processor has, with and without crossed products.
     #[cfg(test)]
     pub fn all() -> Vec<Isa> {
         let mut all: Vec<Isa> = Vec::new();
@@ -276,18 +310,7 @@ impl Isa {
             let isa = Self::at_most(level);
             if all.last().is_none_or(|last| last.name() != isa.name()) {
                 all.push(isa);
-                // Only these have code for a maker.
-                if let Isa::Avx512(
-                    token @ Avx512 {
-                        vnni: true,
-                        tiles: None,
-                        ..
-                    },
-                ) = isa
-                {
-                    let amd = !token.amd;
-                    all.push(Isa::Avx512(Avx512 { amd, ..token }));
-                }
+                all.extend(isa.crossed());
             }
         }
         all

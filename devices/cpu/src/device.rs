@@ -7,6 +7,7 @@ use crate::packed::buffer::packed_buffer_type;
 use crate::pool::Pool;
 use crate::prepare::Program;
 use crate::table::kernel_for;
+use crate::tune;
 use samite_core::{
     Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
     MemoryInfo, Node, Placed, Prepared, Result, RunControl, Stream, Support, TensorId, TensorRef,
@@ -259,6 +260,7 @@ impl Backend for CpuBackend {
             ("arch".into(), std::env::consts::ARCH.into()),
             ("isa".into(), self.isa.name().into()),
             ("cores".into(), machine::processors().to_string()),
+            ("tuning".into(), tune::report(self.isa)),
         ]
     }
 }

@@ -41,7 +41,9 @@ mod simd;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tune;
 
 pub use calibrate::{Peaks, Probe, allowed_threads, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};
 pub use device::{CpuBackend, CpuDevice, CpuOptions};
+pub use tune::TUNING_VARIABLE;

@@ -20,6 +20,7 @@ use crate::prepare::{Phase, Scratch, Site};
 use crate::simd::float::{self, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
+use crate::tune::{self, Reading, Readings};
 use samite_core::{DType, Error, Layout, Node, Op, Result};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -50,6 +51,12 @@ const GATHERED_ROWS: usize = 16 * PANEL;
 
 /// Bytes of weights that a task multiplies: they stay in the second-level cache while columns pass by.
 const TASK_BYTES: usize = 128 << 10;
+
+/// Most columns that are multiplied with weights as they come out of memory.
+const FEW: usize = 8;
+
+/// Most rows of a task whose panels are multiplied one by one: enough to read them in several streams.
+const PACKED_ROWS: usize = 16 * PANEL;
 
 /// What a product needs columns to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,6 +142,10 @@ impl Form {
             #[cfg(target_arch = "x86_64")]
             Form::Planes(_) => (planes::ROWS, COLUMNS),
             Form::F32 | Form::Eight(_) => return [in_cache.clamp(32, 256) & !31, 128],
+            // Panel by panel, with all columns.
+            Form::Packed(_) => (PACKED_ROWS, COLUMNS),
+            #[cfg(target_arch = "x86_64")]
+            Form::Sixteen(_) => (PACKED_ROWS, COLUMNS),
             // Products take as many columns at a time as pays.
             _ => (in_cache.clamp(PANEL, 256), COLUMNS),
         };
@@ -155,6 +166,8 @@ enum Rows {
         layout: PackedLayout,
         /// Whether results go past the caches.
         past_caches: bool,
+        /// How weights are read from memory.
+        readings: Readings,
         /// Most columns that are gathered at a time, if they lie here and there, as those of an expert do; 0 otherwise.
         most_gathered: usize,
     },
@@ -191,6 +204,12 @@ impl Product {
             let PackedProduct { function, form } =
                 packed::product(isa, weights.dtype(), k, columns, each)?;
             let bytes = weights.row_bytes().saturating_mul(rows);
+            let past_caches = packed::past_caches(bytes, rows, each);
+            // What stays in caches is not worth measuring, nor is what many columns share.
+            let readings = match form {
+                Form::Packed(_) if past_caches && each <= FEW => tune::choose(isa),
+                _ => Readings::DEFAULT,
+            };
             let most_gathered = form.slabs().map_or(0, |slabs| {
                 let most = GATHERED_BYTES / slabs.column_bytes().max(1);
                 choices.min(most.clamp(4 * WORTH_GATHERING, COLUMNS))
@@ -200,7 +219,8 @@ impl Product {
                 form,
                 rows: Rows::Packed {
                     layout: PackedLayout::new(weights)?,
-                    past_caches: packed::past_caches(bytes, rows, each),
+                    past_caches,
+                    readings,
                     most_gathered,
                 },
             });
@@ -312,19 +332,25 @@ impl Product {
     ) {
         let k = weights.shape()[0];
         let [i2, i3] = matrix;
-        let (first, stride, past_caches) = match &self.rows {
+        let (first, stride, past_caches, reading) = match &self.rows {
             Rows::Packed {
                 layout,
                 past_caches,
+                readings,
                 ..
             } => {
                 let at = layout.panel_of(i2 + weights.shape()[2] * i3, rows.start);
                 let first = weights.base().wrapping_add(at);
-                (first, layout.panel_bytes, *past_caches)
+                (
+                    first,
+                    layout.panel_bytes,
+                    *past_caches,
+                    readings.of(columns.len()),
+                )
             }
             _ => {
                 let first = weights.at([rows.start, i2, i3]);
-                (first, weights.strides()[1], false)
+                (first, weights.strides()[1], false, Reading::DEFAULT)
             }
         };
         let slabs = self.form.slabs();
@@ -336,6 +362,7 @@ impl Product {
             first: rows.start,
             slabs: slabs.map_or(0, |slabs| slabs.distance),
             past_caches,
+            reading,
             scratch,
         };
         // SAFETY: the caller's contract.
@@ -509,29 +536,40 @@ pub(crate) fn gated(
         for task in tasks {
             let (first, row) = (task % column_blocks * part, task / column_blocks * rows);
             let count = (n - first).min(part);
-            for row in (row..(row + rows).min(m)).step_by(PANEL) {
-                let end = (row + PANEL).min(m);
+            let last = (row + rows).min(m);
+            // Few columns are multiplied with several panels at a time, which are read in streams.
+            let step = PANEL * (COLUMNS / count).clamp(1, GATED_PANELS);
+            for row in (row..last).step_by(step) {
+                let end = (row + step).min(last);
                 for (weights, half) in weights.iter().zip(&mut halves) {
                     let out = half.0.as_flattened_mut().as_mut_ptr().wrapping_sub(row);
                     let list = list.fill(count, |c| Column {
                         x: columns.at([first + c, 0, 0]),
-                        out: out.wrapping_add(c * PANEL),
+                        out: out.wrapping_add(c * step),
                     });
                     // SAFETY: rows and columns are inside of the shapes, which inference checked to fit, and there is room for
                     // their products; workers have their own scratch.
                     unsafe { product.run(weights, [0, 0], row..end, list, scratch) };
                 }
                 let [Lines(a), Lines(b)] = &halves;
-                for c in (0..count).step_by(GATED) {
-                    let last = (c + GATED).min(count);
+                let panels = step / PANEL;
+                for first_line in (0..count * panels).step_by(GATED) {
+                    let lines = first_line..(first_line + GATED).min(count * panels);
                     let mut out = Lines([[0.0; PANEL]; GATED]);
-                    let (a, b) = (a[c..last].as_flattened(), b[c..last].as_flattened());
-                    let all = &mut out.0[..last - c];
+                    let (a, b) = (
+                        a[lines.clone()].as_flattened(),
+                        b[lines.clone()].as_flattened(),
+                    );
+                    let all = &mut out.0[..lines.len()];
                     glu::gate_slice(isa, kind, all.as_flattened_mut(), a, b);
-                    for (c, out) in (c..last).zip(&out.0) {
+                    for (line, out) in lines.zip(&out.0) {
+                        let (c, row) = (line / panels, row + line % panels * PANEL);
+                        if row >= end {
+                            continue;
+                        }
                         let to = result.at([first + c, 0, 0]).cast::<f32>().wrapping_add(row);
                         // SAFETY: the row is inside of the result, of which tasks write different parts.
-                        unsafe { packed::store(out.as_ptr(), to, end - row, true) };
+                        unsafe { packed::store(out.as_ptr(), to, PANEL.min(end - row), true) };
                     }
                 }
             }
@@ -541,8 +579,11 @@ pub(crate) fn gated(
     })])
 }
 
-/// Columns of a gated unit that are computed at a time.
+/// Panels of results of a gated unit that are computed at a time.
 const GATED: usize = 8;
+
+/// Most panels of each matrix that are multiplied before results are gated.
+const GATED_PANELS: usize = 16;
 
 /// Results of some columns for a panel, aligned to cache lines.
 #[repr(align(64))]

@@ -81,6 +81,7 @@ unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
 #[inline(always)]
 unsafe fn four_bits<F: Format, V: Simd>(
     rows: Rows,
+    codes: Rows,
     i: usize,
     table: Option<&[i8; 16]>,
     to: &mut impl Sink<F, V>,
@@ -90,7 +91,7 @@ unsafe fn four_bits<F: Format, V: Simd>(
         let ahead = rows.ahead::<F>(i);
         for j in 0..4 {
             ahead.ask::<V>(j);
-            let codes = nibbles::<V>(rows, i * 4 + j);
+            let codes = nibbles::<V>(codes, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
                 let codes = match table {
@@ -108,7 +109,7 @@ unsafe fn four_bits<F: Format, V: Simd>(
 #[inline(always)]
 unsafe fn five_bits<F: Format, V: Simd>(
     rows: Rows,
-    bits: Rows,
+    [bits, codes]: [Rows; 2],
     i: usize,
     to: &mut impl Sink<F, V>,
 ) {
@@ -118,7 +119,7 @@ unsafe fn five_bits<F: Format, V: Simd>(
         let bits = bits.words::<V>(i);
         for j in 0..4 {
             ahead.ask::<V>(j);
-            let codes = nibbles::<V>(rows, i * 4 + j);
+            let codes = nibbles::<V>(codes, i * 4 + j);
             for half in 0..2 {
                 let at = j + 4 * half;
                 to.codes(i * 8 + at, V::or(codes[half], V::fifth_bits(bits, at)));
@@ -160,10 +161,10 @@ impl Format for Q8_0 {
         // SAFETY: the caller's contract.
         unsafe {
             let ahead = rows.ahead::<Self>(i);
-            let scales = rows.behind(blocks * 32);
+            let (scales, codes) = (rows, rows.behind(blocks * 2));
             for j in 0..8 {
                 ahead.ask::<V>(j);
-                let codes = rows.words::<V>(i * 8 + j);
+                let codes = codes.words::<V>(i * 8 + j);
                 let offset = if V::SIGNED { 0 } else { 0x8080_8080_u32 };
                 to.codes(i * 8 + j, V::xor(codes, V::splat(offset as i32)));
             }
@@ -184,9 +185,8 @@ impl Format for Q4_0 {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = rows.behind(blocks * 16);
-            four_bits::<Self, V>(rows, i, None, to);
-            to.scale(i, scales.halves::<V>(i));
+            four_bits::<Self, V>(rows, rows.behind(blocks * 2), i, None, to);
+            to.scale(i, rows.halves::<V>(i));
         }
     }
 }
@@ -202,9 +202,9 @@ impl Format for Iq4Nl {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = rows.behind(blocks * 16);
-            four_bits::<Self, V>(rows, i, Some(&full::<V>(&IQ4_NL_VALUES)), to);
-            to.scale(i, scales.halves::<V>(i));
+            let (codes, values) = (rows.behind(blocks * 2), full::<V>(&IQ4_NL_VALUES));
+            four_bits::<Self, V>(rows, codes, i, Some(&values), to);
+            to.scale(i, rows.halves::<V>(i));
         }
     }
 }
@@ -221,10 +221,9 @@ impl Format for Mxfp4 {
         // SAFETY: the caller's contract.
         unsafe {
             let values = MXFP4_VALUES.map(|value| value + 12);
-            let exponents = rows.behind(blocks * 16);
-            four_bits::<Self, V>(rows, i, Some(&values), to);
+            four_bits::<Self, V>(rows, rows.behind(blocks), i, Some(&values), to);
             // As `e8m0_half`: 2^(e - 128), which is not normal for the smallest two; so as a product of two powers.
-            let e = V::load_u8(exponents.unit(i, 1));
+            let e = V::load_u8(rows.unit(i, 1));
             let half = V::shr(e, 1);
             let rest = V::add(half, V::and(e, V::splat(1)));
             let a = V::shl(V::add(half, V::splat(63)), 23);
@@ -247,9 +246,10 @@ impl Format for Iq4Xs {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let low_bits = rows.behind(blocks * 128);
-            let high_bits = low_bits.behind(blocks * 4);
-            let d = high_bits.behind(blocks * 2).halves::<V>(0);
+            let d = rows.halves::<V>(0);
+            let high_bits = rows.behind(blocks * 2);
+            let low_bits = high_bits.behind(blocks * 2);
+            let codes = low_bits.behind(blocks * 4);
             let low_bits = low_bits.words::<V>(0);
             let high_bits = V::load_u16(high_bits.unit(0, 2));
             let values = full::<V>(&IQ4_NL_VALUES);
@@ -257,7 +257,7 @@ impl Format for Iq4Xs {
                 let line = group * 17 / 4;
                 for j in 0..4 {
                     ahead.ask::<V>(line + j);
-                    let both = rows.words::<V>(group * 4 + j);
+                    let both = codes.words::<V>(group * 4 + j);
                     let at = group * 8 + j;
                     to.codes(at, V::look_up(&values, low::<V>(both)));
                     to.codes(at + 4, V::look_up(&values, high::<V>(both)));
@@ -282,10 +282,9 @@ impl Format for Q4_1 {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let scales = rows.behind(blocks * 16);
-            let minimums = scales.behind(blocks * 2);
-            four_bits::<Self, V>(rows, i, None, to);
-            to.scale(i, scales.halves::<V>(i));
+            let minimums = rows.behind(blocks * 2);
+            four_bits::<Self, V>(rows, minimums.behind(blocks * 2), i, None, to);
+            to.scale(i, rows.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
     }
@@ -302,10 +301,9 @@ impl Format for Q5_0 {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = rows.behind(blocks * 16);
-            let scales = bits.behind(blocks * 4);
-            five_bits::<Self, V>(rows, bits, i, to);
-            to.scale(i, scales.halves::<V>(i));
+            let bits = rows.behind(blocks * 2);
+            five_bits::<Self, V>(rows, [bits, bits.behind(blocks * 4)], i, to);
+            to.scale(i, rows.halves::<V>(i));
         }
     }
 }
@@ -321,11 +319,10 @@ impl Format for Q5_1 {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
         // SAFETY: the caller's contract.
         unsafe {
-            let bits = rows.behind(blocks * 16);
-            let scales = bits.behind(blocks * 4);
-            let minimums = scales.behind(blocks * 2);
-            five_bits::<Self, V>(rows, bits, i, to);
-            to.scale(i, scales.halves::<V>(i));
+            let minimums = rows.behind(blocks * 2);
+            let bits = minimums.behind(blocks * 2);
+            five_bits::<Self, V>(rows, [bits, bits.behind(blocks * 4)], i, to);
+            to.scale(i, rows.halves::<V>(i));
             negative_minimum::<Self, V>(minimums, i, to);
         }
     }
@@ -407,14 +404,14 @@ impl Format for Q2K {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let fields = rows.behind(blocks * 64);
-            let d = fields.behind(blocks * 16);
-            let d_min = d.behind(blocks * 2).halves::<V>(0);
-            let d = d.halves::<V>(0);
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let codes = fields.behind(blocks * 16);
+            let (d, d_min) = (rows.halves::<V>(0), d_min.halves::<V>(0));
             for part in 0..2 {
                 eight_times!(i => {
                     ahead.ask_eighth::<V>(10 * part, 7, i);
-                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    let codes = two_bits::<V>(codes, part * 8 + i);
                     for j in 0..4 {
                         to.codes(part * 32 + j * 8 + i, codes[j]);
                     }
@@ -446,9 +443,10 @@ impl Format for Q3K {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let bits = rows.behind(blocks * 64);
-            let fields = bits.behind(blocks * 32);
-            let d = fields.behind(blocks * 12).halves::<V>(0);
+            let d = rows.halves::<V>(0);
+            let fields = rows.behind(blocks * 2);
+            let bits = fields.behind(blocks * 12);
+            let codes = bits.behind(blocks * 32);
             // Scales of six bits: bytes 0..8 have the lower four of the first eight, then of the others; bytes 8..12 have
             // the upper two of all.
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
@@ -456,7 +454,7 @@ impl Format for Q3K {
             for part in 0..2 {
                 eight_times!(i => {
                     ahead.ask_eighth::<V>(14 * part, 10, i);
-                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    let codes = two_bits::<V>(codes, part * 8 + i);
                     let bits = V::shr(bits.words::<V>(i), 4 * part);
                     for j in 0..4 {
                         let third = moved::<V>(bits, j, 2);
@@ -491,14 +489,14 @@ impl Format for Q4K {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let fields = rows.behind(blocks * 128);
-            let d = fields.behind(blocks * 12);
-            let d_min = d.behind(blocks * 2);
-            let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let codes = fields.behind(blocks * 12);
+            let scales = SixBits::<V>::new(fields, rows.halves::<V>(0), d_min.halves::<V>(0));
             for i in 0..4 {
                 for j in 0..8 {
                     ahead.ask::<V>(9 * i + j);
-                    let both = rows.words::<V>(i * 8 + j);
+                    let both = codes.words::<V>(i * 8 + j);
                     to.codes(i * 16 + j, low::<V>(both));
                     to.codes(i * 16 + 8 + j, high::<V>(both));
                 }
@@ -524,18 +522,18 @@ impl Format for Q5K {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let bits = rows.behind(blocks * 128);
-            let fields = bits.behind(blocks * 32);
-            let d = fields.behind(blocks * 12);
-            let d_min = d.behind(blocks * 2);
-            let scales = SixBits::<V>::new(fields, d.halves::<V>(0), d_min.halves::<V>(0));
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let bits = fields.behind(blocks * 12);
+            let nibbles = bits.behind(blocks * 32);
+            let scales = SixBits::<V>::new(fields, rows.halves::<V>(0), d_min.halves::<V>(0));
             // A loop, since one column and two are read slower without.
             for i in 0..4 {
                 eight_times!(j => {
                     ahead.ask_eighth::<V>(11 * i, 10, j);
                     // Bit `i` is that of element `32 * i` and following ones.
                     let bits = bits.words::<V>(j);
-                    let both = rows.words::<V>(i * 8 + j);
+                    let both = nibbles.words::<V>(i * 8 + j);
                     let codes = [low::<V>(both), high::<V>(both)];
                     for k in 0..2 {
                         // Bits that are moved out of their byte are masked.
@@ -566,15 +564,14 @@ impl Format for Q6K {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let bits = rows.behind(blocks * 128);
-            let scales = bits.behind(blocks * 64);
-            let d = scales.behind(blocks * 16).halves::<V>(0);
+            let d = rows.halves::<V>(0);
+            let scales = rows.behind(blocks * 2);
+            let codes = scales.behind(blocks * 16);
             for part in 0..2 {
+                let codes = codes.behind(blocks * 96 * part);
                 eight_times!(j => {
                     ahead.ask_eighth::<V>(26 * part, 24, j);
-                    let a = rows.words::<V>(part * 16 + j);
-                    let b = rows.words::<V>(part * 16 + j + 8);
-                    let bits = bits.words::<V>(part * 8 + j);
+                    let [a, b, bits] = [0, 1, 2].map(|i| codes.words::<V>(3 * j + i));
                     let codes = [low::<V>(a), low::<V>(b), high::<V>(a), high::<V>(b)];
                     for i in 0..4 {
                         let upper = moved::<V>(bits, 2 * i, 4);
@@ -597,7 +594,7 @@ impl Format for Q6K {
 /// `first` of the slab's codes, those of each other `step` words behind the ones before.
 #[inline(always)]
 unsafe fn ternary<V: Simd>(
-    rows: Rows,
+    [rows, codes]: [Rows; 2],
     i: usize,
     (first, step, digits): (usize, usize, usize),
     to: &mut impl Sink<Tq1_0, V>,
@@ -606,7 +603,7 @@ unsafe fn ternary<V: Simd>(
     unsafe {
         rows.ahead::<Tq1_0>(0).ask::<V>(i);
         // Less 128, so that bytes with a sign can be compared. Three times that less 128 are the same in a byte.
-        let mut rest = V::xor(rows.words::<V>(i), V::splat(0x8080_8080_u32 as i32));
+        let mut rest = V::xor(codes.words::<V>(i), V::splat(0x8080_8080_u32 as i32));
         for digit in 0..digits {
             // From 86 on, three times a byte has a digit above the byte; from 171 on it is two.
             let negative = V::add_bytes(V::above(rest, -43), V::above(rest, 42));
@@ -632,12 +629,13 @@ impl Format for Tq1_0 {
         // SAFETY: the caller's contract; a slab is one block.
         unsafe {
             debug_assert_eq!(blocks, 1);
-            let d = rows.behind(blocks * 52).halves::<V>(0);
+            let d = rows.halves::<V>(0);
+            let codes = rows.behind(blocks * 2);
             // Codes are two less the digits.
             let d = V::mul(d, V::splat_float(-1.0));
-            eight_times!(i => ternary::<V>(rows, i, (i, 8, 5), to));
-            eight_times!(i => ternary::<V>(rows, 8 + i, (40 + i, 4, 5), to); 0 1 2 3);
-            ternary::<V>(rows, 12, (60, 1, 4), to);
+            eight_times!(i => ternary::<V>([rows, codes], i, (i, 8, 5), to));
+            eight_times!(i => ternary::<V>([rows, codes], 8 + i, (40 + i, 4, 5), to); 0 1 2 3);
+            ternary::<V>([rows, codes], 12, (60, 1, 4), to);
             rows.ahead::<Self>(0).ask::<V>(13);
             to.scale(0, d);
             to.scale(1, d);
@@ -660,11 +658,12 @@ impl Format for Tq2_0 {
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
-            let d = rows.behind(blocks * 64).halves::<V>(0);
+            let d = rows.halves::<V>(0);
+            let codes = rows.behind(blocks * 2);
             for part in 0..2 {
                 eight_times!(i => {
                     ahead.ask::<V>(8 * part + i);
-                    let codes = two_bits::<V>(rows, part * 8 + i);
+                    let codes = two_bits::<V>(codes, part * 8 + i);
                     for j in 0..4 {
                         to.codes(part * 32 + j * 8 + i, codes[j]);
                     }

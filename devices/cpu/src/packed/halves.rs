@@ -42,7 +42,7 @@ pub(super) trait Halves: Simd<Floats: Vector> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const AMD: bool> Halves for Zmm<true, AMD> {
+impl<const CROSSED: bool> Halves for Zmm<true, CROSSED> {
     functions! {
         fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
         fn dot_halves_here(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512_here(sum, a, b) }

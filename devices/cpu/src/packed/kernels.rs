@@ -12,9 +12,9 @@
 //!
 //! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968): `(w1 + x2) * (w2 + x1)` is
 //! `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`, and sums of the last two are the same for all columns or all rows, so that they are computed once
-//! and subtracted. What takes the place of a multiplication is two additions. AMD's processors from Zen 4 on add bytes with four units, of
-//! which two multiply: if half of the products are crossed, all four have work. Numbers are whole, so results are the same. Intel's
-//! processors multiply and add with the same two units.
+//! and subtracted. What takes the place of a multiplication is two additions. Some processors (Zen 4
+//! and 5) add bytes with four units, of which two multiply: if half of the products are crossed, all four have work. Others multiply and add
+//! with the same two units. So [what is faster](crate::tune) is measured. Numbers are whole, and results are the same.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
@@ -30,6 +30,7 @@ use super::unpack::{
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
 use crate::simd::float::{Column, Panel, PanelFn};
+use crate::tune::Reading;
 use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
@@ -72,7 +73,9 @@ fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
             (super::tiles::multiply::<F>, F::COLUMNS)
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() && token.amd() => avx512_vnni_amd::product::<F>(),
+        Isa::Avx512(token) if token.vnni() && token.crossed() => {
+            avx512_vnni_crossed::product::<F>()
+        }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => avx512_vnni::product::<F>(),
         #[cfg(target_arch = "x86_64")]
@@ -115,7 +118,7 @@ macro_rules! compile {
 #[cfg(target_arch = "x86_64")]
 compile!(avx512_vnni, simd::avx512::Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_vnni_amd, simd::avx512::Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_vnni_crossed, simd::avx512::Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, simd::avx512::Zmm<false>, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -244,29 +247,43 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 /// As [`multiply`].
 #[inline(always)]
 unsafe fn few<F: Format, V: Simd, const C: usize>(panel: &Panel, columns: &[Column; C]) {
-    for row in (0..panel.rows).step_by(PANEL) {
-        let mut results = Results([[[0.0; LANES]; 2]; C]);
-        let results = results.0.as_mut_ptr();
+    let Reading { ahead, streams } = panel.reading;
+    let panels = panel.rows.div_ceil(PANEL);
+    // Each stream has panels that lie one after the other.
+    let run = panels.div_ceil(streams.clamp(1, STREAMS));
+    for first in 0..run {
+        let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
+        let rows = |stream: usize| (stream * run + first) * PANEL;
+        let count = (first..panels).step_by(run).len();
         // SAFETY: the caller's contract: there are so many panels and columns.
         unsafe {
-            for part in PanelSlab::all::<F>(panel, row) {
+            for part in PanelSlab::all::<F>(panel, 0) {
                 let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
-                for first in (0..PANEL).step_by(V::LANES) {
-                    let place = |c: usize| results.add(c).cast::<f32>().add(first);
-                    let mut direct = Direct::<V, C>::new(x);
-                    for c in 0..C {
-                        direct.sums[c] = first_sums::<F, V>(place(c));
-                    }
-                    part.unpack::<F, V, _>(first, &mut direct);
-                    for c in 0..C {
-                        store_sums::<F, V>(direct.sums[c], x[c], place(c));
+                for half in (0..PANEL).step_by(V::LANES) {
+                    for (stream, results) in results.iter_mut().enumerate().take(count) {
+                        let results = results.0.as_mut_ptr();
+                        let place = |c: usize| results.add(c).cast::<f32>().add(half);
+                        let mut direct = Direct::<V, C>::new(x, ahead);
+                        for c in 0..C {
+                            direct.sums[c] = first_sums::<F, V>(place(c));
+                        }
+                        let part = part.of_row(panel, rows(stream));
+                        part.unpack::<F, V, _>(half, &mut direct);
+                        for c in 0..C {
+                            store_sums::<F, V>(direct.sums[c], x[c], place(c));
+                        }
                     }
                 }
             }
-            store_all(panel, row, columns, results);
+            for (stream, results) in results.iter().enumerate().take(count) {
+                store_all(panel, rows(stream), columns, results.0.as_ptr());
+            }
         }
     }
 }
+
+/// Most panels that few columns are multiplied with one among the other.
+const STREAMS: usize = 4;
 
 /// What sums of a slab begin with: those of the slabs before, which are at `from`, if they are not added in the end.
 ///
@@ -311,17 +328,20 @@ struct Direct<V: Simd, const C: usize> {
     whole: [[[V::Sum; 2]; C]; MOST_MIXED],
     /// Without the column's scale if there is one for the slab.
     sums: [V::Floats; C],
+    /// How many bytes before they come weights are asked for.
+    ahead: usize,
 }
 
 impl<V: Simd, const C: usize> Direct<V, C> {
     #[inline(always)]
-    unsafe fn new(x: [*const u8; C]) -> Self {
+    unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
             Direct {
                 x,
                 whole: [[[V::start(V::splat(0)); 2]; C]; MOST_MIXED],
                 sums: [V::splat_float(0.0); C],
+                ahead,
             }
         }
     }
@@ -341,18 +361,14 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
     } else {
         is_straight::<F, V>(C)
     };
-    // Requests must be spread out evenly: four lines asked for at once, then none for as long, are a quarter slower than one after the
-    // other.
-    const AHEAD: usize = match (V::AMD, is_busy::<F>(C)) {
-        // More than so many lines at a time wait for each other.
-        (true, _) if C <= 2 => 6144,
-        // What comes too early displaces columns.
-        (false, true) => 3072,
-        _ => 9216,
-    };
-    // On Intel's processors, addresses with an index take another instruction each time. AMD's, where they do not, are slower without a
-    // loop.
-    const UNROLLED: bool = is_busy::<F>(C) && !V::AMD;
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    // Where multipliers are the limit, addresses with an index take another instruction each time; where adders have room left, loops are
+    // faster.
+    const UNROLLED: bool = is_busy::<F>(C) && !V::CROSSED;
 
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
@@ -437,7 +453,7 @@ unsafe fn many<F: Format, V: Simd, const R: usize, const C: usize>(
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
-            results.write_bytes(0, columns.len());
+            results.write_bytes(0, COLUMNS.min(columns.len() + 1));
             for part in PanelSlab::all::<F>(panel, row) {
                 for first in (0..PANEL).step_by(V::LANES) {
                     part.unpack::<F, V, _>(first, &mut Store::new(slab, first));
@@ -542,15 +558,21 @@ impl Strip {
             if rest.is_empty() {
                 return;
             }
-            let x = side_by_side(rest, self.beside, self.at, bytes, copy);
+            // An odd last column is multiplied twice: for each number of columns there would be as much code again.
+            let last = rest.len() - 1;
+            let is_odd = last.is_multiple_of(2);
+            let x = side_by_side(rest, self.beside && !is_odd, self.at, bytes, copy);
+            if is_odd {
+                let from = copy.add(last * bytes);
+                copy.add((last + 1) * bytes)
+                    .copy_from_nonoverlapping(from, bytes);
+            }
             let (next, i) = (next(columns.len()), full.len());
             let results = results.add(C * full.len());
-            match rest.len() {
-                1 => self.run::<F, V, R, 1>(x, next, results, i),
-                2 => self.run::<F, V, R, 2>(x, next, results, i),
-                3 => self.run::<F, V, R, 3>(x, next, results, i),
-                4 => self.run::<F, V, R, 4>(x, next, results, i),
-                _ => self.run::<F, V, R, 5>(x, next, results, i),
+            match last / 2 {
+                0 => self.run::<F, V, R, 2>(x, next, results, i),
+                1 if C > 4 => self.run::<F, V, R, 4>(x, next, results, i),
+                _ => self.run::<F, V, R, C>(x, next, results, i),
             }
         }
     }

@@ -295,6 +295,7 @@ mod tests {
             first: 0,
             slabs: form.slabs().map_or(0, |slabs| slabs.distance),
             past_caches: true,
+            reading: crate::tune::Reading::DEFAULT,
             scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(batch) {

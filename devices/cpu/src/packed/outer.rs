@@ -266,7 +266,7 @@ macro_rules! compile {
 #[cfg(target_arch = "x86_64")]
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
@@ -276,7 +276,7 @@ compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 pub(crate) fn products(isa: Isa) -> Option<Products> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() && token.amd() => Some(avx512_amd::PRODUCTS),
+        Isa::Avx512(token) if token.vnni() && token.crossed() => Some(avx512_crossed::PRODUCTS),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => Some(avx512::PRODUCTS),
         #[cfg(target_arch = "x86_64")]

@@ -70,8 +70,6 @@ pub(super) trait Simd {
     const SIGNED: bool;
     /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
     const STRAIGHT: usize = 1;
-    /// Whether weights are read in the way that is best for processors of AMD's.
-    const AMD: bool = false;
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
     const PAIRS: bool = false;
     /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums

@@ -332,7 +332,7 @@ macro_rules! compile {
 }
 
 compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
-compile!(avx512_amd, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
 compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 
@@ -345,10 +345,10 @@ pub(super) fn product(
     columns: usize,
     each: usize,
 ) -> Option<(PanelFn, Sixteen)> {
-    let crossed = matches!(isa, Isa::Avx512(token) if token.amd());
+    let crossed = matches!(isa, Isa::Avx512(token) if token.crossed());
     let function: PanelFn = match (isa, dtype) {
-        (Isa::Avx512(token), DType::F16) if token.vnni() && crossed => avx512_amd::<F16>,
-        (Isa::Avx512(token), DType::BF16) if token.vnni() && crossed => avx512_amd::<Bf16>,
+        (Isa::Avx512(token), DType::F16) if token.vnni() && crossed => avx512_crossed::<F16>,
+        (Isa::Avx512(token), DType::BF16) if token.vnni() && crossed => avx512_crossed::<Bf16>,
         (Isa::Avx512(token), DType::F16) if token.vnni() => avx512::<F16>,
         (Isa::Avx512(token), DType::BF16) if token.vnni() => avx512::<Bf16>,
         (Isa::Avx2(token), DType::F16) if token.vnni() => avx_vnni::<F16>,

@@ -481,6 +481,7 @@ mod tests {
             first: 0,
             slabs: 0,
             past_caches: false,
+            reading: crate::tune::Reading::DEFAULT,
             scratch: std::ptr::null_mut(),
         };
         // SAFETY: AMX was detected; everything is as large as it has to be.

@@ -43,7 +43,11 @@ impl Store {
 /// minimums; groups of different blocks come one after the other.
 pub(super) trait Sink<F: Format, V: Simd> {
     /// How many bytes before they come weights should be asked for.
-    const AHEAD: usize = AHEAD;
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        AHEAD
+    }
+
     /// Whether they should be asked for exactly where they come, not where the compiler likes to.
     const EVENLY: bool = false;
     /// Whether whole slabs of small blocks are unpacked without a loop.
@@ -220,6 +224,15 @@ impl PanelSlab {
         })
     }
 
+    /// The same part of the panel that begins at row `row`, if this is one of the first panel's.
+    #[inline(always)]
+    pub fn of_row(&self, panel: &Panel, row: usize) -> Self {
+        PanelSlab {
+            at: self.at.wrapping_add(row / PANEL * panel.stride),
+            ..*self
+        }
+    }
+
     /// Where the next one begins.
     #[inline(always)]
     pub fn end<F: Format>(&self) -> *const u8 {
@@ -237,7 +250,7 @@ impl PanelSlab {
         let blocks = self.len / F::DTYPE.block_len();
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
         let rows = Rows {
-            ahead: S::AHEAD,
+            ahead: to.ahead(),
             evenly: S::EVENLY,
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };

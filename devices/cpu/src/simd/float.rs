@@ -7,6 +7,7 @@
 use super::generic::Lanes;
 use super::{Bf16, Element, F16, F32, Vector};
 use crate::detect::Isa;
+use crate::tune::Reading;
 use samite_core::DType;
 
 /// Rows of weights.
@@ -26,6 +27,8 @@ pub(crate) struct Panel {
     pub slabs: usize,
     /// Whether results should go past the caches, where the product can do that.
     pub past_caches: bool,
+    /// How weights are read, where the product multiplies them as they come out of memory.
+    pub reading: Reading,
     /// Memory for this thread alone, if the product needs such.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub scratch: *mut u8,
@@ -222,6 +225,7 @@ mod tests {
                         first: 0,
                         slabs: 0,
                         past_caches: false,
+                        reading: crate::tune::Reading::DEFAULT,
                         scratch: std::ptr::null_mut(),
                     };
                     let places: Vec<_> = (0..columns)

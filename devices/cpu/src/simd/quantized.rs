@@ -127,6 +127,8 @@ pub(crate) fn product(
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "x86_64")]
+mod pairs;
+#[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -187,13 +189,16 @@ mod tests {
                 };
                 for (rows, columns, blocks) in [
                     (1, 1, 1),
+                    (9, 1, 3),
                     (3, 1, 2),
                     (5, 7, 3),
                     (2, 4, 1),
                     (33, 15, 2),
                     (16, 6, 1),
                 ] {
-                    let k = blocks * 256;
+                    // An odd number of blocks, too, where a type has small ones.
+                    let small = dtype.block_len() == 32 && rows % 2 == 1;
+                    let k = blocks * 256 + if small { 32 } else { 0 };
                     let mut weights = vec![0; rows * dtype.row_bytes(k).unwrap()];
                     let originals = numbers(rows as u32 * 77, rows * k);
                     samite_quant::encode_row(dtype, &originals, &mut weights).unwrap();
@@ -228,6 +233,7 @@ mod tests {
                         first: 0,
                         slabs: 0,
                         past_caches: false,
+                        reading: crate::tune::Reading::DEFAULT,
                         scratch: std::ptr::null_mut(),
                     };
                     // SAFETY: everything is as large as said, and `isa` was detected.

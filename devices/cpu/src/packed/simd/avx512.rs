@@ -4,8 +4,8 @@ use super::Simd;
 use crate::simd::prefetch_here;
 use std::arch::x86_64::*;
 
-/// Registers of 16 rows, on a processor of AMD's or another one.
-pub(crate) struct Zmm<const VNNI: bool, const AMD: bool = false>;
+/// Registers of 16 rows.
+pub(crate) struct Zmm<const VNNI: bool, const CROSSED: bool = false>;
 
 /// A sum of which a part is still in 16 bits, two for each row.
 #[derive(Clone, Copy)]
@@ -14,12 +14,11 @@ pub(crate) struct Sum {
     whole: __m512i,
 }
 
-impl<const VNNI: bool, const AMD: bool> Simd for Zmm<VNNI, AMD> {
+impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
     const LANES: usize = 16;
     const SIGNED: bool = !VNNI;
     const STRAIGHT: usize = 8;
-    const AMD: bool = AMD;
-    const CROSSED: bool = VNNI && AMD;
+    const CROSSED: bool = VNNI && CROSSED;
     type Words = __m512i;
     type Floats = __m512;
     type Sum = Sum;

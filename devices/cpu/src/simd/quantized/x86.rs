@@ -4,6 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::Eight;
+use super::pairs::{self, Pairs};
 use super::wide::{Slab, wide};
 use crate::detect::Isa;
 use crate::simd::avx2::sum;
@@ -663,18 +664,26 @@ unsafe fn avx2<T: Tile>(rows: &Panel, columns: &[Column]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn vnni<T: Tile + Slab>(rows: &Panel, columns: &[Column]) {
+unsafe fn vnni<T: Tile + Slab + Pairs>(rows: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
         if columns.len() >= WIDE {
-            wide::<T>(rows, columns);
-        } else {
-            panel::<T, Vnni>(rows, columns);
+            return wide::<T>(rows, columns);
+        }
+        let Some(eight) = Eight::new(rows.k) else {
+            return; // such columns could not be allocated
+        };
+        let (groups, rest) = columns.as_chunks::<4>();
+        for group in groups {
+            strip::<T, Vnni, 1, 4>(rows, group, &eight);
+        }
+        for column in rest {
+            pairs::one::<T>(rows, column, &eight);
         }
     }
 }
 
-fn compiled<T: Tile + Slab>(isa: Isa) -> Option<PanelFn> {
+fn compiled<T: Tile + Slab + Pairs>(isa: Isa) -> Option<PanelFn> {
     match isa {
         Isa::Avx512(token) if token.vnni() => Some(vnni::<T>),
         Isa::Avx512(_) | Isa::Avx2(_) => Some(avx2::<T>),

@@ -1,0 +1,492 @@
+//! What this processor is fastest with, where that is not known from its instructions: measured.
+//!
+//! Processors with the same instructions read memory best in different ways, and multiply with different units. So each [`Choice`] is
+//! measured when it is needed first, in milliseconds, and kept in a file per processor model. No result depends on a choice.
+
+use crate::detect::Isa;
+use crate::kernels::matmul::Form;
+use crate::packed::{self, PackedProduct, layout::PackedLayout};
+use crate::simd::float::{Column, Panel};
+use samite_core::{DType, HostMemory, Layout};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Name of the environment variable that overrides what is measured: `default` measures nothing, `measure` measures anew, and
+/// settings as `samite devices -v` prints them are taken as they are, for example `reading=128x2,128x2,3072x1 crossed=no`.
+pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
+
+/// Part of the names of files: changes with what is measured.
+const VERSION: u32 = 1;
+
+/// A choice between ways to the same results.
+pub(crate) trait Choice: Copy + PartialEq + fmt::Display + 'static {
+    const NAME: &'static str;
+    /// What is chosen unless something else is clearly faster.
+    const DEFAULT: Self;
+    /// From what [`fmt::Display`] prints.
+    fn parse(text: &str) -> Option<Self>;
+    /// Measures; `None` if this cannot be measured here.
+    fn measure(isa: Isa) -> Option<Self>;
+    /// What this process settled on.
+    fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>>;
+}
+
+/// Where a choice comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Source {
+    Default,
+    Given,
+    Kept,
+    Measured,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Default => "by default",
+            Source::Given => "given",
+            Source::Kept => "measured before",
+            Source::Measured => "measured",
+        })
+    }
+}
+
+/// The choice for an instruction set.
+pub(crate) fn choose<C: Choice>(isa: Isa) -> C {
+    choose_from::<C>(isa).0
+}
+
+fn choose_from<C: Choice>(isa: Isa) -> (C, Source) {
+    let mut settled = C::settled().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, choice, source)) = settled.iter().find(|(other, ..)| *other == isa) {
+        return (*choice, *source);
+    }
+    let (choice, source) = find(isa);
+    settled.push((isa, choice, source));
+    (choice, source)
+}
+
+fn find<C: Choice>(isa: Isa) -> (C, Source) {
+    let variable = std::env::var(TUNING_VARIABLE).unwrap_or_default();
+    match given::<C>(&variable) {
+        Wish::Default => return (C::DEFAULT, Source::Default),
+        Wish::Given(choice) => return (choice, Source::Given),
+        Wish::Nothing => {
+            if let Some(choice) = kept_in(isa).and_then(|file| kept::<C>(file)) {
+                return (choice, Source::Kept);
+            }
+        }
+        Wish::Measure => {}
+        Wish::Wrong(what) => tracing::warn!(
+            "{TUNING_VARIABLE}: '{what}' is neither 'default', 'measure' nor a setting of '{}' such as '{}'",
+            C::NAME,
+            C::DEFAULT
+        ),
+    }
+    let Some(choice) = C::measure(isa) else {
+        return (C::DEFAULT, Source::Default);
+    };
+    if let Some((folder, file)) = kept_in(isa) {
+        // Where this cannot be kept, it is measured again.
+        let text = format!("{choice}\n");
+        let _ = std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(folder.join(file + C::NAME), text));
+    }
+    (choice, Source::Measured)
+}
+
+/// What the environment variable asks for.
+#[derive(Debug, PartialEq)]
+enum Wish<'a, C> {
+    Nothing,
+    Default,
+    Measure,
+    Given(C),
+    Wrong(&'a str),
+}
+
+fn given<C: Choice>(variable: &str) -> Wish<'_, C> {
+    let words = variable.split_whitespace();
+    let mut wish = Wish::Nothing;
+    for word in words {
+        wish = match (word, word.split_once('=')) {
+            ("default", _) => Wish::Default,
+            ("measure", _) => Wish::Measure,
+            (_, Some((name, value))) if name == C::NAME => match C::parse(value) {
+                Some(choice) => Wish::Given(choice),
+                None => Wish::Wrong(word),
+            },
+            (_, Some((name, _))) if [Readings::NAME, Crossing::NAME].contains(&name) => continue,
+            _ => Wish::Wrong(word),
+        };
+    }
+    wish
+}
+
+fn kept<C: Choice>((folder, file): (PathBuf, String)) -> Option<C> {
+    C::parse(
+        std::fs::read_to_string(folder.join(file + C::NAME))
+            .ok()?
+            .trim(),
+    )
+}
+
+/// The folder in which choices for this processor are kept, and how names of their files begin.
+fn kept_in(isa: Isa) -> Option<(PathBuf, String)> {
+    let path = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let folder = if cfg!(windows) {
+        path("LOCALAPPDATA")?
+    } else if cfg!(target_os = "macos") {
+        path("HOME")?.join("Library/Caches")
+    } else {
+        path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?
+    };
+    let file = format!("{}-{}-{VERSION}-", model(), isa.name());
+    Some((folder.join("samite"), file))
+}
+
+/// The processor's model, for names of files.
+fn model() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let leaf = std::arch::x86_64::__cpuid(0);
+        let maker = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+        let maker: String = maker
+            .as_flattened()
+            .iter()
+            .map(|&byte| char::from(byte))
+            .filter(char::is_ascii_alphanumeric)
+            .collect();
+        // Family, model and stepping.
+        format!("{maker}-{:x}", std::arch::x86_64::__cpuid(1).eax)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH.into()
+}
+
+/// All choices for people, as [`TUNING_VARIABLE`] takes them, and where they come from.
+pub(crate) fn report(isa: Isa) -> String {
+    let (readings, from) = choose_from::<Readings>(isa);
+    let mut text = format!("{}={readings} ({from})", Readings::NAME);
+    if let Some(straight) = isa.straight() {
+        let (crossing, from) = choose_from::<Crossing>(straight);
+        text += &format!(" {}={crossing} ({from})", Crossing::NAME);
+    }
+    text
+}
+
+/// How a product with few columns reads weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Reading {
+    /// How many bytes before they are needed they are asked for. A processor whose own prefetching is good is only disturbed by requests far
+    /// ahead; others read half as much without.
+    pub ahead: usize,
+    /// How many streams they are read in, one among the other.
+    pub streams: usize,
+}
+
+impl Reading {
+    pub const DEFAULT: Self = Self::new(6144, 1);
+
+    const fn new(ahead: usize, streams: usize) -> Self {
+        Reading { ahead, streams }
+    }
+
+    /// What is tried.
+    const ALL: [Self; 5] = [
+        Self::new(128, 1),
+        Self::new(128, 2),
+        Self::new(3072, 1),
+        Self::new(6144, 1),
+        Self::new(9216, 1),
+    ];
+
+    fn parse(text: &str) -> Option<Self> {
+        let (ahead, streams) = text.split_once('x')?;
+        let (ahead, streams) = (ahead.parse().ok()?, streams.parse().ok()?);
+        (ahead <= 1 << 20 && streams >= 1).then_some(Reading { ahead, streams })
+    }
+}
+
+/// How products with one column, with two to four, and with more of them read weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Readings([Reading; 3]);
+
+impl Readings {
+    /// With many columns, what comes too early displaces them.
+    pub const DEFAULT: Self = Readings([
+        Reading::new(6144, 1),
+        Reading::new(9216, 1),
+        Reading::new(3072, 1),
+    ]);
+
+    /// How a product with so many columns reads.
+    pub fn of(&self, columns: usize) -> Reading {
+        let [one, few, more] = self.0;
+        match columns {
+            0 | 1 => one,
+            2..=4 => few,
+            _ => more,
+        }
+    }
+}
+
+impl fmt::Display for Readings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [one, few, more] = self
+            .0
+            .map(|Reading { ahead, streams }| format!("{ahead}x{streams}"));
+        write!(f, "{one},{few},{more}")
+    }
+}
+
+impl Choice for Readings {
+    const NAME: &'static str = "reading";
+    const DEFAULT: Self = Readings::DEFAULT;
+
+    fn parse(text: &str) -> Option<Self> {
+        let readings = text
+            .split(',')
+            .map(Reading::parse)
+            .collect::<Option<Vec<_>>>()?;
+        Some(Readings(readings.try_into().ok()?))
+    }
+
+    fn measure(isa: Isa) -> Option<Self> {
+        /// More than caches hold that processors fill ahead; what lies there is flushed.
+        const BYTES: usize = 4 << 20;
+        if !cfg!(target_arch = "x86_64") {
+            return None; // nothing is asked for
+        }
+        let mut best = Readings::DEFAULT;
+        for (default, columns) in best.0.iter_mut().zip([1, 4, 8]) {
+            let work = Work::new(isa, DType::Q4_0, [2048, BYTES / 1152], columns)?;
+            let ways = Reading::ALL.map(|reading| {
+                let work = &work;
+                move || {
+                    work.flush();
+                    work.run(reading)
+                }
+            });
+            *default =
+                Reading::ALL[fastest(&ways, Reading::ALL.iter().position(|way| way == default)?)];
+        }
+        Some(best)
+    }
+
+    fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>> {
+        static SETTLED: Mutex<Vec<(Isa, Readings, Source)>> = Mutex::new(Vec::new());
+        &SETTLED
+    }
+}
+
+/// Whether [crossed products](crate::packed) pay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Crossing(pub bool);
+
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 { "yes" } else { "no" })
+    }
+}
+
+impl Choice for Crossing {
+    const NAME: &'static str = "crossed";
+    const DEFAULT: Self = Crossing(false);
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "yes" => Some(Crossing(true)),
+            "no" => Some(Crossing(false)),
+            _ => None,
+        }
+    }
+
+    fn measure(isa: Isa) -> Option<Self> {
+        const COLUMNS: usize = 240;
+        let work = |isa| Work::new(isa, DType::Q4_0, [1024, 4 * packed::PANEL], COLUMNS);
+        let (straight, crossed) = (work(isa)?, work(isa.crossed()?)?);
+        let ways = [&straight, &crossed].map(|work| move || work.run(Reading::DEFAULT));
+        Some(Crossing(fastest(&ways, 0) == 1))
+    }
+
+    fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>> {
+        static SETTLED: Mutex<Vec<(Isa, Crossing, Source)>> = Mutex::new(Vec::new());
+        &SETTLED
+    }
+}
+
+/// Which of some ways is fastest, or `default` if none is clearly faster. They take turns, so that what disturbs one disturbs all.
+fn fastest(ways: &[impl Fn() -> Duration], default: usize) -> usize {
+    const TURNS: usize = 4;
+    let mut best = vec![Duration::MAX; ways.len()];
+    for _ in 0..TURNS {
+        for (best, way) in best.iter_mut().zip(ways) {
+            *best = way().min(*best);
+        }
+    }
+    let clearly = best[default].mul_f64(0.95);
+    (0..ways.len())
+        .filter(|&way| best[way] < clearly)
+        .min_by_key(|&way| best[way])
+        .unwrap_or(default)
+}
+
+/// A product to be timed.
+struct Work {
+    product: PackedProduct,
+    weights: Arc<HostMemory>,
+    panel: Panel,
+    columns: Vec<Column>,
+    /// Columns and results, which the product has addresses of.
+    _places: [Arc<HostMemory>; 2],
+}
+
+impl Work {
+    /// For `rows` packed rows of `k` elements; `None` without memory, or without such a product.
+    fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
+        let product = packed::product(isa, dtype, k, columns, columns)?;
+        let Form::Packed(_) = product.form else {
+            return None;
+        };
+        let rows = rows / packed::PANEL * packed::PANEL;
+        let layout = PackedLayout::new(&Layout::contiguous(dtype, [k, rows, 1, 1]).ok()?)?;
+        let room = |bytes| HostMemory::allocate(bytes, "cpu", "measuring").ok();
+        let (stride, bytes) = (product.form.stride(k)?, product.form.bytes(k, columns)?);
+        let (weights, x, out) = (
+            room(layout.bytes())?,
+            room(bytes)?,
+            room(4 * rows * columns)?,
+        );
+        // Small normal numbers, whatever a field is.
+        weights.fill(0, layout.bytes(), 0x11).ok()?;
+        let numbers: Vec<f32> = (0..k).map(|i| (i % 7) as f32 - 3.0).collect();
+        let list = (0..columns).map(|c| {
+            let to = x.base().as_ptr().wrapping_add(c * stride);
+            // SAFETY: there is room for each column, and the instructions were detected.
+            unsafe { product.form.write(&numbers, 0, to, isa) };
+            let out = out.base().as_ptr().cast::<f32>().wrapping_add(c * rows);
+            Column { x: to, out }
+        });
+        Some(Work {
+            product,
+            panel: Panel {
+                weights: weights.base().as_ptr(),
+                stride: layout.panel_bytes,
+                rows,
+                k,
+                first: 0,
+                slabs: product.form.slabs()?.distance,
+                past_caches: true,
+                reading: Reading::DEFAULT,
+                scratch: std::ptr::null_mut(),
+            },
+            columns: list.collect(),
+            weights,
+            _places: [x, out],
+        })
+    }
+
+    fn run(&self, reading: Reading) -> Duration {
+        let panel = Panel {
+            reading,
+            ..self.panel
+        };
+        let start = Instant::now();
+        // SAFETY: weights, columns and results are as large as said, nobody else has them, and the instructions were detected; such
+        // products need no scratch memory.
+        unsafe { (self.product.function)(&panel, &self.columns) };
+        packed::all_stored();
+        start.elapsed()
+    }
+
+    /// Puts weights out of all caches.
+    fn flush(&self) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::{asm, x86_64};
+            const CLFLUSHOPT: u32 = 1 << 23;
+            let at_once = x86_64::__cpuid_count(7, 0).ebx & CLFLUSHOPT != 0;
+            for line in (0..self.weights.len()).step_by(64) {
+                let line = self.weights.base().as_ptr().wrapping_add(line);
+                // SAFETY: the line is inside of the memory; the first instruction was detected, the others are part of every x86-64.
+                unsafe {
+                    if at_once {
+                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+                    } else {
+                        x86_64::_mm_clflush(line);
+                    }
+                }
+            }
+            // SAFETY: as above.
+            unsafe { x86_64::_mm_mfence() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_are_printed() {
+        for readings in [Readings::DEFAULT, Readings([Reading::ALL[1]; 3])] {
+            assert_eq!(Readings::parse(&readings.to_string()), Some(readings));
+        }
+        for crossing in [Crossing(true), Crossing(false)] {
+            assert_eq!(Crossing::parse(&crossing.to_string()), Some(crossing));
+        }
+        for text in [
+            "",
+            "128x2",
+            "128x0,1x1,1x1",
+            "1x1,1x1,1x1,1x1",
+            "ax1,1x1,1x1",
+            "9999999x1,1x1,1x1",
+        ] {
+            assert_eq!(Readings::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_environment_decides_first() {
+        let both = "reading=128x2,0x1,64x4 crossed=yes";
+        let readings = Readings(
+            [(128, 2), (0, 1), (64, 4)].map(|(ahead, streams)| Reading { ahead, streams }),
+        );
+        assert_eq!(given(both), Wish::Given(readings));
+        assert_eq!(given(both), Wish::Given(Crossing(true)));
+        assert_eq!(given::<Readings>("crossed=no"), Wish::Nothing);
+        assert_eq!(given::<Crossing>("default"), Wish::Default);
+        assert_eq!(given::<Crossing>("measure"), Wish::Measure);
+        assert_eq!(
+            given::<Crossing>("crossed=perhaps"),
+            Wish::Wrong("crossed=perhaps")
+        );
+        assert_eq!(given::<Crossing>("twisted=yes"), Wish::Wrong("twisted=yes"));
+    }
+
+    #[test]
+    fn only_what_is_clearly_faster_replaces_the_default() {
+        let way = |micros| move || Duration::from_micros(micros);
+        assert_eq!(fastest(&[way(100), way(97), way(99)], 0), 0);
+        assert_eq!(fastest(&[way(100), way(90), way(50)], 0), 2);
+        assert_eq!(fastest(&[way(50), way(100)], 0), 0);
+    }
+
+    #[test]
+    fn every_level_that_is_measured_gets_a_choice() {
+        for isa in Isa::all() {
+            let readings = Readings::measure(isa);
+            assert_eq!(readings.is_some(), cfg!(target_arch = "x86_64"), "{isa:?}");
+            let asks = isa.crossed().is_some();
+            assert_eq!(Crossing::measure(isa).is_some(), asks, "{isa:?}");
+        }
+    }
+}
