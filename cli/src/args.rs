@@ -7,7 +7,8 @@ use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{
-    Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
+    Adapter, Context, ContextOptions, Error, FitOptions, Model, ModelOptions, PlacementRule,
+    ScaledAdapter,
 };
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
@@ -48,6 +49,10 @@ pub struct DeviceArgs {
         default_value = "auto"
     )]
     list: String,
+
+    /// Nothing but the devices that are named: without the CPU behind a GPU, for what that cannot do
+    #[arg(long)]
+    only: bool,
 }
 
 impl DeviceArgs {
@@ -56,14 +61,15 @@ impl DeviceArgs {
         Ok(registry(threads).parse(&self.list)?)
     }
 
-    /// The chosen devices for a model: the CPU is added as the last one if the list does not end with a device that can
-    /// do everything.
+    /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be
+    /// able to do everything.
     fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = registry(threads);
         let mut devices = registry.parse(&self.list)?;
         if devices
             .last()
-            .is_some_and(|device| device.kind() == DeviceKind::Accelerator)
+            .is_some_and(|device| device.kind() != DeviceKind::Cpu)
+            && !self.only
             && devices.iter().all(|device| device.name() != "cpu")
         {
             devices.push(Arc::clone(registry.device("cpu")?));
@@ -199,6 +205,14 @@ pub struct ModelArgs {
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
     tensor_split: Option<String>,
 
+    /// Fit layers to the free memory of the devices before the last one, unless other flags say where layers go [also: -fit]
+    #[arg(long, value_enum, default_value_t = Switch::On, help_heading = "Placement")]
+    fit: Switch,
+
+    /// MiB of each device that stay free when layers are fitted [also: -fitt]
+    #[arg(long, value_name = "MIB", default_value = "512", help_heading = "Placement", value_parser = clap::value_parser!(u32))]
+    fit_target: u32,
+
     /// What to do about operations that land on a slower device because a faster one refuses them
     #[arg(long, value_enum, default_value_t = FallbackArg::Warn, help_heading = "Placement")]
     fallback: FallbackArg,
@@ -253,6 +267,15 @@ pub struct ModelArgs {
     copies: u8,
 }
 
+/// Something that is on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Switch {
+    /// Do it
+    On,
+    /// Leave it
+    Off,
+}
+
 /// `--fallback`
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum FallbackArg {
@@ -300,6 +323,13 @@ impl ModelArgs {
     pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
         options.rules = self.rules()?;
+        options.fit = match self.fit {
+            Switch::On => Some(FitOptions {
+                context: self.context_options(cancel)?,
+                margin: (self.fit_target as usize).saturating_mul(1 << 20),
+            }),
+            Switch::Off => None,
+        };
         options.load_mode = self.load_mode();
         options.repack = !self.no_repack;
         options.cancel = cancel.clone();

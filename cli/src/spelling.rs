@@ -10,6 +10,8 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
+    ("-fit", "--fit"),
+    ("-fitt", "--fit-target"),
     ("-nr", "--no-repack"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),

@@ -5,6 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
+use samite::llm::Model;
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
@@ -58,10 +59,11 @@ pub fn run(args: PlanArgs) -> Outcome {
         writeln!(
             out,
             "{:#}",
-            json!({ "plan": plan.to_json(), "memory": rows })
+            json!({ "plan": plan.to_json(), "memory": rows, "fit": fit_json(context.model()) })
         )?;
         return Ok(());
     }
+    write_fit(&mut out, context.model())?;
     write!(out, "{}", escaped_lines(&plan.to_string()))?;
     writeln!(
         out,
@@ -86,4 +88,40 @@ pub fn run(args: PlanArgs) -> Outcome {
         writeln!(out, "picture: {}", path.display())?;
     }
     Ok(())
+}
+
+/// How layers were fitted to free memory, if they were.
+fn write_fit(out: &mut impl Write, model: &Model) -> std::io::Result<()> {
+    let Some(fit) = model.fit() else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "layers fitted to free memory, the output counting as one:"
+    )?;
+    for need in &fit.needs {
+        let free = need.free.map_or("unknown".to_owned(), human_bytes);
+        writeln!(
+            out,
+            "    {}: {} of {}; {} needed, {free} free",
+            need.device,
+            need.layers,
+            fit.layers.len(),
+            human_bytes(need.bytes())
+        )?;
+    }
+    Ok(())
+}
+
+fn fit_json(model: &Model) -> serde_json::Value {
+    let Some(fit) = model.fit() else {
+        return serde_json::Value::Null;
+    };
+    let needs = fit.needs.iter().map(|need| {
+        json!({
+            "device": need.device, "free": need.free, "layers": need.layers,
+            "weights": need.weights, "kv": need.kv, "compute": need.compute,
+        })
+    });
+    json!({ "layers": fit.layers, "devices": needs.collect::<Vec<_>>() })
 }
