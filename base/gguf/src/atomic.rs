@@ -132,6 +132,11 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
     Ok(())
 }
 
+#[cfg(not(any(unix, windows)))]
+fn write_all_at(_file: &File, _bytes: &[u8], _position: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.file {

@@ -209,6 +209,7 @@ fn stories() -> Option<PathBuf> {
 fn a_real_model_tells_its_story() {
     const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can'";
     let Some(path) = stories() else {
+        samite_testing::skipped("SAMITE_TEST_MODELS does not name a folder with stories260K.gguf");
         return;
     };
     for (devices, rules) in [
