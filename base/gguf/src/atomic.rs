@@ -164,6 +164,11 @@ fn buffer_bytes() -> usize {
     }
 }
 
+#[cfg(not(any(unix, windows)))]
+fn write_all_at(_file: &File, _bytes: &[u8], _position: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.file {

@@ -137,7 +137,8 @@ pub(crate) fn page_bytes() -> usize {
     4096
 }
 
-/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share.
+/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share. Systems that cannot do that have no files
+/// to speak of.
 pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);
@@ -156,6 +157,11 @@ pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> std:
             }
         }
         Ok(())
+    }
+    #[cfg(not(any(unix, windows)))]
+    {
+        let _ = (file, buffer, offset);
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 }
 

@@ -65,6 +65,20 @@ fn encodes_byte_for_byte_as_ggml() {
     assert_eq!(seen, 19);
 }
 
+#[test]
+fn q6_k_tries_every_scale_that_ggml_tries() {
+    // Rows that are fitted best by the scale of one step of the search, from the first on, and rows of several.
+    let rows = floats(&fixture("encode", "steps"));
+    let expected = fixture("encode", "q6_K-steps");
+    let mut out = vec![0; expected.len()];
+    encode_row(DType::Q6_K, &rows, &mut out).unwrap();
+    let size = DType::Q6_K.block_bytes();
+    assert!(out.len() > 20 * size && out.len() == rows.len() / 256 * size);
+    for (row, (got, want)) in out.chunks(size).zip(expected.chunks(size)).enumerate() {
+        assert_eq!(got, want, "row {row}");
+    }
+}
+
 /// Blocks whose bytes ggml leaves to memory that it did not write: codes of a block without any magnitude.
 fn is_left_open(dtype: DType, elements: &[f32]) -> bool {
     dtype == DType::IQ4_NL && elements.iter().all(|x| x.abs() < 1e-15)

@@ -6,7 +6,13 @@ use std::path::{Path, PathBuf};
 
 fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     let path = folder.join(name);
-    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    // Another process writes it: a file that some thread's child still has open for writing cannot be run.
+    let draft = folder.join(format!("{name}.draft"));
+    std::fs::write(&draft, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    let copied = std::process::Command::new("cp")
+        .args([&draft, &path])
+        .status();
+    assert!(copied.unwrap().success());
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     path
 }

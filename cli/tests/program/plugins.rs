@@ -1,6 +1,7 @@
 //! ggml's plugins: wrong ones are refused with a reason, real ones compute the same.
 
-use crate::{Run, command, trained};
+use crate::{Run, command};
+use samite_testing::skipped;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,6 +26,23 @@ fn refused(path: &Path) -> String {
         .find_map(|line| line.trim().strip_prefix(&start));
     line.unwrap_or_else(|| panic!("no reason for {} in:\n{text}", path.display()))
         .to_owned()
+}
+
+/// The files in `folder` that are not usable, by name. Other libraries that a machine lacks are listed beside them.
+fn refused_in(text: &str, folder: &Path) -> Vec<String> {
+    let start = format!("not usable: {}/", folder.display());
+    let lines = text.lines();
+    let rest = lines.filter_map(|line| line.trim().strip_prefix(&start));
+    let mut names: Vec<_> = rest
+        .filter_map(|rest| Some(rest.split_once(": ")?.0.to_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
+/// The model that is part of the program.
+fn stories() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/stories/stories.gguf")
 }
 
 /// A library with the functions of a plugin, made with these definitions.
@@ -60,7 +78,7 @@ fn compile(
     match cc.args(flags).status() {
         Ok(status) => assert!(status.success(), "the fixture does not compile"),
         Err(error) => {
-            println!("skipped: no C compiler ({error})");
+            skipped(format_args!("no C compiler ({error})"));
             return None;
         }
     }
@@ -92,7 +110,8 @@ fn files_that_are_no_plugins_are_refused() {
     );
     // All of them at once, by their directory.
     let text = devices(dir.path());
-    assert_eq!(text.matches("not usable: ").count(), 4, "{text}");
+    let four = ["folder", "link", "open", "text"].map(|name| format!("libggml-{name}.so"));
+    assert_eq!(refused_in(&text, dir.path()), four, "{text}");
 }
 
 #[test]
@@ -199,14 +218,15 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
     // The right one is used beside them.
     let text = devices(dir.path());
     assert!(text.contains("  ggml:Fixture "), "{text}");
-    assert_eq!(text.matches("not usable: ").count(), 2, "{text}");
+    let two = ["libggml-factor.so", "libggml-size.so"];
+    assert_eq!(refused_in(&text, dir.path()), two, "{text}");
 }
 
 /// The folder with upstream's prebuilt plugins, if the environment names one.
 fn peers() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");
     if folder.is_none() {
-        println!("skipped: SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so");
+        skipped("SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so");
     }
     folder.map(PathBuf::from)
 }
@@ -230,12 +250,13 @@ fn the_best_of_upstreams_plugins_is_a_device() {
     assert!(report.contains("rms_norm"), "{report}");
 }
 
-/// Sixty greedy tokens, with plugins in `folder`.
+/// Sixty greedy tokens, with plugins in `folder`. No two tokens of this story are nearly as likely as each other, so that it does not
+/// depend on how results are rounded.
 fn greedy(folder: &Path, model: &Path, flags: &[&str]) -> String {
     let mut arguments = vec![
         "run",
         "-p",
-        "Once upon a time",
+        "The little dog",
         "--temp",
         "0",
         "-q",
@@ -261,9 +282,8 @@ fn alone(peers: &Path) -> tempfile::TempDir {
 
 #[test]
 fn a_plugins_file_alone_is_enough() {
-    let (Some(peers), Some(model)) = (peers(), trained()) else {
-        return;
-    };
+    let Some(peers) = peers() else { return };
+    let model = stories();
     let alone = alone(&peers);
     let text = devices(alone.path());
     assert!(text.contains("  ggml:CPU "), "{text}");
@@ -301,9 +321,8 @@ fn samites_libggml_base_gives_the_same_results_as_upstreams() {
 
 #[test]
 fn upstreams_plugin_writes_the_same_text() {
-    let (Some(peers), Some(model)) = (peers(), trained()) else {
-        return;
-    };
+    let Some(peers) = peers() else { return };
+    let model = stories();
     let text = |flags: &[&str]| greedy(&peers, &model, flags);
     let expected = text(&["--device", "cpu"]);
     assert!(expected.len() > 100, "{expected}");
@@ -339,11 +358,11 @@ fn upstreams_plugin_writes_the_same_text() {
 
 #[test]
 fn upstreams_vulkan_plugin_writes_the_same_text() {
-    let (Some(folder), Some(model)) = (std::env::var_os("SAMITE_TEST_GGML_VULKAN"), trained())
-    else {
-        println!("skipped: SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
+    let Some(folder) = std::env::var_os("SAMITE_TEST_GGML_VULKAN") else {
+        skipped("SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
         return;
     };
+    let model = stories();
     // Queues, events and memory that only the plugin can reach.
     let folder = Path::new(&folder);
     let text = devices(folder);

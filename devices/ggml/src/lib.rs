@@ -19,6 +19,15 @@ pub mod abi;
     any(target_arch = "x86_64", target_arch = "aarch64")
 ))]
 mod base;
+#[cfg(all(
+    unix,
+    not(all(
+        target_os = "linux",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))
+))]
+#[path = "base/absent.rs"]
+mod base;
 pub mod convert;
 #[cfg(unix)]
 mod host;

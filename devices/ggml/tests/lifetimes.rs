@@ -90,7 +90,9 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
 #[test]
 fn a_thousand_cycles_end_in_every_order() {
     let Some(peers) = std::env::var_os("SAMITE_TEST_GGML_PLUGINS") else {
-        println!("skipped: SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so");
+        samite_testing::skipped(
+            "SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so",
+        );
         return;
     };
     // Alone, so that samite's libggml-base is part of it, where there is one.

@@ -9,7 +9,9 @@ use samite_ggml::{GgmlBackend, GgmlOptions};
 #[test]
 fn upstreams_vulkan_plugin_orders_and_keeps() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_GGML_VULKAN") else {
-        println!("skipped: SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
+        samite_testing::skipped(
+            "SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so",
+        );
         return;
     };
     let mut options = GgmlOptions::default();

@@ -2,12 +2,15 @@
 //!
 //! A [`Registry`] is a value: an application makes one, adds backends of its own if it has any, and asks for devices by name,
 //! by kind, or for the best ones. There is no global state, and making a registry starts no work on any device.
+//!
+//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `reference`. All are on by default.
 
 #![forbid(unsafe_code)]
 
 mod registry;
 
 pub use registry::{BuiltIn, Registry, RegistryError};
+#[cfg(feature = "cpu")]
 pub use samite_cpu::{Peaks, Probe, allowed_threads, measure_peaks};
-#[cfg(unix)]
+#[cfg(all(unix, feature = "ggml"))]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};

@@ -28,9 +28,10 @@ pub enum RegistryError {
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn {
     /// The CPU device.
+    #[cfg(feature = "cpu")]
     pub cpu: samite_cpu::CpuOptions,
     /// ggml's plugins. By default, none are looked for.
-    #[cfg(unix)]
+    #[cfg(all(unix, feature = "ggml"))]
     pub ggml: samite_ggml::GgmlOptions,
 }
 
@@ -46,15 +47,21 @@ impl Registry {
         Self::default()
     }
 
-    /// The backends that come with samite. A new one is one more line here.
+    /// The backends that come with samite, as far as the crate's features have them. A new one is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
-        let mut registry = Registry::empty();
-        registry.register(Arc::new(samite_blas::BlasBackend::default()));
-        registry.register(Arc::new(samite_cpu::CpuBackend::new(options.cpu)));
-        #[cfg(unix)]
-        registry.register(Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)));
-        registry.register(Arc::new(samite_reference::ReferenceBackend::default()));
-        registry
+        let backends: Vec<Arc<dyn Backend>> = vec![
+            #[cfg(feature = "blas")]
+            Arc::new(samite_blas::BlasBackend::default()),
+            #[cfg(feature = "cpu")]
+            Arc::new(samite_cpu::CpuBackend::new(options.cpu)),
+            #[cfg(all(unix, feature = "ggml"))]
+            Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)),
+            #[cfg(feature = "reference")]
+            Arc::new(samite_reference::ReferenceBackend::default()),
+        ];
+        // Devices without options leave nothing to read.
+        let _ = &options;
+        Registry { backends }
     }
 
     /// Adds a backend. Its devices are preferred after those of the same kind that are there already.
@@ -281,6 +288,23 @@ mod tests {
         assert!(none.best().is_none() && none.device("r").is_ok());
     }
 
+    #[test]
+    fn features_decide_what_is_built_in() {
+        let registry = Registry::built_in(BuiltIn::default());
+        let names: Vec<_> = registry.backends().iter().map(|b| b.name()).collect();
+        let wanted: Vec<_> = [
+            ("blas", cfg!(feature = "blas")),
+            ("cpu", cfg!(feature = "cpu")),
+            ("ggml", cfg!(all(unix, feature = "ggml"))),
+            ("reference", cfg!(feature = "reference")),
+        ]
+        .into_iter()
+        .filter_map(|(name, there)| there.then_some(name))
+        .collect();
+        assert_eq!(names, wanted);
+    }
+
+    #[cfg(all(feature = "cpu", feature = "reference"))]
     #[test]
     fn built_in_devices_exist() {
         let registry = Registry::built_in(BuiltIn::default());

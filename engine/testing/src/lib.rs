@@ -28,6 +28,7 @@ mod random;
 mod recipe;
 mod report;
 mod run;
+mod skip;
 
 pub use case::{Case, Input, Limit};
 pub use cases::cases;
@@ -35,5 +36,6 @@ pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use random::{RandomGraph, StoreTensor, random_graph};
 pub use recipe::{Recipe, Rng};
-pub use report::{Counts, Failure, Progress, Report, run_suite};
+pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};
+pub use skip::skipped;

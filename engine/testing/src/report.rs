@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::cases::cases;
-use crate::run::{Outcome, run_case, run_case_in};
+use crate::run::{Answer, Outcome, judge};
 use samite_core::Device;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use serde::Serialize;
@@ -65,16 +65,54 @@ pub fn run_suite(
     filter: Option<&str>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Report {
+    let wanted = |case: &Case| filter.is_none_or(|f| case.op == f || case.name.contains(f));
+    let all: Vec<_> = cases().into_iter().filter(wanted).collect();
+    run_all(device, &all, None, progress)
+}
+
+/// All cases, for several devices: data and the reference's results are made once, and kept.
+#[derive(Debug)]
+pub struct Suite {
+    cases: Vec<Case>,
+    answers: Vec<Answer>,
+}
+
+impl Suite {
+    /// The whole suite.
+    pub fn new() -> Self {
+        let cases = cases();
+        let answers = cases.iter().map(|_| Answer::default()).collect();
+        Suite { cases, answers }
+    }
+
+    /// Does what [`run_suite`] does without a filter.
+    pub fn run(&self, device: &Arc<dyn Device>) -> Report {
+        run_all(device, &self.cases, Some(&self.answers), &mut |_| {})
+    }
+}
+
+impl Default for Suite {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn run_all(
+    device: &Arc<dyn Device>,
+    all: &[Case],
+    answers: Option<&[Answer]>,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Report {
     let reference: Arc<dyn Device> =
         ReferenceDevice::new(ReferenceOptions::named("reference-for-comparison"));
     let mut report = Report {
         device: device.name().to_owned(),
         ..Report::default()
     };
-    let wanted = |case: &Case| filter.is_none_or(|f| case.op == f || case.name.contains(f));
-    let all: Vec<_> = cases().into_iter().filter(wanted).collect();
     let extra = device.extra_buffer_types();
     for (number, case) in all.iter().enumerate() {
+        let own = Answer::default();
+        let answer = answers.map_or(&own, |answers| &answers[number]);
         let mut note = |name: &str, outcome: Outcome| {
             progress(Progress {
                 case: number,
@@ -84,12 +122,12 @@ pub fn run_suite(
             });
             report.add(case.op, name, outcome);
         };
-        note(&case.name, run_case(device, &reference, case));
+        note(&case.name, judge(device, &reference, case, answer, None));
         if !case.inputs.iter().any(|input| input.weights) {
             continue;
         }
         for memory in &extra {
-            let outcome = run_case_in(device, &reference, case, memory);
+            let outcome = judge(device, &reference, case, answer, Some(memory));
             // A layout that is not for this type of weight is no gap in the device's support.
             if !matches!(outcome, Outcome::Unsupported { .. }) {
                 note(&format!("{} @ {}", case.name, memory.name()), outcome);

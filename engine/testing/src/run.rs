@@ -7,7 +7,7 @@ use samite_core::{
     Slot, StoredTensor, Stream, Support, TensorGroup, TensorId, TensorInfo, TensorRef, Usage,
     align_up,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What became of a case.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ pub enum Outcome {
 
 /// Runs `case` on `device` and on `reference`, with all tensors in the memory of the device.
 pub fn run_case(device: &Arc<dyn Device>, reference: &Arc<dyn Device>, case: &Case) -> Outcome {
-    outcome(judge(device, reference, case, None))
+    judge(device, reference, case, &Answer::default(), None)
 }
 
 /// Like [`run_case`], with weights in memory of the type `weights`, such as one of the device's
@@ -49,11 +49,58 @@ pub fn run_case_in(
     case: &Case,
     weights: &Arc<dyn BufferType>,
 ) -> Outcome {
-    outcome(judge(device, reference, case, Some(weights)))
+    judge(device, reference, case, &Answer::default(), Some(weights))
 }
 
-fn outcome(result: Result<Outcome>) -> Outcome {
-    result.unwrap_or_else(|error| Outcome::Error {
+/// What a case is judged by: the bytes of its inputs, and what the reference leaves in memory. Both are made when they are first asked
+/// for, and then shared by all runs of the case, whatever the device.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    inputs: OnceLock<Result<Vec<Vec<u8>>>>,
+    /// By position in the graph: the bytes of each tensor that is compared.
+    expected: OnceLock<Result<Vec<Option<Vec<u8>>>>>,
+}
+
+impl Answer {
+    fn inputs(&self, case: &Case) -> Result<&[Vec<u8>]> {
+        let all = || {
+            (0..case.inputs.len())
+                .map(|index| case.input_bytes(index))
+                .collect()
+        };
+        match self.inputs.get_or_init(all) {
+            Ok(inputs) => Ok(inputs),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    fn expected(&self, reference: &Arc<dyn Device>, case: &Case) -> Result<&[Option<Vec<u8>>]> {
+        let compute = || match execute(reference, case, self.inputs(case)?, None)? {
+            Ok(mut memory) => {
+                let kept = compared(case);
+                for id in case.graph.ids().filter(|id| !kept.contains(id)) {
+                    memory.owners[id.index()] = None;
+                }
+                Ok(memory.owners)
+            }
+            Err(reason) => Err(Error::unsupported(reference.name(), &case.name, reason)),
+        };
+        match self.expected.get_or_init(compute) {
+            Ok(expected) => Ok(expected),
+            Err(error) => Err(error.clone()),
+        }
+    }
+}
+
+/// Runs `case` on `device`, with weights in memory of a type of their own if one is named.
+pub(crate) fn judge(
+    device: &Arc<dyn Device>,
+    reference: &Arc<dyn Device>,
+    case: &Case,
+    answer: &Answer,
+    weights: Option<&Arc<dyn BufferType>>,
+) -> Outcome {
+    try_judge(device, reference, case, answer, weights).unwrap_or_else(|error| Outcome::Error {
         message: error.to_string(),
     })
 }
@@ -75,25 +122,19 @@ struct Memory {
     damage: Option<String>,
 }
 
-fn judge(
+fn try_judge(
     device: &Arc<dyn Device>,
     reference: &Arc<dyn Device>,
     case: &Case,
+    answer: &Answer,
     weights: Option<&Arc<dyn BufferType>>,
 ) -> Result<Outcome> {
-    let inputs = (0..case.inputs.len())
-        .map(|index| case.input_bytes(index))
-        .collect::<Result<Vec<_>>>()?;
-    let memory = match execute(device, case, &inputs, weights)? {
+    let inputs = answer.inputs(case)?;
+    let memory = match execute(device, case, inputs, weights)? {
         Ok(memory) => memory,
         Err(reason) => return Ok(Outcome::Unsupported { reason }),
     };
-    let expected = match execute(reference, case, &inputs, None)? {
-        Ok(memory) => memory,
-        Err(reason) => {
-            return Err(Error::unsupported(reference.name(), &case.name, reason));
-        }
-    };
+    let expected = answer.expected(reference, case)?;
     let failed = |detail: String| {
         Ok(Outcome::Failed {
             nmse: f64::INFINITY,
@@ -103,27 +144,21 @@ fn judge(
     if let Some(damage) = memory.damage {
         return failed(damage);
     }
-    let owner = case.graph.memory_of(case.output);
     let written = written(case);
-    for (input, bytes) in case.inputs.iter().zip(&inputs) {
+    for (input, bytes) in case.inputs.iter().zip(inputs) {
         let found = &memory.owners[input.tensor.index()];
         if !written.contains(&input.tensor) && found.as_ref().is_some_and(|found| found != bytes) {
             return failed(format!("input {} was changed", input.tensor));
         }
     }
-    // Without a result in place, memory that is written counts like the result.
-    let compared = written
-        .into_iter()
-        .filter(|&id| case.in_place.is_none() && id != owner)
-        .chain([owner]);
     let mut nmse = 0.0f64;
-    for id in compared {
+    for id in compared(case) {
         let index = id.index();
-        let (Some(bytes), Some(expected)) = (&memory.owners[index], &expected.owners[index]) else {
+        let (Some(bytes), Some(expected)) = (&memory.owners[index], &expected[index]) else {
             return Err(Error::invalid(format!("tensor {id} has no memory")));
         };
         let layout = &case.graph.tensor(id).layout;
-        let rows = || source_rows(case, &inputs);
+        let rows = || source_rows(case, inputs);
         let difference = compare(layout, case.limit, rows, [bytes, expected])?;
         if let Some(detail) = difference.problem {
             return Ok(Outcome::Failed {
@@ -144,6 +179,16 @@ fn written(case: &Case) -> Vec<TensorId> {
         .flat_map(|id| graph.tensor(id).written())
         .map(|(_, source)| graph.memory_of(source))
         .chain(overwritten(case))
+        .collect()
+}
+
+/// The tensors whose memory is compared. Without a result in place, memory that is written counts like the result.
+fn compared(case: &Case) -> Vec<TensorId> {
+    let owner = case.graph.memory_of(case.output);
+    written(case)
+        .into_iter()
+        .filter(|&id| case.in_place.is_none() && id != owner)
+        .chain([owner])
         .collect()
 }
 

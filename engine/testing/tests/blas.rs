@@ -2,7 +2,7 @@
 
 use samite_blas::BlasBackend;
 use samite_core::Backend;
-use samite_testing::run_suite;
+use samite_testing::{run_suite, skipped};
 
 #[test]
 fn products_agree_with_the_reference() {
@@ -10,7 +10,7 @@ fn products_agree_with_the_reference() {
     let Some(device) = backend.devices().first() else {
         let tried = backend.rejected();
         assert!(!tried.is_empty(), "no device, and no word about why");
-        println!("skipped: no CBLAS library on this machine: {tried:?}");
+        skipped(format_args!("no CBLAS library on this machine: {tried:?}"));
         return;
     };
     let report = run_suite(device, None, &mut |_| {});

@@ -3,12 +3,15 @@
 
 use samite_core::Backend;
 use samite_cpu::{CpuBackend, CpuOptions, IsaLevel};
-use samite_testing::run_suite;
+use samite_testing::Suite;
+use std::sync::LazyLock;
+
+/// The reference computes every case once for all tests.
+static SUITE: LazyLock<Suite> = LazyLock::new(Suite::new);
 
 /// Runs all cases, and expects that none fails.
-fn passes_every_case(options: CpuOptions) {
-    let backend = CpuBackend::new(options);
-    let report = run_suite(&backend.devices()[0], None, &mut |_| {});
+fn passes_every_case(backend: &CpuBackend) {
+    let report = SUITE.run(&backend.devices()[0]);
     assert_eq!(report.failed(), 0, "{report}");
     // Sorting wants rows without gaps, as in ggml; everything else is there.
     for (op, counts) in &report.ops {
@@ -20,46 +23,43 @@ fn passes_every_case(options: CpuOptions) {
     }
 }
 
+/// The instruction set that a device really uses.
+fn isa(backend: &CpuBackend) -> String {
+    let features = backend.features();
+    let isa = features.into_iter().find(|(key, _)| key == "isa");
+    isa.unwrap().1
+}
+
 #[test]
 fn the_cpu_device_passes_every_case() {
     for threads in [1, 3] {
-        passes_every_case(CpuOptions::default().with_threads(threads));
+        passes_every_case(&CpuBackend::new(
+            CpuOptions::default().with_threads(threads),
+        ));
     }
 }
 
-// Levels that a processor does not have become the next lower one.
-
+/// Every level below the best, which the test above runs. Levels that a processor does not have become the next lower one: what that uses
+/// is not run twice.
 #[test]
-fn every_case_passes_without_vector_extensions() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::Generic));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn every_case_passes_with_avx2() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::Avx2));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn every_case_passes_with_avx_vnni() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::AvxVnni));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn every_case_passes_with_avx512() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::Avx512));
-}
-
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn every_case_passes_with_avx512_vnni() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::Avx512Vnni));
-}
-
-#[cfg(target_arch = "aarch64")]
-#[test]
-fn every_case_passes_with_dotprod() {
-    passes_every_case(CpuOptions::default().with_isa(IsaLevel::Dotprod));
+fn every_case_passes_at_every_level() {
+    let mut seen = vec![isa(&CpuBackend::new(CpuOptions::default()))];
+    for level in [
+        IsaLevel::Generic,
+        IsaLevel::Dotprod,
+        IsaLevel::I8mm,
+        IsaLevel::Avx2,
+        IsaLevel::AvxVnni,
+        IsaLevel::Avx512,
+        IsaLevel::Avx512Vnni,
+        IsaLevel::Amx,
+    ] {
+        let backend = CpuBackend::new(CpuOptions::default().with_isa(level));
+        let isa = isa(&backend);
+        if !seen.contains(&isa) {
+            passes_every_case(&backend);
+            seen.push(isa);
+        }
+    }
+    println!("levels: {seen:?}");
 }

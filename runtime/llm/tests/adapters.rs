@@ -12,6 +12,7 @@ use samite_core::{CancelToken, DType, Device};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::merge::{MergeOptions, merge};
 use samite_llm::{Adapter, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticModel};
+use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -264,4 +265,37 @@ fn what_is_no_adapter_of_the_model_is_refused() {
     }
     let error = Adapter::load(&file.path, &model).unwrap_err().to_string();
     assert!(error.contains("is no adapter"), "{error}");
+}
+
+#[test]
+fn adapters_that_find_no_memory_leave_those_from_before() {
+    let file = TestModel::tiny("llama");
+    for number in [0, 1] {
+        write_adapter(&file.path, number, |_| true).unwrap();
+    }
+    let faults = FaultPlan::new();
+    let device = ReferenceDevice::new(ReferenceOptions {
+        faults: Some(Arc::clone(&faults)),
+        ..ReferenceOptions::default()
+    });
+    let model = load(&file.path, device);
+    let half = logits(&model, &file.path, &[0.5]);
+    let plain = logits(&model, &file.path, &[]);
+    assert_ne!(half, plain);
+    for before in [&[][..], &[0.5]] {
+        let expected = if before.is_empty() { &plain } else { &half };
+        let options = ContextOptions {
+            adapters: scaled(&model, &file.path, before),
+            ..precise()
+        };
+        let mut running = context(&model, options);
+        let others = scaled(&model, &file.path, &[1.0, 0.25]);
+        faults.reset();
+        faults.fail_from(0);
+        running.set_adapters(others).unwrap_err();
+        faults.reset();
+        let shares: Vec<_> = running.options().adapters.iter().map(|a| a.share).collect();
+        assert_eq!(shares, before);
+        assert_eq!(&decode(&mut running, &tokens(20), 0, 0), expected);
+    }
 }

@@ -348,3 +348,49 @@ fn an_error_of_a_device_changes_nothing() {
         );
     }
 }
+
+#[test]
+fn keys_whose_move_failed_are_never_used() {
+    let faults = FaultPlan::new();
+    let device = ReferenceDevice::new(ReferenceOptions {
+        faults: Some(Arc::clone(&faults)),
+        ..ReferenceOptions::default()
+    });
+    let model = TestModel::tiny("llama").load(vec![device], "");
+    // Eight tokens, of which three are forgotten and the rest moves.
+    let moved = || {
+        faults.reset();
+        let mut context = context(&model, precise());
+        decode(&mut context, &tokens(8), 0, 0);
+        context.remove(0, 0..3).unwrap();
+        context.shift(0, 3.., -3).unwrap();
+        faults.reset();
+        context
+    };
+    let next = Batch::sequence(&[9], 5, 0);
+    let mut whole = moved();
+    whole.decode(&next).unwrap();
+    let calls = faults.calls();
+    let expected = whole.logits(0).unwrap().to_vec();
+    let mut cleared = 0;
+    for call in 0..calls {
+        let mut context = moved();
+        faults.fail_at(call);
+        let error = context.decode(&next).unwrap_err();
+        assert!(matches!(error, Error::Core(_)), "{error}");
+        faults.reset();
+        if context.cells().used() == 0 {
+            // Nobody knows which keys were moved, so they are gone.
+            cleared += 1;
+            assert_eq!(context.cells().last_position(0), None);
+            decode(&mut context, &tokens(8), 0, 0);
+            continue;
+        }
+        // Or the failure came before or after the move: nothing is lost, and nothing moves twice.
+        assert_eq!(context.cells().used(), 5, "call {call}");
+        context.decode(&next).unwrap();
+        let again = context.logits(0).unwrap().to_vec();
+        assert_eq!(again, expected, "call {call}");
+    }
+    assert!(0 < cleared && cleared < calls, "{cleared} of {calls}");
+}

@@ -137,6 +137,83 @@ fn ends_are_told() {
 }
 
 #[test]
+fn a_sequence_that_somebody_else_changed_is_not_reused() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let (_, expected) = generate(&mut session(&model, 64), &tokens(12), &some(6));
+    let changes: [fn(&mut Context) -> samite_llm::Result<()>; 3] = [
+        |context| context.remove(0, 4..),
+        |context| context.remove(0, 2..5),
+        |context| context.decode(&samite_llm::Batch::sequence(&[5, 6, 7], 20, 0)),
+    ];
+    for change in changes {
+        let mut session = session(&model, 64);
+        generate(&mut session, &tokens(12), &some(3));
+        change(session.context_mut()).unwrap();
+        let (_, after) = generate(&mut session, &tokens(12), &some(6));
+        assert_eq!(after.timings.reused_tokens, 0);
+        assert_eq!(after.tokens, expected.tokens);
+        // From here on, the sequence is the session's own again.
+        let (_, again) = generate(&mut session, &tokens(12), &some(6));
+        assert_eq!(again.timings.reused_tokens, 11);
+        assert_eq!(again.tokens, expected.tokens);
+    }
+}
+
+#[test]
+fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    for keep in [0, 1, 3] {
+        let n_ctx = 10;
+        let options = GenerateOptions {
+            keep_when_full: Some(keep),
+            ..some(25)
+        };
+        let mut session = session(&model, n_ctx);
+        let (_, generation) = generate(&mut session, &tokens(7), &options);
+        // The same by hand.
+        let with_room = ContextOptions {
+            n_ctx: Some(n_ctx),
+            ..precise()
+        };
+        let mut context = context(&model, with_room);
+        let mut held = tokens(7);
+        let mut logits = decode(&mut context, &held, 0, 0).pop().unwrap();
+        let mut all = Vec::new();
+        let mut forgotten = 0;
+        loop {
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            let token = best.unwrap() as u32;
+            all.push(token);
+            if all.len() == 25 {
+                break;
+            }
+            if held.len() == n_ctx {
+                let half = (n_ctx - keep) / 2;
+                let (first, end) = (keep as i32, (keep + half) as i32);
+                context.remove(0, first..end).unwrap();
+                context.shift(0, end.., -(half as i32)).unwrap();
+                held.drain(keep..keep + half);
+                forgotten += 1;
+            }
+            logits = decode(&mut context, &[token], held.len() as i32, 0)
+                .pop()
+                .unwrap();
+            held.push(token);
+        }
+        assert!(forgotten > 1);
+        assert_eq!(generation.tokens, all, "{keep} kept");
+        assert_eq!(session.tokens(), held, "{keep} kept");
+    }
+    // Where everything is kept, nothing can be forgotten.
+    let options = GenerateOptions {
+        keep_when_full: Some(8),
+        ..some(20)
+    };
+    let (_, full) = generate(&mut session(&model, 8), &tokens(5), &options);
+    assert_eq!(full.finish, Finish::ContextFull);
+}
+
+#[test]
 fn prompts_that_cannot_be_are_refused() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 16);
@@ -209,6 +286,7 @@ fn stories() -> Option<PathBuf> {
 fn a_real_model_tells_its_story() {
     const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can'";
     let Some(path) = stories() else {
+        samite_testing::skipped("SAMITE_TEST_MODELS does not name a folder with stories260K.gguf");
         return;
     };
     for (devices, rules) in [

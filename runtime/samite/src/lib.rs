@@ -14,6 +14,9 @@
 //! | [`llm`] | models, contexts, generation |
 //! | [`train`] | gradients, optimizers, training |
 //!
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default. `default-features = false, features = ["cpu"]`
+//! links the CPU device alone.
+//!
 //! A graph on the best device of this machine:
 //!
 //! ```

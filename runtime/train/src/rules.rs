@@ -595,7 +595,7 @@ fn logistic_slope(
 fn gelu_erf_slope(graph: &mut Graph, x: TensorId) -> Result<TensorId> {
     // Φ(|x|) is the function divided by |x|, which is kept away from 0.
     let size = graph.unary(x, Unary::Abs)?;
-    let size = graph.clamp(size, 1e-4, f32::INFINITY)?;
+    let size = graph.clamp(size, 1e-30, f32::INFINITY)?;
     let value = graph.unary(size, Unary::GeluErf)?;
     let share = graph.div(value, size)?;
     let share = graph.scale_bias(share, 1.0, -0.5)?;

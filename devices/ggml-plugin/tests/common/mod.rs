@@ -41,7 +41,7 @@ impl Base {
         match status {
             Ok(status) => assert!(status.success(), "the fixture does not compile"),
             Err(error) => {
-                println!("skipped: no C compiler ({error})");
+                samite_testing::skipped(format_args!("no C compiler ({error})"));
                 return None;
             }
         }

@@ -36,6 +36,11 @@ mod stream;
 mod tests;
 
 pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
-pub(crate) use library::loader_error;
-pub(crate) use log::event;
 pub use probe::probe;
+
+// For samite's `libggml-base`, where there is one.
+#[cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+pub(crate) use {library::loader_error, log::event};

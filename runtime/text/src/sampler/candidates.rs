@@ -496,6 +496,18 @@ mod tests {
         );
     }
 
+    #[test]
+    fn of_equally_typical_tokens_the_lowest_ids_stay() {
+        // The three at .2 are nearer to the expected surprise than the one at .4.
+        for (p, expected) in [(0.1, &[1][..]), (0.3, &[1, 2]), (0.5, &[1, 2, 4])] {
+            let mut candidates = candidates(&[0.4, 0.2, 0.2, 1e-9, 0.2]);
+            candidates.typical_p(p).unwrap();
+            let mut ids: Vec<_> = candidates.as_slice().iter().map(|c| c.id).collect();
+            ids.sort_unstable();
+            assert_eq!(ids, expected, "{p}");
+        }
+    }
+
     /// Chains over 10 000 tokens with probability in proportion to their id, as in llama.cpp's
     /// test.
     #[test]

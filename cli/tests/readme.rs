@@ -1,0 +1,115 @@
+//! What the README shows is what happens.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn readme() -> String {
+    std::fs::read_to_string(root().join("README.md")).unwrap()
+}
+
+/// Runs a line of the README that begins with `samite`, in the root of the repository, with further arguments.
+fn run(line: &str, more: &[&str]) -> Output {
+    let quoted = line.split('\'').enumerate();
+    let arguments = quoted.flat_map(|(number, part)| match number % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    Command::new(env!("CARGO_BIN_EXE_samite"))
+        .args(arguments.skip(1))
+        .args(more)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// What such a line prints.
+fn samite(line: &str) -> String {
+    let output = run(line, &[]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_plan_is_what_samite_plan_prints() {
+    let readme = readme();
+    let (_, rest) = readme.split_once("$ samite plan ").unwrap();
+    let (block, _) = rest.split_once("```").unwrap();
+    let (command, shown) = block.split_once('\n').unwrap();
+    let printed = samite(&format!("samite plan {command}"));
+    let mut printed_lines = printed.lines();
+    let mut skips = false;
+    for line in shown.lines() {
+        if line.trim() == "…" {
+            skips = true;
+            continue;
+        }
+        let found = match skips {
+            true => printed_lines.find(|printed| *printed == line),
+            false => printed_lines.next().filter(|printed| *printed == line),
+        };
+        assert!(
+            found.is_some(),
+            "no line\n{line}\nat its place in\n{printed}"
+        );
+        skips = false;
+    }
+    assert!(skips || printed_lines.next().is_none());
+}
+
+#[test]
+fn every_command_is_in_the_table_and_the_other_way_around() {
+    let readme = readme();
+    let rows = readme.lines().filter_map(|line| {
+        let rest = line.strip_prefix("| `samite ")?;
+        rest.split('`').next()
+    });
+    let shown: Vec<_> = rows.collect();
+    assert!(shown.len() > 8, "{shown:?}");
+    let help = samite("samite --help");
+    let (_, commands) = help.split_once("Commands:").unwrap();
+    let commands = commands.split("\n\n").next().unwrap().lines();
+    let known: Vec<_> = commands
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty())
+        .collect();
+    for name in &shown {
+        assert!(
+            known.contains(name),
+            "there is no command {name}: {known:?}"
+        );
+    }
+}
+
+#[test]
+fn the_training_command_works_once_its_text_was_made() {
+    let readme = readme();
+    let command = "samite train models/stories/train.toml -o folder";
+    assert!(readme.contains(command));
+    // The texts that the configuration names, much shorter, and a copy of it beside them.
+    let dir = tempfile::tempdir().unwrap();
+    let config = root().join("models/stories/train.toml");
+    let copy = dir.path().join("train.toml");
+    std::fs::copy(config, &copy).unwrap();
+    for (name, stories, seed) in [("train.txt", 300, 1), ("held-out.txt", 40, 2)] {
+        let lines = (0..stories).map(|index| samite_stories::story(seed, index) + "\n");
+        let text: String = lines.collect();
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    let out = dir.path().join("folder");
+    let line = command
+        .replace("models/stories/train.toml", copy.to_str().unwrap())
+        .replace("folder", out.to_str().unwrap());
+    // A run that is stopped early says so by its exit code, so what counts is that it learnt and kept what it learnt.
+    let output = run(&line, &["--stop-after", "1"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!error.contains("error:"), "{error}");
+    let files = std::fs::read_dir(out).unwrap().count();
+    assert!(files > 0, "{error}");
+}

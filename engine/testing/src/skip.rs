@@ -1,0 +1,43 @@
+//! Tests that need something optional say when it is not there.
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// The environment variable with a file to which every skipped test adds a line, so that a run of many test programs can list them at its end.
+const LIST_VARIABLE: &str = "SAMITE_TEST_SKIPPED";
+
+/// Says that the test of this thread leaves something out, and why. Unlike what tests print, the line is shown when the test passes, too.
+/// It is also added to the file that `SAMITE_TEST_SKIPPED` names.
+pub fn skipped(reason: impl Display) {
+    let thread = std::thread::current();
+    let line = line(thread.name(), &reason);
+    // Only what `println!` and its like write is kept back by the test harness. A closed stream is no reason to fail.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    let Some(path) = std::env::var_os(LIST_VARIABLE) else {
+        return;
+    };
+    let file = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path);
+    // One write, so that lines of several processes do not mix.
+    let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+fn line(test: Option<&str>, reason: &dyn Display) -> String {
+    format!("skipped: {}: {reason}\n", test.unwrap_or("a test"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_names_test_and_reason() {
+        let found = line(std::thread::current().name(), &"no library");
+        assert_eq!(
+            found,
+            "skipped: skip::tests::the_line_names_test_and_reason: no library\n"
+        );
+    }
+}
