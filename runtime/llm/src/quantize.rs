@@ -142,20 +142,14 @@ impl Mixture {
 
     /// The type that `tensor` gets. `layer` counts `attn_v` or `ffn_down` tensors seen before it, of `layers`; `shared` is the
     /// number of query heads for each key head.
-    fn choose(
-        &self,
-        tensor: &TensorInfo,
-        layer: usize,
-        layers: usize,
-        shared: usize,
-        tied: bool,
-    ) -> DType {
+    fn choose(&self, tensor: &TensorInfo, layer: usize, layers: usize, model: &Traits) -> DType {
         use DType::*;
         let name = &*tensor.name;
         let quantizes = self.base.is_quantized();
-        let is_output = name == "output.weight" || tied && name == "token_embd.weight";
+        let is_output = name == "output.weight" || model.tied && name == "token_embd.weight";
         let early = layer < layers / 8;
         let important = early || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
+        let is_down = name.contains("ffn_down");
         let kind = |part: &str| name.split('.').any(|piece| piece == part);
         match self.name {
             _ if !quantizes => self.base,
@@ -163,14 +157,22 @@ impl Mixture {
             "Q8_0" => Q8_0,
             _ if is_output => Q6_K,
             "TQ1_0" | "TQ2_0" if name == "token_embd.weight" => Q4_K,
+            // With eight experts, attention is a small part of the model.
+            _ if model.experts == 8 && (kind("attn_v") || kind("attn_k")) => Q8_0,
+            "Q2_K" | "Q3_K_S" | "Q3_K_M" | "IQ4_NL" | "IQ4_XS" | "Q4_K_S" | "Q4_K_M"
+                if model.experts == 8 && kind("attn_output") =>
+            {
+                Q5_K
+            }
+            "Q3_K_L" if model.experts == 8 && kind("attn_output") => Q3_K,
             "Q2_K" if kind("attn_v") => {
-                if shared >= 4 {
+                if model.shared >= 4 {
                     Q4_K
                 } else {
                     Q3_K
                 }
             }
-            "Q2_K" if kind("ffn_down") || kind("attn_output") => Q3_K,
+            "Q2_K" if is_down || kind("attn_output") => Q3_K,
             "Q3_K_M" if kind("attn_v") => {
                 if layer < 2 {
                     Q5_K
@@ -178,7 +180,7 @@ impl Mixture {
                     Q4_K
                 }
             }
-            "Q3_K_M" if kind("ffn_down") => {
+            "Q3_K_M" if is_down => {
                 if layer < layers / 16 {
                     Q5_K
                 } else {
@@ -186,15 +188,15 @@ impl Mixture {
                 }
             }
             "Q3_K_M" if kind("attn_output") => Q4_K,
-            "Q3_K_L" if kind("attn_v") || kind("ffn_down") || kind("attn_output") => Q5_K,
+            "Q3_K_L" if kind("attn_v") || is_down || kind("attn_output") => Q5_K,
             "Q3_K_M" | "Q3_K_L" if kind("attn_qkv") => Q4_K,
             "Q4_K_S" if kind("attn_v") && layer < 4 => Q5_K,
-            "Q4_K_S" if kind("ffn_down") && early => Q5_K,
-            "Q4_K_M" | "Q5_K_M" if (kind("attn_v") || kind("ffn_down")) && important => Q6_K,
+            "Q4_K_S" if is_down && early => Q5_K,
+            "Q4_K_M" | "Q5_K_M" if (kind("attn_v") || is_down) && important => Q6_K,
             "Q4_K_M" if kind("attn_qkv") => Q5_K,
             "Q5_K_M" if kind("attn_qkv") => Q6_K,
-            "IQ4_NL" | "IQ4_XS" if kind("attn_v") && shared >= 4 => Q5_K,
-            "IQ4_NL" | "IQ4_XS" if kind("ffn_down") && early => Q5_K,
+            "IQ4_NL" | "IQ4_XS" if kind("attn_v") && model.shared >= 4 => Q5_K,
+            "IQ4_NL" | "IQ4_XS" if is_down && early => Q5_K,
             _ => self.base,
         }
     }
@@ -221,12 +223,23 @@ impl FromStr for Mixture {
     }
 }
 
+/// What the rules of mixtures ask about a model.
+struct Traits {
+    /// Query heads that share keys and values.
+    shared: usize,
+    /// Experts of each layer; 0 for none.
+    experts: usize,
+    /// The embedding is the output matrix, too.
+    tied: bool,
+}
+
 /// The next smaller demand on the row length, for rows that are not whole blocks of `dtype`.
 fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     use DType::*;
     if !columns.is_multiple_of(dtype.block_len()) {
         dtype = match dtype {
-            Q2_K | Q3_K | IQ4_XS | TQ1_0 | TQ2_0 => IQ4_NL,
+            IQ4_XS => IQ4_NL,
+            Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
             Q4_K => Q5_0,
             Q5_K => Q5_1,
             Q6_K => Q8_0,
@@ -284,8 +297,11 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     let key_heads = metadata
         .get_or(&format!("{arch}.attention.head_count_kv"), heads)
         .unwrap_or(heads);
-    let shared = heads / key_heads.max(1);
-    let tied = source.tensor("output.weight").is_none();
+    let model = Traits {
+        shared: heads / key_heads.max(1),
+        experts: metadata.get_or(&format!("{arch}.expert_count"), 0usize)?,
+        tied: source.tensor("output.weight").is_none(),
+    };
     let is_value = |t: &TensorInfo| t.name.ends_with("attn_v.weight");
     let is_down = |t: &TensorInfo| t.name.contains("ffn_down");
     let values = source.tensors().iter().filter(|t| is_value(t)).count();
@@ -310,7 +326,7 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
             let wanted = if options.pure {
                 options.mixture.base
             } else {
-                options.mixture.choose(tensor, layer, layers, shared, tied)
+                options.mixture.choose(tensor, layer, layers, &model)
             };
             for_rows_of(wanted, tensor.shape[0])
         };

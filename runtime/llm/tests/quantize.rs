@@ -79,13 +79,11 @@ fn mixtures_choose_the_types_that_llama_cpp_chooses() {
 }
 
 #[test]
-#[ignore = "not yet: rules of their own for eight experts, and for ffn_down of experts"]
 fn mixtures_choose_the_types_of_experts_that_llama_cpp_chooses() {
     agrees(has_experts);
 }
 
 #[test]
-#[ignore = "not yet: q4_0 where rows of q2_K, q3_K, tq1_0 and tq2_0 are no whole blocks"]
 fn mixtures_fall_back_to_the_types_that_llama_cpp_chooses() {
     agrees(|model| !has_whole_blocks(model));
 }
