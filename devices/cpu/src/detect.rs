@@ -92,12 +92,6 @@ impl Avx512 {
         self.vnni
     }
 
-    /// Whether [crossed products](crate::packed) are faster.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub fn crossed(self) -> bool {
-        self.crossed
-    }
-
     /// Whether AMX, and then AVX-512 VNNI, is there too.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub fn tiles(self) -> Option<Tiles> {
@@ -207,6 +201,12 @@ impl Isa {
             })),
             _ => None,
         }
+    }
+
+    /// Whether products are crossed.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn is_crossed(self) -> bool {
+        matches!(self, Isa::Avx512(token) if token.crossed)
     }
 
     /// The same without them.

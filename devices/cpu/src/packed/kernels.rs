@@ -55,6 +55,14 @@ macro_rules! for_format {
 
 /// The product for a type and what it needs columns to be.
 pub(super) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
+    // Others have none that are crossed.
+    #[cfg(target_arch = "x86_64")]
+    if isa.is_crossed()
+        && let Some(product) = for_format!(dtype, F => avx512_vnni_crossed::product::<F>();
+            Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, MXFP4 Mxfp4)
+    {
+        return Some(product);
+    }
     for_format!(dtype, F => compiled::<F>(isa))
 }
 
@@ -71,10 +79,6 @@ fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.tiles().is_some() && F::GROUP == 32 => {
             (super::tiles::multiply::<F>, F::COLUMNS)
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() && token.crossed() => {
-            avx512_vnni_crossed::product::<F>()
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => avx512_vnni::product::<F>(),

@@ -207,6 +207,7 @@ mod tests {
     use super::layout::PackedLayout;
     use super::*;
     use crate::harness::numbers;
+    use crate::tune::Reading;
     use samite_core::Layout;
 
     #[test]
@@ -246,6 +247,7 @@ mod tests {
     struct Line([u64; 8]);
 
     /// Products of packed rows with columns, `batch` of them at a time, the last ones first if `backwards`.
+    #[allow(clippy::too_many_arguments)]
     fn multiply(
         isa: Isa,
         product: PackedProduct,
@@ -254,6 +256,7 @@ mod tests {
         x: &[f32],
         batch: usize,
         backwards: bool,
+        reading: Reading,
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
@@ -295,7 +298,7 @@ mod tests {
             first: 0,
             slabs: form.slabs().map_or(0, |slabs| slabs.distance),
             past_caches: true,
-            reading: crate::tune::Reading::DEFAULT,
+            reading,
             scratch: scratch.as_mut_ptr().cast(),
         };
         for columns in places.chunks(batch) {
@@ -316,7 +319,7 @@ mod tests {
             };
             for (k, rows) in lengths
                 .into_iter()
-                .flat_map(|k| [1, 16, 31, 50, 64].map(|m| (k, m)))
+                .flat_map(|k| [1, 16, 31, 50, 96].map(|m| (k, m)))
             {
                 let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
                 let mut weights = vec![0; layout.bytes()];
@@ -326,15 +329,28 @@ mod tests {
                 let x = numbers(11, k * 67);
                 let mut first: Option<Vec<f32>> = None;
                 for (name, isa, product) in products(dtype, k, 67) {
-                    let multiply = |batch, backwards| {
-                        multiply(isa, product, &layout, &weights, &x, batch, backwards).unwrap()
+                    let read = |batch, backwards, reading| {
+                        multiply(
+                            isa, product, &layout, &weights, &x, batch, backwards, reading,
+                        )
+                        .unwrap()
                     };
+                    let multiply = |batch, backwards| read(batch, backwards, Reading::DEFAULT);
                     let got = multiply(67, false);
                     for batch in [1, 2, 3, 4, 5, 8, 9, 16, 64] {
                         let other = multiply(batch, false);
                         assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
                     assert!(got == multiply(67, true), "{name} {dtype} {k} {rows}");
+                    for (batch, ahead, streams) in
+                        [(1, 0, 2), (1, 128, 3), (4, 9216, 2), (8, 64, 9)]
+                    {
+                        let other = read(batch, false, Reading { ahead, streams });
+                        assert!(
+                            got == other,
+                            "{name} {dtype} {k} {rows} {ahead} x {streams}"
+                        );
+                    }
                     let (mut error, mut power) = (0.0, 0.0);
                     for (c, x) in x.chunks(k).enumerate() {
                         for (r, w) in decoded.chunks(k).enumerate() {
@@ -388,7 +404,17 @@ mod tests {
             x[35 * k..].fill(-1.0);
             for (name, isa, product) in products(dtype, k, columns) {
                 let results = [1, 2, 4, 8, columns].map(|batch| {
-                    multiply(isa, product, &layout, &weights, &x, batch, false).unwrap()
+                    multiply(
+                        isa,
+                        product,
+                        &layout,
+                        &weights,
+                        &x,
+                        batch,
+                        false,
+                        Reading::DEFAULT,
+                    )
+                    .unwrap()
                 });
                 for (i, got) in results
                     .iter()
@@ -416,7 +442,17 @@ mod tests {
             x[5 * k + 40] = f32::INFINITY;
             x[66 * k] = f32::NEG_INFINITY;
             for (name, isa, product) in products(dtype, k, columns) {
-                let got = multiply(isa, product, &layout, &weights, &x, columns, false).unwrap();
+                let got = multiply(
+                    isa,
+                    product,
+                    &layout,
+                    &weights,
+                    &x,
+                    columns,
+                    false,
+                    Reading::DEFAULT,
+                )
+                .unwrap();
                 for (c, results) in got.chunks(rows).enumerate() {
                     let finite = !matches!(c, 3 | 5 | 66);
                     let all = results.iter().all(|x| x.is_finite() == finite);

@@ -276,7 +276,7 @@ compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
 pub(crate) fn products(isa: Isa) -> Option<Products> {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() && token.crossed() => Some(avx512_crossed::PRODUCTS),
+        Isa::Avx512(_) if isa.is_crossed() => Some(avx512_crossed::PRODUCTS),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512(token) if token.vnni() => Some(avx512::PRODUCTS),
         #[cfg(target_arch = "x86_64")]

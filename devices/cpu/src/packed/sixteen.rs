@@ -345,7 +345,7 @@ pub(super) fn product(
     columns: usize,
     each: usize,
 ) -> Option<(PanelFn, Sixteen)> {
-    let crossed = matches!(isa, Isa::Avx512(token) if token.crossed());
+    let crossed = isa.is_crossed();
     let function: PanelFn = match (isa, dtype) {
         (Isa::Avx512(token), DType::F16) if token.vnni() && crossed => avx512_crossed::<F16>,
         (Isa::Avx512(token), DType::BF16) if token.vnni() && crossed => avx512_crossed::<Bf16>,
