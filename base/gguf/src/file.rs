@@ -86,15 +86,13 @@ impl Part {
             }
         };
         read.map_err(|error| {
+            let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
             let error = match error.kind() {
                 std::io::ErrorKind::UnexpectedEof => {
-                    let message = "the file ends before: it became shorter after it was opened";
-                    Error::new(ErrorKind::Truncated, "", message).at(offset)
+                    let message = format!("{doing}: the file became shorter after it was opened");
+                    Error::new(ErrorKind::Truncated, "", message)
                 }
-                _ => {
-                    let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
-                    Error::io(&doing, &error)
-                }
+                _ => Error::io(&doing, &error),
             };
             error.in_file(&self.path)
         })
