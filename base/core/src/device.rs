@@ -18,12 +18,14 @@
 //!   answers in one round trip; the defaults ask one by one.
 //! - A device that is gone fails with [`Error::DeviceLost`] from then on, everywhere, and quickly.
 
-use crate::buffer::{Buffer, BufferType, Rows, TensorRef, Usage};
+use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, TensorId};
 use crate::memory::HostMemory;
+use crate::rows::Rows;
 use crate::support::Support;
+use crate::tensor_ref::TensorRef;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;

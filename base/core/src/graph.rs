@@ -1,12 +1,12 @@
 //! The graph: tensors in topological order, as plain data.
 
-use crate::buffer::StoredTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::infer::infer;
 use crate::layout::{Layout, Shape};
 use crate::memory::MemoryId;
 use crate::op::Op;
+use crate::stored::StoredTensor;
 use std::sync::Arc;
 
 /// Names a tensor of one graph: its position.

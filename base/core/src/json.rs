@@ -1,12 +1,12 @@
 //! Graphs as JSON, and back.
 
-use crate::buffer::StoredTensor;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Flags, Graph, TensorId};
 use crate::layout::{DIMS, Layout, Shape};
 use crate::op::Op;
 use crate::print::roles;
+use crate::stored::StoredTensor;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -31,6 +31,7 @@ mod dtype;
 mod error;
 mod exact;
 pub mod graph;
+mod host_buffer;
 mod infer;
 mod json;
 mod layout;
@@ -38,13 +39,13 @@ pub mod memory;
 pub mod op;
 pub mod print;
 pub mod reorder;
+mod rows;
+mod stored;
 mod support;
+mod tensor_ref;
 mod unallocated;
 
-pub use buffer::{
-    Bounce, Buffer, BufferType, Role, Rows, Slot, StoredTensor, TensorGroup, TensorInfo, TensorRef,
-    Usage, align_up, host_buffer, host_buffer_type, same_buffer_type,
-};
+pub use buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type};
 pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};
 pub use device::{
@@ -54,9 +55,13 @@ pub use device::{
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
+pub use host_buffer::{host_buffer, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use memory::{Access, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use rows::Rows;
+pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;
+pub use tensor_ref::{Bounce, TensorRef};
 pub use unallocated::unallocated;
