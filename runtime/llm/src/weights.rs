@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
 use samite_core::{
-    Buffer, BufferType, CancelToken, DType, Device, HostMemory, Layout, StoredTensor, Support,
-    TensorGroup, TensorRef, Usage, same_buffer_type,
+    Buffer, BufferType, CancelToken, DType, Device, HostMemory, Layout, Role, StoredTensor,
+    Support, TensorGroup, TensorRef, Usage, same_buffer_type,
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
@@ -34,12 +34,19 @@ pub struct PlannedTensor {
     /// Whether it is used where the file is mapped, without a copy.
     pub in_place: bool,
     layout: Layout,
+    role: Role,
     explicit: bool,
     /// An earlier tensor that is the same data in the same memory.
     same_as: Option<usize>,
 }
 
 impl PlannedTensor {
+    /// The tensor at `offset` of its memory.
+    fn store(&self, buffer: Arc<dyn Buffer>, offset: usize) -> Result<Arc<StoredTensor>> {
+        let stored = StoredTensor::with_role(&*self.name, buffer, offset, self.layout, self.role)?;
+        Ok(stored)
+    }
+
     fn weight(&self, stored: Arc<StoredTensor>) -> Weight {
         Weight {
             stored,
@@ -51,7 +58,10 @@ impl PlannedTensor {
 
     /// What its memory is told about it.
     fn described(&self) -> samite_core::TensorInfo<'_> {
-        samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
+        samite_core::TensorInfo {
+            role: self.role,
+            ..samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
+        }
     }
 }
 
@@ -240,6 +250,7 @@ impl WeightPlan {
             });
             plan.tensors.push(PlannedTensor {
                 layout: spec.layout(info.dtype)?,
+                role: spec.weight_role(),
                 name: spec.name,
                 data: info.clone(),
                 device: choice.device,
@@ -307,7 +318,7 @@ impl WeightPlan {
             let described = tensor.described();
             let size = tensor.memory.alloc_size(&described)?;
             let buffer = samite_core::unallocated(&tensor.memory, size, Usage::Weights);
-            let stored = StoredTensor::new(&*tensor.name, buffer, 0, tensor.layout)?;
+            let stored = tensor.store(buffer, 0)?;
             let weight = tensor.weight(stored);
             weights.tensors.insert(tensor.name.clone(), weight);
         }
@@ -394,18 +405,16 @@ impl WeightPlan {
         }
         let groups = self.groups();
         for (memory, members) in groups {
-            let layouts: Vec<_> = members
+            let described: Vec<_> = members
                 .iter()
-                .map(|&i| (self.tensors[i].name.as_str(), self.tensors[i].layout))
+                .map(|&i| self.tensors[i].described())
                 .collect();
-            let bytes = layouts.iter().fold(0usize, |sum, (_, layout)| {
-                sum.saturating_add(layout.bytes())
-            });
+            let bytes = TensorGroup::planned_size(&memory, &described)?;
             if let Some(&first) = members.first() {
                 let device = devices.get(self.tensors[first].device);
                 device.check_free(bytes, "weights")?;
             }
-            let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
+            let group = TensorGroup::allocate_described(&memory, Usage::Weights, &described)?;
             for (i, tensor) in members.into_iter().zip(group.tensors) {
                 stored[i] = Some(tensor);
             }
@@ -415,12 +424,7 @@ impl WeightPlan {
                 let place = first.tensor();
                 let buffer = Arc::clone(&place.buffer);
                 let offset = place.slot.offset;
-                stored[i] = Some(StoredTensor::new(
-                    &*tensor.name,
-                    buffer,
-                    offset,
-                    tensor.layout,
-                )?);
+                stored[i] = Some(tensor.store(buffer, offset)?);
             }
         }
         let missing = || Error::invalid("a planned tensor has no memory");
@@ -489,9 +493,8 @@ impl Imports {
         // What is mapped has offsets that fit.
         let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
         buffer
-            .map(|buffer| StoredTensor::new(&*tensor.name, buffer, offset, tensor.layout))
+            .map(|buffer| tensor.store(buffer, offset))
             .transpose()
-            .map_err(Into::into)
     }
 }
 

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Usage};
+use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Role, Usage};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -404,4 +404,24 @@ fn what_cannot_be_imported_is_copied() {
     }
     assert_eq!(results[0], results[1]);
     assert_eq!(results[0], results[2]);
+}
+
+#[test]
+fn memory_is_told_what_weights_are_for() {
+    let file = TestModel::tiny("llama");
+    let model = file.load(vec![reference("a"), cpu()], "layers=1:cpu");
+    let role = |name: &str| model.weights().get(name).unwrap().role();
+    for layer in ["blk.0.", "blk.1."] {
+        for (name, expected) in [
+            ("attn_norm", Role::Vector),
+            ("attn_q", Role::Expand),
+            ("attn_output", Role::Reduce),
+            ("ffn_gate", Role::Expand),
+            ("ffn_down", Role::Reduce),
+        ] {
+            assert_eq!(role(&format!("{layer}{name}.weight")), expected, "{name}");
+        }
+    }
+    assert_eq!(role("token_embd.weight"), Role::Embedding);
+    assert_eq!(role("output.weight"), Role::Head);
 }

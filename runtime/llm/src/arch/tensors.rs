@@ -76,6 +76,24 @@ impl TensorSpec {
         Ok((graph, node))
     }
 
+    /// What it does in the model, for devices that give weights a form of their own.
+    pub fn weight_role(&self) -> samite_core::Role {
+        use samite_core::Role;
+        match self.usage {
+            WeightUse::Rows => Role::Embedding,
+            WeightUse::Scale | WeightUse::Bias | WeightUse::RopeDivisors => Role::Vector,
+            WeightUse::Product | WeightUse::Experts => {
+                match self.name.rsplit('.').nth(1).unwrap_or_default() {
+                    "attn_output" | "ffn_down" | "ffn_down_exps" => Role::Reduce,
+                    "output" => Role::Head,
+                    // A router's results are compared with each other.
+                    "ffn_gate_inp" => Role::Unknown,
+                    _ => Role::Expand,
+                }
+            }
+        }
+    }
+
     /// The layout with elements of type `dtype`.
     pub(crate) fn layout(&self, dtype: DType) -> Result<Layout> {
         Layout::contiguous(dtype, self.shape)
