@@ -5,14 +5,18 @@ use crate::failure::{Failure, Outcome};
 use crate::progress;
 use crate::shown::counted;
 use clap::Args;
-use samite_testing::run_suite;
+use samite::Device;
+use samite_testing::{ContractOutcome, check_contract, run_suite};
+use serde_json::json;
 use std::io::Write;
+use std::sync::Arc;
 
 /// Flags of `samite test-ops`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite test-ops
-  samite test-ops --device blas --filter mul_mat -v")]
+  samite test-ops --device blas --filter mul_mat -v
+  samite test-ops --device cpu --contract")]
 pub struct TestOpsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
@@ -21,6 +25,9 @@ pub struct TestOpsArgs {
     /// Only cases whose name contains this, for example an operation
     #[arg(short, long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Only the contract: buffers, streams, events, copies and order instead of operations
+    #[arg(long, conflicts_with = "filter")]
+    contract: bool,
     /// Also print why cases are not supported
     #[arg(short, long)]
     verbose: bool,
@@ -31,6 +38,9 @@ pub struct TestOpsArgs {
 
 pub fn run(args: TestOpsArgs) -> Outcome {
     let devices = args.devices.devices(args.threads.count())?;
+    if args.contract {
+        return contract(&devices, args.json);
+    }
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
     for device in devices {
@@ -65,6 +75,39 @@ pub fn run(args: TestOpsArgs) -> Outcome {
         _ => Err(Failure::error(format_args!(
             "{} failed",
             counted(failed, "case")
+        ))),
+    }
+}
+
+/// Checks what is not computed.
+fn contract(devices: &[Arc<dyn Device>], json: bool) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    let (mut failed, mut found) = (0, Vec::new());
+    for device in devices {
+        let report = check_contract(device);
+        failed += report.failures().len();
+        if json {
+            let checks = report.checks.iter().map(|(name, outcome)| {
+                let (outcome, why) = match outcome {
+                    ContractOutcome::Passed => ("holds", None),
+                    ContractOutcome::Skipped(why) => ("skipped", Some(why)),
+                    ContractOutcome::Failed(why) => ("failed", Some(why)),
+                };
+                json!({ "check": name, "outcome": outcome, "why": why })
+            });
+            found.push(json!({ "device": device.name(), "checks": checks.collect::<Vec<_>>() }));
+        } else {
+            writeln!(out, "the contract, on {}:\n{report}", device.name())?;
+        }
+    }
+    if json {
+        writeln!(out, "{:#}", serde_json::Value::from(found))?;
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(Failure::error(format_args!(
+            "{} of the contract failed",
+            counted(failed, "check")
         ))),
     }
 }

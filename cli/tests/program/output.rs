@@ -36,6 +36,10 @@ fn json_is_json() {
         perplexity["perplexity"].as_f64().unwrap() > 1.0,
         "{perplexity}"
     );
+    let contract = samite(["test-ops", "--contract", "--device", "cpu", "--json"]).json();
+    let checks = contract[0]["checks"].as_array().unwrap();
+    let holds = |check: &&serde_json::Value| check["outcome"] == "holds";
+    assert!(checks.iter().filter(holds).count() >= 13, "{contract}");
     let tests = samite(["test-ops", "--filter", "sqr", "--json"]).json();
     assert_eq!(tests[0]["device"], "cpu");
 }
