@@ -210,7 +210,7 @@ impl Reading {
     fn parse(text: &str) -> Option<Self> {
         let (ahead, streams) = text.split_once('x')?;
         let (ahead, streams) = (ahead.parse().ok()?, streams.parse().ok()?);
-        (ahead <= 1 << 20 && streams >= 1).then_some(Reading { ahead, streams })
+        (ahead <= 1 << 20 && (1..=8).contains(&streams)).then_some(Reading { ahead, streams })
     }
 }
 
@@ -449,6 +449,7 @@ mod tests {
             "1x1,1x1,1x1,1x1",
             "ax1,1x1,1x1",
             "9999999x1,1x1,1x1",
+            "128x9,1x1,1x1",
         ] {
             assert_eq!(Readings::parse(text), None, "{text}");
         }
