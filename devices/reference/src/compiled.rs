@@ -38,7 +38,7 @@ impl Kind {
 
 impl CompiledNodes {
     /// The kernels of `nodes`; those of `earlier` if they are the same.
-    pub fn new(
+    pub fn compile(
         device: &ReferenceDevice,
         graph: &Graph,
         nodes: &[TensorId],

@@ -140,7 +140,7 @@ impl Device for ReferenceDevice {
             return Ok(None);
         }
         self.check("compile")?;
-        CompiledNodes::new(self, graph, nodes, earlier, cancel).map(Some)
+        CompiledNodes::compile(self, graph, nodes, earlier, cancel).map(Some)
     }
 
     fn supports(&self, node: Node<'_>) -> Support {

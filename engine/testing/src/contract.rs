@@ -77,6 +77,9 @@ impl From<Error> for End {
 
 type Check = Result<(), End>;
 
+/// A check with what it is called.
+type Named = (&'static str, fn(&Bench) -> Check);
+
 fn ensure(holds: bool, otherwise: impl fmt::Display) -> Check {
     match holds {
         true => Ok(()),
@@ -90,7 +93,7 @@ fn skip<T>(why: &str) -> Result<T, End> {
 
 /// Checks that `device` keeps the contract of [`samite_core::device`].
 pub fn check_contract(device: &Arc<dyn Device>) -> ContractReport {
-    let checks: &[(&'static str, fn(&Bench) -> Check)] = &[
+    let checks: &[Named] = &[
         ("buffers hold what is written", buffers_hold_what_is_written),
         ("accesses are checked", accesses_are_checked),
         ("locations", locations),
