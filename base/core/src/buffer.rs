@@ -90,7 +90,7 @@ pub trait BufferType: Send + Sync + fmt::Debug {
     /// Bytes that a tensor takes, padding and packing included; at least `layout.bytes()` unless the type packs.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if such a tensor cannot lie in this memory.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if such a tensor cannot lie in this memory.
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
         Ok(tensor.layout.bytes())
     }
@@ -127,7 +127,7 @@ pub trait BufferType: Send + Sync + fmt::Debug {
     /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>>;
 }
 
@@ -176,7 +176,7 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// Called once for each tensor that is placed in the buffer, at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if such a tensor cannot lie here.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if such a tensor cannot lie here.
     fn init_tensor(&self, _offset: usize, _tensor: &TensorInfo<'_>) -> Result<()> {
         Ok(())
     }
@@ -190,7 +190,7 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// Reads from byte `offset` of the tensor.
     ///
     /// # Errors
-    /// If the range does not exist or the device fails; [`Error::Unsupported`] where weights are converted in one direction only.
+    /// If the range does not exist or the device fails; [`Error::Unsupported`](crate::Error::Unsupported) where weights are converted in one direction only.
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()>;
 
     /// Sets `len` bytes at byte `offset` of the tensor.
