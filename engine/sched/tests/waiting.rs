@@ -142,6 +142,35 @@ fn devices_that_share_bytes_through_different_buffers_wait_for_each_other() {
     opener.join().unwrap();
 }
 
+#[test]
+fn a_part_of_imported_memory_is_not_other_memory() {
+    let open = Latch::new();
+    let (a, b) = (held_back("a", &open), held_back("b", &open));
+    let whole = HostMemory::allocate(128, "host", "whole").unwrap();
+    // SAFETY: the bytes are kept alive, and nothing runs that would touch them.
+    let part = unsafe {
+        let start = whole.base().add(64);
+        HostMemory::borrow(start, 64, true, Box::new(Arc::clone(&whole)))
+    };
+    // The same bytes, at different places of different buffers.
+    let [written, read] = [(&a, whole, 64), (&b, part, 0)].map(|(device, memory, offset)| {
+        let buffer = device.import_host(memory, Usage::Any).unwrap();
+        StoredTensor::new("shared", buffer, offset, f32s(&[4])).unwrap()
+    });
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let target = graph.stored(&written).unwrap();
+    graph.cpy(x, target).unwrap();
+    let source = graph.stored(&read).unwrap();
+    let y = graph.scale(source, 3.0).unwrap();
+    graph.set_output(y);
+    let mut assignments = Assignments::new();
+    assignments.set(y, 1);
+    let scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, &assignments).unwrap();
+    assert_eq!(race::check(&plan, 4), [], "{plan}");
+}
+
 /// A product with chosen experts whose weights lie on the host, offloaded to a device; the choice is computed on another device.
 fn offloaded_experts(uses: usize) -> (Scheduler, usize) {
     let open = Latch::new();
