@@ -1,6 +1,7 @@
 //! Compiled work, shared by pipeline copies, by plans, and by graphs that differ in extents only.
 
 use samite_core::{CancelToken, Compiled, Device, Graph, Result, TensorId};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -68,15 +69,14 @@ impl Compiler {
 /// Equal for nodes with the same operations, types and operands. Parameters and extents are the device's business.
 fn kind(graph: &Graph, nodes: &[TensorId]) -> u64 {
     let mut hasher = DefaultHasher::new();
+    let inside: HashMap<TensorId, usize> = nodes.iter().copied().zip(0..).collect();
     for &id in nodes {
         let tensor = graph.tensor(id);
         tensor.op.name().hash(&mut hasher);
         tensor.layout.dtype().hash(&mut hasher);
         for source in &tensor.sources {
-            let source = source.map(|source| {
-                let inside = nodes.iter().rposition(|&node| node == source);
-                (inside, graph.tensor(source).layout.dtype())
-            });
+            let source =
+                source.map(|source| (inside.get(&source), graph.tensor(source).layout.dtype()));
             source.hash(&mut hasher);
         }
     }
