@@ -113,15 +113,10 @@ impl DeviceSet {
         &self.memories
     }
 
-    /// Which memory results on `device` get: its own, or for a device that works on host memory the
+    /// Which memory results on `device` get, by its position in [`MemoryPlan::chunks`](crate::layout::MemoryPlan::chunks): its own, or for a device that works on host memory the
     /// [host memory](Device::host_buffer_type) of the first device that has some which it can use, so that copies between them are quick.
-    pub(crate) fn memory_of(&self, device: usize) -> usize {
+    pub fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]
-    }
-
-    /// A number for the memory in which results on `device` lie, its position in [`MemoryPlan::chunks`](crate::layout::MemoryPlan::chunks): equal for devices that share it.
-    pub fn results_in(&self, device: usize) -> usize {
-        self.memory_of(device)
     }
 
     /// Whether `device` can work on results of `other`.

@@ -18,7 +18,7 @@ use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
 use samite_core::{DeviceKind, Error, Graph, Op, Result, Support, TensorId, Usage};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 
 /// Why a tensor is on its device.
@@ -147,10 +147,8 @@ struct Placer<'a> {
     options: &'a Options,
     live: &'a [bool],
     placement: Placement,
-    /// What devices said about computed nodes, once they were asked.
-    answers: Vec<Option<HashMap<TensorId, Support>>>,
-    /// Answers of `supports` by tensor and device.
-    supports: Vec<Option<Support>>,
+    /// Answers of `supports` by device and tensor; nothing for devices that were not asked yet.
+    supports: Vec<Vec<Option<Support>>>,
     /// What is in `placement.refusals`.
     refused: HashSet<(TensorId, usize)>,
 }
@@ -178,8 +176,7 @@ pub fn place(
             reasons: vec![None; n],
             refusals: Vec::new(),
         },
-        answers: vec![None; devices.len()],
-        supports: vec![None; n * devices.len()],
+        supports: vec![Vec::new(); devices.len()],
         refused: HashSet::new(),
     };
     placer.assign(assignments)?;
@@ -207,50 +204,48 @@ impl<'a> Placer<'a> {
         self.placement.reasons[id.index()] = Some(reason);
     }
 
-    /// What `device` itself says about `id`. It is asked about all nodes at once.
-    fn answer(&mut self, id: TensorId, device: usize) -> Support {
-        let (graph, device_ref) = (self.graph, self.devices.get(device));
-        if self.answers[device].is_none() {
-            let ids: Vec<_> = self
-                .ids()
-                .filter(|&id| graph.tensor(id).is_computed())
-                .collect();
-            let answers = device_ref.supports_each(graph, &ids);
-            self.answers[device] = Some(ids.into_iter().zip(answers).collect());
-        }
-        let known = self.answers[device]
-            .as_ref()
-            .and_then(|answers| answers.get(&id));
-        known
-            .cloned()
-            .unwrap_or_else(|| device_ref.supports(graph.node(id)))
-    }
-
-    /// Whether `device` can compute `id`, also with a view to where results must be written.
+    /// Whether `device` can compute `id`, also with a view to where results must be written. The first question to a device asks about all
+    /// nodes at once.
     fn supports(&mut self, id: TensorId, device: usize) -> Support {
-        let at = id.index() * self.devices.len() + device;
-        if let Some(known) = &self.supports[at] {
+        if self.supports[device].is_empty() {
+            let graph = self.graph;
+            let is_asked = |id: &TensorId| graph.tensor(*id).is_computed();
+            let ids: Vec<_> = self.ids().filter(is_asked).collect();
+            let answers = self.devices.get(device).supports_each(graph, &ids);
+            let mut known = vec![None; graph.len()];
+            for (id, answer) in ids.into_iter().zip(answers) {
+                known[id.index()] = Some(self.with_written(id, device, answer));
+            }
+            self.supports[device] = known;
+        }
+        if let Some(known) = &self.supports[device][id.index()] {
             return known.clone();
         }
-        let node = self.graph.node(id);
-        let mut answer = self.answer(id, device);
-        let written = node.tensor().written();
+        let answer = self.devices.get(device).supports(self.graph.node(id));
+        let answer = self.with_written(id, device, answer);
+        self.supports[device][id.index()] = Some(answer.clone());
+        answer
+    }
+
+    /// What `device` says about `id`, or that it cannot write to where the result must lie.
+    fn with_written(&self, id: TensorId, device: usize, answer: Support) -> Support {
+        if !answer.is_yes() {
+            return answer;
+        }
+        let written = self.graph.tensor(id).written();
         for stored in written.filter_map(|(_, source)| self.graph.node(source).stored()) {
-            if !answer.is_yes() {
-                break;
-            }
             let buffer = &stored.tensor().buffer;
             if !buffer.is_writable() {
-                answer = Support::no(format!("'{}' is in read-only memory", stored.name()));
-            } else if !self.devices.can_use(device, stored) {
-                answer = Support::no(format!(
+                return Support::no(format!("'{}' is in read-only memory", stored.name()));
+            }
+            if !self.devices.can_use(device, stored) {
+                return Support::no(format!(
                     "it cannot write to '{}' in {}",
                     stored.name(),
                     buffer.buffer_type().name()
                 ));
             }
         }
-        self.supports[at] = Some(answer.clone());
         answer
     }
 

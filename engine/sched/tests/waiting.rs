@@ -6,7 +6,7 @@ mod common;
 use common::{bytes, device, f32s, read};
 use samite_core::{
     CancelToken, DType, Device, DeviceKind, Graph, HostMemory, Op, StoredTensor, TensorGroup,
-    TensorRef, Usage,
+    TensorId, TensorRef, Usage,
 };
 use samite_reference::{Latch, ReferenceDevice, ReferenceOptions};
 use samite_sched::{Assignments, Options, Scheduler, Watch, order::Lane, order::Work, race};
@@ -58,7 +58,7 @@ fn inputs_are_not_overwritten_while_a_run_may_read_them() {
 }
 
 /// `sum += 2 x`, with the product on the host and the sum on a device.
-fn accumulation(a: &Arc<dyn Device>) -> (Graph, samite_core::TensorId, Arc<StoredTensor>) {
+fn accumulation(a: &Arc<dyn Device>) -> (Graph, TensorId, Arc<StoredTensor>) {
     let sum = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("sum", f32s(&[4]))]).unwrap();
     let sum = Arc::clone(&sum.tensors[0]);
     let mut graph = Graph::new();
@@ -76,7 +76,7 @@ fn a_watched_run_waits_for_the_run_before() {
     let a = held_back("a", &latch);
     let (graph, x, sum) = accumulation(&a);
     let mut assignments = Assignments::new();
-    assignments.set(samite_core::TensorId::from_index(1), 1);
+    assignments.set(TensorId::from_index(1), 1);
     let mut scheduler = Scheduler::new(vec![a, host()], Options::default()).unwrap();
     scheduler
         .load_with(&graph, &assignments, &CancelToken::new())
@@ -95,10 +95,25 @@ fn a_watched_run_waits_for_the_run_before() {
     opener.join().unwrap();
 }
 
+/// An input is copied to one stored tensor; then the other one, on device 1, is read.
+fn write_then_read(
+    written: &Arc<StoredTensor>,
+    read: &Arc<StoredTensor>,
+) -> (Graph, Assignments, TensorId, TensorId) {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let target = graph.stored(written).unwrap();
+    graph.cpy(x, target).unwrap();
+    let source = graph.stored(read).unwrap();
+    let y = graph.scale(source, 3.0).unwrap();
+    graph.set_output(y);
+    let mut assignments = Assignments::new();
+    assignments.set(y, 1);
+    (graph, assignments, x, y)
+}
+
 /// Two devices that imported the same host memory: one writes to it, then the other reads it.
-fn writer_and_reader(
-    latch: &Arc<Latch>,
-) -> (Scheduler, samite_core::TensorId, samite_core::TensorId) {
+fn writer_and_reader(latch: &Arc<Latch>) -> (Scheduler, TensorId, TensorId) {
     let open = Latch::new();
     let (a, b) = (held_back("a", latch), held_back("b", &open));
     let memory = HostMemory::allocate(64, "host", "shared").unwrap();
@@ -106,15 +121,7 @@ fn writer_and_reader(
         let buffer = device.import_host(Arc::clone(&memory), Usage::Any).unwrap();
         StoredTensor::new("shared", buffer, 0, f32s(&[4])).unwrap()
     });
-    let mut graph = Graph::new();
-    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
-    let target = graph.stored(&written).unwrap();
-    graph.cpy(x, target).unwrap();
-    let source = graph.stored(&read).unwrap();
-    let y = graph.scale(source, 3.0).unwrap();
-    graph.set_output(y);
-    let mut assignments = Assignments::new();
-    assignments.set(y, 1);
+    let (graph, assignments, x, y) = write_then_read(&written, &read);
     let mut scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
     scheduler
         .load_with(&graph, &assignments, &CancelToken::new())
@@ -157,15 +164,7 @@ fn a_part_of_imported_memory_is_not_other_memory() {
         let buffer = device.import_host(memory, Usage::Any).unwrap();
         StoredTensor::new("shared", buffer, offset, f32s(&[4])).unwrap()
     });
-    let mut graph = Graph::new();
-    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
-    let target = graph.stored(&written).unwrap();
-    graph.cpy(x, target).unwrap();
-    let source = graph.stored(&read).unwrap();
-    let y = graph.scale(source, 3.0).unwrap();
-    graph.set_output(y);
-    let mut assignments = Assignments::new();
-    assignments.set(y, 1);
+    let (graph, assignments, ..) = write_then_read(&written, &read);
     let scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
     let plan = scheduler.plan(&graph, &assignments).unwrap();
     assert_eq!(race::check(&plan, 4), [], "{plan}");
@@ -301,7 +300,7 @@ fn copies_overlap_with_work_where_a_device_has_streams() {
         scheduler
             .load_with(&graph, &assignments, &CancelToken::new())
             .unwrap();
-        let first = samite_core::TensorId::from_index(0);
+        let first = TensorId::from_index(0);
         for run in 0..5 {
             scheduler.write(first, 0, &bytes(&[run as f32; 4])).unwrap();
             scheduler.run(&CancelToken::new()).unwrap();
@@ -367,7 +366,7 @@ fn work_on_a_lost_device_says_what_to_load_again_and_the_others_go_on() {
 }
 
 /// A graph like that of attention over `keys` cells of a cache.
-fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, samite_core::TensorId) {
+fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, TensorId) {
     let mut graph = Graph::new();
     let q = graph.input("q", DType::F32, [4, 1, 1, 1]).unwrap();
     let cache = graph.stored(cache).unwrap();
@@ -404,7 +403,7 @@ fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
     }
     // Another operation is another kind of graph.
     let (mut graph, _) = attention(&cache, 16);
-    let last = samite_core::TensorId::from_index(graph.len() - 1);
+    let last = TensorId::from_index(graph.len() - 1);
     let more = graph.scale(last, 2.0).unwrap();
     graph.set_output(more);
     scheduler.load(&graph).unwrap();

@@ -185,8 +185,8 @@ impl Fitter<'_> {
             }
         }
         let needs = devices.iter().enumerate().map(|(number, device)| {
-            let memory = devices.results_in(number);
-            let is_owner = (0..number).all(|other| devices.results_in(other) != memory);
+            let memory = devices.memory_of(number);
+            let is_owner = (0..number).all(|other| devices.memory_of(other) != memory);
             let compute = chunks.get(memory).filter(|_| is_owner);
             DeviceNeed {
                 device: device.name().to_owned(),
