@@ -668,3 +668,23 @@ fn graphs_with_views_caches_and_outputs_are_copied() {
     cache.tensors[0].tensor().read(0, &mut original).unwrap();
     assert_eq!(original[96..], bytes(&expected[0][8..])[..]);
 }
+
+#[test]
+fn who_cannot_write_to_a_stored_tensor_says_so() {
+    let (a, b) = (fast(), device("b", |_| {}));
+    let cache = TensorGroup::allocate(&b.buffer_type(), Usage::Any, &[("cache", f32s(&[4]))]);
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let target = graph.stored(&cache.unwrap().tensors[0]).unwrap();
+    let written = graph.cpy(x, target).unwrap();
+    let mut assignments = Assignments::new();
+    assignments.set(written, 0);
+    let scheduler = Scheduler::new(vec![a, b], Options::default()).unwrap();
+    let error = scheduler
+        .plan(&graph, &assignments)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("cannot write to 'cache' in b"), "{error}");
+    let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
+    assert_eq!(plan.placement().devices[written.index()], Some(1));
+}
