@@ -7,14 +7,15 @@
 //! that costs some nanoseconds per buffer and run.
 
 use crate::error::{Error, Result};
+use crate::gate::{Access, Gate};
 use memmap2::MmapMut;
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of host memory: a cache line, and enough for any vector register.
 pub const HOST_ALIGNMENT: usize = 64;
@@ -46,15 +47,6 @@ pub struct Location {
     pub memory: MemoryId,
     /// The byte: in host memory, its address.
     pub offset: usize,
-}
-
-/// What is going to be done with guarded memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Only read: others may read at the same time.
-    Read,
-    /// Written, perhaps also read: nobody else may touch it.
-    Write,
 }
 
 enum Owner {
@@ -409,69 +401,6 @@ fn span(offset: usize, len: usize) -> Range<usize> {
     offset..offset + len
 }
 
-/// Any number of readers or one writer of each byte. Unlike with `RwLock`, entering and leaving are separate calls, so
-/// that a set of gates can be held without storing guards.
-#[derive(Default)]
-struct Gate {
-    state: Mutex<GateState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    /// Who is inside: a few.
-    inside: Vec<(Range<usize>, Access)>,
-    /// How many wait for somebody to leave.
-    waiting: usize,
-}
-
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn enter(&self, bytes: Range<usize>, access: Access) {
-        let mut state = self.lock();
-        let excluded = |(other, theirs): &(Range<usize>, Access)| {
-            (access == Access::Write || *theirs == Access::Write)
-                && bytes.start < other.end
-                && other.start < bytes.end
-        };
-        while state.inside.iter().any(excluded) {
-            state.waiting += 1;
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-            state.waiting -= 1;
-        }
-        state.inside.push((bytes, access));
-    }
-
-    fn leave(&self, bytes: Range<usize>, access: Access) {
-        let mut state = self.lock();
-        let left = (bytes, access);
-        if let Some(at) = state.inside.iter().position(|inside| *inside == left) {
-            state.inside.swap_remove(at);
-        }
-        if state.waiting > 0 {
-            self.changed.notify_all();
-        }
-    }
-
-    fn with<R>(&self, bytes: Range<usize>, access: Access, f: impl FnOnce() -> R) -> R {
-        struct Leave<'a>(&'a Gate, Range<usize>, Access);
-        impl Drop for Leave<'_> {
-            fn drop(&mut self) {
-                self.0.leave(self.1.clone(), self.2);
-            }
-        }
-        self.enter(bytes.clone(), access);
-        let _leave = Leave(self, bytes, access);
-        f()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -529,7 +458,7 @@ mod tests {
         set.add(&whole, Access::Read).unwrap();
         set.with(|| {
             for piece in [&part, &whole] {
-                assert_eq!(piece.gate.lock().inside.len(), 1);
+                assert_eq!(piece.gate.inside(), 1);
             }
         });
     }
@@ -608,7 +537,7 @@ mod tests {
                     "read before the gate was left"
                 );
             });
-            while memory.gate.lock().waiting == 0 && !reader.is_finished() {
+            while memory.gate.waiting() == 0 && !reader.is_finished() {
                 std::thread::yield_now();
             }
             left.store(1, Ordering::SeqCst);
@@ -617,7 +546,7 @@ mod tests {
         let readers = [0, 0].map(|at| memory.hold(at, 8, Access::Read).unwrap());
         assert!(memory.hold(5, 4, Access::Read).is_err());
         drop(readers);
-        assert!(memory.gate.lock().inside.is_empty());
+        assert!(memory.gate.inside() == 0);
     }
 
     #[test]
