@@ -4,7 +4,6 @@ use crate::detect::{Isa, IsaLevel};
 use crate::kernels::rope;
 use crate::machine;
 use crate::packed::buffer::packed_buffer_type;
-use crate::pool::Pool;
 use crate::prepare::Program;
 use crate::table::kernel_for;
 use crate::tune;
@@ -13,6 +12,7 @@ use samite_core::{
     MemoryInfo, Node, Placed, Prepared, Result, RunControl, Stream, Support, TensorId, TensorRef,
     Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
+use samite_threads::Pool;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;

@@ -35,7 +35,6 @@ mod kernels;
 mod machine;
 mod operand;
 mod packed;
-mod pool;
 mod prepare;
 mod simd;
 mod table;

@@ -6,11 +6,11 @@ use crate::kernels::columns::{Maker, Origin};
 use crate::kernels::{matmul, reduce, rope};
 use crate::operand::Operand;
 use crate::packed::memory_of;
-use crate::pool::{Panicked, Pool, Team};
 use crate::table::kernel_for;
 use samite_core::{
     Access, Buffer, Error, MemorySet, Node, Op, Placed, Result, RunControl, TensorId, TensorRef,
 };
+use samite_threads::{Pool, Team};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -393,7 +393,7 @@ impl Program {
         if let Some(trouble) = trouble.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(self.error(trouble));
         }
-        outcome.map_err(|Panicked| Error::device(&self.device, "a worker thread panicked"))
+        outcome.map_err(|panicked| Error::device(&self.device, panicked.to_string()))
     }
 
     /// One worker's way through all phases. Phases that are not shared run in worker 0, one after the other without

@@ -1,143 +1,29 @@
-//! Worker threads: a team that enters a job together, with a barrier and a counter for sharing out work.
+//! Worker threads for kernels: a team that enters a job together, with a barrier and a counter that gives out work.
+//!
+//! A [`Pool`] keeps the threads of one device. [`Pool::run`] lets all of them call one function; in it, a [`Team`] shares out work and lets the
+//! threads meet.
 //!
 //! Workers wait by spinning for some microseconds, then by sleeping, so that an idle engine uses no CPU and a busy one
 //! does not pay for waking up. The calling thread is worker 0. If the pool is busy with another caller's job, the
 //! caller does its job alone: nothing waits for anything that could wait for it.
 
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+
+mod signal;
+mod team;
+
+use signal::Signal;
+pub use team::Team;
 
 /// Turns of a waiting loop before a thread sleeps; some tens of microseconds.
 const SPINS: usize = 2_000;
 
-/// A number that grows and can be waited for.
-#[derive(Default)]
-struct Signal {
-    value: AtomicUsize,
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    changed: Condvar,
-}
-
-impl Signal {
-    fn get(&self) -> usize {
-        self.value.load(Ordering::Acquire)
-    }
-
-    fn raise(&self) {
-        self.value.fetch_add(1, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
-            // Under the lock, a sleeper is either asleep already or will see the new value.
-            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until the value is no longer `old`.
-    fn wait(&self, old: usize, spins: usize) {
-        for _ in 0..spins {
-            if self.get() != old {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while self.value.load(Ordering::SeqCst) == old {
-            guard = self
-                .changed
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// What the workers of one job share.
-#[derive(Default)]
-pub(crate) struct Team {
-    size: usize,
-    spins: usize,
-    arrived: AtomicUsize,
-    generation: Signal,
-    next: AtomicUsize,
-    stop_asked: AtomicBool,
-    stop: AtomicBool,
-    /// A worker panicked, so that the others would wait for it in vain.
-    broken: AtomicBool,
-}
-
-impl Team {
-    /// A team of the calling thread only.
-    pub fn alone() -> Self {
-        Team {
-            size: 1,
-            ..Team::default()
-        }
-    }
-
-    fn reset(&self) {
-        self.next.store(0, Ordering::Relaxed);
-        self.stop_asked.store(false, Ordering::Relaxed);
-        self.stop.store(false, Ordering::Relaxed);
-        self.arrived.store(0, Ordering::Relaxed);
-        self.broken.store(false, Ordering::Relaxed);
-    }
-
-    /// Lets all others pass this and every later barrier, and stop.
-    fn abandon(&self) {
-        self.broken.store(true, Ordering::SeqCst);
-        self.generation.raise();
-    }
-
-    /// Takes the next of `units` units of work, at least `least` while there are as many: much of what is left at first, so
-    /// that neighbours stay together, and little at the end, so that nobody waits long for the last one.
-    pub fn take(&self, units: usize, least: usize) -> Range<usize> {
-        let part = |next: usize| {
-            let left = units.saturating_sub(next);
-            next..next + (left / (4 * self.size)).max(least).min(left)
-        };
-        let taken = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                Some(part(next).end)
-            });
-        // The update never fails.
-        part(taken.unwrap_or_else(|next| next))
-    }
-
-    /// Asks the team to stop at the next barrier.
-    pub fn ask_to_stop(&self) {
-        self.stop_asked.store(true, Ordering::Release);
-    }
-
-    /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
-    pub fn barrier(&self) -> bool {
-        // In this order: who sees the generation that `abandon` made sees that the team is broken, and who does not is woken by it.
-        let generation = self.generation.get();
-        if self.broken.load(Ordering::SeqCst) {
-            return false;
-        }
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.next.store(0, Ordering::Relaxed);
-            // Decided once for all: nobody can pass the next barrier before everybody has read it.
-            self.stop
-                .store(self.stop_asked.load(Ordering::Acquire), Ordering::Relaxed);
-            self.generation.raise();
-        } else {
-            self.generation.wait(generation, self.spins);
-        }
-        !self.stop.load(Ordering::Relaxed) && !self.broken.load(Ordering::SeqCst)
-    }
-}
-
-/// What every worker calls, with its number.
-type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
+/// What every worker calls, with its number and the team.
+pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
 
 struct Shared {
     team: Team,
@@ -154,7 +40,7 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 /// The threads of one device. They are started by the first job that needs them.
-pub(crate) struct Pool {
+pub struct Pool {
     threads: usize,
     spins: usize,
     /// Held by the caller whose job runs.
@@ -166,9 +52,17 @@ struct Workers {
     handles: Vec<JoinHandle<()>>,
 }
 
-/// A job panicked in some worker.
-#[derive(Debug)]
-pub(crate) struct Panicked;
+/// A job panicked in some thread. What it said was printed by that thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Panicked;
+
+impl std::fmt::Display for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a worker thread panicked")
+    }
+}
+
+impl std::error::Error for Panicked {}
 
 impl Pool {
     /// A pool of `threads`, the caller included. With more threads than processors, waiting threads sleep at once.
@@ -186,6 +80,9 @@ impl Pool {
     }
 
     /// Lets a team of all threads, or of the caller alone if the others are busy, call `job`.
+    ///
+    /// # Errors
+    /// If the job panicked in some thread. The pool stays usable.
     pub fn run(&self, job: Job<'_>) -> Result<(), Panicked> {
         let busy = if self.threads == 1 {
             None
@@ -229,14 +126,9 @@ impl Pool {
 impl Workers {
     /// Starts the threads; if the system refuses some, the team is smaller.
     fn start(threads: usize, spins: usize) -> Self {
-        let team = |size| Team {
-            size,
-            spins,
-            ..Team::default()
-        };
         let shared = |size| {
             Arc::new(Shared {
-                team: team(size),
+                team: Team::new(size, spins),
                 job: UnsafeCell::new(None),
                 started: Signal::default(),
                 running: AtomicUsize::new(0),
@@ -253,7 +145,7 @@ impl Workers {
             let complete = (1..size).all(|number| {
                 let shared = Arc::clone(&workers.shared);
                 let thread = std::thread::Builder::new()
-                    .name(format!("samite-cpu-{number}"))
+                    .name(format!("samite-worker-{number}"))
                     .spawn(move || work(&shared, number, spins));
                 match thread {
                     Ok(handle) => {
@@ -261,7 +153,7 @@ impl Workers {
                         true
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot start cpu worker {number}");
+                        tracing::warn!(%error, "cannot start worker thread {number}");
                         false
                     }
                 }

@@ -1,0 +1,170 @@
+//! What the workers of one job share: a barrier, and a counter that gives out work.
+
+use super::signal::Signal;
+use std::ops::Range;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// What the workers of one job share.
+#[derive(Default)]
+pub struct Team {
+    size: usize,
+    /// How often a waiting thread looks before it sleeps.
+    spins: usize,
+    arrived: AtomicUsize,
+    generation: Signal,
+    next: AtomicUsize,
+    stop_asked: AtomicBool,
+    stop: AtomicBool,
+    /// A worker panicked, so that the others would wait for it in vain.
+    broken: AtomicBool,
+}
+
+impl Team {
+    /// A team of the calling thread only.
+    pub(crate) fn alone() -> Self {
+        Team::new(1, 0)
+    }
+
+    /// A team of `size` threads, which look `spins` times before they sleep.
+    pub(crate) fn new(size: usize, spins: usize) -> Self {
+        Team {
+            size,
+            spins,
+            ..Team::default()
+        }
+    }
+
+    /// Forgets the job before. Nobody is in a barrier.
+    pub(crate) fn reset(&self) {
+        self.next.store(0, Ordering::Relaxed);
+        self.stop_asked.store(false, Ordering::Relaxed);
+        self.stop.store(false, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+        self.broken.store(false, Ordering::Relaxed);
+    }
+
+    /// Lets all others pass this and every later barrier, and stop.
+    pub(crate) fn abandon(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        self.generation.raise();
+    }
+
+    /// Takes the next of `units` units of work, at least `least` while there are as many: much of what is left at first, so
+    /// that neighbours stay together, and little at the end, so that nobody waits long for the last one.
+    #[inline]
+    pub fn take(&self, units: usize, least: usize) -> Range<usize> {
+        let part = |next: usize| {
+            let left = units.saturating_sub(next);
+            next..next + (left / (4 * self.size)).max(least).min(left)
+        };
+        let taken = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                Some(part(next).end)
+            });
+        // The update never fails.
+        part(taken.unwrap_or_else(|next| next))
+    }
+
+    /// Asks the team to stop at the next barrier.
+    pub fn ask_to_stop(&self) {
+        self.stop_asked.store(true, Ordering::Release);
+    }
+
+    /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
+    #[inline]
+    pub fn barrier(&self) -> bool {
+        // In this order: who sees the generation that `abandon` made sees that the team is broken, and who does not is woken by it.
+        let generation = self.generation.get();
+        if self.broken.load(Ordering::SeqCst) {
+            return false;
+        }
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.next.store(0, Ordering::Relaxed);
+            // Decided once for all: nobody can pass the next barrier before everybody has read it.
+            self.stop
+                .store(self.stop_asked.load(Ordering::Acquire), Ordering::Relaxed);
+            self.generation.raise();
+        } else {
+            self.generation.wait(generation, self.spins);
+        }
+        !self.stop.load(Ordering::Relaxed) && !self.broken.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// Lets `work` be done by two threads in all orders with up to three preemptions.
+    fn all_orders(
+        spins: usize,
+        work: impl Fn(usize, &Team, &[AtomicUsize]) + Send + Sync + Copy + 'static,
+    ) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let team = Arc::new(Team::new(2, spins));
+            let counters: Arc<[AtomicUsize; 2]> = Arc::new(Default::default());
+            let other = {
+                let (team, counters) = (Arc::clone(&team), Arc::clone(&counters));
+                loom::thread::spawn(move || work(1, &team, &*counters))
+            };
+            work(0, &team, &*counters);
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn what_was_done_before_a_barrier_is_seen_behind_it() {
+        for spins in [0, 1] {
+            all_orders(spins, |_, team, done| {
+                for phase in 0..2 {
+                    loop {
+                        let taken = team.take(2, 1);
+                        if taken.is_empty() {
+                            break;
+                        }
+                        done[phase].fetch_add(taken.len(), Ordering::Relaxed);
+                    }
+                    assert!(team.barrier());
+                    assert_eq!(done[phase].load(Ordering::Relaxed), 2);
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn all_stop_at_the_same_barrier() {
+        for spins in [0, 1] {
+            all_orders(spins, |worker, team, _| {
+                assert!(team.barrier());
+                // The other one may still be on its way out of the first barrier, which was passed by all.
+                if worker == 0 {
+                    team.ask_to_stop();
+                }
+                assert!(!team.barrier());
+            });
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_gave_up() {
+        for spins in [0, 1] {
+            all_orders(spins, |worker, team, _| {
+                if worker == 1 {
+                    team.abandon();
+                } else {
+                    assert!(!team.barrier());
+                    assert!(!team.barrier());
+                }
+            });
+        }
+    }
+}
