@@ -7,6 +7,7 @@
 //! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
 //! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
+//! - [`Environment`]: time, files, threads and connections, so that tests can put others in their place.
 //! - [`Error`]: everything that can go wrong, with names and reasons.
 //!
 //! ```
@@ -28,6 +29,7 @@ mod cancel;
 mod delegate;
 pub mod device;
 mod dtype;
+pub mod environment;
 mod error;
 mod exact;
 mod gate;
@@ -54,6 +56,7 @@ pub use device::{
     RunControl, RunObserver, Stream,
 };
 pub use dtype::DType;
+pub use environment::Environment;
 pub use error::{Error, Result};
 pub use gate::Access;
 pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};

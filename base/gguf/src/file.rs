@@ -3,11 +3,12 @@
 use crate::cursor::Stop;
 use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::header::Header;
-use crate::mapping::{Mapping, read_exact_at};
+use crate::mapping::Mapping;
 use crate::metadata::{KEY_ARCHITECTURE, Metadata};
 use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_TENSORS_COUNT, Split, part_paths};
 use crate::tensor::{TensorInfo, Tensors};
-use std::fs::File;
+use samite_core::environment::{File, Files, SystemFiles};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,15 +33,8 @@ pub struct Part {
     len: u64,
     version: u32,
     alignment: u64,
-    source: Source,
+    file: Arc<dyn File>,
     mapping: Option<Arc<Mapping>>,
-}
-
-/// Where the bytes of a part are.
-#[derive(Debug)]
-enum Source {
-    File(File),
-    Bytes(&'static [u8]),
 }
 
 impl Part {
@@ -72,23 +66,11 @@ impl Part {
 
     /// Fills `buffer` from `offset` of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let read = match &self.source {
-            Source::File(file) => read_exact_at(file, buffer, offset),
-            Source::Bytes(bytes) => {
-                let rest = usize::try_from(offset).ok().and_then(|at| bytes.get(at..));
-                match rest.and_then(|rest| rest.get(..buffer.len())) {
-                    Some(part) => {
-                        buffer.copy_from_slice(part);
-                        Ok(())
-                    }
-                    None => Err(std::io::ErrorKind::UnexpectedEof.into()),
-                }
-            }
-        };
+        let read = self.file.read_exact_at(buffer, offset);
         read.map_err(|error| {
             let doing = format!("cannot read {} bytes at byte {offset}", buffer.len());
             let error = match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => {
+                io::ErrorKind::UnexpectedEof => {
                     let message = format!("{doing}: the file became shorter after it was opened");
                     Error::new(ErrorKind::Truncated, "", message)
                 }
@@ -117,8 +99,16 @@ impl GgufFile {
     /// # Errors
     /// Whatever is wrong with the path or with the content of any part; see [`ErrorKind`].
     pub fn open(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
+        Self::open_in(&SystemFiles, path, mode)
+    }
+
+    /// As [`open`](Self::open), among other files than those of the operating system.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`ErrorKind::InvalidArgument`] for mapping a file that is not of the operating system.
+    pub fn open_in(files: &dyn Files, path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
         let path = path.as_ref();
-        let (part, header) = open_part(path, mode)?;
+        let (part, header) = open_part(files, path, mode)?;
         let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
         let mut file = match split {
             None => GgufFile {
@@ -127,7 +117,7 @@ impl GgufFile {
                 tensors: header.tensors,
                 lock_warning: None,
             },
-            Some(split) => open_parts(path, split, mode)?,
+            Some(split) => open_parts(files, path, split, mode)?,
         };
         if mode == LoadMode::Mlock {
             let lock = |part: &Part| {
@@ -167,7 +157,7 @@ impl GgufFile {
                 len: bytes.len() as u64,
                 version: header.version,
                 alignment: header.alignment,
-                source: Source::Bytes(bytes),
+                file: Arc::new(bytes),
                 mapping: None,
             };
             Ok(GgufFile {
@@ -303,35 +293,32 @@ pub(crate) fn tensor_field(info: &TensorInfo) -> String {
     format!("tensor {}", quoted(&info.name))
 }
 
-fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
-    let open = || {
-        // Asked before opening: opening a pipe would wait for its other end.
-        let about =
-            std::fs::metadata(path).map_err(|error| Error::io("cannot open the file", &error))?;
-        if about.is_dir() {
-            return Err(Error::invalid(
-                "",
-                "is a directory: name the .gguf file in it",
-            ));
-        }
-        if !about.is_file() {
-            return Err(Error::invalid(
-                "",
-                "is not a regular file: copy the model to one",
-            ));
-        }
-        let file = File::open(path).map_err(|error| Error::io("cannot open the file", &error))?;
+fn open_part(files: &dyn Files, path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
+    let open = || -> Result<_> {
+        let file = files.open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::IsADirectory => {
+                Error::invalid("", "is a directory: name the .gguf file in it")
+            }
+            io::ErrorKind::NotSeekable => {
+                Error::invalid("", "is not a regular file: copy the model to one")
+            }
+            _ => Error::io("cannot open the file", &error),
+        })?;
         let len = file
-            .metadata()
-            .map_err(|error| Error::io("cannot ask for the size of the file", &error))?
-            .len();
+            .size()
+            .map_err(|error| Error::io("cannot ask for the size of the file", &error))?;
         let mapping = match mode {
-            LoadMode::Mmap | LoadMode::Mlock if len > 0 => Some(Mapping::new(&file)?),
+            LoadMode::Mmap | LoadMode::Mlock if len > 0 => {
+                let file = file.as_system_file().ok_or_else(|| {
+                    Error::invalid("", "cannot be mapped: open it with LoadMode::Read")
+                })?;
+                Some(Mapping::new(file)?)
+            }
             _ => None,
         };
         let mut header = match &mapping {
             Some(mapping) => Header::from_bytes(mapping)?,
-            None => read_header(&file, len)?,
+            None => read_header(&*file, len)?,
         };
         header.metadata.set_origin(path);
         let part = Part {
@@ -339,7 +326,7 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
             len: mapping.as_ref().map_or(len, |mapping| mapping.len() as u64),
             version: header.version,
             alignment: header.alignment,
-            source: Source::File(file),
+            file,
             mapping: mapping.map(Arc::new),
         };
         Ok((part, header))
@@ -348,7 +335,7 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
 }
 
 /// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
-fn read_header(file: &File, len: u64) -> Result<Header> {
+fn read_header(file: &dyn File, len: u64) -> Result<Header> {
     let mut bytes = Vec::new();
     let mut wanted = 4 << 20;
     loop {
@@ -359,7 +346,7 @@ fn read_header(file: &File, len: u64) -> Result<Header> {
             Error::new(ErrorKind::OutOfMemory, "header", message)
         })?;
         bytes.resize(count, 0);
-        read_exact_at(file, &mut bytes[had..], had as u64)
+        file.read_exact_at(&mut bytes[had..], had as u64)
             .map_err(|error| Error::io("cannot read the header", &error))?;
         match Header::parse(&bytes, len) {
             Ok(header) => return Ok(header),
@@ -370,7 +357,7 @@ fn read_header(file: &File, len: u64) -> Result<Header> {
 }
 
 /// Opens all parts of a split model of which `path` is one, and checks that they belong together.
-fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
+fn open_parts(files: &dyn Files, path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
     let paths = part_paths(path, split)?;
     let mut parts = Vec::new();
     let mut infos: Vec<TensorInfo> = Vec::new();
@@ -379,8 +366,8 @@ fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
         let wrong = |field: &str, message: String| {
             Error::new(ErrorKind::Split, field, message).in_file(path)
         };
-        let (part, header) = open_part(path, mode).map_err(|error| match error.kind() {
-            ErrorKind::Io(std::io::ErrorKind::NotFound) => wrong(
+        let (part, header) = open_part(files, path, mode).map_err(|error| match error.kind() {
+            ErrorKind::Io(io::ErrorKind::NotFound) => wrong(
                 "",
                 format!(
                     "part {} of {} of the model is missing: put all parts into one folder",

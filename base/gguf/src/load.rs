@@ -4,6 +4,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::file::{GgufFile, tensor_field};
 use crate::mapping::page_bytes;
 use crate::tensor::TensorInfo;
+use samite_core::environment::{SystemThreads, Threads};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,6 +20,8 @@ const RUN: usize = 8;
 pub struct LoadOptions<'a> {
     /// How many threads read; at least one. One is the calling thread itself.
     pub threads: usize,
+    /// Where the threads come from.
+    pub system: &'a dyn Threads,
     /// Hands data of a mapped file over where it is mapped. Without, it is read into the threads' buffers as if it were not
     /// mapped: faster for data that is copied elsewhere anyway, because no page of the mapping is touched.
     pub in_place: bool,
@@ -33,7 +36,8 @@ impl Default for LoadOptions<'_> {
     fn default() -> Self {
         LoadOptions {
             // More rarely make a disk faster, and reading leaves the processors free anyway.
-            threads: std::thread::available_parallelism().map_or(1, |count| count.get().min(8)),
+            threads: SystemThreads.parallelism().min(8),
+            system: &SystemThreads,
             in_place: true,
             progress: &|_, _| {},
             cancel: &|| false,
@@ -122,7 +126,7 @@ impl GgufFile {
         let next = AtomicUsize::new(0);
         let failed = AtomicBool::new(false);
         let first_error = Mutex::new(None);
-        let work = || {
+        let work = |_: usize| {
             let mut buffer = Vec::new();
             let take = || runs.get(next.fetch_add(1, Ordering::Relaxed));
             for job in std::iter::from_fn(take).copied().flatten() {
@@ -147,12 +151,8 @@ impl GgufFile {
                 }
             }
         };
-        std::thread::scope(|scope| {
-            for _ in 1..options.threads.min(runs.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
+        let threads = options.threads.min(runs.len()).max(1);
+        options.system.run_all(threads, &work);
         first_error
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner)

@@ -137,34 +137,6 @@ pub(crate) fn page_bytes() -> usize {
     4096
 }
 
-/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share. Systems that cannot do that have no files
-/// to speak of.
-pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
-    #[cfg(unix)]
-    return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);
-    #[cfg(windows)]
-    {
-        let (mut buffer, mut offset) = (buffer, offset);
-        while !buffer.is_empty() {
-            match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
-                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => {
-                    buffer = &mut buffer[count..];
-                    offset += count as u64;
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-    #[cfg(not(any(unix, windows)))]
-    {
-        let _ = (file, buffer, offset);
-        Err(std::io::ErrorKind::Unsupported.into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,18 +2,19 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use samite_core::DType;
+use samite_core::environment::{File, Files, Threads};
 use samite_gguf::{
     Error, ErrorKind, GgufFile, LoadMode, LoadOptions, Metadata, TensorInfo, TensorSpec, Writer,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Mlock];
 
-fn content(index: usize, size: usize) -> Vec<u8> {
+fn content_of(index: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
 }
 
@@ -23,7 +24,7 @@ fn model(path: &Path, sizes: &[usize]) {
     let specs = sizes.iter().enumerate().map(spec).collect();
     let mut writer = Writer::create(path, &Metadata::new(), specs).unwrap();
     for (index, &size) in sizes.iter().enumerate() {
-        writer.append(&content(index, size)).unwrap();
+        writer.append(&content_of(index, size)).unwrap();
     }
     writer.commit().unwrap();
 }
@@ -60,7 +61,7 @@ fn every_mode_and_every_number_of_threads_loads_the_same() {
             let seen = seen.into_inner().unwrap();
             assert_eq!(seen.len(), sizes.len());
             for (index, &size) in sizes.iter().enumerate() {
-                assert!(seen[&*format!("t{index}")] == content(index, size));
+                assert!(seen[&*format!("t{index}")] == content_of(index, size));
             }
             let reports = reports.into_inner().unwrap();
             let total = sizes.iter().sum::<usize>() as u64;
@@ -96,7 +97,7 @@ fn chunks_cover_each_tensor_once() {
         file.load_chunks(file.tensors(), |_| 1000, &LoadOptions::default(), sink)
             .unwrap();
         for (index, &size) in sizes.iter().enumerate() {
-            assert!(whole.lock().unwrap()[index] == content(index, size));
+            assert!(whole.lock().unwrap()[index] == content_of(index, size));
         }
         let zero = file.load_chunks(
             file.tensors(),
@@ -129,6 +130,7 @@ fn cancellation_stops_soon() {
                 }
                 cancelled
             },
+            ..LoadOptions::default()
         };
         let error = file
             .load(file.tensors(), &options, |_, _| -> Result<(), Error> {
@@ -228,7 +230,7 @@ fn foreign_tensors_and_wrong_buffers_are_refused() {
     }
     file.prefetch(own).unwrap();
     file.release(own).unwrap();
-    assert_eq!(file.tensor_bytes(own).unwrap(), content(0, 100));
+    assert_eq!(file.tensor_bytes(own).unwrap(), content_of(0, 100));
 }
 
 #[test]
@@ -294,4 +296,105 @@ fn a_lock_that_is_refused_is_only_a_warning() {
         file.tensor_bytes(&file.tensors()[0]).unwrap().len(),
         1 << 20
     );
+}
+
+/// A file that becomes shorter after `reads` reads.
+#[derive(Debug)]
+struct Shrinking {
+    content: Vec<u8>,
+    left: usize,
+    reads: Arc<AtomicUsize>,
+}
+
+impl File for Shrinking {
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(self.content.len() as u64)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+        let read = self.reads.fetch_add(1, Ordering::Relaxed);
+        let size = self.content.len() >> usize::from(read >= self.left);
+        let start = offset as usize;
+        let part = self.content[..size].get(start..start + buffer.len());
+        buffer.copy_from_slice(part.ok_or(std::io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// A disk with one file.
+#[derive(Debug)]
+struct Disk {
+    content: Vec<u8>,
+    left: usize,
+    reads: Arc<AtomicUsize>,
+}
+
+impl Files for Disk {
+    fn open(&self, _: &Path) -> std::io::Result<Arc<dyn File>> {
+        Ok(Arc::new(Shrinking {
+            content: self.content.clone(),
+            left: self.left,
+            reads: Arc::clone(&self.reads),
+        }))
+    }
+}
+
+/// Threads that take turns, the last one first.
+#[derive(Debug)]
+struct Turns;
+
+impl Threads for Turns {
+    fn parallelism(&self) -> usize {
+        3
+    }
+
+    fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..count).rev().for_each(work);
+    }
+}
+
+#[test]
+fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[5, 3 << 20, 1, 100_000]);
+    let content = std::fs::read(&path).unwrap();
+    let attempt = |left: usize| {
+        let reads = Arc::new(AtomicUsize::new(0));
+        let disk = Disk {
+            content: content.clone(),
+            left,
+            reads: Arc::clone(&reads),
+        };
+        let load = || {
+            let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read)?;
+            let options = LoadOptions {
+                system: &Turns,
+                ..LoadOptions::default()
+            };
+            file.load(file.tensors(), &options, |info, bytes| {
+                let index = info.name[1..].parse().unwrap();
+                assert_eq!(bytes, content_of(index, info.size));
+                Ok::<(), Error>(())
+            })
+        };
+        (load(), reads.load(Ordering::Relaxed))
+    };
+    let (whole, reads) = attempt(usize::MAX);
+    whole.unwrap();
+    assert!(reads > 4);
+    for left in 0..reads {
+        // What lies in the first half is still there, so that only reads behind it fail.
+        let (result, _) = attempt(left);
+        let error = result.expect_err("the end of the file is gone");
+        assert!(error.to_string().contains("m.gguf"), "{error}");
+        assert!(error.to_string().contains("read"), "{error}");
+    }
+    let disk = Disk {
+        content,
+        left: 0,
+        reads: Arc::default(),
+    };
+    let error = GgufFile::open_in(&disk, "m.gguf", LoadMode::Mmap).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -1,0 +1,51 @@
+//! What components take from the system that they run on: time, files, threads, connections.
+//!
+//! Code that waits, or depends on the order in which things happen, takes them from an [`Environment`] only. Production code uses the
+//! [system's](Environment::system). A test puts others in its place: a clock that it moves, files that become shorter, threads that
+//! take turns, a network that loses bytes. Then a run depends on nothing but its input, and can be repeated.
+//!
+//! Devices are such a seam already: [`Device`](crate::Device), [`Stream`](crate::Stream) and [`Event`](crate::Event) stand for hardware that works
+//! at its own pace.
+
+mod clock;
+mod files;
+mod network;
+mod threads;
+
+pub use clock::{Clock, SystemClock};
+pub use files::{File, Files, SystemFiles};
+pub use network::{Connection, Listener, Network, SystemNetwork};
+pub use threads::{SystemThreads, Threads};
+
+use std::sync::Arc;
+
+/// Time, files, threads and connections.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Files that are read.
+    pub files: Arc<dyn Files>,
+    /// Threads.
+    pub threads: Arc<dyn Threads>,
+    /// Connections to other processes.
+    pub network: Arc<dyn Network>,
+}
+
+impl Environment {
+    /// Those of the operating system.
+    pub fn system() -> Self {
+        Environment {
+            clock: Arc::new(SystemClock),
+            files: Arc::new(SystemFiles),
+            threads: Arc::new(SystemThreads),
+            network: Arc::new(SystemNetwork),
+        }
+    }
+}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Environment::system()
+    }
+}

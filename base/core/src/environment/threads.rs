@@ -1,0 +1,67 @@
+//! Threads.
+
+use std::fmt::Debug;
+use std::num::NonZero;
+
+/// Runs several pieces of work at once.
+pub trait Threads: Send + Sync + Debug {
+    /// How many pieces run at once with profit.
+    fn parallelism(&self) -> usize;
+
+    /// Calls `work` with every number below `count`, all at once or in any order, and returns when all are done. The calling thread takes part.
+    ///
+    /// # Panics
+    /// If `work` panics.
+    fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync));
+}
+
+/// Threads of the operating system. Where it refuses one, others do its work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemThreads;
+
+impl Threads for SystemThreads {
+    fn parallelism(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, NonZero::get)
+    }
+
+    fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| {
+            let mut refused = Vec::new();
+            for number in 1..count {
+                let thread = std::thread::Builder::new();
+                if thread.spawn_scoped(scope, move || work(number)).is_err() {
+                    refused.push(number);
+                }
+            }
+            if count > 0 {
+                work(0);
+            }
+            refused.into_iter().for_each(work);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn every_number_is_called_once() {
+        for count in [0, 1, 2, 9] {
+            let called = Mutex::new(Vec::new());
+            SystemThreads.run_all(count, &|number| called.lock().unwrap().push(number));
+            let mut called = called.into_inner().unwrap();
+            called.sort_unstable();
+            assert_eq!(called, (0..count).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn work_runs_at_the_same_time() {
+        let both = std::sync::Barrier::new(2);
+        SystemThreads.run_all(2, &|_| {
+            both.wait();
+        });
+    }
+}
