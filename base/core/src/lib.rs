@@ -63,7 +63,7 @@ pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
 pub use host_buffer::{host_buffer, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
-pub use memory::{HeldGate, HostMemory, Location, MemoryId, MemorySet};
+pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};

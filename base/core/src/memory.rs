@@ -327,6 +327,53 @@ impl HeldGate {
     }
 }
 
+/// A copy that is under way: its bytes are held from its beginning on the device until it was made, or is given up. For devices that
+/// copy from and to host memory on their own time.
+#[derive(Debug)]
+pub struct HeldCopy {
+    from: HeldGate,
+    to: HeldGate,
+}
+
+impl HeldCopy {
+    /// Enters the gates for a copy of `len` bytes, each place a piece of memory and an offset in it. Waits for who is inside.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a range does not exist, both have bytes in common, or `to` is read-only.
+    pub fn begin(
+        from: (&Arc<HostMemory>, usize),
+        to: (&Arc<HostMemory>, usize),
+        len: usize,
+    ) -> Result<Self> {
+        let start = |(memory, offset): (&Arc<HostMemory>, usize)| {
+            memory.range(offset, len).map(|at| at.as_ptr().addr())
+        };
+        if start(from)?.abs_diff(start(to)?) < len {
+            return Err(Error::invalid("a copy to bytes that it reads"));
+        }
+        let read = || from.0.hold(from.1, len, Access::Read);
+        let write = || to.0.hold(to.1, len, Access::Write);
+        let (from, to) = match from.0.rank() < to.0.rank() {
+            true => {
+                let from = read()?;
+                (from, write()?)
+            }
+            false => {
+                let to = write()?;
+                (read()?, to)
+            }
+        };
+        Ok(HeldCopy { from, to })
+    }
+
+    /// Makes the copy.
+    pub fn end(self) {
+        let (from, to) = (self.from.base(), self.to.base());
+        // SAFETY: both have as many bytes, none in common, and both gates are held: one for reading, one for writing.
+        unsafe { from.copy_to_nonoverlapping(to, self.from.len()) }
+    }
+}
+
 impl Drop for HeldGate {
     fn drop(&mut self) {
         self.memory.gate.leave(self.bytes.clone(), self.access);
@@ -547,6 +594,38 @@ mod tests {
         assert!(memory.hold(5, 4, Access::Read).is_err());
         drop(readers);
         assert!(memory.gate.inside() == 0);
+    }
+
+    #[test]
+    fn a_copy_holds_its_bytes_until_it_is_made() {
+        let [a, b] = [0, 1].map(|_| HostMemory::allocate(8, "test", "a").unwrap());
+        a.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        for (from, to) in [((&a, 1), (&b, 4)), ((&b, 4), (&a, 5)), ((&a, 0), (&a, 4))] {
+            let copy = HeldCopy::begin(from, to, 3).unwrap();
+            let mut expected = [0; 3];
+            // Others may read what is read, and touch what lies beside it.
+            from.0.read(from.1, &mut expected).unwrap();
+            to.0.fill(to.1 + 3, 8 - to.1 - 3, 9).unwrap();
+            let made = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| {
+                    from.0.write(from.1, &[0]).unwrap();
+                    assert_eq!(made.load(Ordering::SeqCst), 1, "written before it was read");
+                });
+                while from.0.gate.waiting() == 0 && !writer.is_finished() {
+                    std::thread::yield_now();
+                }
+                made.store(1, Ordering::SeqCst);
+                copy.end();
+            });
+            let mut copied = [0; 3];
+            to.0.read(to.1, &mut copied).unwrap();
+            assert_eq!(copied, expected);
+            assert_eq!(a.gate.inside() + b.gate.inside(), 0);
+        }
+        for (from, to) in [((&a, 0), (&a, 2)), ((&a, 6), (&b, 0)), ((&a, 0), (&b, 6))] {
+            assert!(HeldCopy::begin(from, to, 3).is_err());
+        }
     }
 
     #[test]

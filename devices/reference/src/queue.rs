@@ -57,8 +57,17 @@ impl Progress {
 /// Holds queued work back while it is closed, so that a test decides what happens first.
 #[derive(Debug, Default)]
 pub struct Latch {
-    closed: Mutex<bool>,
+    state: Mutex<LatchState>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct LatchState {
+    closed: bool,
+    /// How many pieces of work may begin although it is closed.
+    tickets: usize,
+    /// How many wait to begin.
+    held: usize,
 }
 
 impl Latch {
@@ -67,25 +76,41 @@ impl Latch {
         Arc::default()
     }
 
-    fn set(&self, closed: bool) {
-        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = closed;
+    fn change(&self, change: impl FnOnce(&mut LatchState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
     }
 
     /// Lets no more work begin.
     pub fn close(&self) {
-        self.set(true);
+        self.change(|state| state.closed = true);
     }
 
     /// Lets work go on.
     pub fn open(&self) {
-        self.set(false);
+        self.change(|state| (state.closed, state.tickets) = (false, 0));
+    }
+
+    /// Lets so many pieces of work begin although it is closed. A copy is two: its beginning and its end.
+    pub fn let_pass(&self, pieces: usize) {
+        self.change(|state| state.tickets += pieces);
+    }
+
+    /// Returns when work stands before the closed latch and may not begin.
+    pub fn wait_until_held(&self) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |state: &mut LatchState| state.held == 0 || state.tickets > 0;
+        drop(self.changed.wait_while(state, is_free));
     }
 
     fn pass(&self) {
-        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = self.changed.wait_while(closed, |closed| *closed);
-        drop(open.unwrap_or_else(PoisonError::into_inner));
+        self.change(|state| state.held += 1);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let must_wait = |state: &mut LatchState| state.closed && state.tickets == 0;
+        let waited = self.changed.wait_while(state, must_wait);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.tickets = state.tickets.saturating_sub(1);
+        state.held -= 1;
     }
 }
 

@@ -8,11 +8,11 @@ use crate::event::ReferenceEvent;
 use crate::kernels::Kernel;
 use crate::queue::Queue;
 use samite_core::{
-    CancelToken, Device, Error, Event, Node, Placed, Prepared, Result, RunControl, RunObserver,
-    Stream, TensorId, TensorRef,
+    CancelToken, Device, Error, Event, HeldCopy, Node, Placed, Prepared, Result, RunControl,
+    RunObserver, Stream, TensorId, TensorRef,
 };
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 pub(crate) struct ReferenceStream {
@@ -222,13 +222,37 @@ impl Stream for ReferenceStream {
             )));
         }
         let (from, to) = (from.clone(), to.clone());
-        self.submit("copy", move || {
-            memory(&from.buffer)?.copy_to(
-                from.slot.offset,
-                memory(&to.buffer)?,
-                to.slot.offset,
+        let begin = move || {
+            HeldCopy::begin(
+                (memory(&from.buffer)?, from.slot.offset),
+                (memory(&to.buffer)?, to.slot.offset),
                 from.layout().bytes(),
             )
+        };
+        if self.queue.is_none() {
+            return self.submit("copy", move || {
+                begin()?.end();
+                Ok(())
+            });
+        }
+        // As with hardware that copies on its own: the bytes are in use from the beginning to the end, which is another piece of work.
+        let under_way = Arc::new(Mutex::new(None));
+        let begun = Arc::clone(&under_way);
+        self.submit("copy", move || {
+            *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin()?);
+            Ok(())
+        })?;
+        self.queue.as_mut().map_or(Ok(()), |queue| {
+            queue.submit(move || {
+                let copy = under_way
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
+                if let Some(copy) = copy {
+                    copy.end();
+                }
+                Ok(())
+            })
         })
     }
 

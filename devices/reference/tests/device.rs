@@ -8,7 +8,8 @@ use samite_core::{
     CancelToken, DType, Device, DeviceKind, Error, Graph, HostMemory, Layout, Placed, RunControl,
     RunObserver, StoredTensor, Stream, TensorGroup, TensorId, TensorRef, Usage, host_buffer_type,
 };
-use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
+use samite_reference::{FaultPlan, Latch, ReferenceDevice, ReferenceOptions};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -388,4 +389,39 @@ fn results_may_lie_in_the_memory_of_operands() {
         values(places[y.index()].as_ref().unwrap()),
         [4.0, 16.0, 36.0]
     );
+}
+
+#[test]
+fn a_copy_holds_the_hosts_memory_from_its_beginning_to_its_end() {
+    let latch = Latch::new();
+    let device = ReferenceDevice::new(ReferenceOptions {
+        asynchronous: true,
+        copies: true,
+        latch: Some(Arc::clone(&latch)),
+        ..ReferenceOptions::default()
+    });
+    let (from, to) = (host_tensor(2), tensor(&*device, 2));
+    from.write(0, &[1f32, 2.0].map(f32::to_le_bytes).concat())
+        .unwrap();
+    let mut stream = device.open_stream().unwrap();
+    latch.close();
+    stream.copy(&from, &to).unwrap();
+    // Queued is not begun: what is ordered before it may still happen.
+    from.write(4, &3f32.to_le_bytes()).unwrap();
+    latch.let_pass(1);
+    latch.wait_until_held();
+    assert_eq!(values(&from), [1.0, 3.0]);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            from.write(0, &9f32.to_le_bytes()).unwrap();
+            assert!(ended.load(Ordering::SeqCst), "written while it was copied");
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        ended.store(true, Ordering::SeqCst);
+        latch.open();
+    });
+    stream.synchronize().unwrap();
+    assert_eq!(values(&to), [1.0, 3.0]);
+    assert_eq!(values(&from), [9.0, 3.0]);
 }

@@ -5,12 +5,12 @@ use crate::detour::Detour;
 use crate::devices::DeviceSet;
 use crate::order::{Action, Lane, Wait, Work};
 use crate::plan::Plan;
+use crate::run::{Pace, Run, Step};
 use crate::trace::Trace;
 use samite_core::{
     CancelToken, Device, Error, Placed, Result, RunControl, Stream, TensorId, TensorRef,
 };
 use std::sync::Arc;
-use std::time::Instant;
 
 /// What a watcher of nodes wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Executor {
     }
 
     fn wait(&mut self, plan: &Plan, bound: &Bound, lane: Lane, wait: Wait) -> Result<()> {
-        let start = self.trace.is_some().then(Instant::now);
+        let start = self.trace.as_ref().map(Trace::now);
         match (self.lane(lane), bound.awaited(wait)) {
             (Some(stream), Some(event)) => stream.wait(&**event)?,
             _ => self.wait_on_host(plan, bound, wait)?,
@@ -118,7 +118,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Runs a plan once. With a watcher, node by node: every action is done before the next one is issued.
+    /// Runs a plan once. With a watcher, node by node: every action is done before the next one is issued. After a failure, nothing is in
+    /// flight.
     pub fn run(
         &mut self,
         plan: &Arc<Plan>,
@@ -126,34 +127,58 @@ impl Executor {
         cancel: &CancelToken,
         mut watcher: Option<Watcher<'_>>,
     ) -> Result<()> {
-        for (number, action) in plan.actions.iter().enumerate() {
-            cancel.check()?;
-            if watcher.is_none() {
-                for &wait in &action.waits {
-                    self.wait(plan, bound, action.lane, wait)?;
+        let pace = match watcher {
+            None => Pace::Overlapped,
+            Some(_) => Pace::OneByOne,
+        };
+        let mut run = Run::new(pace);
+        let mut last = Ok(());
+        loop {
+            last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
+                Step::Wait(lane, wait) => self.wait(plan, bound, lane, wait),
+                Step::Issue(action) => self.issue(plan, bound, action, cancel, &mut watcher),
+                Step::Record(action) => {
+                    let stream = self.lane(plan.actions[action].lane);
+                    match stream.zip(bound.event_of(action)) {
+                        Some((stream, event)) => stream.record(&**event),
+                        None => Ok(()),
+                    }
                 }
-            }
-            match (action.work, &mut watcher) {
-                (Work::Inputs, _) => {}
-                (Work::Copy(copy), _) => self.copy(plan, bound, action, copy)?,
-                (Work::Split(split), None) => self.split(plan, bound, split, cancel)?,
-                (Work::Split(split), Some(watcher)) => {
-                    self.split_in_pieces(plan, bound, split, cancel, watcher)?;
+                Step::Finish(lane) => self
+                    .lane(lane)
+                    .map_or(Ok(()), |stream| stream.synchronize()),
+                Step::Drain => {
+                    self.drain();
+                    Ok(())
                 }
-            }
-            if watcher.is_some() {
-                if let Some(stream) = self.lane(action.lane) {
-                    stream.synchronize()?;
+                Step::End(result) => {
+                    if result.is_ok() {
+                        bound.runs += 1;
+                        bound.inputs_free = pace == Pace::OneByOne;
+                    }
+                    return result;
                 }
-            } else if let (Some(stream), Some(event)) =
-                (self.lane(action.lane), bound.event_of(number))
-            {
-                stream.record(&**event)?;
+            };
+        }
+    }
+
+    fn issue(
+        &mut self,
+        plan: &Arc<Plan>,
+        bound: &mut Bound,
+        number: usize,
+        cancel: &CancelToken,
+        watcher: &mut Option<Watcher<'_>>,
+    ) -> Result<()> {
+        let action = &plan.actions[number];
+        match (action.work, watcher) {
+            (Work::Inputs, _) => Ok(()),
+            (Work::Copy(copy), _) => self.copy(plan, bound, action, copy),
+            (Work::Split(split), None) => self.split(plan, bound, split, cancel),
+            (Work::Split(split), Some(watcher)) => {
+                self.split_in_pieces(plan, bound, split, cancel, watcher)
             }
         }
-        bound.runs += 1;
-        bound.inputs_free = watcher.is_some();
-        Ok(())
     }
 
     fn copy(&mut self, plan: &Plan, bound: &Bound, action: &Action, number: usize) -> Result<()> {
@@ -165,7 +190,7 @@ impl Executor {
                 copy.from
             )));
         };
-        let start = self.trace.is_some().then(Instant::now);
+        let start = self.trace.as_ref().map(Trace::now);
         match action.copier {
             Some(device) => match self.lane(action.lane) {
                 Some(stream) => stream.copy(from, to)?,
@@ -190,7 +215,7 @@ impl Executor {
         cancel: &CancelToken,
     ) -> Result<()> {
         let device = plan.lowered.splits[number].device;
-        let start = self.trace.is_some().then(Instant::now);
+        let start = self.trace.as_ref().map(Trace::now);
         let observer = self
             .trace
             .as_ref()

@@ -32,6 +32,7 @@ mod picture;
 pub mod placement;
 mod plan;
 pub mod race;
+mod run;
 mod scheduler;
 pub mod split;
 mod trace;

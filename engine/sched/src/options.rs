@@ -1,6 +1,6 @@
 //! How a scheduler should decide.
 
-use samite_core::TensorId;
+use samite_core::{Environment, TensorId};
 
 /// What to do about operations that land on a slower device because a faster one refuses them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Fallback {
 }
 
 /// Options of a [`Scheduler`](crate::Scheduler).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How many copies of inputs and of tensors between devices exist, so that consecutive runs can overlap on
     /// asynchronous devices. 1 for none; ggml's pipeline parallelism uses 4.
@@ -26,6 +26,8 @@ pub struct Options {
     pub fallback: Fallback,
     /// How many plans are kept for graphs that come back.
     pub cached_plans: usize,
+    /// Where time comes from.
+    pub environment: Environment,
 }
 
 impl Default for Options {
@@ -35,6 +37,7 @@ impl Default for Options {
             offload: true,
             fallback: Fallback::default(),
             cached_plans: 8,
+            environment: Environment::system(),
         }
     }
 }

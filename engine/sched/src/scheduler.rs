@@ -382,10 +382,6 @@ impl Scheduler {
     fn run_with(&mut self, cancel: &CancelToken, watcher: Option<Watcher<'_>>) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let result = executor.run(plan, bound, cancel, watcher);
-        if result.is_err() {
-            // Nothing is left in flight that could hurt the next run; the first error is the one to report.
-            executor.drain();
-        }
         self.counters.runs += 1;
         result.map_err(|error| self.say_what_was_lost(error))
     }
@@ -478,7 +474,7 @@ impl Scheduler {
 
     /// Starts to record what runs when. Costs a little per node.
     pub fn start_trace(&mut self) {
-        self.executor.trace = Some(Trace::new());
+        self.executor.trace = Some(Trace::new(Arc::clone(&self.options.environment.clock)));
     }
 
     /// The recording, if one was started.

@@ -3,6 +3,7 @@
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use crate::split::Copy;
+use samite_core::environment::Clock;
 use samite_core::{RunObserver, TensorId};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +25,7 @@ struct Span {
 /// Spans of splits and copies of asynchronous devices show when work was issued, those of nodes when it ran, as far as the device says.
 #[derive(Debug)]
 pub struct Trace {
+    clock: Arc<dyn Clock>,
     begin: Instant,
     spans: Arc<Spans>,
     /// Tracks that were named in what was taken out.
@@ -103,12 +105,17 @@ impl RunObserver for NodeObserver {
 }
 
 impl Trace {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Trace {
-            begin: Instant::now(),
+            begin: clock.now(),
+            clock,
             spans: Arc::default(),
             named: Mutex::default(),
         }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     fn push(&self, span: Span) {
@@ -121,7 +128,7 @@ impl Trace {
             spans: Arc::clone(&self.spans),
             plan: Arc::clone(plan),
             device,
-            issued: Instant::now(),
+            issued: self.clock.now(),
             began: OnceLock::new(),
         })
     }
@@ -133,7 +140,7 @@ impl Trace {
             category: "split",
             name: format!("split {number}"),
             start,
-            end: Instant::now(),
+            end: self.clock.now(),
             args: json!({ "nodes": split.nodes.len() }),
         });
     }
@@ -144,7 +151,7 @@ impl Trace {
             category: "copy",
             name: copy_name(plan, copy),
             start,
-            end: Instant::now(),
+            end: self.clock.now(),
             args: json!({ "bytes": copy.bytes }),
         });
     }
@@ -155,7 +162,7 @@ impl Trace {
             category: "wait",
             name: format!("wait for action {}", wait.action),
             start,
-            end: Instant::now(),
+            end: self.clock.now(),
             args: json!({ "runs_ago": wait.runs_ago }),
         });
     }

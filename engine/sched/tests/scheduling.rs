@@ -4,11 +4,14 @@
 mod common;
 
 use common::{bytes, device, f32s, fast, host, layers, read, weights};
+use samite_core::environment::Clock;
 use samite_core::{
     CancelToken, DType, Device, Error, Graph, StoredTensor, TensorGroup, TensorId, Usage,
 };
 use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 fn run_layers(owners: &[usize], devices: Vec<Arc<dyn Device>>, options: Options) -> Vec<Vec<f32>> {
     let owners: Vec<_> = owners.iter().map(|&i| &devices[i]).collect();
@@ -439,6 +442,49 @@ fn values_that_are_not_kept_cannot_be_read() {
             .write(TensorId::from_index(0), 61, &[0; 4])
             .is_err()
     );
+}
+
+/// A clock that moves on by a millisecond whenever somebody looks at it.
+#[derive(Debug)]
+struct Ticking {
+    begin: Instant,
+    looks: AtomicU32,
+}
+
+impl Clock for Ticking {
+    fn now(&self) -> Instant {
+        self.begin + Duration::from_millis(1) * self.looks.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn sleep(&self, _: Duration) {}
+}
+
+#[test]
+fn times_of_traces_come_from_the_environment() {
+    let devices = vec![host()];
+    let (graph, x, _) = layers(&[&devices[0]; 2]);
+    let clock = Arc::new(Ticking {
+        begin: Instant::now(),
+        looks: AtomicU32::new(0),
+    });
+    let mut options = Options::default();
+    options.environment.clock = clock;
+    let mut scheduler = Scheduler::new(devices.clone(), options).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.start_trace();
+    let splits = [0, 1].map(|_| {
+        scheduler.write(x, 0, &bytes(&[1.0; 16])).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        let events = scheduler.trace().unwrap().take_events();
+        let split = events.into_iter().find(|event| event["cat"] == "split");
+        let split = split.unwrap();
+        (
+            split["ts"].as_f64().unwrap(),
+            split["dur"].as_f64().unwrap(),
+        )
+    });
+    // Looks: the recording begins; a split begins, its nodes are watched, it ends; the next split begins.
+    assert_eq!(splits, [(1000.0, 2000.0), (4000.0, 2000.0)]);
 }
 
 #[test]
