@@ -59,7 +59,7 @@ pub use host_buffer::{host_buffer, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use memory::{Access, HeldGate, HostMemory, Location, MemoryId, MemorySet};
-pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;
