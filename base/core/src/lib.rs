@@ -1,13 +1,13 @@
 //! Tensors, operations, graphs and the device contract of samite.
 //!
-//! This crate is the ground that everything else stands on, and holds no kernels:
+//! Every other crate builds on this one. It holds no kernels:
 //!
-//! - [`DType`] and [`Layout`]: what a tensor's bytes mean. Four extents, innermost first, and four byte strides, as in ggml.
-//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the one validator of nodes.
+//! - [`DType`] and [`Layout`]: how a tensor's bytes are read. Four extents, innermost first, and four byte strides, as in ggml.
+//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the only validator of nodes.
 //! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
-//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
+//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: memory of the host, guarded against conflicting accesses.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
-//! - [`Error`]: everything that can go wrong, with names and reasons.
+//! - [`Error`]: the error type, with names and reasons.
 //!
 //! ```
 //! use samite_core::{DType, Graph};

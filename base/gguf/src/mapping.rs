@@ -1,4 +1,4 @@
-//! A file in memory, and what can be asked of the operating system about it. The only `unsafe` code of the crate.
+//! Memory-mapped files, and hints to the operating system about them. The only `unsafe` code of the crate.
 
 use crate::error::{Error, ErrorKind, Result};
 use samite_core::HostMemory;
@@ -137,8 +137,8 @@ pub(crate) fn page_bytes() -> usize {
     4096
 }
 
-/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share. Systems that cannot do that have no files
-/// to speak of.
+/// Fills `buffer` from `offset` of `file`, without moving a file position that threads would share. Systems without such a call get an
+/// error.
 pub(crate) fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset);

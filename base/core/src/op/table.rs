@@ -1,7 +1,7 @@
 //! The table of operations, one entry each.
 //!
-//! An entry has a description, parameters, and the [facts](super::Facts) that hold whatever its operands are. What its operands
-//! must be is told by [`infer`](crate::infer).
+//! An entry has a description, parameters, and the [facts](super::Facts) that hold whatever its operands are. The rules for
+//! operands are in [`infer`](crate::infer).
 
 use super::parameter::{Bits, Parameter};
 use super::{Facts, Glu, Precision, Rope, SortOrder, Unary};
@@ -16,7 +16,7 @@ macro_rules! operations {
         $kind:ident $(($whole:ident: $whole_type:ty))? $({ $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })?
             => { name: $name:literal, sources: $sources:literal $(, $fact:ident: $value:expr)* };
     )*) => {
-        /// What a tensor is computed by.
+        /// The operation that computes a tensor.
         ///
         /// Sources are numbered as in ggml; *optional* ones may be absent. `n0` to `n3` are the extents of source 0.
         /// [`infer`](crate::infer) holds the exact rules for shapes and types.

@@ -1,4 +1,4 @@
-//! What all checks need: a device, work for it, and data.
+//! The tools of all checks: a device, work for it, and data.
 
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl,

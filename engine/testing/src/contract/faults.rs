@@ -1,4 +1,4 @@
-//! Mistakes of the caller and lack of memory: errors, not accidents.
+//! Mistakes of the caller and lack of memory give errors.
 
 use super::bench::{Bench, Check, N, Named, control, ensure, matrix};
 use samite_core::{CancelToken, DType, Error, Layout, Slot, TensorGroup, TensorRef, Usage};

@@ -1,7 +1,7 @@
 //! The conformance suite of the contract itself, one file for each subject.
 //!
-//! What a device computes is a matter of [`run_suite`](crate::run_suite). Here, one simple operation that the device supports is enough. Every check
-//! uses the device through the contract only, so that it holds for any.
+//! [`run_suite`](crate::run_suite) tests what a device computes. Here, one simple operation that the device supports is enough. Checks
+//! use the device through the contract only, so that they fit every device.
 
 mod bench;
 mod buffers;

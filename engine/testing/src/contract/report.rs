@@ -1,8 +1,8 @@
-//! What came of the checks.
+//! The outcomes of the checks.
 
 use std::fmt;
 
-/// What came of one check.
+/// The outcome of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContractOutcome {
     /// It holds.
