@@ -1,7 +1,7 @@
 //! Buffer types and buffers.
 //!
 //! A [`BufferType`] is a kind of memory with an alignment, limits and a layout; a [`Buffer`] is a piece of it. What a
-//! tensor's bytes look like inside of a buffer is the buffer type's business: `write` and `read` always speak
+//! tensor's bytes look like inside a buffer is decided by the buffer type: `write` and `read` always take and give
 //! the standard layout of the tensor's [`DType`](crate::DType), and a packed type converts.
 
 use crate::error::Result;
@@ -27,14 +27,14 @@ pub enum Usage {
     Compute,
 }
 
-/// What a weight does in its model, for devices that give tensors a form of their own: packed, or split among several members.
+/// The role of a weight in its model, for devices that give tensors a form of their own: packed, or split among several devices.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Role {
-    /// Nothing is known, or it is no weight.
+    /// Unknown, or not a weight.
     #[default]
     Unknown,
     /// A table whose rows are looked up.
@@ -58,12 +58,12 @@ pub struct TensorInfo<'a> {
     pub layout: Layout,
     /// What its buffer is for.
     pub usage: Usage,
-    /// What it does in its model.
+    /// Its role in the model.
     pub role: Role,
 }
 
 impl<'a> TensorInfo<'a> {
-    /// A tensor of which no role is known.
+    /// A tensor with an unknown role.
     pub fn new(name: &'a str, layout: Layout, usage: Usage) -> Self {
         TensorInfo {
             name,
@@ -118,8 +118,8 @@ pub trait BufferType: Send + Sync + fmt::Debug {
         Support::Yes
     }
 
-    /// How many rows lie interwoven, a power of two: writing whole groups of them, counted from the first row of a matrix,
-    /// needs nothing that is there already. `None` if only writing whole tensors is cheap.
+    /// How many rows are interleaved, a power of two. Whole groups of so many rows, counted from the first row of a matrix, can be
+    /// written without reading what is there. `None` if only writing whole tensors is cheap.
     fn row_group(&self) -> Option<usize> {
         Some(1)
     }
@@ -148,7 +148,7 @@ pub struct Slot {
 /// A piece of memory of some buffer type.
 ///
 /// All methods may be called from any thread at any time; a buffer keeps conflicting accesses apart. They are
-/// *not* ordered with the work of streams: who needs that synchronizes, or uses the stream's methods.
+/// *not* ordered with the work of streams. A caller that needs an order synchronizes first, or uses the stream's methods.
 pub trait Buffer: Send + Sync + fmt::Debug {
     /// The kind of memory.
     fn buffer_type(&self) -> &Arc<dyn BufferType>;
@@ -205,8 +205,8 @@ pub trait Buffer: Send + Sync + fmt::Debug {
     /// If the buffer is read-only or the device fails.
     fn clear(&self, value: u8) -> Result<()>;
 
-    /// Copies a whole tensor of equal layout from another buffer, if that can be done without a detour over the host:
-    /// `Ok(false)` if not.
+    /// Copies a whole tensor of equal layout from another buffer, if that is possible without passing through the host.
+    /// `Ok(false)` if it is not.
     ///
     /// # Errors
     /// If the device fails.
@@ -214,7 +214,7 @@ pub trait Buffer: Send + Sync + fmt::Debug {
         Ok(false)
     }
 
-    /// Writes pieces at even distances.
+    /// Writes strided pieces.
     ///
     /// # Errors
     /// As [`write`](Buffer::write).
@@ -224,7 +224,7 @@ pub trait Buffer: Send + Sync + fmt::Debug {
         })
     }
 
-    /// Reads pieces at even distances.
+    /// Reads strided pieces.
     ///
     /// # Errors
     /// As [`read`](Buffer::read).

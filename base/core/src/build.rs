@@ -1,6 +1,6 @@
-//! Building graphs: one method of [`Graph`] for each operation.
+//! Building graphs: methods of [`Graph`] for the operations.
 //!
-//! Every method appends one node and returns its name; it fails with [`Error::Shape`] if the
+//! Every method appends one node and returns its id. It fails with [`Error::Shape`] if the
 //! operands do not fit. The operations themselves are described at [`Op`].
 
 use crate::dtype::DType;

@@ -1,4 +1,4 @@
-//! Stopping work from outside.
+//! Cancellation of long work.
 
 use crate::error::{Error, Result};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! Devices made of another device: they pass on what they do not change.
+//! Devices that wrap another device and forward what they do not change.
 //!
-//! Tests give a device wishes or faults that it does not have, a tracer looks at what passes through, a device that stands for others asks
-//! them. Such a device implements [`Delegate`], whose methods all pass on, and is used as a [`Delegating`].
+//! A test adds faults or preferences to a device, a tracer records the calls, and a device that stands for several others asks
+//! them. Such a device implements [`Delegate`], whose methods all forward by default, and is used as a [`Delegating`].
 
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
@@ -14,12 +14,12 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Declares the trait and passes every method of the contract on, in both directions.
+/// Declares the trait and forwards every method of the contract, in both directions.
 macro_rules! delegate {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         /// What a [`Delegating`] device does differently from [`inner`](Delegate::inner). Methods are those of [`Device`].
         pub trait Delegate: Send + Sync + 'static {
-            /// The device that everything else is passed on to.
+            /// The device that everything else is forwarded to.
             fn inner(&self) -> &Arc<dyn Device>;
 
             /// A new stream.
@@ -61,7 +61,7 @@ macro_rules! delegate {
     };
 }
 
-/// A device that passes on what its [`Delegate`] does not change. It has the name of the device behind it.
+/// A device that forwards what its [`Delegate`] does not change. It has the name of the device behind it.
 pub struct Delegating<D>(pub D);
 
 impl<D: Delegate> Delegating<D> {

@@ -118,7 +118,7 @@ impl DType {
         self as u32
     }
 
-    /// The type with ggml's number `id`; `None` for numbers that ggml does not use (any more).
+    /// The type with ggml's number `id`; `None` for numbers that ggml does not use, or no longer uses.
     pub fn from_id(id: u32) -> Option<DType> {
         TABLE.iter().map(|row| row.0).find(|dtype| dtype.id() == id)
     }

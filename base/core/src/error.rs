@@ -1,4 +1,4 @@
-//! What can go wrong, in one type: every message names the thing and says what to do where that is known.
+//! The error type. A message names the operation, tensor, device or file, and says what to do where that is known.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the graph, device and scheduling layers.
 ///
-/// Errors are values, cheap to clone, and carry their whole message: nothing needs to be looked up in a log.
+/// Errors are values. They are cheap to clone and carry their whole message, so that nothing has to be looked up in a log.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

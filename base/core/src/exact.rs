@@ -1,4 +1,4 @@
-//! Floats in JSON and other formats that come back bit by bit.
+//! Serialization of floats that keeps every bit.
 //!
 //! JSON has no infinities and no NaN. They are written as text: `"inf"`, `"-inf"`, and `"nan:7fc00000"` with the bits of the NaN.
 

@@ -9,7 +9,7 @@ use crate::op::Op;
 use crate::stored::StoredTensor;
 use std::sync::Arc;
 
-/// Names a tensor of one graph: its position.
+/// Identifies a tensor of one graph by its position.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
@@ -21,7 +21,7 @@ impl TensorId {
         self.0 as usize
     }
 
-    /// The tensor at position `index`. A graph has fewer than 2^32 - 1 tensors; what is beyond names none.
+    /// The tensor at position `index`. A graph has fewer than 2^32 - 1 tensors; a greater index identifies none.
     pub fn from_index(index: usize) -> Self {
         TensorId(u32::try_from(index).unwrap_or(u32::MAX))
     }
@@ -42,7 +42,7 @@ pub struct ViewOf {
     pub offset: usize,
 }
 
-/// What role a tensor has for the world outside the graph.
+/// The role of a tensor outside the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Written from outside before each run.
@@ -58,7 +58,7 @@ pub struct Flags {
 pub struct Tensor {
     /// Name for people; may be empty.
     pub name: Arc<str>,
-    /// What it is computed by.
+    /// The operation that computes it.
     pub op: Op,
     /// Operands; absent optional ones are `None`.
     pub sources: Box<[Option<TensorId>]>,
@@ -87,7 +87,7 @@ impl Tensor {
         self.operands().filter(|(i, _)| written.contains(i))
     }
 
-    /// Whether a device computes something for it.
+    /// Whether a device has to compute it: neither a leaf nor a view.
     pub fn is_computed(&self) -> bool {
         !matches!(self.op, Op::Leaf) && !self.op.is_view()
     }
@@ -215,7 +215,7 @@ impl Graph {
         )
     }
 
-    /// Appends the node `op(sources…)` after checking it: the one way by which nodes come into being.
+    /// Appends the node `op(sources…)` after checking it. All nodes are made here.
     ///
     /// # Errors
     /// [`Error::Shape`] if the sources do not fit, [`Error::InvalidArgument`] if one does not exist.
@@ -363,7 +363,7 @@ impl Graph {
         self.tensors[id.index()].flags.output = true;
     }
 
-    /// Appends a leaf with the layout of `of`, gaps included: the place of a copy, which whoever runs the graph makes.
+    /// Appends a leaf with the layout of `of`, gaps included. It is the place of a copy, which the scheduler makes.
     ///
     /// # Errors
     /// If the graph is full.

@@ -1,4 +1,4 @@
-//! Plain host memory as buffers.
+//! Buffers of plain host memory.
 
 use crate::buffer::{Buffer, BufferType, Slot, Usage};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! How a tensor lies in memory: element type, four extents, four byte strides.
+//! The layout of a tensor in memory: element type, four extents, four byte strides.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -1,14 +1,14 @@
 //! Tensors, operations, graphs and the device contract of samite.
 //!
-//! This crate is the ground that everything else stands on, and holds no kernels:
+//! Every other crate builds on this one. It holds no kernels:
 //!
-//! - [`DType`] and [`Layout`]: what a tensor's bytes mean. Four extents, innermost first, and four byte strides, as in ggml.
-//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the one validator of nodes.
+//! - [`DType`] and [`Layout`]: how a tensor's bytes are read. Four extents, innermost first, and four byte strides, as in ggml.
+//! - [`Op`] and [`infer`]: what can be computed. Shape inference is the only validator of nodes.
 //! - [`Graph`]: a computation as plain data, with [text and DOT](mod@print), and JSON both ways.
-//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: the host's, guarded.
+//! - [`BufferType`], [`Buffer`], [`StoredTensor`]: memory. [`HostMemory`]: memory of the host, guarded against conflicting accesses.
 //! - [`Device`], [`Stream`], [`Event`]: the contract between devices and the scheduler, described in [`device`].
 //! - [`Environment`]: time, files, threads and connections, so that tests can put others in their place.
-//! - [`Error`]: everything that can go wrong, with names and reasons.
+//! - [`Error`]: the error type, with names and reasons.
 //!
 //! ```
 //! use samite_core::{DType, Graph};
@@ -64,7 +64,7 @@ pub use host_buffer::{host_buffer, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
-pub use op::{Glu, Op, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;

@@ -1,7 +1,7 @@
-//! Which orders of a graph's nodes mean the same.
+//! Orders of a graph's nodes that give the same results.
 //!
-//! A node sees all writes of nodes before it. So nodes may change places as long as accesses to each memory keep their order
-//! where one of them writes; a result counts as a write to its own memory.
+//! A node sees all writes of the nodes before it. So two nodes may change places unless both access the same memory and one of
+//! them writes to it. A result counts as a write to its own memory.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, TensorId};
@@ -38,7 +38,7 @@ pub fn memories(graph: &Graph) -> Vec<TensorId> {
         .collect()
 }
 
-/// Checks that `after` is a permutation of `before`, nodes of `graph`, that means the same. `memories` are those of the
+/// Checks that `after` is a permutation of `before`, nodes of `graph`, that gives the same results. `memories` are those of the
 /// [graph](memories()).
 ///
 /// # Errors

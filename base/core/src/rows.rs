@@ -1,4 +1,4 @@
-//! Pieces at even distances, for two-dimensional writes and reads.
+//! Strided pieces of a tensor, for two-dimensional writes and reads.
 
 use crate::error::{Error, Result};
 

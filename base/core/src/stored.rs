@@ -1,4 +1,4 @@
-//! Named tensors in buffers: weights, caches.
+//! Named tensors that live in buffers, such as weights and caches.
 
 use crate::buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up};
 use crate::error::{Error, Result};
@@ -18,8 +18,8 @@ impl StoredTensor {
     /// Declares that `layout` lies at `offset` of `buffer`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it does not fit; and what the buffer says to it. (Tensors in a mapped file have the
-    /// file's alignment, not the buffer type's; devices refuse what they cannot use.)
+    /// [`Error::InvalidArgument`] if it does not fit; and any error of the buffer. A tensor in a mapped file has the
+    /// file's alignment, not the buffer type's; a device refuses a tensor that it cannot use.
     pub fn new(
         name: impl Into<Arc<str>>,
         buffer: Arc<dyn Buffer>,

@@ -1,4 +1,4 @@
-//! Answers with reasons.
+//! Whether a device supports something, and why not.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! From metadata values to Rust types: what fits is accepted, everything else is explained.
+//! Conversion of metadata values to Rust types. A value that does not fit gives an error with the reason.
 
 use crate::strings::StringArray;
 use crate::value::{Array, Value};

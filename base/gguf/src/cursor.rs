@@ -1,4 +1,4 @@
-//! Reading fields one after the other, with every length checked before it is used.
+//! Sequential reading of fields. Every length is checked before it is used.
 
 use crate::error::{Error, ErrorKind, quoted};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can go wrong with a GGUF file, in one type.
+//! The error type of this crate.
 
 use std::fmt;
 use std::path::Path;

@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How tensor data comes into memory.
+/// How tensor data gets into memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Data is read into memory of the caller. Whatever happens to the file, the worst is an error.
+    /// Data is read into the caller's memory. A file that changes causes an error at worst.
     #[default]
     Read,
     /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure. If

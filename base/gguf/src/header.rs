@@ -1,4 +1,4 @@
-//! Everything in a file before its tensor data.
+//! The header of a file: everything before the tensor data.
 
 use crate::cursor::{Cursor, Field, Stop};
 use crate::error::{Error, ErrorKind, Result};

@@ -1,4 +1,4 @@
-//! Finding things by name without storing names twice.
+//! Lookup by name without a second copy of the names.
 
 /// The indices of `items` sorted by name, for binary search.
 ///

@@ -15,8 +15,8 @@
 //!
 //! A string is a `u64` length and bytes. An array is the type of its elements (`u32`), their number (`u64`) and the
 //! elements. The format is specified in `docs/gguf.md` of the ggml project; where that leaves a choice, this crate does
-//! what ggml's own reader does, so that both accept the same files, with exceptions that are all stricter in what no
-//! real file has (tensors without elements or dimensions, absurd counts) or more lenient (long tensor names).
+//! what ggml's own reader does, so that both accept the same files. There are two exceptions: this crate refuses what no
+//! real file has (tensors without elements or dimensions, absurd counts), and accepts long tensor names.
 //!
 //! # Contract
 //! - [`GgufFile::open`] opens a model, whole or split into parts; [`Header::from_bytes`] reads one that is in memory.

@@ -1,4 +1,4 @@
-//! Getting tensor data out of the files with several threads, with progress, and able to stop.
+//! Loading of tensor data with several threads, progress and cancellation.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{GgufFile, tensor_field};
@@ -9,13 +9,13 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How much is read between two looks at the cancel function: some ten milliseconds on a slow disk.
+/// How much is read between two calls of the cancel function: some ten milliseconds on a slow disk.
 const STEP: usize = 1 << 20;
 
 /// How many neighbouring pieces a thread takes at a time: pages of memory that they share are then touched by it alone.
 const RUN: usize = 8;
 
-/// How to load; the default is a few threads, no progress, and no end before everything is loaded.
+/// How to load. The default is a few threads, without progress and cancellation.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
     /// How many threads read; at least one. One is the calling thread itself.
@@ -25,10 +25,9 @@ pub struct LoadOptions<'a> {
     /// Hands data of a mapped file over where it is mapped. Without, it is read into the threads' buffers as if it were not
     /// mapped: faster for data that is copied elsewhere anyway, because no page of the mapping is touched.
     pub in_place: bool,
-    /// Told the bytes that are read and the bytes in all: never fewer than before, and in the end all of them. Called from
-    /// any of the threads, by one at a time.
+    /// Called with the bytes read so far, which never decrease, and the bytes in all. Any of the threads calls it, one at a time.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
-    /// Asked between small pieces by every thread; once it says true, loading stops with [`ErrorKind::Cancelled`].
+    /// Called by every thread between small pieces. Once it returns true, loading stops with [`ErrorKind::Cancelled`].
     pub cancel: &'a (dyn Fn() -> bool + Sync),
 }
 

@@ -1,4 +1,4 @@
-//! A file in memory, and what can be asked of the operating system about it. The only `unsafe` code of the crate.
+//! Memory-mapped files, and hints to the operating system about them. The only `unsafe` code of the crate.
 
 use crate::error::{Error, ErrorKind, Result};
 use samite_core::HostMemory;

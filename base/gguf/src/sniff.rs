@@ -1,4 +1,4 @@
-//! What a file that is not GGUF looks like, so that the message can say what to do.
+//! Recognition of other file formats, so that the error can say what to do.
 
 /// Describes a file by its first bytes, which are not those of GGUF.
 pub(crate) fn not_gguf(start: &[u8]) -> &'static str {

@@ -1,4 +1,4 @@
-//! What a file says about its tensors.
+//! Descriptions of the tensors in a file.
 
 use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::index::sorted_index;
@@ -38,7 +38,7 @@ impl TensorInfo {
     }
 }
 
-/// The size in bytes of a contiguous tensor. `Err` says what is wrong with the shape: which dimension, if it is one, and why.
+/// The size in bytes of a contiguous tensor. `Err` names the wrong dimension, if it is one, and the reason.
 pub(crate) fn tensor_bytes(dtype: DType, dims: &[u64]) -> Result<usize, (Option<usize>, String)> {
     for (dimension, &extent) in dims.iter().enumerate() {
         if extent == 0 {

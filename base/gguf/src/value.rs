@@ -162,7 +162,7 @@ impl Value {
         })
     }
 
-    /// What this is, for messages: its type, and for arrays type and length.
+    /// A description for messages: the type, and for arrays also the length.
     pub(crate) fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("arr of {} {}", array.len(), array.element_type()),

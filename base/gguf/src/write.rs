@@ -1,4 +1,4 @@
-//! Writing files: header first, then tensor data as it comes.
+//! Writing of files: the header first, then the tensor data in order.
 
 use crate::atomic::AtomicFile;
 use crate::error::{Error, Result, quoted};
@@ -186,7 +186,7 @@ impl Put for bool {
     }
 }
 
-/// Told the bytes of tensor data that are written, and the bytes in all.
+/// Called with the bytes of tensor data written so far, and the bytes in all.
 type ProgressFn = Box<dyn FnMut(u64, u64) + Send>;
 
 /// Writes a file: the header when it is made, then the data of the tensors one after the other, in pieces of any size.
@@ -334,13 +334,13 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Has `progress` told, after every piece, the bytes of tensor data that are written and the bytes in all.
+    /// Calls `progress` after every piece with the bytes of tensor data written so far and the bytes in all.
     pub fn on_progress(mut self, progress: impl FnMut(u64, u64) + Send + 'static) -> Self {
         self.progress = Some(Box::new(progress));
         self
     }
 
-    /// The tensor whose data comes next; `None` when all is written.
+    /// The tensor whose data comes next; `None` when all data is written.
     pub fn next_tensor(&self) -> Option<&TensorSpec> {
         self.tensors.get(self.current)
     }

@@ -1,6 +1,6 @@
-//! ggml's number and block formats: decode them to `f32`, encode them from `f32`, look inside them.
+//! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their parts.
 //!
-//! Pure functions and plain data: nothing here allocates, opens or remembers anything.
+//! Everything here is a pure function or plain data. Nothing allocates memory, opens files or keeps state.
 //!
 //! # Rows
 //! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]

@@ -1,6 +1,6 @@
-//! What the encoders share: extremes, roundings, and the searches for the scale that loses least.
+//! Functions that the encoders share: extremes, roundings, and the searches for the scale with the least loss.
 //!
-//! Every sum here runs in element order and every product is rounded as written: the bytes that come out depend on it.
+//! Every sum here runs in element order and every product is rounded as written, because the encoded bytes depend on it.
 
 /// Magnitudes below this count as zero: a group of such elements gets scale 0.
 pub(crate) const NEGLIGIBLE: f32 = 1e-15;

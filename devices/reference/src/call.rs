@@ -1,4 +1,4 @@
-//! What a kernel sees: operands to read and a result to write.
+//! The arguments of a kernel: operands to read and a result to write.
 
 use crate::value::{
     Blocks, Grid, decode, decode_integers, encode, encode_integers, kept_as, read_blocks,

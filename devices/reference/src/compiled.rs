@@ -1,5 +1,4 @@
-//! What the device makes of nodes before they have places: their kernels, one for each operation with its parameters and the types of its
-//! operands.
+//! Compiled nodes: kernels without places, one for each operation with its parameters and the types of its operands.
 
 use crate::device::ReferenceDevice;
 use crate::kernels::{Kernel, kernel};

@@ -16,7 +16,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A device that computes slowly and rightly.
+/// A slow and exact device.
 #[derive(Debug)]
 pub struct ReferenceDevice {
     options: ReferenceOptions,
@@ -49,7 +49,7 @@ impl ReferenceDevice {
         &self.options
     }
 
-    /// How often nodes were compiled, those included that a stream had to compile since nobody had.
+    /// How often nodes were compiled, by callers or by a stream that got none.
     pub fn compilations(&self) -> usize {
         self.compilations.load(Ordering::SeqCst)
     }

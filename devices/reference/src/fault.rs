@@ -1,4 +1,4 @@
-//! Failures on demand.
+//! Fault injection.
 
 use samite_core::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};

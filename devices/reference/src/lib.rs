@@ -1,14 +1,14 @@
 //! The executable specification: a device that is scalar, slow and obviously right.
 //!
 //! Every operation is computed in `f64` from decoded operands and rounded once, at the end, to the type of the result.
-//! Other devices are compared with it, so nothing here is clever: a kernel reads its operands into plain arrays
-//! in logical order, computes, and writes the result. Because operands are read first, a result may lie in the
+//! Other devices are compared with it, so the code is simple: a kernel reads its operands into plain arrays
+//! in logical order, computes, and writes the result. Operands are read first, so a result may lie in the
 //! memory of an operand, and a kernel that fails has written nothing.
 //!
-//! The second purpose is to be a test double. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
-//! that copies are real; [`ReferenceOptions`] make it small, asynchronous, without some operations, or a processor
-//! instead of a GPU; a [`Latch`] holds its work back; and a [`FaultPlan`] makes any one of its calls fail, or the device get lost. It is strict where fast devices are
-//! trusting: work whose operands lie in another device's memory, or in a layout that is not the graph's, is refused.
+//! The device is also a test double. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
+//! that copies are real. [`ReferenceOptions`] make it small, asynchronous, without some operations, or a processor
+//! instead of a GPU. A [`Latch`] holds its work back, and a [`FaultPlan`] makes a chosen call fail, or the device get lost. It checks
+//! what fast devices trust: it refuses work whose operands lie in another device's memory, or in a layout that is not the graph's.
 //!
 //! ```
 //! use samite_core::{DType, Device, Graph};

@@ -1,4 +1,4 @@
-//! What a reference device pretends to be.
+//! Options of a reference device.
 
 use crate::fault::FaultPlan;
 use crate::queue::Latch;
@@ -6,7 +6,7 @@ use samite_core::DeviceKind;
 use samite_core::memory::HOST_ALIGNMENT;
 use std::sync::Arc;
 
-/// What a [`ReferenceDevice`](crate::ReferenceDevice) pretends to be.
+/// What a [`ReferenceDevice`](crate::ReferenceDevice) is and can do.
 #[derive(Clone, Debug)]
 pub struct ReferenceOptions {
     /// Name of the device and of its memory; different for devices that are used together.
@@ -23,7 +23,7 @@ pub struct ReferenceOptions {
     pub without_ops: Vec<String>,
     /// Streams queue work to a thread of their own, and errors surface at the next call that waits.
     pub asynchronous: bool,
-    /// Can make events.
+    /// It can make events.
     pub events: bool,
     /// Streams copy within the device's memory, and between it and host memory.
     pub copies: bool,

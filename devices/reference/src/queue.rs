@@ -1,4 +1,4 @@
-//! A thread that does one job after the other.
+//! A queue of jobs with a worker thread.
 
 use samite_core::{Error, Result};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Jobs done in order by a thread. After a failure, jobs are skipped until somebody was told.
+/// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure was reported.
 pub(crate) struct Queue {
     jobs: Option<Sender<Job>>,
     worker: Option<JoinHandle<()>>,
@@ -27,7 +27,7 @@ struct Progress {
 struct State {
     /// Jobs done or skipped.
     done: u64,
-    /// The first failure that nobody was told of, with the number of jobs up to and including it.
+    /// The first failure that was not reported yet, with the number of jobs up to and including it.
     failed: Option<(u64, Error)>,
 }
 
@@ -151,7 +151,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The end of the queue as it is now.
+    /// The current end of the queue.
     pub fn end(&self) -> Point {
         Point {
             progress: Arc::clone(&self.progress),
@@ -159,7 +159,7 @@ impl Queue {
         }
     }
 
-    /// Waits for everything and tells of a failure, once.
+    /// Waits for all jobs and reports a failure, once.
     pub fn synchronize(&self) -> Result<()> {
         match self.progress.wait_until(self.submitted).failed.take() {
             Some((_, error)) => Err(error),
@@ -186,7 +186,7 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// Waits until the jobs before the point are done, and tells of a failure among them.
+    /// Waits until the jobs before the point are done, and reports a failure among them.
     pub fn wait(&self) -> Result<()> {
         match &self.progress.wait_until(self.jobs).failed {
             Some((at, error)) if *at <= self.jobs => Err(error.clone()),

@@ -1,4 +1,4 @@
-//! Tensors as plain arrays in logical order, and the way from and to bytes.
+//! Tensors as plain arrays in logical order, and their conversion from and to bytes.
 
 use crate::buffer::{float64, memory};
 use crate::float64::Float64;

@@ -1,4 +1,4 @@
-//! Seeded data for inputs.
+//! Data of inputs, made from seeds.
 
 use samite_core::{DType, Layout, Result};
 use samite_quant::encode_row;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What became of the cases of one operation.
+/// The outcomes of the cases of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
     /// Close enough.
@@ -21,7 +21,7 @@ pub struct Counts {
     pub failed: usize,
     /// The largest error of a passed case.
     pub worst_nmse: f64,
-    /// Why cases are not supported, with how often.
+    /// Why cases are not supported, and how many for each reason.
     pub reasons: BTreeMap<String, usize>,
 }
 
@@ -41,11 +41,11 @@ pub struct Report {
     pub device: String,
     /// By operation.
     pub ops: BTreeMap<String, Counts>,
-    /// What did not pass.
+    /// The cases that did not pass.
     pub failures: Vec<Failure>,
 }
 
-/// Where a run of the suite is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// Number of this case.
@@ -54,7 +54,7 @@ pub struct Progress<'a> {
     pub cases: usize,
     /// Its name, as in [`Failure::case`].
     pub name: &'a str,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: &'a Outcome,
 }
 

@@ -9,7 +9,7 @@ use samite_core::{
 };
 use std::sync::{Arc, OnceLock};
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// The result is close enough, and nothing else in memory changed.
@@ -24,7 +24,7 @@ pub enum Outcome {
     },
     /// The result is wrong, or other memory was changed.
     Failed {
-        /// Normalized mean squared error; infinite if numbers are not the matter.
+        /// Normalized mean squared error; infinite if the numbers were not compared.
         nmse: f64,
         /// What is wrong.
         detail: String,
@@ -105,7 +105,7 @@ pub(crate) fn judge(
     })
 }
 
-/// Filled around and between tensors, to see whether it stays.
+/// The bytes around and between tensors, which must not change.
 const SENTINEL: u8 = 0xa5;
 
 /// At least so many bytes lie between tensors.

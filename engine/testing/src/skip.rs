@@ -1,9 +1,9 @@
-//! Tests that need something optional say when it is not there.
+//! Messages of tests that leave something out because an optional part is missing.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// The environment variable with a file to which every skipped test adds a line, so that a run of many test programs can list them at its end.
+/// The environment variable with a file to which every skipped test adds a line, so that they can be listed after many test programs.
 const LIST_VARIABLE: &str = "SAMITE_TEST_SKIPPED";
 
 /// Says that the test of this thread leaves something out, and why. Unlike what tests print, the line is shown when the test passes, too.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::shape;
-use crate::op::{Precision, Rope, RopeMode, Unary};
+use crate::op::{Glu, Precision, Rope, RopeMode, Unary};
 
 fn t(dtype: DType, extents: &[usize]) -> Layout {
     Layout::contiguous(dtype, shape(extents).unwrap()).unwrap()

@@ -97,4 +97,18 @@ mod tests {
         tensor.op = op::MUL_MAT;
         assert_eq!(of_tensor(&tensor), c"MUL_MAT");
     }
+
+    /// samite's names are ggml's, so that an operation under a wrong number is found out. A cast is one of ggml's copies.
+    #[test]
+    fn operations_are_converted_to_the_number_of_their_name() {
+        use samite_core::OpKind;
+        for (number, kind) in crate::convert::params::TABLE {
+            let expected = match kind {
+                OpKind::Cast => "cpy",
+                kind => kind.name(),
+            };
+            let name = of_op(*number).to_str().unwrap();
+            assert_eq!(name.to_lowercase(), expected);
+        }
+    }
 }

@@ -60,7 +60,7 @@ fn unary(cases: &mut Cases) {
 }
 
 fn scalar(cases: &mut Cases) {
-    let ops: [(Op, f32); 6] = [
+    let ops = [
         (
             Op::Scale {
                 scale: -0.75,

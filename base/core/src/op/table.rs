@@ -1,0 +1,395 @@
+//! The table of operations, one entry each.
+//!
+//! An entry has a description, parameters, and the [facts](super::Facts) that hold whatever its operands are. The rules for
+//! operands are in [`infer`](crate::infer).
+
+use super::parameter::{Bits, Parameter};
+use super::{Facts, Glu, Precision, Rope, SortOrder, Unary};
+use crate::dtype::DType;
+use crate::layout::{DIMS, Shape};
+use serde::{Deserialize, Serialize};
+
+/// Makes of the table: the types [`Op`] and [`OpKind`], how parameters are written, compared and listed, and the facts of each kind.
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $kind:ident $(($whole:ident: $whole_type:ty))? $({ $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })?
+            => { name: $name:literal, sources: $sources:literal $(, $fact:ident: $value:expr)* };
+    )*) => {
+        /// The operation that computes a tensor.
+        ///
+        /// Sources are numbered as in ggml; *optional* ones may be absent. `n0` to `n3` are the extents of source 0.
+        /// [`infer`](crate::infer) holds the exact rules for shapes and types.
+        ///
+        /// Two operations are equal if they have the same parameters bit by bit: -0 is not 0, and a NaN is itself.
+        #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum Op {
+            $(
+                $(#[$doc])*
+                $kind $(($whole_type))? $({
+                    $($(#[$field_doc])* #[serde(with = "super::parameter")] $field: $type,)*
+                })?,
+            )*
+        }
+
+        /// An [`Op`] without its parameters.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum OpKind {
+            $(#[doc = concat!("[`Op::", stringify!($kind), "`]")] $kind,)*
+        }
+
+        impl OpKind {
+            /// Every kind, in the order of the table.
+            pub const ALL: [OpKind; [$(stringify!($kind)),*].len()] = [$(OpKind::$kind),*];
+
+            pub(super) fn facts(self) -> &'static Facts {
+                const FACTS: &[Facts] = &[
+                    $(Facts { name: $name, sources: $sources, $($fact: $value,)* ..Facts::USUAL },)*
+                ];
+                &FACTS[self as usize]
+            }
+        }
+
+        impl PartialEq for Op {
+            fn eq(&self, other: &Self) -> bool {
+                match self {
+                    $(Op::$kind $(($whole))? $({ $($field),* })? => {
+                        let mine = ($(Bits($whole),)? $($(Bits($field),)*)?);
+                        match other {
+                            Op::$kind $(($whole))? $({ $($field),* })? => {
+                                mine == ($(Bits($whole),)? $($(Bits($field),)*)?)
+                            }
+                            _ => false,
+                        }
+                    })*
+                }
+            }
+        }
+
+        impl Eq for Op {}
+
+        impl Op {
+            /// The operation without its parameters.
+            pub fn kind(&self) -> OpKind {
+                match self {
+                    $(Op::$kind { .. } => OpKind::$kind,)*
+                }
+            }
+
+            /// Adds names and values of the parameters to `list`.
+            pub(super) fn list_parameters(&self, list: &mut Vec<(&'static str, String)>) {
+                match self {
+                    $(Op::$kind $(($whole))? $({ $($field),* })? => {
+                        $($whole.list(stringify!($whole), list);)?
+                        $($($field.list(stringify!($field), list);)*)?
+                    })*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    /// A leaf: an input, a weight, a cache. No sources.
+    Leaf => { name: "none", sources: 0 };
+
+    /// Same elements in new memory. With quantized types, blocks are copied.
+    Dup => { name: "dup", sources: 1 };
+
+    /// Source 0 plus source 1; source 1 repeats to the shape of source 0.
+    Add => { name: "add", sources: 2, may_overwrite: &[0, 1] };
+
+    /// Source 0 `[n0, experts used, tokens]` plus those rows of source 1 `[n0, experts]` that source 2 (i32
+    /// `[experts used, tokens]`) names.
+    AddId => { name: "add_id", sources: 3, may_overwrite: &[0] };
+
+    /// Source 0 minus source 1; source 1 repeats to the shape of source 0.
+    Sub => { name: "sub", sources: 2, may_overwrite: &[0, 1] };
+
+    /// Source 0 times source 1, element by element; source 1 repeats to the shape of source 0.
+    Mul => { name: "mul", sources: 2, may_overwrite: &[0, 1] };
+
+    /// Source 0 divided by source 1; source 1 repeats to the shape of source 0.
+    Div => { name: "div", sources: 2, may_overwrite: &[0, 1] };
+
+    /// `scale * x + bias`.
+    Scale {
+        /// Factor.
+        scale: f32,
+        /// Summand.
+        bias: f32,
+    } => { name: "scale", sources: 1, may_overwrite: &[0] };
+
+    /// Square.
+    Sqr => { name: "sqr", sources: 1, may_overwrite: &[0] };
+
+    /// Square root.
+    Sqrt => { name: "sqrt", sources: 1, may_overwrite: &[0] };
+
+    /// Natural logarithm.
+    Log => { name: "log", sources: 1, may_overwrite: &[0] };
+
+    /// Sum of all elements, as one element.
+    Sum => { name: "sum", sources: 1 };
+
+    /// Sum of each row: `[1, n1, n2, n3]`.
+    SumRows => { name: "sum_rows", sources: 1 };
+
+    /// Mean of each row: `[1, n1, n2, n3]`.
+    Mean => { name: "mean", sources: 1 };
+
+    /// Running sum along each row.
+    CumSum => { name: "cumsum", sources: 1 };
+
+    /// Index of the largest element of each row of a matrix, the first of equals: i32 `[n1]`.
+    ArgMax => { name: "argmax", sources: 1 };
+
+    /// Source 0 repeated to `shape`.
+    Repeat {
+        /// Shape of the result; each extent a multiple of the source's.
+        shape: Shape,
+    } => { name: "repeat", sources: 1 };
+
+    /// Source 0 followed by source 1 along `dim`.
+    Concat {
+        /// Dimension along which extents add up.
+        dim: usize,
+    } => { name: "concat", sources: 2 };
+
+    /// Each row shifted to mean 0 and scaled to variance 1: `(x - mean) / sqrt(variance + eps)`.
+    Norm {
+        /// Added to the variance.
+        eps: f32,
+    } => { name: "norm", sources: 1 };
+
+    /// Each row divided by `sqrt(mean(x²) + eps)`.
+    RmsNorm {
+        /// Added to the mean of squares.
+        eps: f32,
+    } => { name: "rms_norm", sources: 1, may_overwrite: &[0] };
+
+    /// Each row divided by `max(sqrt(sum(x²)), eps)`.
+    L2Norm {
+        /// Smallest divisor.
+        eps: f32,
+    } => { name: "l2_norm", sources: 1 };
+
+    /// Matrix product: source 0 `[k, m, a, b]` (weights) with source 1 `[k, n, a·x, b·y]` gives f32
+    /// `[m, n, a·x, b·y]`: element `(i, j)` is the dot product of row `i` of source 0 and row `j` of source 1.
+    MulMat {
+        /// Least precision of the accumulation.
+        precision: Precision,
+    } => { name: "mul_mat", sources: 2 };
+
+    /// Sum of outer products: source 0 `[m, k, a, b]` and source 1 f32 `[n, k, a·x, b·y]` give f32 `[m, n, a·x, b·y]`:
+    /// element `(i, j)` is the sum over all `k` of `(i, k)` of source 0 times `(j, k)` of source 1. Both gradients of a
+    /// matrix product are of this kind.
+    OutProd => { name: "out_prod", sources: 2 };
+
+    /// Matrix products with chosen experts: source 0 `[k, m, experts]`, source 1 f32 `[k, 1 or used, tokens]`,
+    /// source 2 i32 `[used, tokens]`: f32 `[m, used, tokens]`.
+    MulMatId {
+        /// Least precision of the accumulation.
+        precision: Precision,
+    } => { name: "mul_mat_id", sources: 3 };
+
+    /// Source 0 converted into the memory of source 1, which the result is a view of. Same number of elements.
+    Cpy => { name: "cpy", sources: 2, result_in: Some(1), writes: &[1] };
+
+    /// Source 0 converted to another type.
+    Cast {
+        /// Type of the result.
+        dtype: DType,
+    } => { name: "cast", sources: 1 };
+
+    /// Source 0 without gaps.
+    Cont => { name: "cont", sources: 1 };
+
+    /// The same memory with another shape. Source 0 is contiguous.
+    Reshape {
+        /// Shape of the result, with as many elements as the source.
+        shape: Shape,
+    } => { name: "reshape", sources: 1, is_view: true, result_in: Some(0) };
+
+    /// A window into the memory of source 0.
+    View {
+        /// Shape of the window.
+        shape: Shape,
+        /// Byte strides of dimensions 1, 2 and 3; that of dimension 0 is the type's size.
+        strides: [usize; DIMS - 1],
+        /// Byte offset of the first element in source 0.
+        offset: usize,
+    } => { name: "view", sources: 1, is_view: true, result_in: Some(0) };
+
+    /// The same memory with dimensions exchanged: source dimension `i` becomes dimension `axes[i]`.
+    Permute {
+        /// Where each dimension goes.
+        axes: [usize; DIMS],
+    } => { name: "permute", sources: 1, is_view: true, result_in: Some(0) };
+
+    /// Dimensions 0 and 1 exchanged.
+    Transpose => { name: "transpose", sources: 1, is_view: true, result_in: Some(0) };
+
+    /// Rows of source 0 `[n0, n1, n2, n3]` named by source 1 (i32 `[r, n2, n3]`), decoded to f32 (i32 stays):
+    /// `[n0, r, n2, n3]`.
+    GetRows => { name: "get_rows", sources: 2 };
+
+    /// Writes the rows of source 0 (f32 or f16 `[n0, r, n2, n3]`) to the rows of source 2 that source 1 (i64 or i32
+    /// `[r, n2/x, n3/y]`) names. The result is a view of source 2.
+    SetRows => { name: "set_rows", sources: 3, result_in: Some(2), writes: &[2] };
+
+    /// Elements right of the diagonal, `i0 > past + i1`, become minus infinity.
+    DiagMaskInf {
+        /// Columns left of the first row's diagonal.
+        past: usize,
+    } => { name: "diag_mask_inf", sources: 1, may_overwrite: &[0] };
+
+    /// Elements right of the diagonal, `i0 > past + i1`, become 0.
+    DiagMaskZero {
+        /// Columns left of the first row's diagonal.
+        past: usize,
+    } => { name: "diag_mask_zero", sources: 1, may_overwrite: &[0] };
+
+    /// `softmax(scale * x + slope(head) * mask)` along each row. Optional source 1: mask, f32 or f16
+    /// `[n0, ≥ n1, n2/x, n3/y]`. Optional source 2: sinks, f32 `[n2]`: one more logit per head in the denominator.
+    SoftMax {
+        /// Factor of the logits.
+        scale: f32,
+        /// Largest ALiBi bias; 0 for slopes of 1.
+        max_bias: f32,
+    } => { name: "soft_max", sources: 1, optional: 2, may_overwrite: &[0] };
+
+    /// Rotary position embedding of source 0 `[head size, heads, tokens, n3]` at the positions of source 1 (i32
+    /// `[tokens]`). Optional source 2: frequency divisors, f32 `[≥ dims/2]`.
+    Rope(rope: Rope) => { name: "rope", sources: 2, optional: 1, may_overwrite: &[0] };
+
+    /// Elements limited to `min..=max`.
+    Clamp {
+        /// Lower limit.
+        min: f32,
+        /// Upper limit.
+        max: f32,
+    } => { name: "clamp", sources: 1, may_overwrite: &[0] };
+
+    /// Zeros around source 0.
+    Pad {
+        /// Zeros before, by dimension.
+        before: Shape,
+        /// Zeros behind, by dimension.
+        after: Shape,
+    } => { name: "pad", sources: 1 };
+
+    /// `start, start + step, …` up to but without `stop`: f32. No sources.
+    Arange {
+        /// First value.
+        start: f32,
+        /// End, exclusive.
+        stop: f32,
+        /// Distance.
+        step: f32,
+    } => { name: "arange", sources: 0 };
+
+    /// Indices that sort each row: i32. The order of equal elements is not specified.
+    ArgSort {
+        /// Direction.
+        order: SortOrder,
+    } => { name: "argsort", sources: 1 };
+
+    /// Indices of the `k` largest elements of each row, in no particular order: i32 `[k, n1, n2, n3]`.
+    TopK {
+        /// How many.
+        k: usize,
+    } => { name: "top_k", sources: 1 };
+
+    /// A tensor of the shape of source 0 with every element `value`.
+    Fill {
+        /// The value.
+        value: f32,
+    } => { name: "fill", sources: 1, may_overwrite: &[0] };
+
+    /// Attention in one step: source 0 queries f32 `[d, tokens, heads, batch]`, source 1 keys `[d, kv, kv heads,
+    /// batch]`, source 2 values `[dv, kv, kv heads, batch]`, optional source 3 mask f16 `[kv, ≥ tokens, heads/x, batch/y]`,
+    /// optional source 4 sinks f32 `[heads]`: f32 `[dv, heads, tokens, batch]`.
+    FlashAttn {
+        /// Factor of the logits.
+        scale: f32,
+        /// Largest ALiBi bias; 0 for slopes of 1.
+        max_bias: f32,
+        /// If not 0, logits become `softcap * tanh(logit / softcap)`.
+        softcap: f32,
+        /// Least precision of the accumulation.
+        precision: Precision,
+    } => { name: "flash_attn_ext", sources: 3, optional: 2 };
+
+    /// A function of each element.
+    Unary(function: Unary) => { name: "unary", sources: 1, may_overwrite: &[0] };
+
+    /// A gated linear unit: `f(x) * g`. With one source, `x` is the first half of each row and `g` the second; with
+    /// two, source 0 is `x` and source 1 is `g`.
+    Glu {
+        /// The function.
+        kind: Glu,
+        /// With one source: the halves are exchanged.
+        swapped: bool,
+    } => { name: "glu", sources: 1, optional: 1 };
+
+    /// The gradient of [`Repeat`](Op::Repeat): all parts of source 0 (f32) that came from one element of `shape`, summed.
+    RepeatBack {
+        /// Shape of the result; each extent divides the source's.
+        shape: Shape,
+    } => { name: "repeat_back", sources: 1 };
+
+    /// The gradient of [`Unary::Silu`]: source 0 is the gradient of its result, source 1 its operand. Both f32.
+    SiluBack => { name: "silu_back", sources: 2, may_overwrite: &[0, 1] };
+
+    /// The gradient of [`RmsNorm`](Op::RmsNorm): source 0 is the gradient of its result, source 1 its operand. Both f32.
+    RmsNormBack {
+        /// As in the forward operation.
+        eps: f32,
+    } => { name: "rms_norm_back", sources: 2, may_overwrite: &[0] };
+
+    /// The gradient of [`SoftMax`](Op::SoftMax) without sinks: source 0 is the gradient of its result, source 1 that result.
+    /// Both f32.
+    SoftMaxBack {
+        /// As in the forward operation.
+        scale: f32,
+    } => { name: "soft_max_back", sources: 2, may_overwrite: &[0] };
+
+    /// The gradients of [`FlashAttn`](Op::FlashAttn) without ALiBi, softcap and sinks: source 0 is the gradient of its result, sources 1 to 3 are
+    /// queries, keys and values, all f32, optional source 4 is the mask. The result is one row, f32: the gradients of
+    /// queries, then of keys, then of values, each ordered like the result of attention, `[size, heads, tokens, batch]`.
+    FlashAttnBack {
+        /// As in the forward operation.
+        scale: f32,
+    } => { name: "flash_attn_back", sources: 4, optional: 1 };
+
+    /// The gradient of [`Rope`](Op::Rope), which turns the other way: sources as there, with the gradient of the result first.
+    RopeBack(rope: Rope) => { name: "rope_back", sources: 2, optional: 1, may_overwrite: &[0] };
+
+    /// The gradient of [`GetRows`](Op::GetRows) of a matrix: source 0 is the gradient of its result, f32 `[n0, r]`, source 1
+    /// the row numbers, i32 `[r]`. Gradients of equal rows add up: f32 `[n0, rows]`.
+    GetRowsBack {
+        /// Rows of the table.
+        rows: usize,
+    } => { name: "get_rows_back", sources: 2 };
+
+    /// `-sum(labels · log(softmax(logits))) / rows`, as one element: source 0 logits f32, source 1 the probabilities that they
+    /// should have, f32, of the same shape.
+    CrossEntropyLoss => { name: "cross_entropy_loss", sources: 2 };
+
+    /// The gradient of [`CrossEntropyLoss`](Op::CrossEntropyLoss) with respect to the logits, for rows of labels that sum to 1:
+    /// source 0 is the gradient of the loss, one element, source 1 the logits, source 2 the labels. All f32.
+    CrossEntropyLossBack => { name: "cross_entropy_loss_back", sources: 3 };
+
+    /// A step of AdamW ([Loshchilov and Hutter 2019](https://arxiv.org/abs/1711.05101)): source 0 the weights, source 1 their
+    /// gradient, source 2 and 3 the running means of the gradient and of its square, all f32 of one shape without gaps.
+    /// Source 4 holds seven numbers, f32: learning rate, `beta1`, `beta2`, eps, weight decay, and the bias corrections
+    /// `1 / (1 - beta1^step)` and `1 / (1 - beta2^step)`. Weights and means are changed in place; the result is a view of the weights.
+    OptStepAdamW => { name: "opt_step_adamw", sources: 5, result_in: Some(0), writes: &[0, 2, 3] };
+
+    /// A step of gradient descent: source 0 the weights, source 1 their gradient, both f32 of one shape without gaps; source
+    /// 2 the learning rate and the weight decay, f32. The weights are changed in place; the result is a view of them.
+    OptStepSgd => { name: "opt_step_sgd", sources: 3, result_in: Some(0), writes: &[0] };
+}

@@ -1,0 +1,348 @@
+//! Where ggml keeps the parameters of operations: in words of the tensor, or in what it says of the result.
+
+use super::Reason;
+use crate::abi::{MAX_OP_PARAMS, Tensor, glu, precision, rope_mode};
+use samite_core::op::{Glu, Precision, Rope, RopeMode, SortOrder, Unary};
+use samite_core::{DType, Shape};
+
+/// Words of parameters.
+pub type Words = [i32; MAX_OP_PARAMS];
+
+/// Where a parameter of type `T` is.
+pub trait Field<T> {
+    /// Writes it to the words. What the result says needs no word.
+    fn write(&self, value: T, words: &mut Words) -> Result<(), Reason>;
+
+    /// Reads it from a tensor.
+    fn read(&self, tensor: &Tensor) -> Result<T, Reason>;
+}
+
+/// A float in a word.
+pub struct Float(pub usize);
+
+impl Field<f32> for Float {
+    fn write(&self, value: f32, words: &mut Words) -> Result<(), Reason> {
+        words[self.0] = value.to_bits().cast_signed();
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<f32, Reason> {
+        Ok(f32::from_bits(tensor.op_params[self.0].cast_unsigned()))
+    }
+}
+
+/// A number that is not negative, in a word.
+pub struct Size(pub usize);
+
+impl Field<usize> for Size {
+    fn write(&self, value: usize, words: &mut Words) -> Result<(), Reason> {
+        words[self.0] = i32::try_from(value)
+            .map_err(|_| format!("parameter {value} does not fit into 32 bits"))?;
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+        let word = tensor.op_params[self.0];
+        usize::try_from(word)
+            .map_err(|_| format!("parameter {} is negative: {word}", self.0).into())
+    }
+}
+
+/// One number that is not negative for each dimension, in these words.
+pub struct Sizes(pub [usize; 4]);
+
+impl Field<Shape> for Sizes {
+    fn write(&self, value: Shape, words: &mut Words) -> Result<(), Reason> {
+        let mut pairs = self.0.into_iter().zip(value);
+        pairs.try_for_each(|(at, size)| Size(at).write(size, words))
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Shape, Reason> {
+        let [a, b, c, d] = self.0.map(|at| Size(at).read(tensor));
+        Ok([a?, b?, c?, d?])
+    }
+}
+
+/// A number of 64 bits in this word and the next.
+pub struct Long(pub usize);
+
+impl Field<usize> for Long {
+    fn write(&self, value: usize, words: &mut Words) -> Result<(), Reason> {
+        let [a, b, c, d, e, f, g, h] = (value as u64).to_ne_bytes();
+        words[self.0] = i32::from_ne_bytes([a, b, c, d]);
+        words[self.0 + 1] = i32::from_ne_bytes([e, f, g, h]);
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+        let words = [self.0, self.0 + 1].map(|at| tensor.op_params[at].to_ne_bytes());
+        let [[a, b, c, d], [e, f, g, h]] = words;
+        usize::try_from(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+            .map_err(|_| format!("parameter {} does not fit into memory", self.0).into())
+    }
+}
+
+/// Yes or no in a word.
+pub struct Flag(pub usize);
+
+impl Field<bool> for Flag {
+    fn write(&self, value: bool, words: &mut Words) -> Result<(), Reason> {
+        words[self.0] = i32::from(value);
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<bool, Reason> {
+        Ok(tensor.op_params[self.0] != 0)
+    }
+}
+
+/// One of several values, each by a number in a word.
+pub struct OneOf<T: 'static> {
+    /// The word.
+    at: usize,
+    what: &'static str,
+    numbers: &'static [(T, i32)],
+}
+
+impl<T: Copy + PartialEq + std::fmt::Debug> Field<T> for OneOf<T> {
+    fn write(&self, value: T, words: &mut Words) -> Result<(), Reason> {
+        let known = self.numbers.iter().find(|(known, _)| *known == value);
+        let (_, number) =
+            known.ok_or_else(|| format!("{} {value:?} has no form in ggml", self.what))?;
+        words[self.at] = *number;
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<T, Reason> {
+        let word = tensor.op_params[self.at];
+        let known = self.numbers.iter().find(|(_, number)| *number == word);
+        let known = known.ok_or_else(|| format!("{} {word} is not known", self.what))?;
+        Ok(known.0)
+    }
+}
+
+/// A precision in word `at`.
+pub const fn precision_at(at: usize) -> OneOf<Precision> {
+    OneOf {
+        at,
+        what: "precision",
+        numbers: &[
+            (Precision::Default, precision::DEFAULT),
+            (Precision::F32, precision::F32),
+            (Precision::BF16, precision::BF16),
+            (Precision::F16, precision::F16),
+            (Precision::Q8, precision::Q8),
+            (Precision::Q4, precision::Q4),
+        ],
+    }
+}
+
+/// The direction of a sort in word `at`.
+pub const fn order_at(at: usize) -> OneOf<SortOrder> {
+    OneOf {
+        at,
+        what: "sort order",
+        numbers: &[(SortOrder::Ascending, 0), (SortOrder::Descending, 1)],
+    }
+}
+
+/// Which elements rotary positions turn together, in word `at`.
+const fn mode_at(at: usize) -> OneOf<RopeMode> {
+    OneOf {
+        at,
+        what: "rope mode",
+        numbers: &[
+            (RopeMode::Normal, rope_mode::NORMAL),
+            (RopeMode::Neox, rope_mode::NEOX),
+        ],
+    }
+}
+
+/// The shape of the result.
+pub struct ResultShape;
+
+impl Field<Shape> for ResultShape {
+    fn write(&self, _: Shape, _: &mut Words) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Shape, Reason> {
+        shape(tensor)
+    }
+}
+
+/// Extent 0 of the result.
+pub struct ResultRow;
+
+impl Field<usize> for ResultRow {
+    fn write(&self, _: usize, _: &mut Words) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+        Ok(shape(tensor)?[0])
+    }
+}
+
+/// The strides of the result, but for dimension 0.
+pub struct ResultStrides;
+
+impl Field<[usize; 3]> for ResultStrides {
+    fn write(&self, _: [usize; 3], _: &mut Words) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<[usize; 3], Reason> {
+        let [_, strides @ ..] = tensor.nb;
+        Ok(strides)
+    }
+}
+
+/// The type of the result.
+pub struct ResultType;
+
+impl Field<DType> for ResultType {
+    fn write(&self, _: DType, _: &mut Words) -> Result<(), Reason> {
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<DType, Reason> {
+        dtype(tensor)
+    }
+}
+
+/// All parameters of rotary positions.
+pub struct RopeFields;
+
+impl Field<Rope> for RopeFields {
+    fn write(&self, rope: Rope, words: &mut Words) -> Result<(), Reason> {
+        Size(1).write(rope.dims, words)?;
+        mode_at(2).write(rope.mode, words)?;
+        Size(4).write(rope.original_context, words)?;
+        Float(5).write(rope.freq_base, words)?;
+        Float(6).write(rope.freq_scale, words)?;
+        Float(7).write(rope.ext_factor, words)?;
+        Float(8).write(rope.attn_factor, words)?;
+        Float(9).write(rope.beta_fast, words)?;
+        Float(10).write(rope.beta_slow, words)?;
+        Size(15).write(rope.offset, words)
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Rope, Reason> {
+        Ok(Rope {
+            dims: Size(1).read(tensor)?,
+            mode: mode_at(2).read(tensor)?,
+            original_context: Size(4).read(tensor)?,
+            freq_base: Float(5).read(tensor)?,
+            freq_scale: Float(6).read(tensor)?,
+            ext_factor: Float(7).read(tensor)?,
+            attn_factor: Float(8).read(tensor)?,
+            beta_fast: Float(9).read(tensor)?,
+            beta_slow: Float(10).read(tensor)?,
+            offset: Size(15).read(tensor)?,
+        })
+    }
+}
+
+/// The function of each element: its place in [`Unary::ALL`] in word 0, its parameters behind that.
+pub struct Function;
+
+impl Field<Unary> for Function {
+    fn write(&self, function: Unary, words: &mut Words) -> Result<(), Reason> {
+        let place = Unary::ALL
+            .iter()
+            .position(|known| known.name() == function.name());
+        Size(0).write(place.unwrap_or(usize::MAX), words)?;
+        if let Unary::Xielu {
+            alpha_n,
+            alpha_p,
+            beta,
+            eps,
+        } = function
+        {
+            for (at, value) in [alpha_n, alpha_p, beta, eps].into_iter().enumerate() {
+                Float(1 + at).write(value, words)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Unary, Reason> {
+        let number = tensor.op_params[0];
+        let place = usize::try_from(number).ok();
+        match place.and_then(|place| Unary::ALL.get(place)) {
+            Some(Unary::Xielu { .. }) => Ok(Unary::Xielu {
+                alpha_n: Float(1).read(tensor)?,
+                alpha_p: Float(2).read(tensor)?,
+                beta: Float(3).read(tensor)?,
+                eps: Float(4).read(tensor)?,
+            }),
+            Some(function) => Ok(*function),
+            None => Err(format!("function {number} is not known").into()),
+        }
+    }
+}
+
+/// The gated unit: its number in word 0, its parameters in words 2 and 3.
+pub struct Gate;
+
+impl Field<Glu> for Gate {
+    fn write(&self, unit: Glu, words: &mut Words) -> Result<(), Reason> {
+        words[0] = match unit {
+            Glu::Reglu => glu::REGLU,
+            Glu::Geglu => glu::GEGLU,
+            Glu::Swiglu => glu::SWIGLU,
+            Glu::SwigluOai { alpha, limit } => {
+                Float(2).write(alpha, words)?;
+                Float(3).write(limit, words)?;
+                glu::SWIGLU_OAI
+            }
+            Glu::GegluErf => glu::GEGLU_ERF,
+            Glu::GegluQuick => glu::GEGLU_QUICK,
+            Glu::SwigluClamp { limit } => {
+                Float(3).write(limit, words)?;
+                glu::SWIGLU_CLAMP
+            }
+        };
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Glu, Reason> {
+        Ok(match tensor.op_params[0] {
+            glu::REGLU => Glu::Reglu,
+            glu::GEGLU => Glu::Geglu,
+            glu::SWIGLU => Glu::Swiglu,
+            glu::SWIGLU_OAI => Glu::SwigluOai {
+                alpha: Float(2).read(tensor)?,
+                limit: Float(3).read(tensor)?,
+            },
+            glu::GEGLU_ERF => Glu::GegluErf,
+            glu::GEGLU_QUICK => Glu::GegluQuick,
+            glu::SWIGLU_CLAMP => Glu::SwigluClamp {
+                limit: Float(3).read(tensor)?,
+            },
+            other => return Err(format!("gated unit {other} is not known").into()),
+        })
+    }
+}
+
+/// Element type of a tensor.
+///
+/// # Errors
+/// If ggml's number is not one that samite knows.
+pub fn dtype(tensor: &Tensor) -> Result<DType, Reason> {
+    DType::from_id(tensor.dtype)
+        .ok_or_else(|| format!("element type {} is not known", tensor.dtype).into())
+}
+
+/// Extents of a tensor.
+///
+/// # Errors
+/// If one is negative.
+pub fn shape(tensor: &Tensor) -> Result<Shape, Reason> {
+    let mut shape = [0; 4];
+    for (to, from) in shape.iter_mut().zip(tensor.ne) {
+        *to = usize::try_from(from).map_err(|_| format!("extent {from} is negative"))?;
+    }
+    Ok(shape)
+}

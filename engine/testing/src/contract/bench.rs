@@ -1,0 +1,156 @@
+//! The tools of all checks: a device, work for it, and data.
+
+use samite_core::{
+    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl,
+    Stream, TensorGroup, TensorId, TensorRef, Usage,
+};
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a check ends early.
+pub(super) enum End {
+    Skip(String),
+    Fail(String),
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
+        End::Fail(error.to_string())
+    }
+}
+
+pub(super) type Check = Result<(), End>;
+
+/// A check with what it is called.
+pub(super) type Named = (&'static str, fn(&Bench) -> Check);
+
+pub(super) fn ensure(holds: bool, otherwise: impl fmt::Display) -> Check {
+    match holds {
+        true => Ok(()),
+        false => Err(End::Fail(otherwise.to_string())),
+    }
+}
+
+pub(super) fn skip<T>(why: &str) -> Result<T, End> {
+    Err(End::Skip(why.into()))
+}
+
+/// Elements of the tensors that checks work on: products of this extent are worth it for any device.
+pub(super) const N: usize = 64;
+
+pub(super) struct Bench {
+    pub device: Arc<dyn Device>,
+}
+
+/// A graph of one node with places in a device's memory.
+pub(super) struct Work {
+    pub graph: Graph,
+    pub nodes: Vec<TensorId>,
+    pub places: Vec<Option<TensorRef>>,
+    pub workspace: Option<TensorRef>,
+    pub x: TensorId,
+    pub y: TensorId,
+}
+
+impl Work {
+    pub fn placed(&self) -> Placed<'_> {
+        Placed {
+            graph: &self.graph,
+            nodes: &self.nodes,
+            places: &self.places,
+            workspace: self.workspace.as_ref(),
+            compiled: None,
+        }
+    }
+
+    pub fn place(&self, id: TensorId) -> &TensorRef {
+        match &self.places[id.index()] {
+            Some(place) => place,
+            None => unreachable!("every tensor was given a place"),
+        }
+    }
+}
+
+pub(super) fn matrix() -> Result<Layout> {
+    Layout::contiguous(DType::F32, [N, N, 1, 1])
+}
+
+pub(super) fn pattern(seed: u8) -> Vec<u8> {
+    let value = |i: usize| ((i * 7 + usize::from(seed) * 13) % 19) as f32 - 9.0;
+    (0..N * N).flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+pub(super) fn read(place: &TensorRef) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; place.layout().bytes()];
+    place.read(0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Runs without a watcher.
+pub(super) fn control(cancel: &CancelToken) -> RunControl<'_> {
+    RunControl {
+        cancel,
+        observer: None,
+    }
+}
+
+impl Bench {
+    pub fn stream(&self) -> Result<Box<dyn Stream>> {
+        Arc::clone(&self.device).open_stream()
+    }
+
+    pub fn tensor(&self, memory: &Arc<dyn BufferType>) -> Result<TensorRef> {
+        let group = TensorGroup::allocate(memory, Usage::Any, &[("t", matrix()?)])?;
+        Ok(group.tensors[0].tensor().clone())
+    }
+
+    /// A product or a scaling, whichever the device supports: `y = x x^T` or `y = 2 x`.
+    pub fn work(&self) -> Result<Work, End> {
+        for product in [false, true] {
+            let mut graph = Graph::new();
+            let x = graph.input("x", DType::F32, [N, N, 1, 1])?;
+            let y = match product {
+                false => graph.scale(x, 2.0)?,
+                true => graph.mul_mat(x, x)?,
+            };
+            graph.set_output(y);
+            if !self.device.supports(graph.node(y)).is_yes() {
+                continue;
+            }
+            let memory = self.device.buffer_type();
+            let nodes = vec![y];
+            let bytes = self.device.workspace(&graph, &nodes)?;
+            let workspace = match bytes {
+                0 => None,
+                _ => {
+                    let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1])?;
+                    let group =
+                        TensorGroup::allocate(&memory, Usage::Compute, &[("workspace", layout)])?;
+                    Some(group.tensors[0].tensor().clone())
+                }
+            };
+            let places = vec![Some(self.tensor(&memory)?), Some(self.tensor(&memory)?)];
+            return Ok(Work {
+                graph,
+                nodes,
+                places,
+                workspace,
+                x,
+                y,
+            });
+        }
+        skip("it supports neither scaling nor products of F32 matrices")
+    }
+
+    /// What the device makes of an input.
+    pub fn result_of(&self, input: &[u8]) -> Result<Vec<u8>, End> {
+        let work = self.work()?;
+        let mut stream = self.stream()?;
+        let mut prepared = stream.prepare(work.placed())?;
+        stream.write(work.place(work.x), 0, input)?;
+        stream.run(&mut *prepared, control(&CancelToken::new()))?;
+        let mut out = vec![0; input.len()];
+        stream.read(work.place(work.y), 0, &mut out)?;
+        Ok(out)
+    }
+}
