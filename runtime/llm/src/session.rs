@@ -165,6 +165,8 @@ impl Session {
         options: &GenerateOptions,
         mut on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        let stop = StopSequences::new(&options.stop);
+        let mut stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
         let mut timings = Timings::default();
         let start = Instant::now();
         self.decode_prompt(prompt, &mut timings)?;
@@ -173,7 +175,6 @@ impl Session {
         prompt.iter().for_each(|&token| sampler.accept(token));
 
         let start = Instant::now();
-        let mut stop = StopSequences::new(&options.stop);
         let mut text = Utf8Stream::new();
         let mut tokens = Vec::new();
         let mut row = self.batch.len() - 1;
