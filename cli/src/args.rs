@@ -86,9 +86,16 @@ pub fn registry(threads: Option<usize>) -> Registry {
     {
         options.ggml = samite::registry::GgmlOptions::from_environment();
         options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
-        options.ggml.prober = crate::commands::prober();
+        options.ggml.prober = prober();
     }
     Registry::built_in(options)
+}
+
+/// The command that tries a plugin whose path is appended: `samite probe-plugin`.
+#[cfg(unix)]
+fn prober() -> Option<Vec<std::ffi::OsString>> {
+    let program = std::env::current_exe().ok()?;
+    Some(vec![program.into(), "probe-plugin".into()])
 }
 
 /// A number of CPU threads.

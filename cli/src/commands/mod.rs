@@ -17,9 +17,6 @@ mod test_ops;
 mod tokenize;
 mod train;
 
-#[cfg(unix)]
-pub use probe_plugin::prober;
-
 use crate::failure::Outcome;
 use crate::interrupt;
 use clap::Subcommand;
