@@ -2,7 +2,7 @@
 
 use crate::cursor::Stop;
 use crate::error::{Error, ErrorKind, Result, quoted};
-use crate::header::Header;
+use crate::header::{Data, Header};
 use crate::mapping::{Mapping, read_exact_at};
 use crate::metadata::{KEY_ARCHITECTURE, Metadata};
 use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_TENSORS_COUNT, Split, part_paths};
@@ -117,8 +117,24 @@ impl GgufFile {
     /// # Errors
     /// Whatever is wrong with the path or with the content of any part; see [`ErrorKind`].
     pub fn open(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
-        let path = path.as_ref();
-        let (part, header) = open_part(path, mode)?;
+        Self::open_with(path.as_ref(), mode, Data::Complete)
+    }
+
+    /// Opens a model of which only the headers are needed: tensor data may be missing at the end of its files, as in a
+    /// download that is not complete. Reading a tensor that is not there as a whole is an error.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_header(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
+        let mode = match mode {
+            LoadMode::Mlock => LoadMode::Mmap,
+            mode => mode,
+        };
+        Self::open_with(path.as_ref(), mode, Data::MayBeMissing)
+    }
+
+    fn open_with(path: &Path, mode: LoadMode, data: Data) -> Result<Self> {
+        let (part, header) = open_part(path, mode, data)?;
         let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
         let mut file = match split {
             None => GgufFile {
@@ -127,7 +143,7 @@ impl GgufFile {
                 tensors: header.tensors,
                 lock_warning: None,
             },
-            Some(split) => open_parts(path, split, mode)?,
+            Some(split) => open_parts(path, split, mode, data)?,
         };
         if mode == LoadMode::Mlock {
             let lock = |part: &Part| {
@@ -232,8 +248,8 @@ impl GgufFile {
             .get(info.file)
             .filter(|part| info.end().is_some_and(|end| end <= part.len))
             .ok_or_else(|| {
-                Error::invalid(tensor_field(info), "is not a tensor of this model")
-                    .in_file(self.path())
+                let message = "is not a tensor of this model, or its data is missing";
+                Error::invalid(tensor_field(info), message).in_file(self.path())
             })
     }
 
@@ -303,7 +319,7 @@ pub(crate) fn tensor_field(info: &TensorInfo) -> String {
     format!("tensor {}", quoted(&info.name))
 }
 
-fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
+fn open_part(path: &Path, mode: LoadMode, data: Data) -> Result<(Part, Header)> {
     let open = || {
         // Asked before opening: opening a pipe would wait for its other end.
         let about =
@@ -330,8 +346,8 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
             _ => None,
         };
         let mut header = match &mapping {
-            Some(mapping) => Header::from_bytes(mapping)?,
-            None => read_header(&file, len)?,
+            Some(mapping) => Header::whole(mapping, data)?,
+            None => read_header(&file, len, data)?,
         };
         header.metadata.set_origin(path);
         let part = Part {
@@ -348,7 +364,7 @@ fn open_part(path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
 }
 
 /// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
-fn read_header(file: &File, len: u64) -> Result<Header> {
+fn read_header(file: &File, len: u64, data: Data) -> Result<Header> {
     let mut bytes = Vec::new();
     let mut wanted = 4 << 20;
     loop {
@@ -361,7 +377,7 @@ fn read_header(file: &File, len: u64) -> Result<Header> {
         bytes.resize(count, 0);
         read_exact_at(file, &mut bytes[had..], had as u64)
             .map_err(|error| Error::io("cannot read the header", &error))?;
-        match Header::parse(&bytes, len) {
+        match Header::parse(&bytes, len, data) {
             Ok(header) => return Ok(header),
             Err(Stop::Failed(error)) => return Err(error),
             Err(Stop::NeedMore(needed)) => wanted = needed.max(wanted.saturating_mul(4)),
@@ -370,7 +386,7 @@ fn read_header(file: &File, len: u64) -> Result<Header> {
 }
 
 /// Opens all parts of a split model of which `path` is one, and checks that they belong together.
-fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
+fn open_parts(path: &Path, split: Split, mode: LoadMode, data: Data) -> Result<GgufFile> {
     let paths = part_paths(path, split)?;
     let mut parts = Vec::new();
     let mut infos: Vec<TensorInfo> = Vec::new();
@@ -379,7 +395,7 @@ fn open_parts(path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
         let wrong = |field: &str, message: String| {
             Error::new(ErrorKind::Split, field, message).in_file(path)
         };
-        let (part, header) = open_part(path, mode).map_err(|error| match error.kind() {
+        let (part, header) = open_part(path, mode, data).map_err(|error| match error.kind() {
             ErrorKind::Io(std::io::ErrorKind::NotFound) => wrong(
                 "",
                 format!(

@@ -9,14 +9,13 @@ mod peer;
 mod statistics;
 mod work;
 
-use crate::args::{ModelArgs, ThreadArgs};
+use crate::args::ThreadArgs;
 use crate::failure::{Failure, Outcome};
 use crate::progress;
 pub use flags::BenchArgs;
 use limits::Limits;
 use metadata::{describe, metadata};
 use samite::CancelToken;
-use samite::llm::Model;
 use samite::registry::allowed_threads;
 use serde_json::json;
 use statistics::median;

@@ -1,12 +1,12 @@
 //! Files that change, text without an end, names that act on a terminal, weights that are no numbers, little memory.
 
-use crate::{Run, command, listing, samite, tiny, with_model};
+use crate::{Run, command, limited, listing, samite, tiny, with_model};
 use samite::gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite::llm::SyntheticModel;
 use std::fs::OpenOptions;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -20,32 +20,6 @@ fn started(line: &str, model: &Path) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
-}
-
-/// Runs the program with a line of arguments, some of standard input over and over, and so many KiB of address space.
-fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usize) -> Run {
-    let script = format!("ulimit -v {kibibytes}; exec \"$@\"");
-    let words = line.split_whitespace().map(|word| match word {
-        "M" => model.as_os_str(),
-        word => word.as_ref(),
-    });
-    let mut child = Command::new("sh")
-        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut pipe = child.stdin.take().unwrap();
-    let input = input.to_vec();
-    let writer = std::thread::spawn(move || {
-        // The program may end before it has read all.
-        (0..times).try_for_each(|_| pipe.write_all(&input)).is_ok()
-    });
-    let run = Run::new(child.wait_with_output().unwrap());
-    writer.join().unwrap();
-    run
 }
 
 #[test]

@@ -11,6 +11,8 @@ mod hostile;
 mod interrupt;
 mod output;
 #[cfg(unix)]
+mod plan;
+#[cfg(unix)]
 mod plugins;
 mod text;
 mod train;
@@ -18,6 +20,7 @@ mod usage;
 
 use samite::llm::SyntheticModel;
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
@@ -94,6 +97,33 @@ fn with_model(model: &Path, line: &str) -> Run {
         "''" => OsStr::new(""),
         word => OsStr::new(word),
     }))
+}
+
+/// Runs the program with a line of arguments, some of standard input over and over, and so many KiB of address space.
+#[cfg(unix)]
+fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usize) -> Run {
+    let script = format!("ulimit -v {kibibytes}; exec \"$@\"");
+    let words = line.split_whitespace().map(|word| match word {
+        "M" => model.as_os_str(),
+        word => word.as_ref(),
+    });
+    let mut child = Command::new("sh")
+        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // The program may end before it has read all.
+        (0..times).try_for_each(|_| pipe.write_all(&input)).is_ok()
+    });
+    let run = Run::new(child.wait_with_output().unwrap());
+    writer.join().unwrap();
+    run
 }
 
 /// A folder with a tiny model in it.
