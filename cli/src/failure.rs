@@ -1,6 +1,6 @@
 //! How commands fail: one line on standard error, and an exit code.
 
-use crate::interrupt::INTERRUPTED;
+use crate::interrupt;
 use crate::shown::{one_line, say};
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ pub enum Failure {
     Usage(String),
     /// Something went wrong.
     Error(String),
-    /// Ctrl-C.
+    /// Ctrl-C, or another signal that asks for an end.
     Interrupted,
     /// Whoever reads the output has seen enough.
     OutputClosed,
@@ -46,7 +46,7 @@ impl Failure {
             }
             Failure::Interrupted => {
                 say("interrupted");
-                ExitCode::from(INTERRUPTED)
+                ExitCode::from(interrupt::exit_code())
             }
             Failure::OutputClosed => ExitCode::SUCCESS,
         }

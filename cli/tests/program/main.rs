@@ -134,6 +134,40 @@ fn tiny() -> (TempDir, PathBuf) {
     (dir, path)
 }
 
+/// Writes an adapter that changes every query matrix of a synthetic model of the llama architecture.
+#[cfg(unix)]
+fn write_adapter(model: &SyntheticModel, path: &Path) {
+    use samite::gguf::{Metadata, TensorSpec, Writer};
+    const RANK: usize = 4;
+    let mut metadata = Metadata::new();
+    for (key, value) in [
+        ("general.architecture", model.architecture),
+        ("general.type", "adapter"),
+        ("adapter.type", "lora"),
+    ] {
+        metadata.set(key, value).unwrap();
+    }
+    metadata.set("adapter.lora.alpha", 8.0f32).unwrap();
+    let (inputs, outputs) = (model.n_embd, model.n_head * model.head_dim);
+    let specs = (0..model.n_layer).flat_map(|layer| {
+        let spec = |suffix: &str, shape: [usize; 2]| {
+            let name = format!("blk.{layer}.attn_q.weight.{suffix}");
+            TensorSpec::new(&name, samite::DType::F32, &shape).unwrap()
+        };
+        [
+            spec("lora_a", [inputs, RANK]),
+            spec("lora_b", [RANK, outputs]),
+        ]
+    });
+    let mut writer = Writer::create(path, &metadata, specs.collect()).unwrap();
+    while let Some(size) = writer.next_tensor().map(TensorSpec::size) {
+        writer
+            .append(&0.01f32.to_le_bytes().repeat(size / 4))
+            .unwrap();
+    }
+    writer.commit().unwrap();
+}
+
 /// A small trained model, where there is one.
 fn trained() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_MODELS").map_or_else(
