@@ -265,7 +265,10 @@ fn little_memory_is_an_error() {
         }
         assert!(ends[0] > 0, "{line}: {ends:?}");
         // Training takes more than the least of this.
-        assert!(ends[1] > 0 || !line.starts_with("train"), "{line}: {ends:?}");
+        assert!(
+            ends[1] > 0 || !line.starts_with("train"),
+            "{line}: {ends:?}"
+        );
         assert_eq!(listing(dir.path()), before);
     }
     samite(["devices"]).ok();
