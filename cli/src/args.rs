@@ -7,8 +7,8 @@ use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{
-    Adapter, Context, ContextOptions, Error, FitOptions, Model, ModelOptions, PlacementRule,
-    ScaledAdapter,
+    Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
+    PlacementRule, ScaledAdapter,
 };
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
@@ -86,9 +86,16 @@ pub fn registry(threads: Option<usize>) -> Registry {
     {
         options.ggml = samite::registry::GgmlOptions::from_environment();
         options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
-        options.ggml.prober = crate::commands::prober();
+        options.ggml.prober = prober();
     }
     Registry::built_in(options)
+}
+
+/// The command that tries a plugin whose path is appended: `samite probe-plugin`.
+#[cfg(unix)]
+fn prober() -> Option<Vec<std::ffi::OsString>> {
+    let program = std::env::current_exe().ok()?;
+    Some(vec![program.into(), "probe-plugin".into()])
 }
 
 /// A number of CPU threads.
@@ -321,6 +328,36 @@ impl ModelArgs {
 
     /// Loads the model, with a progress bar.
     pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        let mut options = self.model_options(threads, cancel)?;
+        let bar = progress::bytes("loading");
+        let shared = ProgressBar::clone(&bar);
+        options.progress = Some(Arc::new(move |done, total| {
+            shared.set_length(total);
+            shared.set_position(done);
+        }));
+        let model = match &self.model {
+            Some(path) => Model::load(path, &options),
+            None => embedded().and_then(|file| Model::from_gguf(&file, &options)),
+        };
+        model.map_err(|error| match error {
+            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
+                "{error}; --mmap --no-repack leaves the weights in the file"
+            )),
+            error => error.into(),
+        })
+    }
+
+    /// The model as the header of its file describes it, for plans.
+    pub fn load_header(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        let options = self.model_options(threads, cancel)?;
+        let file = match &self.model {
+            Some(path) => GgufFile::open_header(path, options.load_mode)?,
+            None => embedded()?,
+        };
+        Ok(Model::without_weights(&file, &options)?)
+    }
+
+    fn model_options(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<ModelOptions> {
         let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
         options.rules = self.rules()?;
         options.fit = match self.fit {
@@ -333,24 +370,7 @@ impl ModelArgs {
         options.load_mode = self.load_mode();
         options.repack = !self.no_repack;
         options.cancel = cancel.clone();
-        let bar = progress::bytes("loading");
-        let shared = ProgressBar::clone(&bar);
-        options.progress = Some(Arc::new(move |done, total| {
-            shared.set_length(total);
-            shared.set_position(done);
-        }));
-        let model = match &self.model {
-            Some(path) => Model::load(path, &options),
-            None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)
-                .map_err(Error::from)
-                .and_then(|file| Model::from_gguf(&file, &options)),
-        };
-        model.map_err(|error| match error {
-            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
-                "{error}; --mmap --no-repack leaves the weights in the file"
-            )),
-            error => error.into(),
-        })
+        Ok(options)
     }
 
     fn load_mode(&self) -> LoadMode {
@@ -420,11 +440,8 @@ impl ModelArgs {
     }
 
     /// A context for `model`, with the adapters that the flags name.
-    pub fn context(&self, model: Arc<Model>, mut options: ContextOptions) -> Outcome<Context> {
-        for (path, share) in self.adapters.files() {
-            let adapter = Adapter::load(path, &model)?;
-            options.adapters.push(ScaledAdapter { adapter, share });
-        }
+    pub fn context(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
+        let options = self.with_adapters(&model, options)?;
         Context::new(model, options).map_err(|error| match error {
             Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
                 "{error}; see --ctx-size (-c) and --ubatch-size (-ub)"
@@ -432,4 +449,27 @@ impl ModelArgs {
             error => error.into(),
         })
     }
+
+    /// As [`context`](Self::context), but only worked out.
+    pub fn context_plan(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<ContextPlan> {
+        let options = self.with_adapters(&model, options)?;
+        Ok(ContextPlan::new(model, options)?)
+    }
+
+    fn with_adapters(
+        &self,
+        model: &Arc<Model>,
+        mut options: ContextOptions,
+    ) -> Outcome<ContextOptions> {
+        for (path, share) in self.adapters.files() {
+            let adapter = Adapter::load(path, model)?;
+            options.adapters.push(ScaledAdapter { adapter, share });
+        }
+        Ok(options)
+    }
+}
+
+/// The model that is part of the program.
+fn embedded() -> samite::llm::Result<GgufFile> {
+    Ok(GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?)
 }

@@ -1,7 +1,7 @@
 //! How commands fail: one line on standard error, and an exit code.
 
-use crate::interrupt::INTERRUPTED;
-use crate::shown::{say, shortened};
+use crate::interrupt;
+use crate::shown::{one_line, say};
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ pub enum Failure {
     Usage(String),
     /// Something went wrong.
     Error(String),
-    /// Ctrl-C.
+    /// Ctrl-C, or another signal that asks for an end.
     Interrupted,
     /// Whoever reads the output has seen enough.
     OutputClosed,
@@ -46,32 +46,11 @@ impl Failure {
             }
             Failure::Interrupted => {
                 say("interrupted");
-                ExitCode::from(INTERRUPTED)
+                ExitCode::from(interrupt::exit_code())
             }
             Failure::OutputClosed => ExitCode::SUCCESS,
         }
     }
-}
-
-/// The longest message, in characters: what has a longer name in it loses its middle.
-const LONGEST: usize = 1000;
-
-/// A message as one line, whatever was put into it: names from files may hold anything.
-pub fn one_line(message: &str) -> String {
-    let mut line = String::new();
-    for part in message
-        .lines()
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-    {
-        match line.chars().last() {
-            None => {}
-            Some(':') => line.push(' '),
-            Some(_) => line.push_str("; "),
-        }
-        line.push_str(part);
-    }
-    shortened(&line, LONGEST)
 }
 
 /// What to do when the arguments are no command: help that was asked for is printed, and anything else is said in one
@@ -133,20 +112,5 @@ impl From<samite::llm::Error> for Failure {
 impl From<samite::registry::RegistryError> for Failure {
     fn from(error: samite::registry::RegistryError) -> Self {
         Failure::usage(error)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_are_one_line() {
-        assert_eq!(one_line("a file: it is bad"), "a file: it is bad");
-        assert_eq!(one_line("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
-        let long = one_line(&format!("file: {}: is bad", "x".repeat(100_000)));
-        assert!(long.len() < 1100 && long.starts_with("file: xxx"));
-        assert!(long.ends_with("xxx: is bad"), "{long}");
-        assert_eq!(one_line("missing:\n  <A>\n  <B>\n\n"), "missing: <A>; <B>");
     }
 }

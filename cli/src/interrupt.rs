@@ -5,10 +5,13 @@ use crate::shown::say;
 use samite::CancelToken;
 use samite::gguf::remove_unfinished_files;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What programs exit with after Ctrl-C.
-pub const INTERRUPTED: u8 = 130;
+const INTERRUPTED: i32 = 130;
+
+/// What the program exits with: after SIGTERM and SIGHUP, it is another number.
+static EXIT_CODE: AtomicI32 = AtomicI32::new(INTERRUPTED);
 
 /// What is cancelled.
 static TOKEN: LazyLock<CancelToken> = LazyLock::new(CancelToken::new);
@@ -22,6 +25,7 @@ pub fn handle() {
     LazyLock::force(&TOKEN);
     // Without a handler, signals do what they always do.
     let _ = install(|exit_code| {
+        EXIT_CODE.store(exit_code, Ordering::SeqCst);
         if IS_LOOKED_AT.load(Ordering::SeqCst) && !TOKEN.is_cancelled() {
             TOKEN.cancel();
             return;
@@ -31,6 +35,14 @@ pub fn handle() {
         say("interrupted");
         std::process::exit(exit_code);
     });
+}
+
+/// What the program exits with after the signal that came.
+pub fn exit_code() -> u8 {
+    EXIT_CODE
+        .load(Ordering::SeqCst)
+        .try_into()
+        .unwrap_or(u8::MAX)
 }
 
 /// A token that signals cancel. Who asks for it looks at it every now and then.
@@ -79,5 +91,5 @@ fn ignored() -> Vec<i32> {
 /// Has a thread call `act` with the exit code for each signal.
 #[cfg(not(unix))]
 fn install(act: impl Fn(i32) + Send + 'static) -> Result<(), ctrlc::Error> {
-    ctrlc::set_handler(move || act(INTERRUPTED.into()))
+    ctrlc::set_handler(move || act(INTERRUPTED))
 }

@@ -1,7 +1,7 @@
 //! The `samite` program: language models and their compute graphs from the command line.
 //!
 //! Results go to standard output, everything else (progress, timings, warnings, errors) to standard error. Exit codes: 0
-//! success, 1 failure, 2 wrong usage, 130 interrupted.
+//! success, 1 failure, 2 wrong usage, 130 after Ctrl-C (143 after SIGTERM, 129 after SIGHUP).
 
 #![forbid(unsafe_code)]
 

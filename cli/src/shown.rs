@@ -76,6 +76,27 @@ pub fn shortened(text: &str, most: usize) -> String {
     format!("{start}…{end}")
 }
 
+/// The longest message, in characters: what has a longer name in it loses its middle.
+const LONGEST: usize = 1000;
+
+/// A message as one line, whatever was put into it: names from files may hold anything.
+pub fn one_line(message: &str) -> String {
+    let mut line = String::new();
+    for part in message
+        .lines()
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        match line.chars().last() {
+            None => {}
+            Some(':') => line.push(' '),
+            Some(_) => line.push_str("; "),
+        }
+        line.push_str(part);
+    }
+    shortened(&line, LONGEST)
+}
+
 /// A line as several of at most `width` characters, broken behind commas; all but the first are indented.
 pub fn wrapped(line: &str, width: usize) -> String {
     let (mut text, mut column) = (String::new(), 0);
@@ -140,5 +161,15 @@ mod tests {
     fn one_thing_is_no_plural() {
         assert_eq!(counted(1, "token"), "1 token");
         assert_eq!(counted(0, "token"), "0 tokens");
+    }
+
+    #[test]
+    fn messages_are_one_line() {
+        assert_eq!(one_line("a file: it is bad"), "a file: it is bad");
+        assert_eq!(one_line("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+        let long = one_line(&format!("file: {}: is bad", "x".repeat(100_000)));
+        assert!(long.len() < 1100 && long.starts_with("file: xxx"));
+        assert!(long.ends_with("xxx: is bad"), "{long}");
+        assert_eq!(one_line("missing:\n  <A>\n  <B>\n\n"), "missing: <A>; <B>");
     }
 }

@@ -1,70 +1,40 @@
 //! Warnings of the libraries, on standard error.
 
-use crate::failure::one_line;
 use crate::progress;
-use crate::shown::say;
-use std::fmt::{Debug, Write};
-use tracing::field::{Field, Visit};
+use crate::shown::{one_line, say};
+use std::io::{Result, Write};
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::{fmt, format::debug_fn};
 
-/// From now on, warnings are printed.
+/// From now on, warnings are printed, a line each.
 pub fn print() {
-    // It fails if there is a subscriber already, and then there is nothing to do.
-    let _ = tracing::subscriber::set_global_default(Printer);
+    let fields = debug_fn(|line, field, value| match field.name() {
+        "message" => write!(line, "{value:?}"),
+        name => write!(line, "{name} {value:?}"),
+    });
+    let printer = fmt()
+        .with_max_level(LevelFilter::WARN)
+        .without_time()
+        .with_level(false)
+        .with_target(false)
+        .fmt_fields(fields.delimited(", "))
+        .with_writer(|| Warning);
+    // It fails if somebody listens already, and then there is nothing to do.
+    let _ = printer.try_init();
 }
 
-/// Prints events that matter to whoever runs the program, a line each. Spans are not looked at.
-struct Printer;
+/// Prints what is written at once as one warning, with progress bars out of its way.
+struct Warning;
 
-impl Subscriber for Printer {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+impl Write for Warning {
+    fn write(&mut self, text: &[u8]) -> Result<usize> {
+        let line = one_line(&String::from_utf8_lossy(text));
+        progress::pause(|| say(format_args!("warning: {line}")));
+        Ok(text.len())
     }
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::WARN)
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        progress::pause(|| say(format_args!("warning: {}", one_line(&line.finish()))));
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-/// The message of an event, and its other fields.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
-}
-
-impl Line {
-    fn finish(self) -> String {
-        match self.fields.strip_prefix(", ") {
-            Some(fields) => format!("{} ({fields})", self.message),
-            None => self.message,
-        }
-    }
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a string cannot fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, ", {name} {value:?}"),
-        };
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
     }
 }

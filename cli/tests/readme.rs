@@ -85,6 +85,96 @@ fn every_command_is_in_the_table_and_the_other_way_around() {
             "there is no command {name}: {known:?}"
         );
     }
+    for name in known.iter().filter(|name| **name != "help") {
+        assert!(shown.contains(name), "{name} is not in the table");
+    }
+}
+
+/// The targets of links in a document, without those to other sites.
+fn links(text: &str) -> Vec<&str> {
+    let after = text.split("](").skip(1);
+    let targets = after.filter_map(|rest| rest.split(')').next());
+    targets.filter(|target| !target.contains("://")).collect()
+}
+
+/// The headings of a document as links name them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter_map(|line| {
+        line.starts_with('#')
+            .then(|| line.trim_start_matches('#').trim().to_lowercase())
+    });
+    headings
+        .map(|heading| {
+            let kept = heading
+                .chars()
+                .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+            kept.collect::<String>().replace(' ', "-")
+        })
+        .collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let docs = std::fs::read_dir(root().join("docs")).unwrap();
+    let docs = docs.map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = docs
+        .filter(|path| path.extension().is_some_and(|end| end == "md"))
+        .collect();
+    files.extend(["README.md", "CONTRIBUTING.md"].map(|name| root().join(name)));
+    let mut count = 0;
+    for file in &files {
+        let text = std::fs::read_to_string(file).unwrap();
+        for link in links(&text) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => file.clone(),
+                path => file.parent().unwrap().join(path),
+            };
+            assert!(target.exists(), "{}: {link}", file.display());
+            if !anchor.is_empty() {
+                let target = std::fs::read_to_string(target).unwrap();
+                let known = anchors(&target);
+                assert!(
+                    known.iter().any(|known| known == anchor),
+                    "{}: {link}",
+                    file.display()
+                );
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 30, "{count}");
+}
+
+/// Numbers with two decimals in a row of a table.
+fn ratios(row: &str) -> Vec<&str> {
+    let words = row.split([' ', '|']);
+    words
+        .filter(|word| word.len() == 4 && word.parse::<f64>().is_ok())
+        .collect()
+}
+
+#[test]
+fn the_ratios_are_those_that_were_measured() {
+    let readme = readme();
+    let measured = std::fs::read_to_string(root().join("docs/performance.md")).unwrap();
+    let (_, table) = measured.split_once("## Ratios").unwrap();
+    let (table, _) = table.split_once("## Figures").unwrap();
+    let mut shown = 0;
+    let rows = readme.lines().filter(|line| line.starts_with("| "));
+    for row in rows.filter(|row| row.starts_with("| Intel ") || row.starts_with("| AMD ")) {
+        let row = row.replace("| Intel ", "| ").replace("| AMD ", "| ");
+        let name = row.split(" | ").next().unwrap().to_owned() + " |";
+        let known = table.lines().find(|line| line.starts_with(&name));
+        let known = known.unwrap_or_else(|| panic!("no row {name}"));
+        assert_eq!(ratios(&row), ratios(known));
+        assert_eq!(ratios(known).len(), 6, "{known}");
+        shown += 1;
+    }
+    assert_eq!(
+        shown,
+        table.lines().filter(|line| line.contains(" %) |")).count()
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::cursor::Stop;
 use crate::error::{Error, ErrorKind, Result, quoted};
-use crate::header::Header;
+use crate::header::{Data, Header};
 use crate::mapping::Mapping;
 use crate::metadata::{KEY_ARCHITECTURE, Metadata};
 use crate::split::{KEY_SPLIT_COUNT, KEY_SPLIT_TENSORS_COUNT, Split, part_paths};
@@ -107,8 +107,24 @@ impl GgufFile {
     /// # Errors
     /// As [`open`](Self::open); [`ErrorKind::InvalidArgument`] for mapping a file that is not of the operating system.
     pub fn open_in(files: &dyn Files, path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
-        let path = path.as_ref();
-        let (part, header) = open_part(files, path, mode)?;
+        Self::open_with(files, path.as_ref(), mode, Data::Complete)
+    }
+
+    /// Opens a model of which only the headers are needed: tensor data may be missing at the end of its files, as in a
+    /// download that is not complete. Reading a tensor that is not there as a whole is an error.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_header(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
+        let mode = match mode {
+            LoadMode::Mlock => LoadMode::Mmap,
+            mode => mode,
+        };
+        Self::open_with(&SystemFiles, path.as_ref(), mode, Data::MayBeMissing)
+    }
+
+    fn open_with(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Result<Self> {
+        let (part, header) = open_part(files, path, mode, data)?;
         let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
         let mut file = match split {
             None => GgufFile {
@@ -117,7 +133,7 @@ impl GgufFile {
                 tensors: header.tensors,
                 lock_warning: None,
             },
-            Some(split) => open_parts(files, path, split, mode)?,
+            Some(split) => open_parts(files, path, split, mode, data)?,
         };
         if mode == LoadMode::Mlock {
             let lock = |part: &Part| {
@@ -222,8 +238,8 @@ impl GgufFile {
             .get(info.file)
             .filter(|part| info.end().is_some_and(|end| end <= part.len))
             .ok_or_else(|| {
-                Error::invalid(tensor_field(info), "is not a tensor of this model")
-                    .in_file(self.path())
+                let message = "is not a tensor of this model, or its data is missing";
+                Error::invalid(tensor_field(info), message).in_file(self.path())
             })
     }
 
@@ -293,7 +309,7 @@ pub(crate) fn tensor_field(info: &TensorInfo) -> String {
     format!("tensor {}", quoted(&info.name))
 }
 
-fn open_part(files: &dyn Files, path: &Path, mode: LoadMode) -> Result<(Part, Header)> {
+fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Result<(Part, Header)> {
     let open = || -> Result<_> {
         let file = files.open(path).map_err(|error| match error.kind() {
             io::ErrorKind::IsADirectory => {
@@ -317,8 +333,8 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode) -> Result<(Part, He
             _ => None,
         };
         let mut header = match &mapping {
-            Some(mapping) => Header::from_bytes(mapping)?,
-            None => read_header(&*file, len)?,
+            Some(mapping) => Header::whole(mapping, data)?,
+            None => read_header(&*file, len, data)?,
         };
         header.metadata.set_origin(path);
         let part = Part {
@@ -335,7 +351,7 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode) -> Result<(Part, He
 }
 
 /// Reads the header of a file without knowing its size: parses the first bytes, and more of them if they do not suffice.
-fn read_header(file: &dyn File, len: u64) -> Result<Header> {
+fn read_header(file: &dyn File, len: u64, data: Data) -> Result<Header> {
     let mut bytes = Vec::new();
     let mut wanted = 4 << 20;
     loop {
@@ -348,7 +364,7 @@ fn read_header(file: &dyn File, len: u64) -> Result<Header> {
         bytes.resize(count, 0);
         file.read_exact_at(&mut bytes[had..], had as u64)
             .map_err(|error| Error::io("cannot read the header", &error))?;
-        match Header::parse(&bytes, len) {
+        match Header::parse(&bytes, len, data) {
             Ok(header) => return Ok(header),
             Err(Stop::Failed(error)) => return Err(error),
             Err(Stop::NeedMore(needed)) => wanted = needed.max(wanted.saturating_mul(4)),
@@ -357,7 +373,13 @@ fn read_header(file: &dyn File, len: u64) -> Result<Header> {
 }
 
 /// Opens all parts of a split model of which `path` is one, and checks that they belong together.
-fn open_parts(files: &dyn Files, path: &Path, split: Split, mode: LoadMode) -> Result<GgufFile> {
+fn open_parts(
+    files: &dyn Files,
+    path: &Path,
+    split: Split,
+    mode: LoadMode,
+    data: Data,
+) -> Result<GgufFile> {
     let paths = part_paths(path, split)?;
     let mut parts = Vec::new();
     let mut infos: Vec<TensorInfo> = Vec::new();
@@ -366,17 +388,18 @@ fn open_parts(files: &dyn Files, path: &Path, split: Split, mode: LoadMode) -> R
         let wrong = |field: &str, message: String| {
             Error::new(ErrorKind::Split, field, message).in_file(path)
         };
-        let (part, header) = open_part(files, path, mode).map_err(|error| match error.kind() {
-            ErrorKind::Io(io::ErrorKind::NotFound) => wrong(
-                "",
-                format!(
-                    "part {} of {} of the model is missing: put all parts into one folder",
-                    no + 1,
-                    split.count
+        let (part, header) =
+            open_part(files, path, mode, data).map_err(|error| match error.kind() {
+                ErrorKind::Io(io::ErrorKind::NotFound) => wrong(
+                    "",
+                    format!(
+                        "part {} of {} of the model is missing: put all parts into one folder",
+                        no + 1,
+                        split.count
+                    ),
                 ),
-            ),
-            _ => error,
-        })?;
+                _ => error,
+            })?;
         let own = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
         let Some(own) = own.filter(|own| own.count == split.count) else {
             let message = format!(

@@ -47,7 +47,12 @@ impl Header {
     /// [`ErrorKind::NotGguf`], [`ErrorKind::Unsupported`], [`ErrorKind::Truncated`] or [`ErrorKind::Corrupt`], with field
     /// and offset.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Self::parse(bytes, bytes.len() as u64).map_err(|stop| match stop {
+        Self::whole(bytes, Data::Complete)
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), where tensor data may be missing.
+    pub(crate) fn whole(bytes: &[u8], data: Data) -> Result<Self> {
+        Self::parse(bytes, bytes.len() as u64, data).map_err(|stop| match stop {
             Stop::Failed(error) => error,
             Stop::NeedMore(needed) => Error::new(
                 ErrorKind::Truncated,
@@ -58,7 +63,7 @@ impl Header {
     }
 
     /// Reads the header from `bytes`, the beginning of a file of `file_len` bytes.
-    pub(crate) fn parse(bytes: &[u8], file_len: u64) -> Result<Self, Stop> {
+    pub(crate) fn parse(bytes: &[u8], file_len: u64, data: Data) -> Result<Self, Stop> {
         let mut cursor = Cursor::new(bytes, file_len);
         let cursor = &mut cursor;
         let version = preamble(cursor, bytes)?;
@@ -73,7 +78,11 @@ impl Header {
             // Cannot overflow: neither memory nor files are that large.
             _ => cursor.position().next_multiple_of(alignment),
         };
-        let tensors = place(infos, data_offset, alignment, file_len)?;
+        let data_end = match data {
+            Data::Complete => file_len,
+            Data::MayBeMissing => u64::MAX,
+        };
+        let tensors = place(infos, data_offset, alignment, data_end)?;
         Ok(Header {
             version,
             alignment,
@@ -82,6 +91,15 @@ impl Header {
             tensors,
         })
     }
+}
+
+/// How much of the tensor data a file must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Data {
+    /// All of it.
+    Complete,
+    /// None is needed: the header says enough.
+    MayBeMissing,
 }
 
 /// What is wrong with `alignment`, if anything.

@@ -17,9 +17,6 @@ mod test_ops;
 mod tokenize;
 mod train;
 
-#[cfg(unix)]
-pub use probe_plugin::prober;
-
 use crate::failure::Outcome;
 use crate::interrupt;
 use clap::Subcommand;
@@ -31,7 +28,7 @@ pub enum Command {
     Run(run::RunArgs),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
-    /// Explain how a model would be spread over devices, without running it
+    /// Explain how a model would be spread over devices, from the header of its file
     Plan(plan::PlanArgs),
     /// Show metadata and tensors of a GGUF file
     Inspect(inspect::InspectArgs),

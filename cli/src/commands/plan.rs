@@ -1,4 +1,4 @@
-//! `samite plan`
+//! `samite plan`: what a model needs and how it would run, from the header of its file.
 
 use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
@@ -43,14 +43,14 @@ pub fn run(args: PlanArgs) -> Outcome {
     }
     let options = args.model.context_options(&cancel)?;
     let picture = files::create(&args.svg)?;
-    let model = args.model.load(args.threads, &cancel)?;
-    let context = args.model.context(model, options)?;
+    let model = args.model.load_header(args.threads, &cancel)?;
+    let context = args.model.context_plan(model, options)?;
     let plan = context.plan(tokens)?;
     if let Some(file) = picture {
         files::finish(file, &plan.to_svg())?;
     }
     let mut out = std::io::stdout().lock();
-    let memory = context.memory();
+    let memory = context.memory()?;
     if args.json {
         let rows: Vec<_> = memory
             .iter()

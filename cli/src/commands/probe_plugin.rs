@@ -2,7 +2,6 @@
 
 use crate::failure::Outcome;
 use clap::Args;
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -18,10 +17,4 @@ pub fn run(args: ProbePluginArgs) -> Outcome {
     // On a line of its own: the plugin may have printed something.
     writeln!(std::io::stdout(), "\n{answer}")?;
     Ok(())
-}
-
-/// The command that tries a plugin whose path is appended.
-pub fn prober() -> Option<Vec<OsString>> {
-    let program = std::env::current_exe().ok()?;
-    Some(vec![program.into(), "probe-plugin".into()])
 }

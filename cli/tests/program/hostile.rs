@@ -1,12 +1,12 @@
 //! Files that change, text without an end, names that act on a terminal, weights that are no numbers, little memory.
 
-use crate::{Run, command, listing, samite, tiny, with_model};
+use crate::{Run, command, limited, listing, samite, tiny, with_model};
 use samite::gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite::llm::SyntheticModel;
 use std::fs::OpenOptions;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -20,32 +20,6 @@ fn started(line: &str, model: &Path) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
-}
-
-/// Runs the program with a line of arguments, some of standard input over and over, and so many KiB of address space.
-fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usize) -> Run {
-    let script = format!("ulimit -v {kibibytes}; exec \"$@\"");
-    let words = line.split_whitespace().map(|word| match word {
-        "M" => model.as_os_str(),
-        word => word.as_ref(),
-    });
-    let mut child = Command::new("sh")
-        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut pipe = child.stdin.take().unwrap();
-    let input = input.to_vec();
-    let writer = std::thread::spawn(move || {
-        // The program may end before it has read all.
-        (0..times).try_for_each(|_| pipe.write_all(&input)).is_ok()
-    });
-    let run = Run::new(child.wait_with_output().unwrap());
-    writer.join().unwrap();
-    run
 }
 
 #[test]
@@ -236,10 +210,25 @@ fn a_trace_is_written_while_it_grows() {
 #[test]
 fn little_memory_is_an_error() {
     let (dir, model) = tiny();
-    let text = dir.path().join("text");
+    let file = |name: &str| dir.path().join(name);
+    let (text, adapter) = (file("text"), file("adapter.gguf"));
     std::fs::write(&text, "a few words ".repeat(2000)).unwrap();
-    let out = dir.path().join("out");
+    let config = crate::train::write_project(dir.path());
+    let larger = [
+        ("width = 32", "width = 256"),
+        ("feed_forward = 64", "feed_forward = 1024"),
+        ("steps = 8", "steps = 2"),
+        ("warmup = 2", "warmup = 1"),
+    ];
+    let config = crate::train::changed(&config, &larger);
+    crate::write_adapter(&SyntheticModel::tiny("llama"), &adapter);
+    let out = file("out");
+    let before = listing(dir.path());
     for line in [
+        "train CONFIG -o OUT -t 2 --sample=",
+        "merge-lora M OUT --lora ADAPTER -t 2",
+        "plan -m M",
+        "tokenize -m M ab",
         "run -m M -p ab -n 4 -t 2",
         "quantize M OUT Q8_0 -t 2",
         "bench -m M -p 8 -n 2 -r 1 --no-peaks -t 2",
@@ -249,7 +238,9 @@ fn little_memory_is_an_error() {
     ] {
         let line = line
             .replace("OUT", out.to_str().unwrap())
-            .replace("TEXT", text.to_str().unwrap());
+            .replace("TEXT", text.to_str().unwrap())
+            .replace("CONFIG", config.to_str().unwrap())
+            .replace("ADAPTER", adapter.to_str().unwrap());
         let mut ends = [0, 0];
         for kibibytes in [50_000, 65_000, 90_000, 120_000, 200_000, 400_000, 800_000] {
             let run = limited(&line, &model, b"", 0, kibibytes);
@@ -258,15 +249,27 @@ fn little_memory_is_an_error() {
                 // Programs that cannot be loaded end so.
                 Some(126 | 127) => {}
                 Some(1) => {
-                    assert!(run.stderr.starts_with("error: "), "{}", run.stderr);
+                    // Training tells of its steps before.
+                    let last = run.stderr.lines().last().unwrap_or_default();
+                    assert!(last.starts_with("error: "), "{line}: {}", run.stderr);
                     ends[1] += 1;
                 }
                 code => panic!("{line} with {kibibytes} KiB: {code:?}: {}", run.stderr),
             }
+            if out.is_dir() {
+                let left = listing(&out);
+                assert!(!left.iter().any(|name| name.ends_with(".tmp")), "{left:?}");
+                std::fs::remove_dir_all(&out).unwrap();
+            }
             let _ = std::fs::remove_file(&out);
         }
         assert!(ends[0] > 0, "{line}: {ends:?}");
-        assert_eq!(listing(dir.path()), ["text", "tiny.gguf"]);
+        // Training takes more than the least of this.
+        assert!(
+            ends[1] > 0 || !line.starts_with("train"),
+            "{line}: {ends:?}"
+        );
+        assert_eq!(listing(dir.path()), before);
     }
     samite(["devices"]).ok();
 }

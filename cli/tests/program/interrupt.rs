@@ -1,7 +1,10 @@
 //! Ctrl-C: exit code 130, one line, and nothing left behind.
 
 use crate::{Run, command, listing, tiny};
+use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::SyntheticModel;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -149,6 +152,123 @@ fn while_quantizing() {
         "1",
     ]);
     assert_eq!(listing(dir.path()), ["large.gguf"]);
+}
+
+#[test]
+fn while_merging() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (large, adapter) = (file("large.gguf"), file("adapter.gguf"));
+    let model = SyntheticModel {
+        n_embd: 512,
+        n_head: 32,
+        n_head_kv: 32,
+        n_ff: 512,
+        n_layer: 12,
+        dtype: samite::DType::F16,
+        ..SyntheticModel::tiny("llama")
+    };
+    model.write(&large).unwrap();
+    crate::write_adapter(&model, Path::new(&adapter));
+    let merged = file("merged.gguf");
+    let line = ["merge-lora", &large, &merged, "--lora", &adapter];
+    // Searching for the best blocks takes long.
+    let flags = ["--dtype", "q2_K", "-t", "1"];
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        signalled(&[&line[..], &flags[..]].concat(), signal, code);
+        assert_eq!(listing(dir.path()), ["adapter.gguf", "large.gguf"]);
+    }
+}
+
+/// Whatever a command does when a signal comes, and be it nothing yet, it ends, and leaves complete files only.
+#[test]
+fn at_any_time() {
+    let (dir, model) = tiny();
+    let file = |name: &str| dir.path().join(name);
+    let (text, adapter) = (file("text"), file("adapter.gguf"));
+    std::fs::write(&text, "a few words, one after the other\n".repeat(700)).unwrap();
+    crate::write_adapter(&SyntheticModel::tiny("llama"), &adapter);
+    let config = crate::train::write_project(dir.path());
+    let config = crate::train::changed(&config, &[("steps = 8", "steps = 60")]);
+    let before = listing(dir.path());
+    let out = file("out");
+    let mut random = samite::text::Rng::new(u64::from(std::process::id()));
+    for line in [
+        "run -m M -p ab -n 2000 --ignore-eos --keep 4 -q --trace OUT",
+        "perplexity -m M -f TEXT -c 32 -t 1",
+        "tokenize -m M words",
+        "plan -m M --svg OUT",
+        "inspect M",
+        "devices -v",
+        "quantize M OUT Q2_K -t 1",
+        "merge-lora M OUT --lora ADAPTER --dtype q4_0 -t 1",
+        "synth OUT",
+        "bench -m M -p 64 -n 64 -r 20 --no-peaks -t 1",
+        "test-ops --filter mul_mat -t 1",
+        "train CONFIG -o OUT -t 1 --sample=",
+        "man OUT",
+        "completions bash",
+    ] {
+        let words = line.split(' ').map(|word| match word {
+            "M" => model.as_os_str(),
+            "OUT" => out.as_os_str(),
+            "TEXT" => text.as_os_str(),
+            "ADAPTER" => adapter.as_os_str(),
+            "CONFIG" => config.as_os_str(),
+            word => word.as_ref(),
+        });
+        let words: Vec<_> = words.collect();
+        for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+            let mut child = command(&words)
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let moment = random.below(120);
+            sleep(Duration::from_millis(moment as u64));
+            // A command that has ended already is no process to be told.
+            if child.try_wait().unwrap().is_none() {
+                send(signal, child.id());
+            }
+            let sent = Instant::now();
+            let output = child.wait_with_output().unwrap();
+            let what = format!("{line}: SIG{signal} after {moment} ms");
+            assert!(sent.elapsed() < Duration::from_secs(3), "{what}");
+            // In the first milliseconds, there is no handler yet.
+            let by_default = output.status.signal() == Some(number);
+            let ends = [Some(0), Some(130), Some(128 + number)];
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                by_default || ends.contains(&output.status.code()),
+                "{what}: {stderr}"
+            );
+            assert!(
+                !stderr.contains("error:") && !stderr.contains("panicked"),
+                "{what}: {stderr}"
+            );
+            let mut left = listing(dir.path());
+            left.retain(|name| name != "out");
+            assert_eq!(left, before, "{what}");
+            if out.is_dir() {
+                let left = listing(&out);
+                assert!(
+                    !left.iter().any(|name| name.starts_with('.')),
+                    "{what}: {left:?}"
+                );
+                std::fs::remove_dir_all(&out).unwrap();
+            } else if out.exists() {
+                let bytes = std::fs::read(&out).unwrap();
+                match bytes.starts_with(b"GGUF") {
+                    true => drop(GgufFile::open(&out, LoadMode::Read).unwrap()),
+                    false => assert!(
+                        bytes.ends_with(b"]}\n") || bytes.ends_with(b"</svg>\n"),
+                        "{what}"
+                    ),
+                }
+                std::fs::remove_file(&out).unwrap();
+            }
+        }
+    }
 }
 
 #[test]

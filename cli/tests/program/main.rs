@@ -11,6 +11,8 @@ mod hostile;
 mod interrupt;
 mod output;
 #[cfg(unix)]
+mod plan;
+#[cfg(unix)]
 mod plugins;
 mod text;
 mod train;
@@ -18,6 +20,7 @@ mod usage;
 
 use samite::llm::SyntheticModel;
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
@@ -96,12 +99,73 @@ fn with_model(model: &Path, line: &str) -> Run {
     }))
 }
 
+/// Runs the program with a line of arguments, some of standard input over and over, and so many KiB of address space.
+#[cfg(unix)]
+fn limited(line: &str, model: &Path, input: &[u8], times: usize, kibibytes: usize) -> Run {
+    let script = format!("ulimit -v {kibibytes}; exec \"$@\"");
+    let words = line.split_whitespace().map(|word| match word {
+        "M" => model.as_os_str(),
+        word => word.as_ref(),
+    });
+    let mut child = Command::new("sh")
+        .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_samite")])
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // The program may end before it has read all.
+        (0..times).try_for_each(|_| pipe.write_all(&input)).is_ok()
+    });
+    let run = Run::new(child.wait_with_output().unwrap());
+    writer.join().unwrap();
+    run
+}
+
 /// A folder with a tiny model in it.
 fn tiny() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.gguf");
     SyntheticModel::tiny("llama").write(&path).unwrap();
     (dir, path)
+}
+
+/// Writes an adapter that changes every query matrix of a synthetic model of the llama architecture.
+#[cfg(unix)]
+fn write_adapter(model: &SyntheticModel, path: &Path) {
+    use samite::gguf::{Metadata, TensorSpec, Writer};
+    const RANK: usize = 4;
+    let mut metadata = Metadata::new();
+    for (key, value) in [
+        ("general.architecture", model.architecture),
+        ("general.type", "adapter"),
+        ("adapter.type", "lora"),
+    ] {
+        metadata.set(key, value).unwrap();
+    }
+    metadata.set("adapter.lora.alpha", 8.0f32).unwrap();
+    let (inputs, outputs) = (model.n_embd, model.n_head * model.head_dim);
+    let specs = (0..model.n_layer).flat_map(|layer| {
+        let spec = |suffix: &str, shape: [usize; 2]| {
+            let name = format!("blk.{layer}.attn_q.weight.{suffix}");
+            TensorSpec::new(&name, samite::DType::F32, &shape).unwrap()
+        };
+        [
+            spec("lora_a", [inputs, RANK]),
+            spec("lora_b", [RANK, outputs]),
+        ]
+    });
+    let mut writer = Writer::create(path, &metadata, specs.collect()).unwrap();
+    while let Some(size) = writer.next_tensor().map(TensorSpec::size) {
+        writer
+            .append(&0.01f32.to_le_bytes().repeat(size / 4))
+            .unwrap();
+    }
+    writer.commit().unwrap();
 }
 
 /// A small trained model, where there is one.

@@ -41,15 +41,21 @@ context = 16
 /// A folder with stories and a configuration.
 fn project() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
+    let config = write_project(dir.path());
+    (dir, config)
+}
+
+/// Writes stories and a configuration.
+pub fn write_project(dir: &Path) -> PathBuf {
     let stories = |seed, count| -> String {
         let lines = (0..count).map(|index| samite_stories::story(seed, index) + "\n");
         lines.collect()
     };
-    std::fs::write(dir.path().join("train.txt"), stories(1, 40)).unwrap();
-    std::fs::write(dir.path().join("held-out.txt"), stories(2, 5)).unwrap();
-    let config = dir.path().join("train.toml");
+    std::fs::write(dir.join("train.txt"), stories(1, 40)).unwrap();
+    std::fs::write(dir.join("held-out.txt"), stories(2, 5)).unwrap();
+    let config = dir.join("train.toml");
     std::fs::write(&config, CONFIG).unwrap();
-    (dir, config)
+    config
 }
 
 fn train(config: &Path, out: &Path, flags: &str) -> Run {
@@ -229,7 +235,7 @@ fn same_files(a: &Path, b: &Path) {
 }
 
 /// Writes the configuration with something replaced.
-fn changed(config: &Path, changes: &[(&str, &str)]) -> PathBuf {
+pub fn changed(config: &Path, changes: &[(&str, &str)]) -> PathBuf {
     let mut text = std::fs::read_to_string(config).unwrap();
     for (from, to) in changes {
         assert!(text.contains(from), "{from}");

@@ -109,7 +109,7 @@ impl DeviceSet {
     }
 
     /// The different kinds of memory.
-    pub(crate) fn memories(&self) -> &[Arc<dyn BufferType>] {
+    pub fn memories(&self) -> &[Arc<dyn BufferType>] {
         &self.memories
     }
 

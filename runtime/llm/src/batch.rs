@@ -1,5 +1,8 @@
 //! Tokens to decode, with their positions and sequences.
 
+use crate::error::{Error, Result};
+use crate::kv::Cells;
+
 /// One token of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchToken {
@@ -75,5 +78,57 @@ impl Batch {
         self.sequences
             .get(token.first_sequence..token.end_sequence)
             .unwrap_or_default()
+    }
+
+    /// Checks that the tokens can be decoded: of a vocabulary of `n_vocab`, at most `n_batch` of them, at positions of
+    /// sequences that come next in `cells`.
+    pub(crate) fn check(&self, n_vocab: usize, n_batch: usize, cells: &Cells) -> Result<()> {
+        if self.is_empty() {
+            return Err(Error::invalid("the batch is empty"));
+        }
+        if self.len() > n_batch {
+            return Err(Error::invalid(format!(
+                "the batch has {} tokens, n_batch is {n_batch}: split it",
+                self.len(),
+            )));
+        }
+        for (i, token) in self.tokens.iter().enumerate() {
+            let wrong =
+                |what: String| Err(Error::invalid(format!("token {i} of the batch: {what}")));
+            if token.id as usize >= n_vocab {
+                return wrong(format!("id {}, the vocabulary has {n_vocab}", token.id));
+            }
+            let sequences = self.sequences(token);
+            if sequences.is_empty() {
+                return wrong("belongs to no sequence".to_owned());
+            }
+            for &sequence in sequences {
+                let n = cells.n_sequences();
+                if sequence as usize >= n {
+                    return wrong(format!("sequence {sequence}, the context has {n} (n_seq)"));
+                }
+                let before = self
+                    .last_before(i, sequence)
+                    .or_else(|| cells.last_position(sequence as usize));
+                let least = before.map_or(0, |last| last.saturating_add(1));
+                if token.position < least {
+                    return wrong(format!(
+                        "position {} of sequence {sequence}, must be at least {least}: earlier positions are in the cache or the batch already",
+                        token.position
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The last position of `sequence` among the tokens before number `index`. Batches are usually consecutive, so the
+    /// nearest token is looked at first.
+    fn last_before(&self, index: usize, sequence: u32) -> Option<i32> {
+        let before = self.tokens[..index].iter().rev();
+        before
+            .filter(|token| self.sequences(token).contains(&sequence))
+            .map(|token| token.position)
+            .next()
     }
 }

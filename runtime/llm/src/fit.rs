@@ -4,16 +4,16 @@
 //! [buffers without memory](samite_core::unallocated). As many layers as possible go to the devices before the last one, divided in proportion to
 //! their free memory and then moved, layer by layer, from devices on which they do not fit to those with the most room.
 
-use crate::arch::{Architecture, Blocks, GraphShape};
-use crate::assign::assign;
-use crate::context::{ContextOptions, Sizes};
+use crate::arch::Architecture;
+use crate::context::{ContextOptions, compute_bytes};
 use crate::error::Result;
+use crate::graphs::GraphSource;
 use crate::hparams::Hyperparameters;
 use crate::kv::KvPlan;
 use crate::rules::{PlacementRule, fast_devices};
 use crate::weights::WeightPlan;
 use samite_gguf::GgufFile;
-use samite_sched::{DeviceSet, Plan};
+use samite_sched::DeviceSet;
 
 /// What the layers of a model are fitted for.
 #[derive(Clone, Debug, Default)]
@@ -137,12 +137,8 @@ impl Fitter<'_> {
 
     /// What a placement of layers needs.
     fn needs(&self, layers: Vec<usize>, free: &[Option<usize>]) -> Result<Fit> {
-        let (hparams, devices) = (self.hparams, self.devices);
-        let Sizes {
-            n_cells,
-            n_ubatch,
-            n_logits,
-        } = self.options.context.sizes(hparams)?;
+        let (hparams, devices, context) = (self.hparams, self.devices, &self.options.context);
+        let sizes = context.sizes(hparams)?;
         let weights = WeightPlan::new(
             self.file,
             self.architecture,
@@ -152,48 +148,36 @@ impl Fitter<'_> {
             Some(&layers),
             self.repack,
         )?;
-        let types = self.options.context.kv_types;
-        let kv = KvPlan::new(hparams, devices, &weights.kv, n_cells, types)?;
-        let (weight_bytes, kv_bytes) = (
-            weights.bytes_by_device(devices.len())?,
-            kv.bytes_by_device(devices.len())?,
-        );
-        // Every chunk becomes as large as the larger of both plans needs.
-        let (unallocated, caches) = (weights.unallocated()?, kv.unallocated()?);
-        let mut chunks: Vec<Vec<usize>> = Vec::new();
-        for (n_tokens, n_outputs) in [(n_ubatch, n_logits), (1, 1)] {
-            let shape = GraphShape {
-                n_tokens,
-                n_kv: n_cells,
-                n_outputs,
-            };
-            let flash = self.options.context.flash;
-            let mut blocks = Blocks::new(hparams, &unallocated, &caches, &[], shape, flash)?;
-            self.architecture.build(&mut blocks)?;
-            let (graph, _) = blocks.finish();
-            let assignments = assign(&graph, devices, &unallocated, &caches, &weights.kv);
-            let options = self.options.context.scheduler();
-            let plan = Plan::new(&graph, devices, &assignments, &options)?;
-            for (memory, sizes) in plan.memory().chunks.iter().enumerate() {
-                chunks.resize(chunks.len().max(memory + 1), Vec::new());
-                let known = &mut chunks[memory];
-                known.resize(known.len().max(sizes.len()), 0);
-                known
-                    .iter_mut()
-                    .zip(sizes)
-                    .for_each(|(known, &size)| *known = size.max(*known));
-            }
-        }
+        let kv = KvPlan::new(
+            hparams,
+            devices,
+            &weights.kv,
+            sizes.n_cells,
+            context.kv_types,
+        )?;
+        let weight_bytes = weights.bytes_by_device(devices.len())?;
+        let kv_bytes = kv.bytes_by_device(devices.len())?;
+        let source = GraphSource {
+            architecture: self.architecture,
+            hparams,
+            devices,
+            weights: &weights.unallocated()?,
+            layers: &kv.unallocated()?,
+            kv: &weights.kv,
+            adapters: &[],
+            flash: context.flash,
+        };
+        let compute = compute_bytes(&source, &context.scheduler(), &sizes)?;
         let needs = devices.iter().enumerate().map(|(number, device)| {
             let memory = devices.memory_of(number);
             let is_owner = (0..number).all(|other| devices.memory_of(other) != memory);
-            let compute = chunks.get(memory).filter(|_| is_owner);
+            let compute = compute.get(memory).filter(|_| is_owner);
             DeviceNeed {
                 device: device.name().to_owned(),
                 free: free[number],
                 weights: weight_bytes[number],
                 kv: kv_bytes[number],
-                compute: compute.map_or(0, |sizes| sizes.iter().sum()),
+                compute: compute.copied().unwrap_or(0),
                 layers: layers.iter().filter(|&&device| device == number).count(),
             }
         });

@@ -1,8 +1,59 @@
-//! The graphs that a context keeps, for shapes that come back.
+//! The graphs of a model: how they are made, and those that a context keeps, for shapes that come back.
 
-use crate::arch::{GraphInputs, GraphShape};
+use crate::adapter::ScaledAdapter;
+use crate::arch::{Architecture, Blocks, GraphInputs, GraphShape, LayerCache};
+use crate::assign::assign;
+use crate::error::Result;
+use crate::hparams::Hyperparameters;
+use crate::rules::Choice;
+use crate::weights::Weights;
 use samite_core::Graph;
-use samite_sched::Assignments;
+use samite_sched::{Assignments, DeviceSet, Options, Plan};
+
+/// What graphs are made of. Neither weights nor caches need memory for it.
+#[derive(Clone, Copy)]
+pub(crate) struct GraphSource<'a> {
+    pub architecture: &'static dyn Architecture,
+    pub hparams: &'a Hyperparameters,
+    pub devices: &'a DeviceSet,
+    pub weights: &'a Weights,
+    /// The cache of each layer.
+    pub layers: &'a [LayerCache],
+    /// The device of each layer's cache.
+    pub kv: &'a [Choice],
+    pub adapters: &'a [ScaledAdapter],
+    pub flash: bool,
+}
+
+impl GraphSource<'_> {
+    /// The graph for a shape.
+    pub fn build(&self, shape: GraphShape) -> Result<Built> {
+        let mut blocks = Blocks::new(
+            self.hparams,
+            self.weights,
+            self.layers,
+            self.adapters,
+            shape,
+            self.flash,
+        )?;
+        self.architecture.build(&mut blocks)?;
+        let (graph, inputs) = blocks.finish();
+        let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
+        Ok(Built {
+            shape,
+            graph,
+            inputs,
+            assignments,
+        })
+    }
+
+    /// The plan of the graph for a shape.
+    pub fn plan(&self, options: &Options, shape: GraphShape) -> Result<Plan> {
+        let built = self.build(shape)?;
+        let plan = Plan::new(&built.graph, self.devices, &built.assignments, options)?;
+        Ok(plan)
+    }
+}
 
 /// A graph with what is needed to run it again.
 #[derive(Debug)]

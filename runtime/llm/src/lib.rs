@@ -3,7 +3,8 @@
 //! # How a token goes through
 //! 1. [`Model::load`] opens the file, reads and checks its [`Hyperparameters`], and asks the [architecture](arch) which
 //!    tensors there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; where
-//!    the device can read the mapped file itself, nothing is copied. All of this is a [`ModelPlan`] before a byte is loaded.
+//!    the device can read the mapped file itself, nothing is copied. All of this is a [`ModelPlan`] before a byte
+//!    is loaded; a [`ContextPlan`] adds what follows, without data and without memory.
 //! 2. [`Context::new`] takes the rest of the memory: the KV cache, each layer's part on its layer's device, and what the
 //!    scheduler needs for the largest graph. If it does not fit, that shows here.
 //! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It is cut into micro-batches. Each token
@@ -70,7 +71,7 @@ mod weights;
 
 pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
-pub use context::{Context, ContextOptions, MemoryUse};
+pub use context::{Context, ContextOptions, ContextPlan, MemoryUse};
 pub use cost::TokenCost;
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};

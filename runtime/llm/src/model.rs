@@ -1,14 +1,17 @@
 //! Models: from a file to weights on devices.
 
-use crate::arch::{self, Architecture};
+use crate::adapter::ScaledAdapter;
+use crate::arch::{self, Architecture, LayerCache};
 use crate::cost::TokenCost;
 use crate::error::{Error, Result};
 use crate::fit::{Fit, FitOptions, Fitter};
+use crate::graphs::GraphSource;
 use crate::hparams::Hyperparameters;
+use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
-use samite_core::{CancelToken, Device};
+use samite_core::{CancelToken, DType, Device};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::DeviceSet;
 use samite_text::Tokenizer;
@@ -194,12 +197,22 @@ impl Model {
         Self::from_file(file, options).map(Arc::new)
     }
 
+    /// The model in a file of which only the header is needed ([`GgufFile::open_header`]), as [`from_gguf`](Self::from_gguf) would
+    /// make it, but with weights that have no data and take no memory: for a [`ContextPlan`](crate::ContextPlan).
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), but for memory.
+    pub fn without_weights(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
+        let plan = ModelPlan::new(file, options)?;
+        let weights = plan.weights.unallocated()?;
+        Ok(Arc::new(Self::new(file, plan, weights)))
+    }
+
     fn from_file(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
         let start = Instant::now();
         let plan = ModelPlan::new(file, options)?;
         let silent: Progress = Arc::new(|_, _| {});
         let progress = options.progress.as_ref().unwrap_or(&silent);
-        let kv = plan.weights.kv.clone();
         let weights = plan.weights.load(
             file,
             &plan.devices,
@@ -207,7 +220,13 @@ impl Model {
             &**progress,
             &options.cancel,
         )?;
-        Ok(Model {
+        let mut model = Self::new(file, plan, weights);
+        model.load_time = start.elapsed();
+        Ok(model)
+    }
+
+    fn new(file: &GgufFile, plan: ModelPlan, weights: Weights) -> Self {
+        Model {
             path: file.path().to_owned(),
             metadata: file.metadata().clone(),
             architecture: plan.architecture,
@@ -216,12 +235,12 @@ impl Model {
             tokenizer: plan.tokenizer,
             devices: plan.devices,
             weights,
-            kv,
+            kv: plan.weights.kv,
             fit: plan.fit,
             elements: file.tensors().total_elements(),
             file_bytes: file.file_bytes(),
-            load_time: start.elapsed(),
-        })
+            load_time: Duration::ZERO,
+        }
     }
 
     /// The file.
@@ -278,9 +297,28 @@ impl Model {
         self.fit.as_ref()
     }
 
-    /// The device of each layer's KV cache.
-    pub(crate) fn kv(&self) -> &[Choice] {
-        &self.kv
+    /// Which memory a KV cache of `n_cells` needs.
+    pub(crate) fn plan_kv(&self, n_cells: usize, types: [DType; 2]) -> Result<KvPlan> {
+        KvPlan::new(&self.hparams, &self.devices, &self.kv, n_cells, types)
+    }
+
+    /// What its graphs are made of, with caches and adapters of a context.
+    pub(crate) fn graph_source<'a>(
+        &'a self,
+        layers: &'a [LayerCache],
+        adapters: &'a [ScaledAdapter],
+        flash: bool,
+    ) -> GraphSource<'a> {
+        GraphSource {
+            architecture: self.architecture,
+            hparams: &self.hparams,
+            devices: &self.devices,
+            weights: &self.weights,
+            layers,
+            kv: &self.kv,
+            adapters,
+            flash,
+        }
     }
 
     /// Number of parameters.

@@ -90,6 +90,10 @@ pub struct Session {
     tokenizer: Arc<Tokenizer>,
     /// The tokens in the cache, in order.
     tokens: Vec<u32>,
+    /// [`Cells::changes`](crate::Cells::changes) after the session's own last change of its sequence.
+    own_changes: u64,
+    /// Whether somebody else changed the sequence through the context.
+    is_foreign: bool,
     batch: Batch,
 }
 
@@ -102,6 +106,8 @@ impl Session {
         let tokenizer = Arc::clone(context.model().tokenizer()?);
         context.clear()?;
         Ok(Session {
+            own_changes: context.cells().changes(0),
+            is_foreign: false,
             context,
             tokenizer,
             tokens: Vec::new(),
@@ -114,7 +120,7 @@ impl Session {
         &self.context
     }
 
-    /// The context, to trace it. Its sequence 0 is the session's own.
+    /// The context, to trace it. Its sequence 0 is the session's own: if it is changed, nothing of it is reused.
     pub fn context_mut(&mut self) -> &mut Context {
         &mut self.context
     }
@@ -135,7 +141,22 @@ impl Session {
     /// If a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
-        self.context.clear()
+        self.change(Context::clear)
+    }
+
+    /// Changes the sequence, and takes note of changes that are not the session's own.
+    fn change<T>(&mut self, act: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
+        self.is_foreign |= self.context.cells().changes(0) != self.own_changes;
+        let result = act(&mut self.context);
+        self.own_changes = self.context.cells().changes(0);
+        result
+    }
+
+    fn decode_batch(&mut self) -> Result<()> {
+        let batch = std::mem::take(&mut self.batch);
+        let result = self.change(|context| context.decode(&batch));
+        self.batch = batch;
+        result
     }
 
     /// Continues `prompt`: the whole text so far, of which what is in the cache already is not decoded again. `on_text`
@@ -165,6 +186,8 @@ impl Session {
         options: &GenerateOptions,
         mut on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        let stop = StopSequences::new(&options.stop);
+        let mut stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
         let mut timings = Timings::default();
         let start = Instant::now();
         self.decode_prompt(prompt, &mut timings)?;
@@ -173,7 +196,6 @@ impl Session {
         prompt.iter().for_each(|&token| sampler.accept(token));
 
         let start = Instant::now();
-        let mut stop = StopSequences::new(&options.stop);
         let mut text = Utf8Stream::new();
         let mut tokens = Vec::new();
         let mut row = self.batch.len() - 1;
@@ -235,7 +257,7 @@ impl Session {
             .map_or(0, |last| last + 1);
         self.batch.clear();
         self.batch.add(token, position, &[0], true);
-        self.context.decode(&self.batch)?;
+        self.decode_batch()?;
         self.tokens.push(token);
         Ok(())
     }
@@ -262,11 +284,16 @@ impl Session {
             .count();
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
-        // Nothing is reused if somebody else changed the sequence through the context.
-        let unchanged = self.context.cells().sequence_len(0) == self.tokens.len();
-        let common = if unchanged { common } else { 0 };
+        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed.
+        let cells = self.context.cells();
+        let is_own = !self.is_foreign
+            && cells.changes(0) == self.own_changes
+            && cells.sequence_len(0) == self.tokens.len();
+        let common = if is_own { common } else { 0 };
         self.tokens.truncate(common);
-        self.context.remove(0, common as i32..)?;
+        self.change(|context| context.remove(0, common as i32..))?;
+        // What is left is a beginning that nobody else touched.
+        self.is_foreign = false;
         timings.reused_tokens = common;
         timings.prompt_tokens = prompt.len() - common;
         for part in prompt[common..].chunks(self.context.options().n_batch) {
@@ -277,7 +304,7 @@ impl Session {
                 self.batch
                     .add(token, at as i32, &[0], at + 1 == prompt.len());
             }
-            self.context.decode(&self.batch)?;
+            self.decode_batch()?;
             self.tokens.extend_from_slice(part);
         }
         Ok(())
@@ -292,8 +319,10 @@ impl Session {
             return Ok(false);
         }
         let (first, end) = (keep as i32, (keep + forget) as i32);
-        self.context.remove(0, first..end)?;
-        self.context.shift(0, end.., -(forget as i32))?;
+        self.change(|context| {
+            context.remove(0, first..end)?;
+            context.shift(0, end.., -(forget as i32))
+        })?;
         self.tokens.drain(keep..keep + forget);
         Ok(true)
     }

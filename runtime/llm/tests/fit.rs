@@ -5,7 +5,10 @@ mod common;
 
 use common::*;
 use samite_core::Device;
-use samite_llm::{Context, Fit, FitOptions, Model, ModelOptions, PlacementRule, SyntheticModel};
+use samite_gguf::{GgufFile, LoadMode};
+use samite_llm::{
+    Context, ContextPlan, Fit, FitOptions, Model, ModelOptions, PlacementRule, SyntheticModel,
+};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::sync::Arc;
 
@@ -152,4 +155,63 @@ fn who_says_where_layers_go_is_obeyed() {
     let context = Context::new(Arc::clone(&model), precise()).unwrap();
     assert_eq!(used(&devices[0]), model.fit().unwrap().needs[0].bytes());
     drop(context);
+}
+
+/// What a context takes and does is known without it.
+#[test]
+fn a_context_is_planned_from_the_header() {
+    for (architecture, rules) in [
+        ("llama", ""),
+        ("qwen2", "layers=1-3:a;output:b"),
+        ("qwen3moe", "*_exps*:a"),
+    ] {
+        let file = six_layers(architecture);
+        let whole = std::fs::read(&file.path).unwrap();
+        let (devices, more) = ([reference("a"), reference("b"), cpu()], precise());
+        let options = ModelOptions {
+            rules: PlacementRule::parse_all(rules).unwrap(),
+            ..ModelOptions::new(devices.to_vec())
+        };
+        let context_options = samite_llm::ContextOptions {
+            n_ubatch: 16,
+            copies: 2,
+            ..more
+        };
+        let context = context(
+            &Model::load(&file.path, &options).unwrap(),
+            context_options.clone(),
+        );
+
+        // The data is cut off in the middle of a tensor, or as a whole.
+        let header = whole.len()
+            - GgufFile::open(&file.path, LoadMode::Read)
+                .unwrap()
+                .tensors()
+                .total_bytes() as usize;
+        for length in [whole.len() - 100, header] {
+            std::fs::write(&file.path, &whole[..length]).unwrap();
+            let error = Model::load(&file.path, &options).unwrap_err();
+            assert!(error.to_string().contains("truncated"), "{error}");
+            for mode in [LoadMode::Read, LoadMode::Mmap, LoadMode::Mlock] {
+                let header = GgufFile::open_header(&file.path, mode).unwrap();
+                let model = Model::without_weights(&header, &options).unwrap();
+                let plan = ContextPlan::new(Arc::clone(&model), context_options.clone()).unwrap();
+                assert_eq!(plan.memory().unwrap(), context.memory(), "{architecture}");
+                for n_tokens in [1, 16] {
+                    let (ours, real) = (
+                        plan.plan(n_tokens).unwrap(),
+                        context.plan(n_tokens).unwrap(),
+                    );
+                    assert_eq!(ours.to_string(), real.to_string(), "{architecture}");
+                }
+                let error = Context::new(model, context_options.clone()).unwrap_err();
+                assert!(error.to_string().contains("without its weights"), "{error}");
+                let last = header.tensors().iter().last().unwrap();
+                let error = header
+                    .read_tensor_into(last, &mut vec![0; last.size])
+                    .unwrap_err();
+                assert!(error.to_string().contains("its data is missing"), "{error}");
+            }
+        }
+    }
 }

@@ -140,7 +140,18 @@ fn ends_are_told() {
 fn a_sequence_that_somebody_else_changed_is_not_reused() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let (_, expected) = generate(&mut session(&model, 64), &tokens(12), &some(6));
-    let changes: [fn(&mut Context) -> samite_llm::Result<()>; 3] = [
+    let changes: [fn(&mut Context) -> samite_llm::Result<()>; 6] = [
+        // As many tokens as before, but others; the same ones at other positions; none for a while.
+        |context| {
+            context.remove(0, 6..)?;
+            let tokens: Vec<u32> = (60..68).collect();
+            context.decode(&samite_llm::Batch::sequence(&tokens, 6, 0))
+        },
+        |context| context.shift(0, 7.., 3),
+        |context| {
+            context.clear()?;
+            context.decode(&samite_llm::Batch::sequence(&tokens(14), 5, 0))
+        },
         |context| context.remove(0, 4..),
         |context| context.remove(0, 2..5),
         |context| context.decode(&samite_llm::Batch::sequence(&[5, 6, 7], 20, 0)),
@@ -148,6 +159,7 @@ fn a_sequence_that_somebody_else_changed_is_not_reused() {
     for change in changes {
         let mut session = session(&model, 64);
         generate(&mut session, &tokens(12), &some(3));
+        assert_eq!(session.context().cells().sequence_len(0), 14);
         change(session.context_mut()).unwrap();
         let (_, after) = generate(&mut session, &tokens(12), &some(6));
         assert_eq!(after.timings.reused_tokens, 0);
@@ -157,6 +169,55 @@ fn a_sequence_that_somebody_else_changed_is_not_reused() {
         assert_eq!(again.timings.reused_tokens, 11);
         assert_eq!(again.tokens, expected.tokens);
     }
+}
+
+#[test]
+fn changes_in_the_middle_of_a_text_are_noticed() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let (_, expected) = generate(&mut session(&model, 64), &tokens(12), &some(6));
+    let mut session = session(&model, 64);
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let mut pieces = 0;
+    let changed = session.generate_with(&tokens(12), &mut sampler, &some(20), |context, _| {
+        pieces += 1;
+        if pieces == 2 {
+            // The prompt becomes another one of the same length.
+            let cells = context.cells().sequence_len(0);
+            context.remove(0, ..).unwrap();
+            let others: Vec<u32> = (100..100 + cells as u32).collect();
+            let batch = samite_llm::Batch::sequence(&others, 0, 0);
+            context.decode(&batch).unwrap();
+        }
+        ControlFlow::Continue(())
+    });
+    changed.unwrap();
+    assert!(pieces > 2);
+    let (_, after) = generate(&mut session, &tokens(12), &some(6));
+    assert_eq!(after.timings.reused_tokens, 0);
+    assert_eq!(after.tokens, expected.tokens);
+}
+
+#[test]
+fn what_failed_changed_nothing() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let cancel = samite_core::CancelToken::new();
+    let options = ContextOptions {
+        n_ctx: Some(64),
+        cancel: cancel.clone(),
+        ..precise()
+    };
+    let mut session = Session::new(context(&model, options)).unwrap();
+    let (_, before) = generate(&mut session, &tokens(12), &some(3));
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let stopped = session.generate(&tokens(12), &mut sampler, &some(9), |_| {
+        cancel.cancel();
+        ControlFlow::Continue(())
+    });
+    assert!(stopped.unwrap_err().is_cancelled());
+    cancel.reset();
+    let (_, after) = generate(&mut session, &tokens(12), &some(3));
+    assert_eq!(after.timings.reused_tokens, 11);
+    assert_eq!(after.tokens, before.tokens);
 }
 
 #[test]

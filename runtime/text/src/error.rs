@@ -1,26 +1,28 @@
 //! What can be wrong with a vocabulary, and with a request to a tokenizer.
 
-use crate::pretokenize;
-use crate::vocab::TokenizerModel;
-
 /// A vocabulary that cannot be used. The message names the GGUF key to look at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VocabError {
     /// The tokenizer model is not one that this crate implements.
-    #[error("tokenizer.ggml.model: tokenizer '{name}' is not supported; supported are: {}", TokenizerModel::NAMES.join(", "))]
+    #[error(
+        "tokenizer.ggml.model: tokenizer '{name}' is not supported; supported are: {supported}"
+    )]
     UnknownModel {
         /// The name found.
         name: String,
+        /// The names that are known.
+        supported: String,
     },
     /// The pre-tokenizer is not one that this crate implements.
     #[error(
-        "tokenizer.ggml.pre: pre-tokenizer '{name}' is not supported; supported are: {}",
-        pretokenize::supported_names()
+        "tokenizer.ggml.pre: pre-tokenizer '{name}' is not supported; supported are: {supported}"
     )]
     UnknownPreTokenizer {
         /// The name found.
         name: String,
+        /// The names that are known.
+        supported: String,
     },
     /// There is no token at all.
     #[error("tokenizer.ggml.tokens: the vocabulary is empty")]

@@ -38,8 +38,8 @@
 //! only logits without a single usable token are an error.
 //!
 //! The same parameters, seed and logits give the same token on every machine: the generator
-//! ([`Rng`]) and the exponential are the crate's own, made of operations that IEEE 754 defines
-//! exactly.
+//! ([`Rng`]) is fixed, and exponential and logarithm are `libm`'s, made of operations that IEEE 754
+//! defines exactly; the standard library leaves them to the platform, whose last bits differ.
 #![forbid(unsafe_code)]
 
 mod bpe;
@@ -56,7 +56,7 @@ mod vocab;
 pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;
 pub use sampler::{Candidate, Candidates, Penalties, Rng, Sampler, SamplerError, SamplerParams};
-pub use stop::{StopSequences, StopStep};
+pub use stop::{StopError, StopSequences, StopStep};
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use utf8::Utf8Stream;
 pub use vocab::{TokenAttributes, TokenizerModel, VocabData};

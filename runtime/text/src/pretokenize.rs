@@ -88,7 +88,7 @@ const NAMES: &[(&str, PreTokenizer, bool, bool)] = &[
     ("falcon", PreTokenizer::Falcon, false, false),
 ];
 
-pub(crate) fn supported_names() -> String {
+fn supported_names() -> String {
     let names: Vec<&str> = NAMES.iter().map(|entry| entry.0).collect();
     names.join(", ")
 }
@@ -102,6 +102,7 @@ pub(crate) fn settings(name: Option<&str>) -> Result<PreTokenizerSettings, Vocab
         .find(|entry| entry.0 == name)
         .ok_or_else(|| VocabError::UnknownPreTokenizer {
             name: name.to_owned(),
+            supported: supported_names(),
         })?;
     Ok(PreTokenizerSettings {
         kind,

@@ -1,53 +1,14 @@
 //! Choosing the next token.
 
-use std::collections::HashMap;
-
 mod candidates;
-mod numbers;
+mod error;
 mod penalties;
 mod rng;
 
 pub use candidates::{Candidate, Candidates};
+pub use error::SamplerError;
 pub use penalties::Penalties;
 pub use rng::Rng;
-
-/// Parameters that a sampler cannot work with, or logits that leave nothing to choose.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SamplerError {
-    /// A parameter is outside its range.
-    #[error("{parameter} is {value}, must be {expected}")]
-    Parameter {
-        /// The field of [`SamplerParams`].
-        parameter: &'static str,
-        /// The value given.
-        value: f32,
-        /// The range allowed, in words.
-        expected: &'static str,
-    },
-    /// A bias that is not a number or infinitely large.
-    #[error("logit_bias for token {token} is {value}, must be a number or -inf")]
-    LogitBias {
-        /// The token.
-        token: u32,
-        /// The value given.
-        value: f32,
-    },
-    /// A bias for a token that the logits do not have.
-    #[error("logit_bias names token {token}, but there are logits for {count} tokens only")]
-    LogitBiasToken {
-        /// The token.
-        token: u32,
-        /// How many logits there are.
-        count: usize,
-    },
-    /// Nothing is left to choose from: there are no logits, or all are NaN or minus infinity.
-    #[error("no token can be chosen: all {count} logits are NaN or -inf")]
-    NoCandidate {
-        /// How many logits there are.
-        count: usize,
-    },
-}
 
 /// How to choose tokens. The defaults are llama.cpp's; each stage can be switched off.
 #[derive(Debug, Clone, PartialEq)]
@@ -273,9 +234,6 @@ impl Sampler {
         self.rng = Rng::new(self.params.seed);
     }
 }
-
-/// How often each of the last tokens was seen.
-type Counts = HashMap<u32, u32>;
 
 #[cfg(test)]
 mod tests {

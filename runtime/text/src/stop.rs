@@ -1,31 +1,49 @@
 //! Strings that end a generation, watched for in a stream.
 
+use aho_corasick::Anchored;
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::contiguous::NFA;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Watches a stream of bytes for stop strings, and says what may be shown.
 ///
 /// Bytes that could be the beginning of a stop string are held back until they are, or cannot
 /// become, one. The first stop string to be complete ends the stream; of several that are complete
-/// with the same byte, the longest. The cost is constant for each byte and string (Knuth, Morris
-/// and Pratt's automaton), and nothing is allocated once the buffer has its size.
+/// with the same byte, the longest. The cost of a byte is constant, however many strings there are
+/// (Aho and Corasick's automaton), and nothing is allocated once the buffer has its size.
 ///
 /// ```
 /// use samite_text::StopSequences;
 ///
-/// let mut stop = StopSequences::new(["</answer>"]);
+/// # fn main() -> Result<(), samite_text::StopError> {
+/// let mut stop = StopSequences::new(["</answer>"])?;
 /// assert_eq!(stop.push(b"42 <").emit, b"42 ");
 /// assert_eq!(stop.push(b"b></ans").emit, b"<b>");
 /// let step = stop.push(b"wer> and more");
 /// assert_eq!((step.emit, step.stopped), (b"".as_slice(), Some(0)));
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Debug, Clone)]
 pub struct StopSequences {
-    patterns: Vec<Pattern>,
+    automaton: NFA,
+    /// By number of the automaton's pattern: its place in the caller's list.
+    places: Vec<usize>,
+    /// How many bytes of the stream's end can begin a stop string, by the automaton's state.
+    depths: HashMap<StateID, usize>,
+    start: StateID,
+    state: StateID,
     /// Bytes received; those before `emitted` have been handed out.
     buffer: Vec<u8>,
     emitted: usize,
     stopped: Option<usize>,
 }
+
+/// The stop strings are more than an automaton can be made of.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the stop strings cannot be watched for: {0}; use fewer or shorter ones")]
+pub struct StopError(String);
 
 /// What a [`StopSequences::push`] has to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,32 +55,40 @@ pub struct StopStep<'a> {
     pub stopped: Option<usize>,
 }
 
-#[derive(Debug, Clone)]
-struct Pattern {
-    /// Place in the caller's list.
-    index: usize,
-    bytes: Vec<u8>,
-    /// For each prefix, the length of its longest proper border.
-    borders: Vec<usize>,
-    /// How many bytes of the pattern the stream ends with.
-    matched: usize,
-}
-
 impl StopSequences {
     /// Watches for `patterns`. Empty strings would stop everything and are ignored.
-    pub fn new<P: AsRef<[u8]>>(patterns: impl IntoIterator<Item = P>) -> Self {
-        let patterns = patterns
+    ///
+    /// # Errors
+    /// [`StopError`] for strings of some 2^31 bytes in all.
+    pub fn new<P: AsRef<[u8]>>(patterns: impl IntoIterator<Item = P>) -> Result<Self, StopError> {
+        let (places, patterns): (Vec<usize>, Vec<P>) = patterns
             .into_iter()
             .enumerate()
             .filter(|(_, pattern)| !pattern.as_ref().is_empty())
-            .map(|(index, pattern)| Pattern::new(index, pattern.as_ref().to_vec()))
-            .collect();
-        Self {
-            patterns,
+            .unzip();
+        let automaton = NFA::new(&patterns).map_err(|error| StopError(error.to_string()))?;
+        let start = automaton
+            .start_state(Anchored::No)
+            .map_err(|error| StopError(error.to_string()))?;
+        // From the start, the first bytes of a pattern lead to the state that stands for them.
+        let mut depths = HashMap::new();
+        for pattern in &patterns {
+            let mut state = start;
+            for (count, &byte) in (1..).zip(pattern.as_ref()) {
+                state = automaton.next_state(Anchored::No, state, byte);
+                depths.insert(state, count);
+            }
+        }
+        Ok(Self {
+            automaton,
+            places,
+            depths,
+            start,
+            state: start,
             buffer: Vec::new(),
             emitted: 0,
             stopped: None,
-        }
+        })
     }
 
     /// Takes the next bytes of the stream. After a stop string, further bytes are ignored.
@@ -74,31 +100,34 @@ impl StopSequences {
         }
         for &byte in bytes {
             self.buffer.push(byte);
-            let complete = self
-                .patterns
-                .iter_mut()
-                .filter_map(|pattern| pattern.advance(byte))
-                .max_by_key(|found| found.1);
-            if let Some((index, length)) = complete {
+            self.state = self.automaton.next_state(Anchored::No, self.state, byte);
+            if let Some((place, length)) = self.complete() {
                 let end = self.buffer.len() - length;
-                self.stopped = Some(index);
+                self.stopped = Some(place);
                 self.buffer.truncate(end);
                 return self.emit(0..end);
             }
         }
-        let held = self
-            .patterns
-            .iter()
-            .map(|pattern| pattern.matched)
-            .max()
-            .unwrap_or(0);
+        let held = self.depths.get(&self.state).copied().unwrap_or(0);
         self.emit(0..self.buffer.len() - held)
+    }
+
+    /// The longest string that is complete with the last byte: its place and its length.
+    fn complete(&self) -> Option<(usize, usize)> {
+        if !self.automaton.is_match(self.state) {
+            return None;
+        }
+        let ids = (0..self.automaton.match_len(self.state))
+            .map(|number| self.automaton.match_pattern(self.state, number));
+        let longest = ids.max_by_key(|&id| self.automaton.pattern_len(id))?;
+        let place = *self.places.get(longest.as_usize())?;
+        Some((place, self.automaton.pattern_len(longest)))
     }
 
     /// Ends the stream and returns the bytes held back: no stop string can complete any more.
     pub fn finish(&mut self) -> &[u8] {
         let held = self.emitted..self.buffer.len();
-        self.reset_matches();
+        self.state = self.start;
         self.emit(held).emit
     }
 
@@ -107,18 +136,12 @@ impl StopSequences {
         self.buffer.clear();
         self.emitted = 0;
         self.stopped = None;
-        self.reset_matches();
+        self.state = self.start;
     }
 
     /// The stop string that ended the stream, if one did.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped
-    }
-
-    fn reset_matches(&mut self) {
-        for pattern in &mut self.patterns {
-            pattern.matched = 0;
-        }
     }
 
     fn emit(&mut self, range: Range<usize>) -> StopStep<'_> {
@@ -130,40 +153,6 @@ impl StopSequences {
     }
 }
 
-impl Pattern {
-    fn new(index: usize, bytes: Vec<u8>) -> Self {
-        let mut borders = vec![0; bytes.len()];
-        let mut border = 0;
-        for end in 1..bytes.len() {
-            while border > 0 && bytes[end] != bytes[border] {
-                border = borders[border - 1];
-            }
-            border += usize::from(bytes[end] == bytes[border]);
-            borders[end] = border;
-        }
-        Self {
-            index,
-            bytes,
-            borders,
-            matched: 0,
-        }
-    }
-
-    /// Takes one byte; returns index and length if the pattern is complete. The stream must end
-    /// then.
-    fn advance(&mut self, byte: u8) -> Option<(usize, usize)> {
-        while self.matched > 0 && self.bytes[self.matched] != byte {
-            self.matched = self.borders[self.matched - 1];
-        }
-        self.matched += usize::from(self.bytes[self.matched] == byte);
-        if self.matched < self.bytes.len() {
-            return None;
-        }
-        self.matched = 0;
-        Some((self.index, self.bytes.len()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,7 +160,7 @@ mod tests {
 
     #[test]
     fn partial_matches_are_held_and_given_back() {
-        let mut stop = StopSequences::new(["aab"]);
+        let mut stop = StopSequences::new(["aab"]).unwrap();
         assert_eq!(stop.push(b"xa").emit, b"x");
         assert_eq!(stop.push(b"aa").emit, b"a");
         assert_eq!(stop.finish(), b"aa");
@@ -180,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_longest_of_those_that_end_together_wins() {
-        let mut stop = StopSequences::new(["", "b", "ab"]);
+        let mut stop = StopSequences::new(["", "b", "ab"]).unwrap();
         let step = stop.push(b"xabc");
         assert_eq!((step.emit, step.stopped), (b"x".as_slice(), Some(2)));
         assert_eq!(
@@ -197,7 +186,7 @@ mod tests {
 
     #[test]
     fn without_strings_everything_passes() {
-        let mut stop = StopSequences::new(Vec::<String>::new());
+        let mut stop = StopSequences::new(Vec::<String>::new()).unwrap();
         assert_eq!(
             stop.push(b"abc"),
             StopStep {
@@ -212,7 +201,7 @@ mod tests {
     fn self_similar_strings_take_linear_time() {
         let mut pattern = vec![b'a'; 100_000];
         pattern.push(b'b');
-        let mut stop = StopSequences::new([&pattern]);
+        let mut stop = StopSequences::new([&pattern]).unwrap();
         let mut emitted = 0;
         for _ in 0..1_000 {
             emitted += stop.push(&[b'a'; 1_000]).emit.len();
@@ -232,7 +221,7 @@ mod tests {
             let expected = (0..=text.len()).find_map(|end| {
                 patterns.iter().filter(|pattern| text[..end].ends_with(pattern)).map(|pattern| end - pattern.len()).min()
             });
-            let mut stop = StopSequences::new(&patterns);
+            let mut stop = StopSequences::new(&patterns).unwrap();
             let mut emitted = Vec::new();
             for piece in text.chunks(size) {
                 emitted.extend_from_slice(stop.push(piece).emit);

@@ -37,6 +37,7 @@ impl TokenizerModel {
             "gpt2" => Ok(Self::Gpt2),
             _ => Err(VocabError::UnknownModel {
                 name: name.to_owned(),
+                supported: Self::NAMES.join(", "),
             }),
         }
     }

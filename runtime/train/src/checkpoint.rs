@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::lora;
-use crate::parameters::Stored;
+use crate::parameters::{Stored, buffer};
 use crate::trainer::Trainer;
 use samite_core::{DType, StoredTensor};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
@@ -72,21 +72,6 @@ impl Checksum {
     fn finish(self) -> u32 {
         self.0.finalize()
     }
-}
-
-/// The bytes of a tensor that is in memory, or will be.
-fn buffer(bytes: usize) -> Result<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(bytes).map_err(|_| {
-        Error::Core(samite_core::Error::OutOfMemory {
-            device: "host".into(),
-            what: "a tensor of a checkpoint".into(),
-            asked: bytes,
-            free: None,
-        })
-    })?;
-    buffer.resize(bytes, 0);
-    Ok(buffer)
 }
 
 impl Checkpoint {

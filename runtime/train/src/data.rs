@@ -23,10 +23,19 @@ impl Dataset {
             return Err(Error::data("the tokenizer has no begin or end token"));
         };
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let ids = tokenizer.tokenize(line, false, false);
+            let ids = ids.map_err(|error| Error::data(error.to_string()))?;
+            let reserved = starts.try_reserve(1);
+            let reserved = reserved.and_then(|()| tokens.try_reserve(ids.len() + 2));
+            reserved.map_err(|_| {
+                let all = tokens.len() + ids.len();
+                Error::data(format!(
+                    "there is no memory for {all} tokens: learn from less"
+                ))
+            })?;
             starts.push(tokens.len());
             tokens.push(begin);
-            let ids = tokenizer.tokenize(line, false, false);
-            tokens.extend(ids.map_err(|error| Error::data(error.to_string()))?);
+            tokens.extend(ids);
             tokens.push(end);
         }
         Self::new(tokens, starts, context)

@@ -1,7 +1,7 @@
 //! What was learnt, as GGUF files that every program which reads them can use: models and adapters.
 
 use crate::error::{Error, Result};
-use crate::parameters::{Stored, read};
+use crate::parameters::{Stored, buffer, numbers};
 use crate::trainer::Trainer;
 use crate::vocabulary::Vocabulary;
 use samite_core::DType;
@@ -87,10 +87,13 @@ fn write(
 
 fn append(writer: &mut Writer<AtomicFile>, parameter: &Stored, dtype: DType) -> Result<()> {
     let width = parameter.spec.shape[0];
-    let mut row_bytes = vec![0; dtype.row_bytes(width)?];
-    for row in read(&parameter.weights)?.chunks_exact(width) {
-        encode_row(dtype, row, &mut row_bytes)?;
-        writer.append(&row_bytes)?;
+    let place = parameter.weights.tensor();
+    let mut row = buffer(DType::F32.row_bytes(width)?)?;
+    let mut encoded = buffer(dtype.row_bytes(width)?)?;
+    for start in (0..place.layout().bytes()).step_by(row.len()) {
+        place.read(start, &mut row)?;
+        encode_row(dtype, &numbers(&row), &mut encoded)?;
+        writer.append(&encoded)?;
     }
     Ok(())
 }

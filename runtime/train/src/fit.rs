@@ -8,7 +8,7 @@ use crate::loss::Loss;
 use crate::model::ParameterSpec;
 use crate::optimizer::Optimizer;
 use crate::parameters::{
-    StepGraph, Stored, bytes, initialize, numbers, read, scalar, store_gradients,
+    StepGraph, Stored, buffer, bytes, initialize, numbers, read, scalar, store_gradients,
 };
 use crate::schedule::Schedule;
 use samite_core::{CancelToken, DType, Device, Graph, TensorId};
@@ -294,7 +294,7 @@ impl Fit {
                 self.step,
                 &self.cancel,
             )?;
-            let mut data = vec![0; work.graph.tensor(work.outputs).layout.bytes()];
+            let mut data = buffer(work.graph.tensor(work.outputs).layout.bytes())?;
             self.scheduler.read(work.outputs, 0, &mut data)?;
             all.extend(numbers(&data));
         }

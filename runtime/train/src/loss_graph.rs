@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gradient::Gradients;
 use crate::model::{Constants, Forward, Parts};
-use crate::parameters::{Stored, bytes, scalar, store_gradients};
+use crate::parameters::{Stored, scalar, store_gradients, write};
 use half::f16;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, Usage};
 use samite_llm::{Hyperparameters, Model};
@@ -57,23 +57,19 @@ impl StoredConstants {
                 ("ones", layout(DType::F32, [1, n * batch, 1, 1])?),
             ],
         )?;
-        let positions: Vec<u8> = (0..n as i32).flat_map(i32::to_le_bytes).collect();
-        let mask = (0..n * n).flat_map(|i| {
-            let seen = i % n <= i / n;
-            let value = if seen { f16::ZERO } else { f16::NEG_INFINITY };
-            value.to_le_bytes()
-        });
-        let data = [
-            positions,
-            mask.collect(),
-            bytes(std::iter::repeat_n(1.0, n * batch)),
-        ];
-        for (tensor, data) in group.tensors.iter().zip(&data) {
-            tensor.tensor().write(0, data)?;
-        }
         let [positions, mask, ones] = &group.tensors[..] else {
             return Err(Error::config("the constants have no memory"));
         };
+        write(positions, (0..n as i32).map(i32::to_le_bytes))?;
+        let seen = |i: usize| {
+            if i % n <= i / n {
+                f16::ZERO
+            } else {
+                f16::NEG_INFINITY
+            }
+        };
+        write(mask, (0..n * n).map(|i| seen(i).to_le_bytes()))?;
+        write(ones, std::iter::repeat_n(1f32.to_le_bytes(), n * batch))?;
         Ok(StoredConstants([positions, mask, ones].map(Arc::clone)))
     }
 

@@ -5,7 +5,8 @@ use crate::gradient::Gradients;
 use crate::model::ParameterSpec;
 use crate::optimizer::{Optimizer, Parameter};
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, TensorId, Usage,
+    CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, TensorId, TensorRef,
+    Usage,
 };
 use samite_sched::Scheduler;
 use samite_text::Rng;
@@ -35,12 +36,70 @@ pub(crate) fn scalar(scheduler: &mut Scheduler, id: TensorId) -> Result<f32> {
     Ok(f32::from_le_bytes(data))
 }
 
+/// What is read or written of a tensor at a time, in bytes: so much memory is there always.
+const PIECE: usize = 64 << 10;
+
+/// Memory for `bytes` bytes of a tensor, which may be refused.
+pub(crate) fn buffer(bytes: usize) -> Result<Vec<u8>> {
+    reserved(bytes).map(|mut buffer| {
+        buffer.resize(bytes, 0);
+        buffer
+    })
+}
+
+fn reserved<T>(count: usize) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).map_err(|_| {
+        Error::Core(samite_core::Error::OutOfMemory {
+            device: "host".into(),
+            what: "the values of a tensor".into(),
+            asked: count.saturating_mul(size_of::<T>()),
+            free: None,
+        })
+    })?;
+    Ok(all)
+}
+
+/// Gives `each` the numbers of a stored tensor, some at a time.
+pub(crate) fn read_pieces(
+    place: &TensorRef,
+    mut each: impl FnMut(&[f32]) -> samite_core::Result<()>,
+) -> samite_core::Result<()> {
+    let mut piece = [0; PIECE];
+    let end = place.layout().bytes();
+    for start in (0..end).step_by(PIECE) {
+        let piece = &mut piece[..PIECE.min(end - start)];
+        place.read(start, piece)?;
+        each(&numbers(piece))?;
+    }
+    Ok(())
+}
+
 /// All numbers of a stored tensor.
 pub(crate) fn read(tensor: &StoredTensor) -> Result<Vec<f32>> {
-    let place = tensor.tensor();
-    let mut data = vec![0; place.layout().bytes()];
-    place.read(0, &mut data)?;
-    Ok(numbers(&data))
+    let mut all = reserved(tensor.layout().shape().iter().product())?;
+    read_pieces(tensor.tensor(), |piece| {
+        all.extend_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Sets the elements of a stored tensor, some at a time, to values in their bytes.
+pub(crate) fn write<const N: usize>(
+    tensor: &StoredTensor,
+    values: impl Iterator<Item = [u8; N]>,
+) -> Result<()> {
+    let (mut piece, mut start) = (Vec::with_capacity(PIECE), 0);
+    for value in values {
+        piece.extend_from_slice(&value);
+        if piece.len() + N > PIECE {
+            tensor.tensor().write(start, &piece)?;
+            start += piece.len();
+            piece.clear();
+        }
+    }
+    Ok(tensor.tensor().write(start, &piece)?)
 }
 
 impl Stored {
@@ -53,10 +112,7 @@ impl Stored {
         let [weights, gradient, mean, square] = &group.tensors[..] else {
             return Err(Error::config("a parameter has no memory"));
         };
-        let zeros = vec![0; layout.bytes()];
-        for tensor in [gradient, mean, square] {
-            tensor.tensor().write(0, &zeros)?;
-        }
+        group.clear(0)?;
         Ok(Stored {
             weights: Arc::clone(weights),
             gradient: Arc::clone(gradient),
@@ -71,14 +127,10 @@ pub(crate) fn initialize(parameters: &[Stored], seed: u64) -> Result<()> {
     let mut rng = Rng::new(seed);
     for parameter in parameters {
         let count = parameter.spec.shape.iter().product();
-        let values: Vec<f32> = match parameter.spec.deviation {
-            None => vec![1.0; count],
-            Some(deviation) => std::iter::repeat_with(|| normal(&mut rng) * deviation)
-                .take(count)
-                .collect(),
-        };
-        let data = bytes(values.into_iter());
-        parameter.weights.tensor().write(0, &data)?;
+        let deviation = parameter.spec.deviation;
+        let value = || deviation.map_or(1.0, |deviation| normal(&mut rng) * deviation);
+        let values = std::iter::repeat_with(value).take(count);
+        write(&parameter.weights, values.map(f32::to_le_bytes))?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::evaluation::Evaluation;
 use crate::lora;
 use crate::loss_graph::{LossGraph, Purpose, StoredConstants, Subject};
 use crate::model::ParameterSpec;
-use crate::parameters::{StepGraph, Stored, initialize, numbers, read};
+use crate::parameters::{StepGraph, Stored, initialize, read, read_pieces};
 use samite_core::{CancelToken, DType, Device, TensorRef};
 use samite_llm::{Hyperparameters, Model};
 use samite_sched::{Options, Scheduler, Watch};
@@ -277,7 +277,10 @@ impl Trainer {
 }
 
 fn is_finite(place: &TensorRef) -> samite_core::Result<bool> {
-    let mut data = vec![0; place.layout().bytes()];
-    place.read(0, &mut data)?;
-    Ok(numbers(&data).iter().all(|x| x.is_finite()))
+    let mut all = true;
+    read_pieces(place, |piece| {
+        all &= piece.iter().all(|x| x.is_finite());
+        Ok(())
+    })?;
+    Ok(all)
 }

@@ -8,15 +8,15 @@
 //! the larger limits are nearer to those of the best pairs.
 
 use super::canary::{Noise, Reading, Times};
+use super::flags::BenchArgs;
 use super::limits::{self, Limits};
-use super::metadata::metadata;
+use super::metadata::{describe, metadata};
 use super::peer::Peer;
 use super::statistics::{Ratio, median_of, ratio};
 use super::work::{Bench, Work};
-use super::{BenchArgs, describe};
 use crate::args::ThreadArgs;
-use crate::failure::{Failure, Outcome, one_line};
-use crate::shown::say;
+use crate::failure::{Failure, Outcome};
+use crate::shown::{one_line, say};
 use crate::{interrupt, progress};
 use samite::CancelToken;
 use samite::llm::Model;

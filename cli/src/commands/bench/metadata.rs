@@ -1,6 +1,8 @@
-//! Where and when something was measured.
+//! What was measured, where and when.
 
 use crate::args::registry;
+use crate::shown::shortened;
+use samite::llm::Model;
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -25,6 +27,16 @@ pub fn metadata() -> Value {
         "cores": samite::registry::allowed_threads(),
         "samite_version": env!("CARGO_PKG_VERSION"),
     })
+}
+
+/// A line about a model.
+pub fn describe(model: &Model) -> String {
+    format!(
+        "{} ({:.1} M parameters, {:.1} MB)",
+        shortened(model.name(), 40),
+        model.n_params() as f64 / 1e6,
+        model.file_bytes() as f64 / 1e6
+    )
 }
 
 /// Seconds since 1970 as ISO 8601 has them.

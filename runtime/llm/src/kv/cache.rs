@@ -1,14 +1,12 @@
-//! The memory of the KV cache, and the graph that rotates keys whose positions moved.
+//! The memory of the KV cache.
 
 use crate::arch::LayerCache;
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::kv::cells::Cells;
-use crate::model::Model;
 use crate::rules::Choice;
 use samite_core::{
-    BufferType, DType, Graph, Layout, StoredTensor, TensorGroup, TensorId, TensorInfo, Usage,
-    same_buffer_type,
+    BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::DeviceSet;
 use std::collections::HashMap;
@@ -86,6 +84,16 @@ impl KvPlan {
         })
     }
 
+    /// Bytes by name of the memory.
+    pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
+        let groups = self.groups.iter().map(|group| {
+            let described = KvGroup::described(&group.tensors);
+            let size = TensorGroup::planned_size(&group.memory, &described)?;
+            Ok((group.memory.name().to_owned(), size))
+        });
+        groups.collect()
+    }
+
     /// Bytes by number of the device.
     pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
         let mut bytes = vec![0usize; n_devices];
@@ -134,27 +142,14 @@ fn layers(
         .collect()
 }
 
-/// A graph that rotates the keys of some cells.
-#[derive(Debug)]
-pub(crate) struct ShiftStep {
-    pub graph: Graph,
-    /// Cells to read: i32.
-    pub read: TensorId,
-    /// The same cells, to write: i64.
-    pub write: TensorId,
-    /// Distances: i32.
-    pub distances: TensorId,
-}
-
 impl KvCache {
-    /// Allocates the memory of `n_cells` cells, each layer's on its device.
+    /// Allocates the memory that was planned for `n_cells` cells, each layer's on its device.
     pub fn new(
-        model: &Model,
+        plan: &KvPlan,
+        devices: &DeviceSet,
         n_cells: usize,
         n_sequences: usize,
-        types: [DType; 2],
     ) -> Result<Self> {
-        let plan = KvPlan::new(model.hparams(), model.devices(), model.kv(), n_cells, types)?;
         let mut groups = Vec::new();
         for KvGroup {
             memory,
@@ -165,12 +160,12 @@ impl KvCache {
             let described = KvGroup::described(tensors);
             let bytes = TensorGroup::planned_size(memory, &described)?;
             let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
-            model.devices().get(*device).check_free(bytes, &what)?;
+            devices.get(*device).check_free(bytes, &what)?;
             let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
             groups.push((Arc::clone(memory), group));
         }
         let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
-        let layers = layers(model.hparams().n_layer(), tensors)?;
+        let layers = layers(plan.n_layer, tensors)?;
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             layers,
@@ -196,39 +191,6 @@ impl KvCache {
             self.cells.were_used = false;
         }
         Ok(())
-    }
-
-    /// The graph that rotates the keys of `count` cells in all layers: gathered, rotated and scattered again, so that
-    /// its memory does not depend on the size of the cache.
-    pub fn shift_step(
-        &self,
-        hparams: &Hyperparameters,
-        divisors: Option<&Arc<samite_core::StoredTensor>>,
-        count: usize,
-    ) -> Result<ShiftStep> {
-        let mut graph = Graph::new();
-        let each = [count, 1, 1, 1];
-        let read = graph.input("shift_read", DType::I32, each)?;
-        let write = graph.input("shift_write", DType::I64, each)?;
-        let distances = graph.input("shift_distances", DType::I32, each)?;
-        let divisors = divisors.map(|tensor| graph.stored(tensor)).transpose()?;
-        for (il, layer) in self.layers.iter().enumerate() {
-            let cache = graph.stored(&layer.k)?;
-            let rows = graph.get_rows(cache, read)?;
-            let width = hparams.n_embd_k(il);
-            let heads = [hparams.head_dim_k, hparams.layers[il].n_head_kv, count, 1];
-            let keys = graph.reshape(rows, heads)?;
-            let keys = graph.rope(keys, distances, divisors, hparams.rope_shift())?;
-            graph.set_name(keys, format!("K_shifted-{il}"));
-            let rows = graph.reshape(keys, [width, count, 1, 1])?;
-            graph.set_rows(rows, write, cache)?;
-        }
-        Ok(ShiftStep {
-            graph,
-            read,
-            write,
-            distances,
-        })
     }
 }
 

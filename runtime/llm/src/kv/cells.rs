@@ -30,6 +30,8 @@ pub struct Cells {
     used: usize,
     /// Largest position by sequence; -1 for none.
     last: Vec<i32>,
+    /// By sequence: how often it changed.
+    changes: Vec<u64>,
     has_shifts: bool,
     /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees.
     taken: Vec<usize>,
@@ -77,6 +79,7 @@ impl Cells {
             next: try_filled(0, Some(n_sequences), WHAT)?,
             used: 0,
             last: try_filled(-1, Some(n_sequences), WHAT)?,
+            changes: try_filled(0, Some(n_sequences), WHAT)?,
             has_shifts: false,
             taken,
             were_used: false,
@@ -116,6 +119,11 @@ impl Cells {
     /// The largest position in `sequence`.
     pub fn last_position(&self, sequence: usize) -> Option<i32> {
         self.last.get(sequence).copied().filter(|&last| last >= 0)
+    }
+
+    /// How often `sequence` changed so far: whoever remembers it knows later whether somebody else changed the sequence.
+    pub fn changes(&self, sequence: usize) -> u64 {
+        self.changes.get(sequence).copied().unwrap_or(0)
     }
 
     /// How many cells `sequence` uses.
@@ -166,6 +174,7 @@ impl Cells {
             let sequence = sequence as usize;
             self.sequences[cell * self.words + sequence / 64] |= 1 << (sequence % 64);
             self.last[sequence] = self.last[sequence].max(position);
+            self.changes[sequence] += 1;
         }
         self.taken.push(cell);
         self.were_used = true;
@@ -205,6 +214,9 @@ impl Cells {
     fn release(&mut self, cell: usize) {
         self.positions[cell] = -1;
         self.shifts[cell] = 0;
+        for sequence in 0..self.n_sequences {
+            self.changes[sequence] += u64::from(self.belongs(cell, sequence));
+        }
         self.sequences[cell * self.words..][..self.words].fill(0);
         self.used -= 1;
         self.first_free = self.first_free.min(cell);
@@ -243,6 +255,7 @@ impl Cells {
 
     fn leave(&mut self, cell: usize, sequence: usize) {
         self.sequences[cell * self.words + sequence / 64] &= !(1 << (sequence % 64));
+        self.changes[sequence] += 1;
         if self.row(cell).iter().all(|&word| word == 0) {
             self.release(cell);
         }
@@ -277,6 +290,7 @@ impl Cells {
         }
         for cell in self.in_range(from, range) {
             self.sequences[cell * self.words + to / 64] |= 1 << (to % 64);
+            self.changes[to] += 1;
         }
         self.tidy();
         Ok(())
@@ -347,6 +361,7 @@ impl Cells {
         for (cell, position, shift) in moved {
             self.positions[cell] = position;
             self.shifts[cell] = shift;
+            self.changes[sequence] += 1;
         }
         self.tidy();
         Ok(())

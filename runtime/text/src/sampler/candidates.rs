@@ -1,7 +1,7 @@
 //! The tokens that may still be chosen, and the stages that narrow them down.
 
-use super::numbers::{exp_of_negative, ln};
-use super::{Rng, SamplerError};
+use super::error::SamplerError;
+use super::rng::Rng;
 use std::cmp::Ordering;
 
 /// Vocabularies above this size are sorted only as far as needed.
@@ -197,7 +197,7 @@ impl Candidates {
         if p <= 0.0 {
             return;
         }
-        let least = max + ln(f64::from(p)) as f32;
+        let least = max + libm::log(f64::from(p)) as f32;
         let count = self.items.len();
         if least > max {
             self.keep_only(best);
@@ -219,7 +219,7 @@ impl Candidates {
         let total = self.softmax()?;
         self.sort_first(self.items.len());
         let max = self.items.first().map_or(0.0, |best| best.logit);
-        let log_total = ln(total);
+        let log_total = libm::log(total);
         let surprise =
             |candidate: &Candidate| log_total - (f64::from(candidate.logit) - f64::from(max));
         let possible = |candidate: &&Candidate| candidate.probability > 0.0;
@@ -273,7 +273,7 @@ impl Candidates {
         let (_, max) = self.best()?;
         let mut sum = 0.0;
         for candidate in &mut self.items {
-            let weight = exp_of_negative(f64::from(candidate.logit) - f64::from(max));
+            let weight = libm::exp(f64::from(candidate.logit) - f64::from(max));
             candidate.probability = weight as f32;
             sum += weight;
         }

@@ -1,8 +1,10 @@
 //! Making tokens less likely that were seen lately.
 
-use std::collections::VecDeque;
+use super::candidates::Candidates;
+use std::collections::{HashMap, VecDeque};
 
-use super::{Candidates, Counts};
+/// How often each of the last tokens was seen.
+type Counts = HashMap<u32, u32>;
 
 /// Lowers the logits of the last tokens of a text.
 #[derive(Debug, Clone)]
@@ -16,7 +18,7 @@ pub struct Penalties {
 }
 
 impl Penalties {
-    /// Penalties over the last `last_n` tokens; see [`SamplerParams`](super::SamplerParams) for the
+    /// Penalties over the last `last_n` tokens; see [`SamplerParams`](crate::SamplerParams) for the
     /// others' meaning.
     pub fn new(last_n: usize, repeat: f32, frequency: f32, presence: f32) -> Self {
         Self {

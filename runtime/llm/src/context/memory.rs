@@ -1,0 +1,54 @@
+//! What memory is used for.
+
+/// Bytes in one kind of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Name of the memory, such as `host`.
+    pub memory: String,
+    /// Weights of the model and its adapters, shared by all contexts; mapped files included.
+    pub weights: usize,
+    /// The KV cache.
+    pub kv: usize,
+    /// Intermediate results.
+    pub compute: usize,
+}
+
+/// Adds up bytes by kind of memory.
+#[derive(Default)]
+pub(crate) struct MemoryReport(Vec<MemoryUse>);
+
+/// What a number of bytes is for: a field of [`MemoryUse`].
+pub(crate) type Purpose = fn(&mut MemoryUse) -> &mut usize;
+
+impl MemoryReport {
+    pub const WEIGHTS: Purpose = |row| &mut row.weights;
+    pub const KV: Purpose = |row| &mut row.kv;
+    pub const COMPUTE: Purpose = |row| &mut row.compute;
+
+    /// Counts what is in the memories of these names.
+    pub fn add<N: AsRef<str>>(
+        &mut self,
+        bytes: impl IntoIterator<Item = (N, usize)>,
+        purpose: Purpose,
+    ) {
+        for (name, bytes) in bytes {
+            if bytes == 0 {
+                continue;
+            }
+            let name = name.as_ref();
+            let at = self.0.iter().position(|row| row.memory == name);
+            let at = at.unwrap_or_else(|| {
+                self.0.push(MemoryUse {
+                    memory: name.to_owned(),
+                    ..MemoryUse::default()
+                });
+                self.0.len() - 1
+            });
+            *purpose(&mut self.0[at]) += bytes;
+        }
+    }
+
+    pub fn finish(self) -> Vec<MemoryUse> {
+        self.0
+    }
+}

@@ -1,0 +1,129 @@
+//! How a context is set up.
+
+use crate::adapter::ScaledAdapter;
+use crate::arch::GraphShape;
+use crate::error::{Error, Result};
+use crate::graphs::GraphCache;
+use crate::hparams::Hyperparameters;
+use samite_core::{CancelToken, DType};
+use samite_sched::{Fallback, Options};
+
+/// Longest context that is chosen without being asked for.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// How a [`Context`](crate::Context) is set up.
+#[derive(Clone, Debug)]
+pub struct ContextOptions {
+    /// Cells of the KV cache, for all sequences together; `None` for the model's own context, at most 4096.
+    pub n_ctx: Option<usize>,
+    /// Most tokens of one [`Context::decode`](crate::Context::decode).
+    pub n_batch: usize,
+    /// Most tokens of one graph.
+    pub n_ubatch: usize,
+    /// Number of sequences.
+    pub n_seq: usize,
+    /// Most rows of logits of one graph; `None` for one for each sequence, at least 16. Perplexity is faster with
+    /// `n_ubatch`, at the cost of memory.
+    pub n_logits: Option<usize>,
+    /// Types of cached keys and values.
+    pub kv_types: [DType; 2],
+    /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
+    pub flash: bool,
+    /// Adapters of the model, each with the share in which it counts.
+    pub adapters: Vec<ScaledAdapter>,
+    /// Pipeline copies, see [`Options::copies`].
+    pub copies: usize,
+    /// Whether devices take over operations on weights in host memory, see [`Options::offload`].
+    pub offload: bool,
+    /// About operations that land on a slower device.
+    pub fallback: Fallback,
+    /// Stops decoding. A decode that was stopped leaves the cache as it was before.
+    pub cancel: CancelToken,
+}
+
+impl Default for ContextOptions {
+    fn default() -> Self {
+        ContextOptions {
+            n_ctx: None,
+            n_batch: 2048,
+            n_ubatch: 512,
+            n_seq: 1,
+            n_logits: None,
+            kv_types: [DType::F16, DType::F16],
+            flash: true,
+            adapters: Vec::new(),
+            copies: 1,
+            offload: true,
+            fallback: Fallback::default(),
+            cancel: CancelToken::new(),
+        }
+    }
+}
+
+/// Numbers that follow from options and model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub n_cells: usize,
+    pub n_ubatch: usize,
+    pub n_logits: usize,
+}
+
+impl Sizes {
+    /// The graphs for which memory is reserved: the largest one, and that of a single token.
+    pub fn reserved(&self) -> [GraphShape; 2] {
+        [(self.n_ubatch, self.n_logits), (1, 1)].map(|(n_tokens, n_outputs)| GraphShape {
+            n_tokens,
+            n_kv: self.n_cells,
+            n_outputs,
+        })
+    }
+
+    /// The graph of a micro-batch at the end of a full cache.
+    pub fn at_the_end(&self, n_tokens: usize) -> GraphShape {
+        GraphShape {
+            n_tokens,
+            n_kv: self.n_cells,
+            n_outputs: n_tokens.min(1),
+        }
+    }
+}
+
+impl ContextOptions {
+    /// Fills in what is not said, and limits what cannot occur.
+    pub(crate) fn sizes(&self, hparams: &Hyperparameters) -> Result<Sizes> {
+        let n_cells = self
+            .n_ctx
+            .unwrap_or(hparams.n_ctx_train.min(DEFAULT_CONTEXT));
+        for (name, value) in [
+            ("n_ctx", n_cells),
+            ("n_batch", self.n_batch),
+            ("n_ubatch", self.n_ubatch),
+            ("n_seq", self.n_seq),
+            ("n_logits", self.n_logits.unwrap_or(1)),
+        ] {
+            if value == 0 || i32::try_from(value).is_err() {
+                return Err(Error::invalid(format!(
+                    "{name} is {value}, must be 1 to 2147483647"
+                )));
+            }
+        }
+        let n_ubatch = self.n_ubatch.min(self.n_batch).min(n_cells);
+        let n_logits = self.n_logits.unwrap_or(self.n_seq.max(16)).min(n_ubatch);
+        Ok(Sizes {
+            n_cells,
+            n_ubatch,
+            n_logits,
+        })
+    }
+
+    /// How the scheduler of a context decides.
+    pub(crate) fn scheduler(&self) -> Options {
+        Options {
+            copies: self.copies.max(1),
+            offload: self.offload,
+            fallback: self.fallback,
+            // And one for moving keys. The graphs that are given up by the context are those whose plans go.
+            cached_plans: GraphCache::SIZE + 1,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Rotating cached keys whose positions moved.
+
+use crate::arch::LayerCache;
+use crate::error::Result;
+use crate::hparams::Hyperparameters;
+use crate::kv::cache::KvCache;
+use samite_core::{CancelToken, DType, Graph, StoredTensor, TensorId};
+use samite_sched::Scheduler;
+use std::sync::Arc;
+
+/// A graph that rotates the keys of some cells.
+#[derive(Debug)]
+struct ShiftStep {
+    graph: Graph,
+    /// Cells to read: i32.
+    read: TensorId,
+    /// The same cells, to write: i64.
+    write: TensorId,
+    /// Distances: i32.
+    distances: TensorId,
+}
+
+/// What keys are rotated with.
+pub(crate) struct Rotation<'a> {
+    pub hparams: &'a Hyperparameters,
+    /// Divisors of the frequencies, if the model has them.
+    pub divisors: Option<&'a Arc<StoredTensor>>,
+    /// How many cells are rotated at a time.
+    pub count: usize,
+}
+
+impl Rotation<'_> {
+    /// Rotates the keys of all cells of `cache` whose positions moved. Between two runs it can be cancelled; within one not,
+    /// because keys must not be rotated in some layers only. Leaves a graph of its own loaded.
+    pub fn apply(
+        &self,
+        cache: &mut KvCache,
+        scheduler: &mut Scheduler,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let count = self.count;
+        let step = self.step(&cache.layers)?;
+        scheduler.load(&step.graph)?;
+        let never = CancelToken::new();
+        while cache.cells.has_shifts() {
+            cancel.check()?;
+            let pending = cache.cells.pending_shifts(count);
+            // The last one repeats: it is read before anything is written, so that it comes out the same every time.
+            let padded = |i: usize| pending[i.min(pending.len() - 1)];
+            let read: Vec<i32> = (0..count).map(|i| padded(i).0 as i32).collect();
+            let write: Vec<i64> = (0..count).map(|i| padded(i).0 as i64).collect();
+            let distances: Vec<i32> = (0..count).map(|i| padded(i).1).collect();
+            scheduler.write(step.read, 0, bytemuck::cast_slice(&read))?;
+            scheduler.write(step.write, 0, bytemuck::cast_slice(&write))?;
+            scheduler.write(step.distances, 0, bytemuck::cast_slice(&distances))?;
+            let result = scheduler.run(&never).and_then(|()| scheduler.synchronize());
+            if let Err(error) = result {
+                // Nobody knows which layers were rotated.
+                cache.clear()?;
+                tracing::error!(%error, "moving cached keys failed; the cache was cleared");
+                return Err(error.into());
+            }
+            cache.cells.shifted(&pending);
+        }
+        Ok(())
+    }
+
+    /// The graph for all layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
+    /// size of the cache.
+    fn step(&self, layers: &[LayerCache]) -> Result<ShiftStep> {
+        let (hparams, count) = (self.hparams, self.count);
+        let mut graph = Graph::new();
+        let each = [count, 1, 1, 1];
+        let read = graph.input("shift_read", DType::I32, each)?;
+        let write = graph.input("shift_write", DType::I64, each)?;
+        let distances = graph.input("shift_distances", DType::I32, each)?;
+        let divisors = self
+            .divisors
+            .map(|tensor| graph.stored(tensor))
+            .transpose()?;
+        for (il, layer) in layers.iter().enumerate() {
+            let cache = graph.stored(&layer.k)?;
+            let rows = graph.get_rows(cache, read)?;
+            let width = hparams.n_embd_k(il);
+            let heads = [hparams.head_dim_k, hparams.layers[il].n_head_kv, count, 1];
+            let keys = graph.reshape(rows, heads)?;
+            let keys = graph.rope(keys, distances, divisors, hparams.rope_shift())?;
+            graph.set_name(keys, format!("K_shifted-{il}"));
+            let rows = graph.reshape(keys, [width, count, 1, 1])?;
+            graph.set_rows(rows, write, cache)?;
+        }
+        Ok(ShiftStep {
+            graph,
+            read,
+            write,
+            distances,
+        })
+    }
+}

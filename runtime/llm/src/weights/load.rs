@@ -1,0 +1,224 @@
+//! Weights come into memory: allocated as planned, then read.
+
+use super::Weights;
+use super::plan::{Group, PlannedTensor, WeightPlan, groups};
+use crate::error::{Error, Result};
+use samite_core::{
+    Buffer, BufferType, CancelToken, Device, HostMemory, StoredTensor, TensorGroup, TensorRef,
+    Usage, same_buffer_type,
+};
+use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
+use samite_sched::DeviceSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// Large tensors are read in pieces of about this size, by several threads: what was read is still in a second-level
+/// cache when it is packed.
+const CHUNK_BYTES: usize = 1 << 20;
+
+impl WeightPlan {
+    /// Loads what was planned from the file that it was planned for.
+    pub fn load(
+        &self,
+        file: &GgufFile,
+        devices: &DeviceSet,
+        threads: Option<usize>,
+        progress: &(dyn Fn(u64, u64) + Sync),
+        cancel: &CancelToken,
+    ) -> Result<Weights> {
+        let mut weights = Weights {
+            bytes: self.bytes()?,
+            have_data: true,
+            ..Weights::default()
+        };
+        let slots = allocate(self.tensors.clone(), file, devices)?;
+
+        let firsts = || slots.iter().filter(|slot| slot.tensor.same_as.is_none());
+        let infos = |in_place: bool| {
+            let picked = firsts().filter(move |slot| slot.tensor.in_place == in_place);
+            picked.map(|slot| &slot.tensor.data).collect::<Vec<_>>()
+        };
+        let in_place = infos(true);
+        let moved = without_repeats(infos(false));
+        // One piece of data can have two places: the embedding that is the output, on different devices.
+        let mut places: HashMap<&str, Vec<&TensorRef>> = HashMap::new();
+        for slot in firsts().filter(|slot| !slot.tensor.in_place) {
+            let places = places.entry(&slot.tensor.data.name).or_default();
+            places.push(slot.stored.tensor());
+        }
+        let places_of = |info: &TensorInfo| places.get(&*info.name).map_or(&[][..], Vec::as_slice);
+
+        let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
+        let moved_bytes = size(&moved);
+        let total = moved_bytes + size(&in_place);
+        let cancelled = || cancel.is_cancelled();
+        let default = LoadOptions::default();
+        let report_moved = |done: u64, _: u64| progress(done, total);
+        let report_in_place = |done: u64, _: u64| progress(moved_bytes + done, total);
+        let options = LoadOptions {
+            threads: threads.unwrap_or(default.threads).max(1),
+            // No page of the mapping is touched for what lies elsewhere afterwards.
+            in_place: false,
+            progress: &report_moved,
+            cancel: &cancelled,
+        };
+        let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info));
+        file.load_chunks(moved, chunk_bytes, &options, |info, offset, bytes| {
+            places_of(info)
+                .iter()
+                .try_for_each(|place| place.write(offset, bytes))
+                .map_err(Error::from)
+        })?;
+        // Mapped data is paged in, so that the first token does not wait for the disk.
+        let options = LoadOptions {
+            in_place: true,
+            progress: &report_in_place,
+            ..options
+        };
+        file.load(in_place, &options, |_, _| Ok::<_, Error>(()))?;
+
+        for slot in slots {
+            let weight = slot.tensor.weight(slot.stored);
+            weights.tensors.insert(slot.tensor.name, weight);
+        }
+        Ok(weights)
+    }
+}
+
+/// A tensor, and the memory that it has; `S` is optional while memory is handed out.
+struct Slot<S = Arc<StoredTensor>> {
+    tensor: PlannedTensor,
+    stored: S,
+}
+
+/// Memory for every tensor: imported, allocated together by kind, or shared with an earlier tensor.
+fn allocate(
+    tensors: Vec<PlannedTensor>,
+    file: &GgufFile,
+    devices: &DeviceSet,
+) -> Result<Vec<Slot>> {
+    let mut slots: Vec<Slot<Option<Arc<StoredTensor>>>> = Vec::with_capacity(tensors.len());
+    let mut imports = Imports::default();
+    for mut tensor in tensors {
+        let mut stored = None;
+        if tensor.in_place && tensor.same_as.is_none() {
+            stored = imports.tensor(file, devices.get(tensor.device), &tensor)?;
+            // What cannot be used where it is mapped is copied.
+            tensor.in_place = stored.is_some();
+        }
+        slots.push(Slot { tensor, stored });
+    }
+    let mut allocated = Vec::new();
+    for Group { memory, members } in groups(slots.iter().map(|slot| &slot.tensor)) {
+        let described: Vec<_> = members
+            .iter()
+            .map(|&(_, tensor)| tensor.described())
+            .collect();
+        let bytes = TensorGroup::planned_size(&memory, &described)?;
+        if let Some((_, first)) = members.first() {
+            devices.get(first.device).check_free(bytes, "weights")?;
+        }
+        let group = TensorGroup::allocate_described(&memory, Usage::Weights, &described)?;
+        let numbers = members.into_iter().map(|(i, _)| i);
+        allocated.extend(numbers.zip(group.tensors));
+    }
+    for (i, stored) in allocated {
+        slots[i].stored = Some(stored);
+    }
+    let mut filled: Vec<Slot> = Vec::with_capacity(slots.len());
+    for Slot { tensor, stored } in slots {
+        let stored = match (stored, tensor.same_as.and_then(|first| filled.get(first))) {
+            (Some(stored), _) => stored,
+            (None, Some(first)) => {
+                let place = first.stored.tensor();
+                tensor.store(Arc::clone(&place.buffer), place.slot.offset)?
+            }
+            (None, None) => return Err(Error::invalid("a planned tensor has no memory")),
+        };
+        filled.push(Slot { tensor, stored });
+    }
+    Ok(filled)
+}
+
+/// Mapped files as buffers of devices.
+#[derive(Default)]
+struct Imports {
+    mapped: HashMap<usize, Arc<HostMemory>>,
+    known: Vec<Import>,
+}
+
+/// A mapped file as a buffer; `None` if the device did not take it.
+struct Import {
+    memory: Arc<dyn BufferType>,
+    file: usize,
+    buffer: Option<Arc<dyn Buffer>>,
+}
+
+impl Imports {
+    /// A tensor where it is mapped; `None` if it is not, or `device` cannot use it there.
+    fn tensor(
+        &mut self,
+        file: &GgufFile,
+        device: &Arc<dyn Device>,
+        tensor: &PlannedTensor,
+    ) -> Result<Option<Arc<StoredTensor>>> {
+        let number = tensor.data.file;
+        let part = file.parts().get(number);
+        let Some(mapping) = part.and_then(|part| part.mapping()) else {
+            return Ok(None);
+        };
+        let known = self
+            .known
+            .iter()
+            .find(|known| known.file == number && same_buffer_type(&known.memory, &tensor.memory));
+        let buffer = match known {
+            Some(known) => known.buffer.clone(),
+            None => {
+                let memory = self
+                    .mapped
+                    .entry(number)
+                    .or_insert_with(|| mapping.host_memory());
+                let buffer = match device.import_host(Arc::clone(memory), Usage::Weights) {
+                    Ok(buffer) => Some(buffer),
+                    Err(error @ samite_core::Error::DeviceLost { .. }) => return Err(error.into()),
+                    Err(error) => {
+                        let device = device.name();
+                        tracing::info!(device, %error, "the mapped file is copied");
+                        None
+                    }
+                };
+                self.known.push(Import {
+                    memory: Arc::clone(&tensor.memory),
+                    file: number,
+                    buffer: buffer.clone(),
+                });
+                buffer
+            }
+        };
+        // What is mapped has offsets that fit.
+        let offset = usize::try_from(tensor.data.offset).unwrap_or(usize::MAX);
+        buffer
+            .map(|buffer| tensor.store(buffer, offset))
+            .transpose()
+    }
+}
+
+/// How much of a tensor is read at a time that goes to `places`.
+fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef]) -> usize {
+    let groups = places
+        .iter()
+        .map(|place| place.buffer.buffer_type().row_group());
+    let Some(group) = groups.reduce(|a, b| Some(a?.max(b?))).flatten() else {
+        return info.size;
+    };
+    let rows = info.shape[1..].iter().product::<usize>().max(1);
+    let group_bytes = (info.size / rows).saturating_mul(group).max(1);
+    (CHUNK_BYTES / group_bytes).max(1) * group_bytes
+}
+
+/// Each tensor once, though it may be written to several places.
+fn without_repeats(mut infos: Vec<&TensorInfo>) -> Vec<&TensorInfo> {
+    let mut seen = HashSet::new();
+    infos.retain(|info| seen.insert(&*info.name));
+    infos
+}

@@ -1,0 +1,437 @@
+//! Where each weight goes: checked against what the architecture expects, and planned before anything is loaded.
+
+use super::{Weight, Weights};
+use crate::arch::{Architecture, TensorList, TensorSpec, WeightUse};
+use crate::error::{Error, Result};
+use crate::hparams::Hyperparameters;
+use crate::rules::{self, Choice, Placement, PlacementRule};
+use samite_core::{
+    Buffer, BufferType, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup, Usage,
+    same_buffer_type,
+};
+use samite_gguf::{GgufFile, TensorInfo};
+use samite_sched::DeviceSet;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+/// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
+const IN_PLACE_ALIGNMENT: u64 = 32;
+
+/// Where one tensor goes.
+#[derive(Clone, Debug)]
+pub struct PlannedTensor {
+    /// Name in the graph; the name of [`data`](Self::data) differs if another tensor's data is used.
+    pub name: String,
+    /// The data in the file.
+    pub data: TensorInfo,
+    /// The number of the device in the model's set.
+    pub device: usize,
+    /// The memory that it lies in.
+    pub memory: Arc<dyn BufferType>,
+    /// Whether it is used where the file is mapped, without a copy.
+    pub in_place: bool,
+    layout: Layout,
+    role: Role,
+    explicit: bool,
+    /// An earlier tensor that is the same data in the same memory.
+    pub(super) same_as: Option<usize>,
+}
+
+impl PlannedTensor {
+    /// The tensor at `offset` of its memory.
+    pub(super) fn store(
+        &self,
+        buffer: Arc<dyn Buffer>,
+        offset: usize,
+    ) -> Result<Arc<StoredTensor>> {
+        let stored = StoredTensor::with_role(&*self.name, buffer, offset, self.layout, self.role)?;
+        Ok(stored)
+    }
+
+    pub(super) fn weight(&self, stored: Arc<StoredTensor>) -> Weight {
+        Weight {
+            stored,
+            data: self.data.name.clone(),
+            device: self.device,
+            explicit: self.explicit,
+        }
+    }
+
+    /// What its memory is told about it.
+    pub(super) fn described(&self) -> samite_core::TensorInfo<'_> {
+        samite_core::TensorInfo {
+            role: self.role,
+            ..samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
+        }
+    }
+}
+
+/// Which tensor goes where, before anything is loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightPlan {
+    pub tensors: Vec<PlannedTensor>,
+    pub kv: Vec<Choice>,
+}
+
+/// A tensor that the architecture wants and the file has.
+struct Found<'a> {
+    spec: TensorSpec,
+    info: &'a TensorInfo,
+}
+
+/// Finds every expected tensor in the file and checks its shape.
+fn find_tensors<'a>(
+    file: &'a GgufFile,
+    arch: &dyn Architecture,
+    hparams: &Hyperparameters,
+) -> Result<Vec<Found<'a>>> {
+    let in_file = |message: String| Error::model(format!("{}: {message}", file.path().display()));
+    let mut list = TensorList::new(hparams);
+    arch.tensors(&mut list);
+    let mut found = Vec::new();
+    for spec in list.into_specs() {
+        let data = file.tensor(&spec.name).or_else(|| {
+            let other = spec.otherwise?;
+            file.tensor(other)
+        });
+        let info = match data {
+            Some(info) => info,
+            None if spec.required => file.require_tensor(&spec.name)?,
+            None => continue,
+        };
+        if info.shape != spec.shape {
+            return Err(in_file(format!(
+                "tensor \"{}\" has shape {:?}, but by the hyper-parameters it must be {:?}",
+                info.name,
+                short(info.shape),
+                short(spec.shape)
+            )));
+        }
+        found.push(Found { spec, info });
+    }
+    let known: HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
+    if let Some(info) = file
+        .tensors()
+        .iter()
+        .find(|info| !known.contains(&*info.name))
+    {
+        return Err(in_file(format!(
+            "tensor {:?} is not known for architecture {}: without it, results would be wrong",
+            info.name,
+            arch.name()
+        )));
+    }
+    Ok(found)
+}
+
+/// A shape without the ones at its end.
+fn short(shape: [usize; 4]) -> Vec<usize> {
+    let dims = shape
+        .iter()
+        .rposition(|&n| n != 1)
+        .map_or(1, |last| last + 1);
+    shape[..dims].to_vec()
+}
+
+/// Whether `device` can use a weight as the model does.
+fn can_use(device: &Arc<dyn Device>, spec: &TensorSpec, dtype: DType) -> Result<Support> {
+    let (graph, node) = spec.sample(dtype)?;
+    Ok(device.supports(graph.node(node)))
+}
+
+/// The memory for a weight on `device`: the first special layout that takes it, if one is wanted, else the device's own.
+/// The flag says whether it is a special one.
+fn memory_for(
+    device: &Arc<dyn Device>,
+    spec: &TensorSpec,
+    dtype: DType,
+    repack: bool,
+) -> Result<(Arc<dyn BufferType>, bool)> {
+    let (graph, node) = spec.sample(dtype)?;
+    let mut extra = device.extra_buffer_types().into_iter().filter(|_| repack);
+    Ok(
+        match extra.find(|memory| memory.accepts(graph.node(node)).is_yes()) {
+            Some(memory) => (memory, true),
+            None => (device.buffer_type(), false),
+        },
+    )
+}
+
+impl WeightPlan {
+    /// Checks the tensors of `file` and decides where each goes.
+    pub fn new(
+        file: &GgufFile,
+        arch: &dyn Architecture,
+        hparams: &Hyperparameters,
+        devices: &DeviceSet,
+        rules: &[PlacementRule],
+        base: Option<&[usize]>,
+        repack: bool,
+    ) -> Result<Self> {
+        let found = find_tensors(file, arch, hparams)?;
+        let roles: Vec<_> = found
+            .iter()
+            .map(|f| (f.spec.name.as_str(), f.spec.role))
+            .collect();
+        let n_layer = hparams.n_layer();
+        let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
+        // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
+        let in_products: HashSet<&str> = found
+            .iter()
+            .filter(|f| f.spec.usage != WeightUse::Rows)
+            .map(|f| &*f.info.name)
+            .collect();
+        let mut plan = WeightPlan {
+            tensors: Vec::with_capacity(found.len()),
+            kv,
+        };
+        for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
+            let choice = willing_device(devices, &spec, info, choice)?;
+            let device = devices.get(choice.device);
+            let repack = repack && in_products.contains(&*info.name);
+            let (memory, packed) = memory_for(device, &spec, info.dtype, repack)?;
+            let part = file.parts().get(info.file);
+            let in_place = !packed
+                && device.capabilities().import_host
+                && part.is_some_and(|part| part.mapping().is_some())
+                && info
+                    .offset
+                    .is_multiple_of(IN_PLACE_ALIGNMENT.max(device.import_alignment() as u64));
+            let same_as = plan.tensors.iter().position(|other| {
+                other.data.name == info.name && same_buffer_type(&other.memory, &memory)
+            });
+            plan.tensors.push(PlannedTensor {
+                layout: spec.layout(info.dtype)?,
+                role: spec.weight_role(),
+                name: spec.name,
+                data: info.clone(),
+                device: choice.device,
+                memory,
+                in_place,
+                explicit: choice.explicit,
+                same_as,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Bytes by name of the memory.
+    pub fn bytes(&self) -> Result<BTreeMap<String, usize>> {
+        let mut bytes = BTreeMap::new();
+        for tensor in self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.same_as.is_none())
+        {
+            *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
+                tensor.memory.alloc_size(&tensor.described())?;
+        }
+        Ok(bytes)
+    }
+
+    /// Bytes of the buffers that will be allocated, by number of the device; mapped tensors take none.
+    pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
+        let mut bytes = vec![0usize; n_devices];
+        for Group { memory, members } in groups(&self.tensors) {
+            let described: Vec<_> = members
+                .iter()
+                .map(|&(_, tensor)| tensor.described())
+                .collect();
+            if let Some((_, first)) = members.first() {
+                let owner = &mut bytes[first.device];
+                *owner = owner.saturating_add(TensorGroup::planned_size(&memory, &described)?);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The weights as they will be, but without memory: for plans.
+    pub fn unallocated(&self) -> Result<Weights> {
+        let mut weights = Weights {
+            bytes: self.bytes()?,
+            ..Weights::default()
+        };
+        for tensor in &self.tensors {
+            let described = tensor.described();
+            let size = tensor.memory.alloc_size(&described)?;
+            let buffer = samite_core::unallocated(&tensor.memory, size, Usage::Weights);
+            let stored = tensor.store(buffer, 0)?;
+            let weight = tensor.weight(stored);
+            weights.tensors.insert(tensor.name.clone(), weight);
+        }
+        Ok(weights)
+    }
+}
+
+/// Tensors that get memory of their own, in memory of the same type.
+pub(super) struct Group<'a> {
+    pub memory: Arc<dyn BufferType>,
+    /// With their numbers.
+    pub members: Vec<(usize, &'a PlannedTensor)>,
+}
+
+/// The tensors that are neither used in place nor the same as earlier ones, by type of memory.
+pub(super) fn groups<'a>(tensors: impl IntoIterator<Item = &'a PlannedTensor>) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    for (i, tensor) in tensors.into_iter().enumerate() {
+        if tensor.same_as.is_some() || tensor.in_place {
+            continue;
+        }
+        match groups
+            .iter_mut()
+            .find(|group| same_buffer_type(&group.memory, &tensor.memory))
+        {
+            Some(group) => group.members.push((i, tensor)),
+            None => groups.push(Group {
+                memory: Arc::clone(&tensor.memory),
+                members: vec![(i, tensor)],
+            }),
+        }
+    }
+    groups
+}
+
+/// The chosen device if it can use the weight; else the host, else any other.
+fn willing_device(
+    devices: &DeviceSet,
+    spec: &TensorSpec,
+    info: &TensorInfo,
+    choice: Choice,
+) -> Result<Choice> {
+    let mut reasons = Vec::new();
+    let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
+    for device in std::iter::once(choice.device).chain(others) {
+        match can_use(devices.get(device), spec, info.dtype)? {
+            Support::Yes if device == choice.device => return Ok(choice),
+            Support::Yes => {
+                let (wanted, got) = (
+                    devices.get(choice.device).name(),
+                    devices.get(device).name(),
+                );
+                tracing::debug!(
+                    tensor = spec.name,
+                    wanted,
+                    got,
+                    "the wanted device cannot use this weight"
+                );
+                return Ok(Choice {
+                    device,
+                    explicit: false,
+                });
+            }
+            Support::No(reason) => {
+                reasons.push(format!("{}: {reason}", devices.get(device).name()));
+            }
+        }
+    }
+    Err(Error::model(format!(
+        "tensor \"{}\" of type {} can be used by no device: {}",
+        info.name,
+        info.dtype,
+        reasons.join("; ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Role;
+    use crate::testing::FakeDevice;
+    use samite_core::{DeviceKind, Node, host_buffer_type};
+
+    /// Memory for products with 8-bit weights.
+    #[derive(Debug)]
+    struct Packed;
+
+    impl BufferType for Packed {
+        fn name(&self) -> &str {
+            "packed"
+        }
+
+        fn alignment(&self) -> usize {
+            64
+        }
+
+        fn accepts(&self, node: Node<'_>) -> Support {
+            let is_q8 = node
+                .source_layout(0)
+                .is_some_and(|l| l.dtype() == DType::Q8_0);
+            let is_product = matches!(node.op(), samite_core::Op::MulMat { .. });
+            Support::when(is_q8 && is_product, "only products with q8_0")
+        }
+
+        fn allocate(&self, size: usize, usage: Usage) -> samite_core::Result<Arc<dyn Buffer>> {
+            host_buffer_type().allocate(size, usage)
+        }
+    }
+
+    fn spec(usage: WeightUse) -> TensorSpec {
+        TensorSpec {
+            name: "w".to_owned(),
+            shape: [64, 8, 1, 1],
+            role: Role::Output,
+            usage,
+            required: true,
+            otherwise: None,
+        }
+    }
+
+    #[test]
+    fn special_layouts_get_what_they_accept() {
+        let extra: Vec<Arc<dyn BufferType>> = vec![Arc::new(Packed)];
+        let device: Arc<dyn Device> =
+            Arc::new(FakeDevice::with("cpu", DeviceKind::Cpu, extra, true));
+        let name = |usage, dtype| {
+            let (memory, packed) = memory_for(&device, &spec(usage), dtype, true).unwrap();
+            (memory.name().to_owned(), packed)
+        };
+        assert_eq!(
+            name(WeightUse::Product, DType::Q8_0),
+            ("packed".to_owned(), true)
+        );
+        assert_eq!(
+            name(WeightUse::Product, DType::F32),
+            ("host".to_owned(), false)
+        );
+        assert_eq!(
+            name(WeightUse::Rows, DType::Q8_0),
+            ("host".to_owned(), false)
+        );
+        let spec = spec(WeightUse::Product);
+        let (memory, packed) = memory_for(&device, &spec, DType::Q8_0, false).unwrap();
+        assert_eq!((memory.name(), packed), ("host", false));
+    }
+
+    #[test]
+    fn a_weight_goes_to_a_device_that_can_use_it() {
+        let unwilling = |name| -> Arc<dyn Device> {
+            Arc::new(FakeDevice::with(name, DeviceKind::Gpu, Vec::new(), false))
+        };
+        let info = TensorInfo {
+            name: "w".into(),
+            dtype: DType::F32,
+            shape: [64, 8, 1, 1],
+            n_dims: 2,
+            offset: 0,
+            size: 2048,
+            file: 0,
+        };
+        let choice = Choice {
+            device: 0,
+            explicit: true,
+        };
+        let devices = DeviceSet::new(vec![
+            unwilling("gpu"),
+            FakeDevice::device("cpu", DeviceKind::Cpu),
+        ])
+        .unwrap();
+        let found = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
+        assert_eq!((found.device, found.explicit), (1, false));
+        let devices = DeviceSet::new(vec![unwilling("gpu"), unwilling("cpu")]).unwrap();
+        let error = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tensor \"w\" of type f32 can be used by no device: gpu: it is not willing; cpu: it is not willing"
+        );
+    }
+}
