@@ -67,6 +67,7 @@ impl<'a> Converter<'a> {
             in_place: false,
             progress: &|bytes, _| progress(bytes / row_in as u64 * columns as u64),
             cancel: &|| self.cancel.is_cancelled(),
+            ..LoadOptions::default()
         };
         let job_bytes = row_in.saturating_mul(rows_per_job);
         let list = std::iter::once(tensor);

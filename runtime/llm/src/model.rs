@@ -11,13 +11,13 @@ use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
-use samite_core::{CancelToken, DType, Device};
+use samite_core::{CancelToken, DType, Device, Environment};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::DeviceSet;
 use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
@@ -41,6 +41,8 @@ pub struct ModelOptions {
     pub progress: Option<Progress>,
     /// Stops the loading.
     pub cancel: CancelToken,
+    /// Where files, threads and time come from.
+    pub environment: Environment,
 }
 
 impl ModelOptions {
@@ -55,6 +57,7 @@ impl ModelOptions {
             threads: None,
             progress: None,
             cancel: CancelToken::new(),
+            environment: Environment::system(),
         }
     }
 }
@@ -181,11 +184,12 @@ impl Model {
     /// If the file cannot be read, the model is not supported or contradicts itself, a rule does not apply, or a device
     /// has not enough memory; when cancelled.
     pub fn load(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Arc<Self>> {
-        let start = Instant::now();
+        let clock = &options.environment.clock;
+        let start = clock.now();
         options.cancel.check()?;
-        let file = GgufFile::open(path, options.load_mode)?;
+        let file = GgufFile::open_in(&*options.environment.files, path, options.load_mode)?;
         let mut model = Self::from_file(&file, options)?;
-        model.load_time = start.elapsed();
+        model.load_time = clock.now().saturating_duration_since(start);
         Ok(Arc::new(model))
     }
 
@@ -209,19 +213,16 @@ impl Model {
     }
 
     fn from_file(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
-        let start = Instant::now();
+        let clock = &options.environment.clock;
+        let start = clock.now();
         let plan = ModelPlan::new(file, options)?;
         let silent: Progress = Arc::new(|_, _| {});
         let progress = options.progress.as_ref().unwrap_or(&silent);
-        let weights = plan.weights.load(
-            file,
-            &plan.devices,
-            options.threads,
-            &**progress,
-            &options.cancel,
-        )?;
+        let weights = plan
+            .weights
+            .load(file, &plan.devices, options, &**progress)?;
         let mut model = Self::new(file, plan, weights);
-        model.load_time = start.elapsed();
+        model.load_time = clock.now().saturating_duration_since(start);
         Ok(model)
     }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use samite_text::{Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How to generate.
 #[derive(Clone, Debug, Default)]
@@ -189,13 +189,14 @@ impl Session {
         let stop = StopSequences::new(&options.stop);
         let mut stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
         let mut timings = Timings::default();
-        let start = Instant::now();
+        let clock = Arc::clone(&self.context.options().environment.clock);
+        let start = clock.now();
         self.decode_prompt(prompt, &mut timings)?;
-        timings.prompt = start.elapsed();
+        timings.prompt = clock.now().saturating_duration_since(start);
         sampler.reset();
         prompt.iter().for_each(|&token| sampler.accept(token));
 
-        let start = Instant::now();
+        let start = clock.now();
         let mut text = Utf8Stream::new();
         let mut tokens = Vec::new();
         let mut row = self.batch.len() - 1;
@@ -241,7 +242,7 @@ impl Session {
                 let _ = on_text(&mut self.context, &rest);
             }
         }
-        timings.generation = start.elapsed();
+        timings.generation = clock.now().saturating_duration_since(start);
         Ok(Generation {
             tokens,
             finish,

@@ -4,13 +4,14 @@
 mod common;
 
 use common::*;
+use samite_core::environment::{File, Files};
 use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Role, Usage};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Copies a model with other metadata, and with the tensors that `tensor` makes of each.
 fn rewrite(
@@ -36,6 +37,65 @@ fn rewrite(
         writer.append(&vec![0; size]).unwrap();
     }
     writer.commit().unwrap();
+}
+
+/// A disk with one file, which breaks after some reads.
+#[derive(Debug)]
+struct Disk {
+    content: Arc<Vec<u8>>,
+    left: AtomicUsize,
+}
+
+impl Files for Disk {
+    fn open(&self, _: &Path) -> std::io::Result<Arc<dyn File>> {
+        Ok(Arc::new(Disk {
+            content: Arc::clone(&self.content),
+            left: AtomicUsize::new(self.left.load(Ordering::SeqCst)),
+        }))
+    }
+}
+
+impl File for Disk {
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(self.content.len() as u64)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<()> {
+        let left = self
+            .left
+            .try_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            });
+        left.map_err(|_| std::io::Error::other("the disk is broken"))?;
+        let part = &self.content[offset as usize..][..buffer.len()];
+        buffer.copy_from_slice(part);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_disk_that_breaks_at_any_read_is_an_error() {
+    let file = TestModel::tiny("llama");
+    let content = Arc::new(std::fs::read(&file.path).unwrap());
+    let load = |reads: usize| {
+        let mut options = ModelOptions::new(vec![cpu()]);
+        options.environment.files = Arc::new(Disk {
+            content: Arc::clone(&content),
+            left: AtomicUsize::new(reads),
+        });
+        Model::load("there.gguf", &options)
+    };
+    load(usize::MAX).unwrap();
+    let mut reads = 0;
+    while let Err(error) = load(reads) {
+        let error = error.to_string();
+        assert!(
+            error.contains("there.gguf") && error.contains("the disk is broken"),
+            "{error}"
+        );
+        reads += 1;
+    }
+    assert!(reads > 10, "{reads} reads");
 }
 
 fn refused(

@@ -5,7 +5,7 @@ use crate::arch::GraphShape;
 use crate::error::{Error, Result};
 use crate::graphs::GraphCache;
 use crate::hparams::Hyperparameters;
-use samite_core::{CancelToken, DType};
+use samite_core::{CancelToken, DType, Environment};
 use samite_sched::{Fallback, Options};
 
 /// Longest context that is chosen without being asked for.
@@ -39,6 +39,8 @@ pub struct ContextOptions {
     pub fallback: Fallback,
     /// Stops decoding. A decode that was stopped leaves the cache as it was before.
     pub cancel: CancelToken,
+    /// Where time comes from.
+    pub environment: Environment,
 }
 
 impl Default for ContextOptions {
@@ -56,6 +58,7 @@ impl Default for ContextOptions {
             offload: true,
             fallback: Fallback::default(),
             cancel: CancelToken::new(),
+            environment: Environment::system(),
         }
     }
 }
@@ -124,6 +127,7 @@ impl ContextOptions {
             fallback: self.fallback,
             // And one for moving keys. The graphs that are given up by the context are those whose plans go.
             cached_plans: GraphCache::SIZE + 1,
+            environment: self.environment.clone(),
         }
     }
 }

@@ -3,9 +3,10 @@
 use super::Weights;
 use super::plan::{Group, PlannedTensor, WeightPlan, groups};
 use crate::error::{Error, Result};
+use crate::model::ModelOptions;
 use samite_core::{
-    Buffer, BufferType, CancelToken, Device, HostMemory, StoredTensor, TensorGroup, TensorRef,
-    Usage, same_buffer_type,
+    Buffer, BufferType, Device, HostMemory, StoredTensor, TensorGroup, TensorRef, Usage,
+    same_buffer_type,
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
@@ -22,9 +23,8 @@ impl WeightPlan {
         &self,
         file: &GgufFile,
         devices: &DeviceSet,
-        threads: Option<usize>,
+        options: &ModelOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
-        cancel: &CancelToken,
     ) -> Result<Weights> {
         let mut weights = Weights {
             bytes: self.bytes()?,
@@ -51,31 +51,33 @@ impl WeightPlan {
         let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
         let moved_bytes = size(&moved);
         let total = moved_bytes + size(&in_place);
-        let cancelled = || cancel.is_cancelled();
+        let cancelled = || options.cancel.is_cancelled();
         let default = LoadOptions::default();
+        let threads = options.threads.unwrap_or(default.threads).max(1);
         let report_moved = |done: u64, _: u64| progress(done, total);
         let report_in_place = |done: u64, _: u64| progress(moved_bytes + done, total);
-        let options = LoadOptions {
-            threads: threads.unwrap_or(default.threads).max(1),
+        let load = LoadOptions {
+            threads,
+            system: &*options.environment.threads,
             // No page of the mapping is touched for what lies elsewhere afterwards.
             in_place: false,
             progress: &report_moved,
             cancel: &cancelled,
         };
         let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info));
-        file.load_chunks(moved, chunk_bytes, &options, |info, offset, bytes| {
+        file.load_chunks(moved, chunk_bytes, &load, |info, offset, bytes| {
             places_of(info)
                 .iter()
                 .try_for_each(|place| place.write(offset, bytes))
                 .map_err(Error::from)
         })?;
         // Mapped data is paged in, so that the first token does not wait for the disk.
-        let options = LoadOptions {
+        let load = LoadOptions {
             in_place: true,
             progress: &report_in_place,
-            ..options
+            ..load
         };
-        file.load(in_place, &options, |_, _| Ok::<_, Error>(()))?;
+        file.load(in_place, &load, |_, _| Ok::<_, Error>(()))?;
 
         for slot in slots {
             let weight = slot.tensor.weight(slot.stored);
