@@ -19,7 +19,7 @@ impl DeviceSet {
     /// Declares the devices.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is none or a name appears twice.
+    /// [`Error::InvalidArgument`] if there is none or a name appears twice, in whatever case.
     pub fn new(devices: Vec<Arc<dyn Device>>) -> Result<Self> {
         if devices.is_empty() {
             return Err(Error::invalid("a scheduler needs at least one device"));
@@ -27,7 +27,7 @@ impl DeviceSet {
         for (i, device) in devices.iter().enumerate() {
             if devices[..i]
                 .iter()
-                .any(|other| other.name() == device.name())
+                .any(|other| other.name().eq_ignore_ascii_case(device.name()))
             {
                 return Err(Error::invalid(format!(
                     "device '{}' is given twice",
@@ -94,9 +94,10 @@ impl DeviceSet {
         self.devices.len() - 1
     }
 
-    /// The number of the device called `name`.
+    /// The number of the device called `name`, in any mixture of upper and lower case.
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.devices.iter().position(|device| device.name() == name)
+        let mut devices = self.devices.iter();
+        devices.position(|device| device.name().eq_ignore_ascii_case(name))
     }
 
     /// The names of all devices, for messages.

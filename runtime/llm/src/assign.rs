@@ -7,6 +7,12 @@ use samite_core::{Graph, Op, StoredTensor};
 use samite_sched::{Assignments, DeviceSet};
 use std::sync::Arc;
 
+/// The layer whose cache `tensor` is.
+pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Option<usize> {
+    let mine = |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
+    layers.iter().position(mine)
+}
+
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
 /// cache is, which is what `kv` says for each layer.
 pub(crate) fn assign(
@@ -21,8 +27,7 @@ pub(crate) fn assign(
         return assignments;
     }
     let cached = |tensor: &Arc<StoredTensor>| {
-        let mine = |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
-        let il = layers.iter().position(mine)?;
+        let il = layer_of(layers, tensor)?;
         kv.get(il).copied()
     };
     for id in graph.ids() {

@@ -71,7 +71,7 @@ impl Context {
             n_ubatch,
             n_logits,
         } = sizes;
-        let kv = model.plan_kv(n_cells, options.kv_types)?;
+        let kv = model.plan_kv(&sizes, &options)?;
         let cache = KvCache::new(&kv, model.devices(), n_cells, options.n_seq)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
@@ -108,8 +108,10 @@ impl Context {
         let ContextOptions {
             adapters, flash, ..
         } = &self.options;
-        let layers = &self.cache.layers;
-        self.model.graph_source(layers, adapters, *flash)
+        let KvCache {
+            layers, choices, ..
+        } = &self.cache;
+        self.model.graph_source(layers, choices, adapters, *flash)
     }
 
     /// The model.

@@ -148,24 +148,23 @@ impl Fitter<'_> {
             Some(&layers),
             self.repack,
         )?;
-        let kv = KvPlan::new(
-            hparams,
-            devices,
-            &weights.kv,
-            sizes.n_cells,
-            context.kv_types,
-        )?;
         let weight_bytes = weights.bytes_by_device(devices.len())?;
-        let kv_bytes = kv.bytes_by_device(devices.len())?;
         let source = GraphSource {
             architecture: self.architecture,
             hparams,
             devices,
             weights: &weights.unallocated()?,
-            layers: &kv.unallocated()?,
+            layers: &[],
             kv: &weights.kv,
             adapters: &[],
             flash: context.flash,
+        };
+        let kv = KvPlan::willing(&source, &sizes, context.kv_types)?;
+        let kv_bytes = kv.bytes_by_device(devices.len())?;
+        let source = GraphSource {
+            layers: &kv.unallocated()?,
+            kv: &kv.choices,
+            ..source
         };
         let compute = compute_bytes(&source, &context.scheduler(), &sizes)?;
         let needs = devices.iter().enumerate().map(|(number, device)| {

@@ -2,12 +2,12 @@
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::{Architecture, Blocks, GraphInputs, GraphShape, LayerCache};
-use crate::assign::assign;
+use crate::assign::{assign, layer_of};
 use crate::error::Result;
 use crate::hparams::Hyperparameters;
 use crate::rules::Choice;
 use crate::weights::Weights;
-use samite_core::Graph;
+use samite_core::{Graph, Support};
 use samite_sched::{Assignments, DeviceSet, Options, Plan};
 
 /// What graphs are made of. Neither weights nor caches need memory for it.
@@ -45,6 +45,30 @@ impl GraphSource<'_> {
             inputs,
             assignments,
         })
+    }
+
+    /// The layers whose cache cannot be where `kv` says, because the device there refuses an operation on it: layer, device and its reason.
+    pub fn refused_caches(&self, shape: GraphShape) -> Result<Vec<(usize, usize, String)>> {
+        let graph = self.build(shape)?.graph;
+        let mut refused: Vec<(usize, usize, String)> = Vec::new();
+        for id in graph.ids() {
+            let node = graph.node(id);
+            if !node.tensor().is_computed() {
+                continue;
+            }
+            let stored = node.tensor().operands();
+            let mut stored = stored.filter_map(|(_, source)| graph.node(source).stored());
+            let Some(il) = stored.find_map(|tensor| layer_of(self.layers, tensor)) else {
+                continue;
+            };
+            let device = self.kv[il].device;
+            if !refused.iter().any(|(known, ..)| *known == il)
+                && let Support::No(reason) = self.devices.get(device).supports(node)
+            {
+                refused.push((il, device, format!("{}: {reason}", node.op().name())));
+            }
+        }
+        Ok(refused)
     }
 
     /// The plan of the graph for a shape.

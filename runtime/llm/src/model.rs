@@ -2,7 +2,9 @@
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::{self, Architecture, LayerCache};
+use crate::context::{ContextOptions, Sizes};
 use crate::cost::TokenCost;
+use crate::displaced::{self, Displaced};
 use crate::error::{Error, Result};
 use crate::fit::{Fit, FitOptions, Fitter};
 use crate::graphs::GraphSource;
@@ -11,9 +13,9 @@ use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
-use samite_core::{CancelToken, DType, Device, Environment};
+use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
-use samite_sched::DeviceSet;
+use samite_sched::{DeviceSet, Fallback};
 use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ pub struct ModelOptions {
     pub fit: Option<FitOptions>,
     /// How data comes into memory.
     pub load_mode: LoadMode,
+    /// About weights that their device refuses, which go elsewhere.
+    pub fallback: Fallback,
     /// Whether devices may hold weights in layouts of their own, which are faster to compute with.
     pub repack: bool,
     /// Threads that read the file; `None` for a few.
@@ -53,6 +57,7 @@ impl ModelOptions {
             rules: Vec::new(),
             fit: Some(FitOptions::default()),
             load_mode: LoadMode::default(),
+            fallback: Fallback::default(),
             repack: true,
             threads: None,
             progress: None,
@@ -69,6 +74,7 @@ impl std::fmt::Debug for ModelOptions {
             .field("rules", &self.rules)
             .field("fit", &self.fit)
             .field("load_mode", &self.load_mode)
+            .field("fallback", &self.fallback)
             .field("repack", &self.repack)
             .field("threads", &self.threads)
             .finish_non_exhaustive()
@@ -125,6 +131,7 @@ impl ModelPlan {
             fit.as_ref().map(|fit| &*fit.layers),
             options.repack,
         )?;
+        displaced::report(&weights.displaced, options.fallback)?;
         Ok(ModelPlan {
             architecture,
             hparams,
@@ -148,6 +155,11 @@ impl ModelPlan {
     /// Where each tensor goes.
     pub fn tensors(&self) -> &[PlannedTensor] {
         &self.weights.tensors
+    }
+
+    /// The tensors that do not lie where they were wanted, because the device there refuses them.
+    pub fn displaced(&self) -> &[Displaced] {
+        &self.weights.displaced
     }
 
     /// Bytes of weights by kind of memory: `(name, bytes)`.
@@ -298,15 +310,19 @@ impl Model {
         self.fit.as_ref()
     }
 
-    /// Which memory a KV cache of `n_cells` needs.
-    pub(crate) fn plan_kv(&self, n_cells: usize, types: [DType; 2]) -> Result<KvPlan> {
-        KvPlan::new(&self.hparams, &self.devices, &self.kv, n_cells, types)
+    /// Which memory the KV cache of a context needs. Says which layers' caches do not lie where they belong.
+    pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
+        let source = self.graph_source(&[], &self.kv, &[], options.flash);
+        let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
+        displaced::report(&plan.displaced, options.fallback)?;
+        Ok(plan)
     }
 
     /// What its graphs are made of, with caches and adapters of a context.
     pub(crate) fn graph_source<'a>(
         &'a self,
         layers: &'a [LayerCache],
+        kv: &'a [Choice],
         adapters: &'a [ScaledAdapter],
         flash: bool,
     ) -> GraphSource<'a> {
@@ -316,7 +332,7 @@ impl Model {
             devices: &self.devices,
             weights: &self.weights,
             layers,
-            kv: &self.kv,
+            kv,
             adapters,
             flash,
         }

@@ -29,7 +29,7 @@ impl ContextPlan {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for options that make no sense.
     pub fn new(model: Arc<Model>, options: ContextOptions) -> Result<Self> {
         let sizes = check(&model, &options)?;
-        let kv = model.plan_kv(sizes.n_cells, options.kv_types)?;
+        let kv = model.plan_kv(&sizes, &options)?;
         Ok(ContextPlan {
             layers: kv.unallocated()?,
             kv,
@@ -77,7 +77,8 @@ impl ContextPlan {
         let ContextOptions {
             adapters, flash, ..
         } = &self.options;
-        self.model.graph_source(&self.layers, adapters, *flash)
+        self.model
+            .graph_source(&self.layers, &self.kv.choices, adapters, *flash)
     }
 }
 

@@ -1,7 +1,10 @@
 //! The memory of the KV cache.
 
 use crate::arch::LayerCache;
+use crate::context::Sizes;
+use crate::displaced::Displaced;
 use crate::error::{Error, Result};
+use crate::graphs::GraphSource;
 use crate::hparams::Hyperparameters;
 use crate::kv::cells::Cells;
 use crate::rules::Choice;
@@ -17,6 +20,8 @@ use std::sync::Arc;
 pub(crate) struct KvCache {
     pub cells: Cells,
     pub layers: Vec<LayerCache>,
+    /// By layer: the device.
+    pub choices: Vec<Choice>,
     groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
 }
 
@@ -24,7 +29,10 @@ pub(crate) struct KvCache {
 #[derive(Debug)]
 pub(crate) struct KvPlan {
     groups: Vec<KvGroup>,
-    n_layer: usize,
+    /// By layer: the device.
+    pub choices: Vec<Choice>,
+    /// What lies elsewhere than was wanted.
+    pub displaced: Vec<Displaced>,
 }
 
 /// The tensors of a KV cache in memory of one type.
@@ -80,8 +88,40 @@ impl KvPlan {
         }
         Ok(KvPlan {
             groups,
-            n_layer: choices.len(),
+            choices: choices.to_vec(),
+            displaced: Vec::new(),
         })
+    }
+
+    /// As [`new`](KvPlan::new) for the model of `source`; but where a device refuses what its layer does with the cache, that goes to the host.
+    pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
+        let (hparams, devices) = (source.hparams, source.devices);
+        let mut choices = source.kv.to_vec();
+        let wanted = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        let layers = wanted.unallocated()?;
+        let source = GraphSource {
+            layers: &layers,
+            ..*source
+        };
+        let mut displaced = Vec::new();
+        for (il, device, reason) in source.refused_caches(sizes.at_the_end(1))? {
+            displaced.push(Displaced {
+                what: format!("the KV cache of layer {il}"),
+                wanted: devices.get(device).name().to_owned(),
+                reason,
+                device: devices.get(devices.last()).name().to_owned(),
+            });
+            choices[il] = Choice {
+                device: devices.last(),
+                explicit: false,
+            };
+        }
+        if displaced.is_empty() {
+            return Ok(wanted);
+        }
+        let mut plan = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        plan.displaced = displaced;
+        Ok(plan)
     }
 
     /// Bytes by name of the memory.
@@ -115,7 +155,7 @@ impl KvPlan {
                 tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
             }
         }
-        layers(self.n_layer, tensors)
+        layers(self.choices.len(), tensors)
     }
 }
 
@@ -165,10 +205,11 @@ impl KvCache {
             groups.push((Arc::clone(memory), group));
         }
         let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
-        let layers = layers(plan.n_layer, tensors)?;
+        let layers = layers(plan.choices.len(), tensors)?;
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             layers,
+            choices: plan.choices.clone(),
             groups,
         })
     }

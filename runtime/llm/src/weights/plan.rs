@@ -2,6 +2,7 @@
 
 use super::{Weight, Weights};
 use crate::arch::{Architecture, TensorList, TensorSpec, WeightUse};
+use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
@@ -71,6 +72,8 @@ impl PlannedTensor {
 pub(crate) struct WeightPlan {
     pub tensors: Vec<PlannedTensor>,
     pub kv: Vec<Choice>,
+    /// What lies elsewhere than was wanted.
+    pub displaced: Vec<Displaced>,
 }
 
 /// A tensor that the architecture wants and the file has.
@@ -184,9 +187,11 @@ impl WeightPlan {
         let mut plan = WeightPlan {
             tensors: Vec::with_capacity(found.len()),
             kv,
+            displaced: Vec::new(),
         };
         for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
-            let choice = willing_device(devices, &spec, info, choice)?;
+            let (choice, displaced) = willing_device(devices, &spec, info, choice)?;
+            plan.displaced.extend(displaced);
             let device = devices.get(choice.device);
             let repack = repack && in_products.contains(&*info.name);
             let (memory, packed) = memory_for(device, &spec, info.dtype, repack)?;
@@ -291,36 +296,35 @@ pub(super) fn groups<'a>(tensors: impl IntoIterator<Item = &'a PlannedTensor>) -
     groups
 }
 
-/// The chosen device if it can use the weight; else the host, else any other.
+/// The chosen device if it can use the weight; else the host, else any other, with what is to be said about it.
 fn willing_device(
     devices: &DeviceSet,
     spec: &TensorSpec,
     info: &TensorInfo,
     choice: Choice,
-) -> Result<Choice> {
+) -> Result<(Choice, Option<Displaced>)> {
     let mut reasons = Vec::new();
+    let mut refusal = None;
     let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
     for device in std::iter::once(choice.device).chain(others) {
         match can_use(devices.get(device), spec, info.dtype)? {
-            Support::Yes if device == choice.device => return Ok(choice),
+            Support::Yes if device == choice.device => return Ok((choice, None)),
             Support::Yes => {
-                let (wanted, got) = (
-                    devices.get(choice.device).name(),
-                    devices.get(device).name(),
-                );
-                tracing::debug!(
-                    tensor = spec.name,
-                    wanted,
-                    got,
-                    "the wanted device cannot use this weight"
-                );
-                return Ok(Choice {
+                let displaced = Displaced {
+                    what: format!("tensor '{}' of type {}", spec.name, info.dtype),
+                    wanted: devices.get(choice.device).name().to_owned(),
+                    reason: refusal.unwrap_or_default(),
+                    device: devices.get(device).name().to_owned(),
+                };
+                let choice = Choice {
                     device,
                     explicit: false,
-                });
+                };
+                return Ok((choice, Some(displaced)));
             }
             Support::No(reason) => {
                 reasons.push(format!("{}: {reason}", devices.get(device).name()));
+                refusal.get_or_insert_with(|| reason.into_owned());
             }
         }
     }
@@ -425,8 +429,13 @@ mod tests {
             FakeDevice::device("cpu", DeviceKind::Cpu),
         ])
         .unwrap();
-        let found = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
+        let (found, displaced) =
+            willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
         assert_eq!((found.device, found.explicit), (1, false));
+        let displaced = displaced.unwrap();
+        assert_eq!(displaced.what, "tensor 'w' of type f32");
+        assert_eq!((&*displaced.wanted, &*displaced.device), ("gpu", "cpu"));
+        assert_eq!(displaced.reason, "it is not willing");
         let devices = DeviceSet::new(vec![unwilling("gpu"), unwilling("cpu")]).unwrap();
         let error = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap_err();
         assert_eq!(

@@ -1,0 +1,50 @@
+//! What does not lie where it was wanted, because the device there refuses it.
+
+use crate::error::{Error, Result};
+use samite_sched::Fallback;
+
+/// A weight or a cache on another device than rules, or the order of devices, say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Displaced {
+    /// What: `tensor 'output.weight' of type q8_0`.
+    pub what: String,
+    /// The device that refuses it.
+    pub wanted: String,
+    /// Its reason.
+    pub reason: String,
+    /// Where it lies.
+    pub device: String,
+}
+
+/// Says what was displaced: a warning for each device and reason, or the first of them as an error.
+pub(crate) fn report(displaced: &[Displaced], fallback: Fallback) -> Result<()> {
+    if fallback == Fallback::Allow {
+        return Ok(());
+    }
+    let mut said: Vec<(&str, &str)> = Vec::new();
+    for first in displaced {
+        let kind = (&*first.wanted, &*first.reason);
+        if said.contains(&kind) {
+            continue;
+        }
+        said.push(kind);
+        let of_kind = |other: &&Displaced| (&*other.wanted, &*other.reason) == kind;
+        let message = format!(
+            "{} belongs on {}, which refuses it: {}{}",
+            first.what,
+            first.wanted,
+            first.reason,
+            match displaced.iter().filter(of_kind).count() - 1 {
+                0 => String::new(),
+                others => format!("; so do {others} more"),
+            }
+        );
+        if fallback == Fallback::Deny {
+            return Err(Error::rule(format!(
+                "{message}. Place it elsewhere, or allow devices to fall back"
+            )));
+        }
+        tracing::warn!("{message}; it goes to {}", first.device);
+    }
+    Ok(())
+}
