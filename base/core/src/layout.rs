@@ -222,11 +222,6 @@ impl Layout {
         self.strides[0] > self.strides[1]
     }
 
-    /// Whether the strides are not in ascending order. (ggml: `ggml_is_permuted`.)
-    pub fn is_permuted(&self) -> bool {
-        self.strides.windows(2).any(|pair| pair[0] > pair[1])
-    }
-
     /// Whether no two elements share memory, so that the tensor can be written to. Says no also for some layouts whose
     /// dimensions interleave without meeting.
     pub fn has_distinct_elements(&self) -> bool {
@@ -511,6 +506,53 @@ mod tests {
         }
     }
 
+    #[test]
+    fn gaps_within_rows_and_unused_strides() {
+        let gaps = Layout::strided(DType::F32, [4, 3, 1, 1], [8, 32, 96, 96]).unwrap();
+        assert!(!gaps.contiguous_from(1) && !gaps.has_contiguous_rows());
+        let column = Layout::strided(DType::F32, [1, 3, 1, 1], [8, 4, 12, 12]).unwrap();
+        assert!(column.is_contiguous() && column.contiguous_from(1));
+        assert!(!f32s(&[1, 5]).is_transposed(), "equal strides");
+        assert!(
+            f32s(&[2, 3])
+                .permuted([1, 0, 2, 3])
+                .unwrap()
+                .is_transposed()
+        );
+    }
+
+    #[test]
+    fn layouts_on_different_grids_may_meet_where_their_ranges_do() {
+        let strided = |dtype, shape, strides| Layout::strided(dtype, shape, strides).unwrap();
+        let meet = |a: &Layout, at: usize, b: &Layout, b_at: usize| {
+            assert_eq!(a.may_meet(at, b, b_at), b.may_meet(b_at, a, at));
+            a.may_meet(at, b, b_at)
+        };
+        let row = f32s(&[4]);
+        assert!(!meet(&f32s(&[0, 5]), 4, &row, 0), "one is empty");
+        let halves = Layout::contiguous(DType::F16, [4, 1, 1, 1]).unwrap();
+        assert!(!meet(&row, 0, &halves, 16) && meet(&row, 0, &halves, 14));
+        // Smaller elements at the same distances lie within the larger ones.
+        let halves = strided(DType::F16, [4, 1, 1, 1], [4, 16, 16, 16]);
+        assert!(meet(&row, 0, &halves, 2));
+        // A stride that only one of the two uses.
+        let single = strided(DType::F32, [4, 1, 1, 1], [4, 100, 100, 100]);
+        assert!(meet(&single, 32, &f32s(&[4, 3]), 0));
+        // A stride that neither uses.
+        let left = strided(DType::F32, [2, 2, 1, 1], [4, 32, 64, 64]);
+        let right = strided(DType::F32, [2, 2, 1, 1], [4, 32, 4000, 64]);
+        assert!(!meet(&left, 0, &right, 8) && meet(&left, 0, &right, 4));
+    }
+
+    #[test]
+    fn repeated_elements_and_blocks_meet_where_they_lie() {
+        let repeated = Layout::strided(DType::F32, [4, 2, 1, 1], [4, 0, 0, 0]).unwrap();
+        assert!(repeated.may_meet(0, &repeated, 12) && !repeated.may_meet(0, &repeated, 16));
+        // Two of four blocks of each row.
+        let blocks = Layout::strided(DType::Q8_0, [64, 2, 1, 1], [34, 136, 272, 272]).unwrap();
+        assert!(!blocks.may_meet(0, &blocks, 68) && blocks.may_meet(0, &blocks, 34));
+    }
+
     proptest::proptest! {
         #[test]
         fn permutations_are_undone_by_their_inverse(
@@ -553,11 +595,12 @@ mod tests {
             starts in [[0usize..5, 0..4, 0..3, 0..2], [0usize..5, 0..4, 0..3, 0..2]],
             extents in [[1usize..5, 1..4, 1..3, 1..2], [1usize..5, 1..4, 1..3, 1..2]],
             axes in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 4).prop_shuffle(),
+            dtype in proptest::sample::select(vec![DType::F32, DType::I8]),
         ) {
-            let whole = f32s(&[8, 7, 5, 3]);
+            let whole = Layout::contiguous(dtype, [8, 7, 5, 3]).unwrap();
             let axes = [axes[0], axes[1], axes[2], axes[3]];
             let windows = [0, 1].map(|i| {
-                let window = Layout::strided(DType::F32, extents[i], whole.strides()).unwrap();
+                let window = Layout::strided(dtype, extents[i], whole.strides()).unwrap();
                 let at: usize = (0..DIMS).map(|d| starts[i][d] * whole.strides()[d]).sum();
                 (at, window.permuted(axes).unwrap())
             });
