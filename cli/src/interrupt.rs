@@ -30,7 +30,8 @@ pub fn handle() {
             TOKEN.cancel();
             return;
         }
-        remove_unfinished_files();
+        // Until the end, nobody makes another one.
+        let _no_more = remove_unfinished_files();
         progress::clear();
         say("interrupted");
         std::process::exit(exit_code);

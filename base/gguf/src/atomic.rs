@@ -15,12 +15,23 @@ fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 /// Deletes the temporary files of all [`AtomicFile`]s that are not committed, for a program that is about to exit without
-/// dropping them: from the handler of a signal, say. Writing to them afterwards is of no use, and committing them fails.
-pub fn remove_unfinished_files() {
-    for path in unfinished().drain(..) {
+/// dropping them: from the handler of a signal, say. As long as the result is held, other threads wait if they create a file or
+/// commit one, so that nothing is left behind by what they do until the program has exited. Afterwards, committing a file that
+/// was deleted fails.
+#[must_use = "other threads go on to make files when this is dropped"]
+pub fn remove_unfinished_files() -> UnfinishedFiles {
+    let mut files = unfinished();
+    for path in files.drain(..) {
         // What cannot be removed only takes space.
         let _ = std::fs::remove_file(path);
     }
+    UnfinishedFiles { _files: files }
+}
+
+/// No file is made and none gets its name while this is held: see [`remove_unfinished_files`].
+#[derive(Debug)]
+pub struct UnfinishedFiles {
+    _files: MutexGuard<'static, Vec<PathBuf>>,
 }
 
 /// A file under a temporary name beside its target. [`commit`](Self::commit) gives it its name, replacing what had it;
@@ -124,11 +135,13 @@ impl AtomicFile {
             .and_then(|()| file.get_ref().as_file().sync_all());
         // The buffer is empty, or what is in it must not be written any more.
         let (file, _) = file.into_parts();
+        let mut unfinished = unfinished();
         let committed = flushed.and_then(|()| {
             let persisted = file.persist(&self.target);
             persisted.map(|_| ()).map_err(|failed| failed.error)
         });
-        unfinished().retain(|other| *other != path);
+        unfinished.retain(|other| *other != path);
+        drop(unfinished);
         committed.map_err(|error| Error::io("cannot finish the file", &error).in_file(&self.target))
     }
 }
@@ -190,12 +203,13 @@ impl Drop for AtomicFile {
         // Without writing what is still buffered.
         let (file, _) = file.into_parts();
         let path = file.path().to_owned();
+        let mut unfinished = unfinished();
         if let Err(error) = file.close()
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!("cannot delete {}: {error}", path.display());
         }
-        unfinished().retain(|other| *other != path);
+        unfinished.retain(|other| *other != path);
     }
 }
 

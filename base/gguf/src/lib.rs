@@ -77,7 +77,7 @@ mod tensor;
 mod value;
 mod write;
 
-pub use atomic::{AtomicFile, remove_unfinished_files};
+pub use atomic::{AtomicFile, UnfinishedFiles, remove_unfinished_files};
 pub use convert::FromValue;
 pub use error::{Error, ErrorKind, Result};
 pub use file::{GgufFile, LoadMode, Part};

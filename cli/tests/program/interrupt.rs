@@ -3,6 +3,7 @@
 use crate::{Run, command, listing, tiny};
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::SyntheticModel;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -206,6 +207,10 @@ fn at_any_time() {
         "bench -m M -p 64 -n 64 -r 20 --no-peaks -t 1",
         "test-ops --filter mul_mat -t 1",
         "train CONFIG -o OUT -t 1 --sample=",
+        // One file after the other: more often than others in the middle of making one.
+        "man OUT",
+        "man OUT",
+        "man OUT",
         "man OUT",
         "completions bash",
     ] {
@@ -344,10 +349,13 @@ fn while_waiting_for_text() {
 fn the_second_time_at_once() {
     let (dir, model) = tiny();
     let trace = dir.path().join("trace").display().to_string();
+    // A pipe that is almost full.
+    let (_reader, mut pipe) = std::io::pipe().unwrap();
+    pipe.write_all(&[b'x'; (64 << 10) - 300]).unwrap();
     let mut child = command(["run", "-p", "ab", "-n", "100000000", "--ignore-eos"])
         .args(["--keep", "4", "--trace", &trace, "-m"])
         .arg(&model)
-        .stdout(Stdio::piped())
+        .stdout(pipe)
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -357,7 +365,7 @@ fn the_second_time_at_once() {
         let fields: Vec<_> = fields.split_whitespace().collect();
         (fields[11].to_owned(), fields[12].to_owned())
     };
-    // The pipe is full when it does nothing any more.
+    // It is full when the program does nothing any more.
     let start = Instant::now();
     let mut before = time(child.id());
     loop {

@@ -14,6 +14,7 @@ mod output;
 mod plan;
 #[cfg(unix)]
 mod plugins;
+mod readme;
 mod text;
 mod train;
 mod usage;

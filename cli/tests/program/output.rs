@@ -68,7 +68,7 @@ fn bench_takes_lists() {
     );
     let table = with_model(&model, "bench -m M -p 0 -n 4 -r 2 --no-peaks").ok();
     assert_eq!(table.lines().count(), 3, "{table}");
-    let table = with_model(&model, "bench -m M -p 0 -n 4 -r 1 -t 2").ok();
+    let table = with_model(&model, "bench -m M -p 0 -n 2 -r 1 -t 2").ok();
     assert!(table.contains("limits, 1 thread: "), "{table}");
     assert!(
         table.contains("limits, 2 threads: ") && table.contains(" GHz, "),

@@ -1,6 +1,6 @@
-//! Writes the models of `tests/llama_cpp.rs` to a folder, for `tests/fixtures/llama_cpp/make.py`.
+//! Writes the models of `tests/all/llama_cpp.rs` to a folder, for `tests/fixtures/llama_cpp/make.py`.
 
-#[path = "../tests/common/known.rs"]
+#[path = "../tests/all/common/known.rs"]
 mod known;
 
 use std::fmt::Write;

@@ -1,6 +1,7 @@
 //! The steady state: a decode step builds nothing, plans nothing and allocates nothing.
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
+#[path = "all/common/mod.rs"]
 mod common;
 
 use common::*;

@@ -99,7 +99,7 @@ fn control_tokens_in_user_text_are_text() {
     }
 }
 
-/// A megabyte of what makes naive implementations slow.
+/// A quarter of a megabyte of what makes naive implementations slow: with a square of that, it would be minutes.
 #[test]
 fn hostile_texts_take_linear_time() {
     let units = [
@@ -125,12 +125,12 @@ fn hostile_texts_take_linear_time() {
     ];
     for vocab in ALL.iter() {
         for unit in units {
-            let text = unit.repeat((1 << 20) / unit.len());
+            let text = unit.repeat((256 << 10) / unit.len());
             let started = Instant::now();
             let ids = vocab.tokenizer.tokenize(&text, true, false).unwrap();
             let elapsed = started.elapsed();
             assert!(
-                elapsed < Duration::from_secs(10),
+                elapsed < Duration::from_secs(5),
                 "{}: {unit:?} took {elapsed:?}",
                 vocab.name
             );
@@ -146,9 +146,9 @@ fn hostile_texts_take_linear_time() {
         let started = Instant::now();
         vocab
             .tokenizer
-            .tokenize(&"<|begin|>".repeat(100_000), true, true)
+            .tokenize(&"<|begin|>".repeat(25_000), true, true)
             .unwrap();
-        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(5));
     }
 }
 

@@ -1,5 +1,4 @@
 //! Whole runs: gradients of a model, devices that agree, checkpoints, bad input.
-#![allow(clippy::unwrap_used)]
 
 use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};

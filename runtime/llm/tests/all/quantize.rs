@@ -1,5 +1,4 @@
-//! The types that mixtures give to tensors, against those of llama.cpp's tool, which `fixtures/quantize/make.py` wrote down.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! The types that mixtures give to tensors, against those of llama.cpp's tool, which `tests/fixtures/quantize/make.py` wrote down.
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
@@ -99,7 +98,7 @@ fn has_whole_blocks(model: &Map<String, Value>) -> bool {
 #[track_caller]
 fn agrees(concerns: impl Fn(&Map<String, Value>) -> bool) {
     let models: Vec<Map<String, Value>> =
-        serde_json::from_str(include_str!("fixtures/quantize/types.json")).unwrap();
+        serde_json::from_str(include_str!("../fixtures/quantize/types.json")).unwrap();
     assert!(models.len() >= 7);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");

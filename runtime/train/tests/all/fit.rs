@@ -1,5 +1,4 @@
 //! Fitting graphs to data: a line, and what a line cannot do.
-#![allow(clippy::unwrap_used)]
 
 use samite_core::{CancelToken, Device, Graph, TensorId, Unary};
 use samite_cpu::{CpuDevice, CpuOptions};

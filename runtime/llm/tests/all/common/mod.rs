@@ -1,5 +1,7 @@
 //! What the tests share: devices, tiny models, and comparisons.
-#![allow(dead_code)] // every test file uses some of it
+#![allow(dead_code)] // the test of the steady state uses some of it
+
+pub mod known;
 
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};

@@ -1,12 +1,7 @@
 //! The logits of llama.cpp for known models: that all devices here agree with each other does not say that the graphs are
 //! right.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-#[path = "common/known.rs"]
-mod known;
-
-use common::*;
+use crate::common::{known, *};
 use known::{Known, adapter_path, known, known_tokens, write_adapter};
 use samite_core::{DType, Device};
 use samite_llm::{Adapter, ContextOptions, ScaledAdapter, SyntheticModel};

@@ -1,9 +1,6 @@
 //! The same logits on every device and on any split over devices.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use samite_core::{DType, Device};
 use samite_llm::{ContextOptions, Error, ModelOptions, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};

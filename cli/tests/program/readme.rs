@@ -1,5 +1,4 @@
 //! What the README shows is what happens.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -99,10 +98,8 @@ fn links(text: &str) -> Vec<&str> {
 
 /// The headings of a document as links name them.
 fn anchors(text: &str) -> Vec<String> {
-    let headings = text.lines().filter_map(|line| {
-        line.starts_with('#')
-            .then(|| line.trim_start_matches('#').trim().to_lowercase())
-    });
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let headings = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
     headings
         .map(|heading| {
             let kept = heading

@@ -1,9 +1,6 @@
 //! Layers are fitted to free memory, and what was said to be needed is what is taken.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use samite_core::Device;
 use samite_gguf::{GgufFile, LoadMode};
 use samite_llm::{

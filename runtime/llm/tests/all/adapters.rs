@@ -1,12 +1,6 @@
 //! Adapters: applied, changed while a context runs, merged, and refused. `llama_cpp.rs` compares them with llama.cpp.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-#[path = "common/known.rs"]
-#[allow(dead_code)]
-mod known;
-
-use common::*;
+use crate::common::{known, *};
 use known::{adapter_path, write_adapter};
 use samite_core::{CancelToken, DType, Device};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};

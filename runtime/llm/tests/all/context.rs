@@ -1,9 +1,6 @@
 //! Sequences, positions and failures: what a context promises about its cache.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use samite_core::{DType, Device};
 use samite_llm::{Batch, Context, ContextOptions, Error, Model, SyntheticModel};
 use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};

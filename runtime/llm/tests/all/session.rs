@@ -1,9 +1,6 @@
 //! Generating text, and measuring it.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use samite_llm::{
     Context, ContextOptions, Error, Finish, GenerateOptions, Generation, Model, ModelOptions,
     Session, perplexity,
@@ -318,7 +315,7 @@ fn perplexity_scores_the_second_half_of_chunks() {
     for part in text.chunks_exact(16) {
         let mut part = part.to_vec();
         part[0] = 1;
-        let logits = decode(&mut common::context(&model, precise()), &part, 0, 0);
+        let logits = decode(&mut crate::common::context(&model, precise()), &part, 0, 0);
         for at in 8..15 {
             let total: f64 = logits[at].iter().map(|&logit| f64::from(logit).exp()).sum();
             sum -= (f64::from(logits[at][part[at + 1] as usize]).exp() / total).ln();

@@ -1,5 +1,4 @@
 //! Adapters: learnt on models of every kind that can be, written, run, and gone on with.
-#![allow(clippy::unwrap_used)]
 
 use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};

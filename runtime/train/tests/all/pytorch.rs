@@ -1,5 +1,4 @@
-//! Steps and gradients against PyTorch's numbers, which `fixtures/pytorch.py` wrote.
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+//! Steps and gradients against PyTorch's numbers, which `tests/fixtures/pytorch.py` wrote.
 
 use samite_core::op::Unary;
 use samite_core::{CancelToken, DType, Device, Graph, TensorId};
@@ -13,7 +12,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 fn fixture() -> Value {
-    serde_json::from_str(include_str!("fixtures/pytorch.json")).unwrap()
+    serde_json::from_str(include_str!("../fixtures/pytorch.json")).unwrap()
 }
 
 fn number(value: &Value) -> f32 {

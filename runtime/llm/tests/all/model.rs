@@ -1,9 +1,6 @@
 //! Files that are not what they say, and loading that is stopped.
-#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use samite_core::environment::{File, Files};
 use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Role, Usage};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};

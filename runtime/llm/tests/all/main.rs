@@ -1,0 +1,12 @@
+//! Whole models: one program, so that it is linked once. `steady` counts allocations and is a program of its own.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
+mod adapters;
+mod common;
+mod context;
+mod devices;
+mod fit;
+mod llama_cpp;
+mod model;
+mod quantize;
+mod session;
