@@ -1,9 +1,15 @@
 //! The same logits on every device and on any split over devices.
 
 use crate::common::*;
-use samite_core::{DType, Device};
-use samite_llm::{ContextOptions, Error, ModelOptions, SyntheticModel};
+use samite_core::{
+    DType, Delegate, Delegating, Device, Graph, Node, StoredTensor, Support, TensorId,
+};
+use samite_gguf::{GgufFile, LoadMode};
+use samite_llm::{
+    Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel,
+};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_sched::Fallback;
 use std::sync::Arc;
 
 #[test]
@@ -202,4 +208,127 @@ fn micro_batches_of_a_prompt_share_a_plan_where_they_can_overlap() {
     assert!(nmse(&logits, &expected) < 1e-10);
     assert_eq!(overlapping, 1, "four micro-batches of one shape");
     assert!(alone > 1);
+}
+
+/// A device that refuses some operations.
+struct Picky {
+    inner: Arc<dyn Device>,
+    refuses: fn(Node<'_>) -> bool,
+}
+
+impl Delegate for Picky {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.inner
+    }
+
+    fn supports(&self, node: Node<'_>) -> Support {
+        match (self.refuses)(node) {
+            true => Support::no("it is picky"),
+            false => self.inner.supports(node),
+        }
+    }
+
+    fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
+        let nodes = nodes.iter();
+        nodes.map(|&id| self.supports(graph.node(id))).collect()
+    }
+}
+
+fn picky(refuses: fn(Node<'_>) -> bool) -> Vec<Arc<dyn Device>> {
+    let inner = reference("Picky");
+    let first: Arc<dyn Device> = Arc::new(Delegating(Picky { inner, refuses }));
+    vec![first, reference("last")]
+}
+
+#[test]
+fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
+    let file = TestModel::tiny("llama");
+    let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
+    let whole = decode(
+        &mut context(&file.load(vec![reference("a")], ""), precise()),
+        &tokens(9),
+        0,
+        0,
+    );
+    let refuses: fn(Node<'_>) -> bool = |node| node.op().name() == "mul_mat";
+    // By the order of devices, by a rule about layers, by one about names: in whatever case the device is written.
+    for (rules, displaced) in [("", 22), ("layers=1:PICKY", 22), ("*ffn_up*:picky", 22)] {
+        let mut options = ModelOptions {
+            rules: PlacementRule::parse_all(rules).unwrap(),
+            fit: None,
+            ..ModelOptions::new(picky(refuses))
+        };
+        let plan = ModelPlan::new(&gguf, &options).unwrap();
+        assert_eq!(plan.displaced().len(), displaced, "{rules}");
+        let first = &plan.displaced()[0];
+        assert!(first.what.starts_with("tensor '"), "{first:?}");
+        assert_eq!(first.reason, "it is picky");
+        assert_eq!((&*first.wanted, &*first.device), ("Picky", "last"));
+        let model = Model::load(&file.path, &options).unwrap();
+        let logits = decode(&mut context(&model, precise()), &tokens(9), 0, 0);
+        assert_eq!(nmse(&logits, &whole), 0.0, "{rules}");
+
+        options.fallback = Fallback::Deny;
+        let error = ModelPlan::new(&gguf, &options).unwrap_err().to_string();
+        let wanted = format!(
+            "{} belongs on Picky, which refuses it: it is picky; so do {} more",
+            first.what,
+            displaced - 1
+        );
+        assert!(error.starts_with(&wanted), "{error}");
+    }
+    // What the rules leave elsewhere is not displaced.
+    let options = ModelOptions {
+        rules: PlacementRule::parse_all("layers=0-:last;output:last").unwrap(),
+        fallback: Fallback::Deny,
+        ..ModelOptions::new(picky(refuses))
+    };
+    assert_eq!(ModelPlan::new(&gguf, &options).unwrap().displaced(), []);
+}
+
+#[test]
+fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
+    let file = TestModel::tiny("llama");
+    let whole = |flash| {
+        let options = ContextOptions { flash, ..precise() };
+        let model = file.load(vec![reference("a")], "");
+        decode(&mut context(&model, options), &tokens(9), 0, 0)
+    };
+    let refusals: [(fn(Node<'_>) -> bool, bool, &str); 3] = [
+        (|node| node.op().name() == "set_rows", true, "set_rows"),
+        (
+            |node| node.op().name() == "flash_attn_ext",
+            true,
+            "flash_attn_ext",
+        ),
+        // Of the layers' products, those of keys alone have no weights.
+        (
+            |node| {
+                let weights = |stored: &Arc<StoredTensor>| stored.name().contains("weight");
+                let first = node.tensor().sources.first().copied().flatten();
+                let stored = first.and_then(|first| node.graph().node(first).stored());
+                node.op().name() == "mul_mat" && !stored.is_some_and(weights)
+            },
+            false,
+            "mul_mat",
+        ),
+    ];
+    for (refuses, flash, operation) in refusals {
+        let options = ContextOptions { flash, ..precise() };
+        let model = file.load(picky(refuses), "");
+        let mut context = context(&model, options.clone());
+        let kv: Vec<_> = context.memory().iter().map(|row| row.kv > 0).collect();
+        assert_eq!(kv, [false, true], "{operation}");
+        let logits = decode(&mut context, &tokens(9), 0, 0);
+        assert_eq!(nmse(&logits, &whole(flash)), 0.0, "{operation}");
+        let denied = ContextOptions {
+            fallback: Fallback::Deny,
+            ..options
+        };
+        let error = Context::new(model, denied).unwrap_err().to_string();
+        let wanted = format!(
+            "the KV cache of layer 0 belongs on Picky, which refuses it: {operation}: it is picky; so do 2 more"
+        );
+        assert!(error.starts_with(&wanted), "{error}");
+    }
 }
