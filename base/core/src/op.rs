@@ -1,6 +1,6 @@
 //! Operations: what a node computes, with typed parameters. The meaning of each is ggml's.
 //!
-//! The [table](table) has one entry for each operation. [`Op`], [`OpKind`] and everything that is known about an operation
+//! The table in `op/table.rs` has one entry for each operation. [`Op`], [`OpKind`] and everything that is known about an operation
 //! from its name alone come from there.
 
 mod function;
