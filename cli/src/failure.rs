@@ -1,4 +1,4 @@
-//! How commands fail: one line on standard error, and an exit code.
+//! How commands fail: with one line on standard error and an exit code.
 
 use crate::interrupt;
 use crate::shown::{one_line, say};

@@ -1,4 +1,4 @@
-//! Text that comes in, and files that go out.
+//! Reads text from files and standard input, and prepares output files.
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;

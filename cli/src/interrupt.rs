@@ -1,4 +1,4 @@
-//! Ctrl-C, and whatever else asks a program to end: SIGTERM, SIGHUP.
+//! Handles Ctrl-C, SIGTERM and SIGHUP.
 
 use crate::progress;
 use crate::shown::say;

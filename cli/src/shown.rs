@@ -1,4 +1,4 @@
-//! Text from files on a terminal: without control over it, and not too long.
+//! Formats text for a terminal: text from files is escaped and shortened.
 
 use std::borrow::Cow;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! llama.cpp's spelling of flags.
+//! Translates llama.cpp's flags into samite's.
 
 use crate::failure::{Failure, Outcome};
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! A trace of what runs when, written while it runs: in memory there is only what came since the last piece of text.
+//! Writes a trace of what runs when, while it runs, so that memory holds only the newest part.
 
 use crate::failure::Outcome;
 use crate::files::cannot_write;

@@ -1,4 +1,4 @@
-//! Warnings of the libraries, on standard error.
+//! Prints the warnings of the libraries on standard error.
 
 use crate::progress;
 use crate::shown::{one_line, say};

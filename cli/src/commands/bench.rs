@@ -1,4 +1,4 @@
-//! `samite bench`
+//! `samite bench`: measures tokens per second, alone or beside llama.cpp.
 
 mod canary;
 mod compare;

@@ -1,4 +1,4 @@
-//! `samite completions`
+//! `samite completions`: prints completions for a shell.
 
 use crate::Cli;
 use crate::failure::Outcome;

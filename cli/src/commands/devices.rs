@@ -1,4 +1,4 @@
-//! `samite devices`
+//! `samite devices`: lists devices, their features, and what could not be used.
 
 use crate::args::registry;
 use crate::failure::Outcome;

@@ -1,4 +1,4 @@
-//! `samite inspect`
+//! `samite inspect`: shows metadata and tensors of a GGUF file.
 
 use crate::failure::Outcome;
 use crate::shown::{NAME_WIDTH, escaped, shortened};

@@ -1,4 +1,4 @@
-//! `samite man`
+//! `samite man`: writes manual pages.
 
 use crate::Cli;
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `samite merge-lora`
+//! `samite merge-lora`: writes a model with adapters merged into its weights.
 
 use crate::args::{AdapterArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `samite perplexity`
+//! `samite perplexity`: measures how well a model predicts a text.
 
 use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `samite plan`: what a model needs and how it would run, from the header of its file.
+//! `samite plan`: explains where a model would run and what memory it needs, from the header of its file.
 
 use crate::args::{ModelArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};

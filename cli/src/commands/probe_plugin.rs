@@ -1,4 +1,4 @@
-//! `samite probe-plugin`: loads a plugin of ggml in a process of its own, which it may take down.
+//! `samite probe-plugin`: loads a plugin of ggml in a process of its own, because a plugin can end the process that loads it.
 
 use crate::failure::Outcome;
 use clap::Args;

@@ -1,4 +1,4 @@
-//! `samite quantize`
+//! `samite quantize`: converts the weights of a model file to other types.
 
 use crate::args::ThreadArgs;
 use crate::failure::Outcome;

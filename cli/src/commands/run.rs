@@ -1,4 +1,4 @@
-//! `samite run`
+//! `samite run`: continues a text with a language model.
 
 use crate::args::{ModelArgs, ThreadArgs, number_or_all, token_count};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `samite synth`
+//! `samite synth`: writes a model of a known shape with random weights.
 
 use crate::failure::{Failure, Outcome};
 use crate::shown::say;

@@ -1,4 +1,4 @@
-//! `samite test-ops`
+//! `samite test-ops`: compares the operations of a device with the reference.
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};

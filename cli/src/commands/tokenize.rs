@@ -1,4 +1,4 @@
-//! `samite tokenize`
+//! `samite tokenize`: turns text into tokens.
 
 use crate::args::EMBEDDED;
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! `samite train`
+//! `samite train`: trains a small language model or an adapter.
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};

@@ -1,4 +1,4 @@
-//! Which operations of a model's graph must run on a certain device.
+//! Decides which operations of a model's graph must run on a certain device.
 
 use crate::arch::LayerCache;
 use crate::rules::Choice;

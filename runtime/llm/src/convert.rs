@@ -1,4 +1,4 @@
-//! Weights on their way from one file to another: read, decoded, perhaps changed, encoded, written, by several threads.
+//! Converts weights from one file to another, with several threads: read, decode, change, encode, write.
 
 use samite_core::{CancelToken, DType};
 use samite_gguf::{Error, ErrorKind, GgufFile, LoadOptions, TensorInfo, TensorSlot};

@@ -1,4 +1,4 @@
-//! What one token costs at least: the yardstick for speeds.
+//! The least work that one token takes: what measured speeds are compared with.
 
 use crate::hparams::Experts;
 use samite_gguf::Tensors;

@@ -1,4 +1,4 @@
-//! What can go wrong between a model file and its logits.
+//! Errors of models, contexts and sessions.
 
 /// The result of anything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,4 +1,4 @@
-//! Layers are fitted to the free memory of several devices, before anything is loaded.
+//! Fits layers to the free memory of several devices before anything is loaded.
 //!
 //! What a placement needs is not estimated: weights, caches and intermediate results are planned exactly as they will be allocated, on
 //! [buffers without memory](samite_core::unallocated). As many layers as possible go to the devices before the last one, divided in proportion to

@@ -1,4 +1,4 @@
-//! The graphs of a model: how they are made, and those that a context keeps, for shapes that come back.
+//! Builds the graphs of a model, and keeps those whose shapes come back.
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::{Architecture, Blocks, GraphInputs, GraphShape, LayerCache};

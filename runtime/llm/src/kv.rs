@@ -1,4 +1,4 @@
-//! The KV cache: which cell holds which token, the memory that the cells stand for, and the rotation of keys whose positions moved.
+//! The KV cache: which cell holds which token, the memory of the cells, and the rotation of moved keys.
 
 mod cache;
 mod cells;

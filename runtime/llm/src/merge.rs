@@ -1,4 +1,4 @@
-//! Models with adapters merged into their weights: what costs nothing any more when it runs, and cannot be taken back.
+//! Merges adapters into the weights of a model file.
 
 use crate::adapter::{self, AdapterFile, FilePair};
 use crate::convert::{Converter, cancelled};

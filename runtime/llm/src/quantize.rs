@@ -1,4 +1,4 @@
-//! Converting the weights of a model file to other types.
+//! Converts the weights of a model file to other types.
 //!
 //! A [`Mixture`] names a quantization the way llama.cpp does: mostly one type, with more bits where they matter. Which
 //! tensors get which type follows llama.cpp's rules for models of the llama family.

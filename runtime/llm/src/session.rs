@@ -1,4 +1,4 @@
-//! Sessions: one text that goes on and on, with its tokens in a context.
+//! Sessions: one text that grows, with its tokens in a context.
 
 use crate::batch::Batch;
 use crate::context::Context;

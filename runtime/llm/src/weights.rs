@@ -1,4 +1,4 @@
-//! The weights of a model: checked against what the architecture expects, planned, then loaded as planned.
+//! The weights of a model, by name.
 
 mod load;
 mod plan;

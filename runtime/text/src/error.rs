@@ -1,4 +1,4 @@
-//! What can be wrong with a vocabulary, and with a request to a tokenizer.
+//! Errors of vocabularies and tokenizers.
 
 /// A vocabulary that cannot be used. The message names the GGUF key to look at.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

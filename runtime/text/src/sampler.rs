@@ -1,4 +1,4 @@
-//! Choosing the next token.
+//! Samplers: they choose the next token.
 
 mod candidates;
 mod error;

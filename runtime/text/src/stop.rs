@@ -1,4 +1,4 @@
-//! Strings that end a generation, watched for in a stream.
+//! Stop strings: they end a generation when they appear in the stream.
 
 use aho_corasick::Anchored;
 use aho_corasick::automaton::{Automaton, StateID};

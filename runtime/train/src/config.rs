@@ -1,4 +1,4 @@
-//! What to train, how, and on what: a TOML file.
+//! The configuration of a training run: a TOML file.
 
 use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;

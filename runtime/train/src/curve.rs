@@ -1,4 +1,4 @@
-//! The loss over time: a table and a picture.
+//! The loss over time, as a table and as a picture.
 
 use crate::error::{Error, Result};
 use std::fmt::Write as _;

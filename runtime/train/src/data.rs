@@ -1,4 +1,4 @@
-//! Texts as tokens, and the order in which they are learnt.
+//! Datasets: texts as tokens, and the order in which they are learnt.
 
 use crate::error::{Error, Result};
 use samite_text::{Rng, Tokenizer};

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of training.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Measurements, and how sure they are.
+//! Measured losses and their standard errors.
 
 /// A loss over several batches.
 #[derive(Clone, Copy, Debug, PartialEq)]

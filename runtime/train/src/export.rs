@@ -1,4 +1,4 @@
-//! What was learnt, as GGUF files that every program which reads them can use: models and adapters.
+//! Exports what was learnt as GGUF models and adapters.
 
 use crate::error::{Error, Result};
 use crate::parameters::{Stored, buffer, numbers};

@@ -1,4 +1,4 @@
-//! What is made as small as possible.
+//! Loss functions.
 
 use crate::error::{Error, Result};
 use samite_core::{Graph, TensorId};

@@ -1,4 +1,4 @@
-//! What makes steps out of gradients.
+//! Optimizers: AdamW and SGD.
 
 use crate::error::{Error, Result};
 use samite_core::{Graph, TensorId};

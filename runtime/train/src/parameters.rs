@@ -1,4 +1,4 @@
-//! What is learnt, in memory, and the graph that changes it.
+//! Parameters in memory, with gradients and means, and the graph that updates them.
 
 use crate::error::{Error, Result};
 use crate::gradient::Gradients;

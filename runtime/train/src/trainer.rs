@@ -1,4 +1,4 @@
-//! The loop: batches in, steps out, all of it graphs on a scheduler.
+//! The training loop: it runs the graphs of batches and of steps.
 
 use crate::config::Config;
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Canaries: small fixed pieces of work, and the system's own counters, that tell whether the machine stayed the same.
+//! Canaries: fixed pieces of work and the system's counters, which tell whether the machine stayed the same during a measurement.
 
 use samite::registry::Probe;
 

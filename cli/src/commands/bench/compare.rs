@@ -1,4 +1,4 @@
-//! samite against llama.cpp: pairs of samples, one right after the other, so that a machine whose speed changes changes both.
+//! Compares samite with llama.cpp in pairs of samples, one right after the other: if the speed of the machine changes, it changes for both.
 //!
 //! The order within pairs is drawn, and turned round in every second pair. The result is the median of the pairs' ratios.
 //! Pairs during which the machine changed, by its [canaries](super::canary), are dropped and made up for. If there is hardly

@@ -1,4 +1,4 @@
-//! What the machine can do, beside what was measured.
+//! Measures the limits of the machine: bytes read and operations per second.
 
 use crate::failure::{Failure, Outcome};
 use crate::shown::wrapped;

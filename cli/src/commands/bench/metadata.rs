@@ -1,4 +1,4 @@
-//! What was measured, where and when.
+//! Describes a measurement: model, processor, date.
 
 use crate::args::registry;
 use crate::shown::shortened;

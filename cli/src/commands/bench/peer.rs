@@ -1,4 +1,4 @@
-//! llama.cpp at the same work: its own benchmark programs, as child processes.
+//! Runs llama.cpp's benchmark programs as child processes.
 
 use super::work::Work;
 use crate::args::ModelArgs;

@@ -1,4 +1,4 @@
-//! Medians and how far to trust them.
+//! Medians, ratios of medians, and their confidence intervals.
 
 use samite::text::Rng;
 

@@ -1,4 +1,4 @@
-//! What is measured, and samite at it.
+//! The work that is measured, and how samite does it.
 
 use crate::args::ModelArgs;
 use crate::failure::Outcome;

@@ -1,4 +1,4 @@
-//! What memory is used for.
+//! Reports how much memory is used, by kind of memory and purpose.
 
 /// Bytes in one kind of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! How a context is set up.
+//! The options of a context.
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::GraphShape;

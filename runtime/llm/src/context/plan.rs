@@ -1,4 +1,4 @@
-//! A context without memory: what it needs, and how its graphs would run.
+//! A context without memory: says what the real one would need, and how its graphs would run.
 
 use super::memory::{MemoryReport, MemoryUse};
 use super::options::{ContextOptions, Sizes};

@@ -1,4 +1,4 @@
-//! The values of a graph's inputs.
+//! Fills the inputs of a graph: tokens, positions, cells, mask.
 
 use crate::arch::{GraphInputs, GraphShape};
 use crate::batch::{Batch, BatchToken};

@@ -1,4 +1,4 @@
-//! Rotating cached keys whose positions moved.
+//! Rotates cached keys whose positions moved.
 
 use crate::arch::LayerCache;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Weights come into memory: allocated as planned, then read.
+//! Loads weights: allocates memory as planned, then reads the data into it.
 
 use super::Weights;
 use super::plan::{Group, PlannedTensor, WeightPlan, groups};

@@ -1,4 +1,4 @@
-//! Where each weight goes: checked against what the architecture expects, and planned before anything is loaded.
+//! Plans where each weight goes, and checks the file against what the architecture expects.
 
 use super::{Weight, Weights};
 use crate::arch::{Architecture, TensorList, TensorSpec, WeightUse};

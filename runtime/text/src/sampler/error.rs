@@ -1,4 +1,4 @@
-//! What a sampler cannot work with.
+//! Errors of samplers.
 
 /// Parameters that a sampler cannot work with, or logits that leave nothing to choose.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Making tokens less likely that were seen lately.
+//! Penalties: they make tokens less likely that were seen lately.
 
 use super::candidates::Candidates;
 use std::collections::{HashMap, VecDeque};
