@@ -368,9 +368,18 @@ impl ModelArgs {
             Switch::Off => None,
         };
         options.load_mode = self.load_mode();
+        options.fallback = self.fallback();
         options.repack = !self.no_repack;
         options.cancel = cancel.clone();
         Ok(options)
+    }
+
+    fn fallback(&self) -> Fallback {
+        match self.fallback {
+            FallbackArg::Allow => Fallback::Allow,
+            FallbackArg::Warn => Fallback::Warn,
+            FallbackArg::Deny => Fallback::Deny,
+        }
     }
 
     fn load_mode(&self) -> LoadMode {
@@ -424,11 +433,7 @@ impl ModelArgs {
             kv_types,
             flash: !self.no_flash,
             copies: usize::from(self.copies),
-            fallback: match self.fallback {
-                FallbackArg::Allow => Fallback::Allow,
-                FallbackArg::Warn => Fallback::Warn,
-                FallbackArg::Deny => Fallback::Deny,
-            },
+            fallback: self.fallback(),
             cancel: cancel.clone(),
             ..ContextOptions::default()
         })

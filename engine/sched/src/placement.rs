@@ -10,9 +10,9 @@
 //!    device on the same memory: this is how a BLAS library takes matrix products from the CPU.
 //! 4. Views follow their memory, leaves their first user.
 //!
-//! A fifth pass is samite's own: a cheap node between two devices moves to the device that uses its result, if less has
+//! A fifth pass is samite's own: a cheap node between two devices moves to a device that uses its result, or that has its operands, if less has
 //! to be copied then. Without it, a layer's first norm would stay on the previous layer's device, and both its operand
-//! and its result would travel.
+//! and its result would travel; and the sum at a layer's end would be on the next layer's device, and both its operands would travel.
 
 use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
@@ -151,6 +151,27 @@ struct Placer<'a> {
     supports: Vec<Vec<Option<Support>>>,
     /// What is in `placement.refusals`.
     refused: HashSet<(TensorId, usize)>,
+}
+
+/// Who uses what.
+struct Neighbours {
+    /// By tensor: the computed nodes that read it.
+    readers: Vec<Vec<TensorId>>,
+    /// By tensor: the views of it.
+    views: Vec<Vec<TensorId>>,
+}
+
+impl Neighbours {
+    /// A node's result, and the views of it.
+    fn results(&self, id: TensorId) -> impl Iterator<Item = TensorId> + '_ {
+        std::iter::once(id).chain(self.views[id.index()].iter().copied())
+    }
+
+    /// The nodes that read a node's result.
+    fn users(&self, id: TensorId) -> impl Iterator<Item = TensorId> + '_ {
+        self.results(id)
+            .flat_map(|result| self.readers[result.index()].iter().copied())
+    }
 }
 
 /// Places the live tensors of `graph`.
@@ -551,79 +572,91 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
+    /// Moves cheap nodes to a device of their operands or users, if less is copied then: first towards the users, then towards the operands.
     fn move_across_boundaries(&mut self) {
-        // Which computed nodes read which tensor.
-        let mut readers: Vec<Vec<TensorId>> = vec![Vec::new(); self.graph.len()];
-        let mut views: Vec<Vec<TensorId>> = vec![Vec::new(); self.graph.len()];
+        let mut neighbours = Neighbours {
+            readers: vec![Vec::new(); self.graph.len()],
+            views: vec![Vec::new(); self.graph.len()],
+        };
         for id in self.ids() {
             let tensor = self.graph.tensor(id);
             if tensor.is_computed() {
-                tensor
-                    .operands()
-                    .for_each(|(_, source)| readers[source.index()].push(id));
-            }
-            if let Some(view) = tensor.view {
-                views[view.base.index()].push(id);
-            }
-        }
-        for id in self.ids().rev() {
-            let tensor = self.graph.tensor(id);
-            let is_cheap = !matches!(
-                tensor.op,
-                Op::MulMat { .. } | Op::MulMatId { .. } | Op::FlashAttn { .. }
-            );
-            let is_free = matches!(
-                self.placement.reasons[id.index()],
-                Some(Reason::Neighbour { .. } | Reason::Operands { .. } | Reason::FirstSupporting)
-            );
-            let (true, true, true, None, Some(here)) = (
-                tensor.is_computed(),
-                is_cheap,
-                is_free,
-                tensor.view,
-                self.device(id),
-            ) else {
-                continue;
-            };
-            let results: Vec<TensorId> = std::iter::once(id)
-                .chain(views[id.index()].iter().copied())
-                .collect();
-            let mut users = results
-                .iter()
-                .flat_map(|r| &readers[r.index()])
-                .filter_map(|&user| self.device(user));
-            let Some(there) = users.next() else { continue };
-            if users.any(|user| user != there)
-                || self.devices.shares_memory(there, here)
-                || tensor.flags.output
-            {
-                continue;
-            }
-            let bytes = |id: TensorId| self.graph.tensor(id).layout.bytes();
-            let now: usize = results
-                .iter()
-                .filter(|r| !readers[r.index()].is_empty())
-                .map(|&r| bytes(r))
-                .sum();
-            let needs_copy = |source: TensorId| {
-                !self.operand_is_there(source, there)
-                    && !readers[source.index()]
-                        .iter()
-                        .any(|&user| user != id && self.device(user) == Some(there))
-            };
-            let then: usize = tensor
-                .operands()
-                .map(|(_, source)| source)
-                .filter(|&s| needs_copy(s))
-                .map(bytes)
-                .sum();
-            if then < now && self.supports(id, there).is_yes() {
-                self.set(id, there, Reason::Nearer { saved: now - then });
-                for view in views[id.index()].clone() {
-                    self.set(view, there, Reason::SameMemory { of: id });
+                for (_, source) in tensor.operands() {
+                    neighbours.readers[source.index()].push(id);
                 }
             }
+            if let Some(view) = tensor.view {
+                neighbours.views[view.base.index()].push(id);
+            }
         }
+        let ids: Vec<_> = self.ids().filter(|&id| self.is_cheap(id)).collect();
+        for &id in ids.iter().rev().chain(&ids) {
+            self.move_nearer(id, &neighbours);
+        }
+    }
+
+    /// Whether a node costs less than what is copied for it, and lies nowhere in particular.
+    fn is_cheap(&self, id: TensorId) -> bool {
+        let tensor = self.graph.tensor(id);
+        let is_free = matches!(
+            self.placement.reasons[id.index()],
+            Some(Reason::Neighbour { .. } | Reason::Operands { .. } | Reason::FirstSupporting)
+        );
+        let is_expensive = matches!(
+            tensor.op,
+            Op::MulMat { .. } | Op::MulMatId { .. } | Op::FlashAttn { .. }
+        );
+        let is_new = tensor.is_computed() && tensor.view.is_none();
+        is_new && is_free && !is_expensive && !tensor.flags.output
+    }
+
+    fn move_nearer(&mut self, id: TensorId, neighbours: &Neighbours) {
+        let Some(here) = self.device(id) else { return };
+        let operands = self.graph.tensor(id).operands();
+        let operands = operands.filter_map(|(_, source)| self.device(source));
+        let users = neighbours.users(id).filter_map(|user| self.device(user));
+        let mut candidates: Vec<usize> = users.chain(operands).collect();
+        candidates.sort_unstable();
+        candidates.dedup();
+        let now = self.bytes_copied(id, here, neighbours);
+        let best = candidates
+            .into_iter()
+            .map(|there| (self.bytes_copied(id, there, neighbours), there))
+            .filter(|&(then, _)| then < now)
+            .min();
+        let Some((then, there)) = best else { return };
+        if self.supports(id, there).is_yes() {
+            self.set(id, there, Reason::Nearer { saved: now - then });
+            for &view in &neighbours.views[id.index()] {
+                self.set(view, there, Reason::SameMemory { of: id });
+            }
+        }
+    }
+
+    /// Bytes that are copied because `id` is computed on `device`: operands that nobody else needs there, and results for others.
+    fn bytes_copied(&self, id: TensorId, device: usize, neighbours: &Neighbours) -> usize {
+        let bytes = |id: TensorId| self.graph.tensor(id).layout.bytes();
+        let is_copied = |source: &TensorId| {
+            let mut others = neighbours.readers[source.index()].iter();
+            !self.operand_is_there(*source, device)
+                && !others.any(|&user| user != id && self.device(user) == Some(device))
+        };
+        let mut operands: Vec<TensorId> = self.graph.tensor(id).operands().map(|o| o.1).collect();
+        operands.sort_unstable();
+        operands.dedup();
+        let operands: usize = operands.into_iter().filter(is_copied).map(bytes).sum();
+        let results = neighbours.results(id).map(|result| {
+            let users = neighbours.readers[result.index()].iter();
+            let users = users.filter_map(|&user| self.device(user));
+            let mut memories: Vec<usize> = users
+                .filter(|&user| !self.devices.shares_memory(user, device))
+                .map(|user| self.devices.memory_of(user))
+                .collect();
+            memories.sort_unstable();
+            memories.dedup();
+            memories.len() * bytes(result)
+        });
+        operands + results.sum::<usize>()
     }
 
     fn check_fallback(&mut self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::check::computes;
 use super::device::GgmlDevice;
-use super::discover::{Candidate, in_directory};
+use super::discover::{Candidate, backend_name, in_directory};
 use super::library::Plugin;
 use super::probe::ask;
 use samite_core::{Backend, Device};
@@ -62,9 +62,10 @@ impl Search<'_> {
             .push((path.display().to_string(), reason.into()));
     }
 
-    /// All candidates by name; files that were named themselves have groups of their own.
+    /// All candidates by name, in ggml's order. Files that were named themselves come first, and nothing else of their name is taken from
+    /// directories.
     fn candidates(&mut self) -> Vec<Vec<PathBuf>> {
-        let mut named = Vec::new();
+        let mut named: Vec<Vec<PathBuf>> = Vec::new();
         let mut groups: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         for path in &self.options.paths {
             if !path.is_absolute() {
@@ -79,11 +80,27 @@ impl Search<'_> {
                     Err(reason) => self.reject(path, reason),
                 }
             } else {
-                named.push(vec![path.clone()]);
+                let group = vec![path.clone()];
+                if !named.contains(&group) {
+                    named.push(group);
+                }
             }
         }
-        named.extend(groups.into_values());
-        named
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_by_key(|(name, _)| preference(name));
+        let mut chosen = named.clone();
+        for (name, group) in groups {
+            let of_name = |path: &PathBuf| backend_name(path) == Some(&name);
+            match named.iter().flatten().find(|path| of_name(path)) {
+                Some(instead) => {
+                    for path in group.iter().filter(|path| *path != instead) {
+                        self.reject(path, format!("{} was named", instead.display()));
+                    }
+                }
+                None => chosen.push(group),
+            }
+        }
+        chosen
     }
 
     /// The best usable one of some files.
@@ -138,6 +155,18 @@ impl Search<'_> {
         }
         best
     }
+}
+
+/// The order in which ggml loads backends, which is the order of their devices: of two backends for one card, the first is used. Others
+/// come last.
+const ORDER: [&str; 15] = [
+    "blas", "zendnn", "cann", "cuda", "hip", "metal", "rpc", "sycl", "vulkan", "virtgpu", "opencl",
+    "hexagon", "musa", "openvino", "cpu",
+];
+
+fn preference(name: &str) -> usize {
+    let known = ORDER.iter().position(|known| *known == name);
+    known.unwrap_or(ORDER.len())
 }
 
 fn not_best(score: i32, best: i32, path: &Path) -> String {
@@ -210,5 +239,59 @@ impl Backend for GgmlBackend {
 
     fn rejected(&self) -> Vec<(String, String)> {
         self.rejected.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The groups of candidates, by names of files, and what is refused.
+    fn candidates(paths: &[&Path]) -> (Vec<Vec<String>>, Vec<(String, String)>) {
+        let options = GgmlOptions {
+            paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+            ..GgmlOptions::default()
+        };
+        let mut search = Search {
+            options: &options,
+            rejected: Vec::new(),
+        };
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        let groups = search.candidates().into_iter();
+        let groups = groups.map(|group| group.iter().map(|path| name(path)).collect());
+        let groups = groups.collect();
+        let rejected = search.rejected.into_iter();
+        let rejected = rejected.map(|(path, reason)| (name(Path::new(&path)), reason));
+        (groups, rejected.collect())
+    }
+
+    #[test]
+    fn plugins_are_used_in_ggmls_order() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["cpu-b", "opencl", "zzz", "cuda", "cpu-a", "vulkan", "blas"] {
+            std::fs::write(folder.path().join(format!("libggml-{name}.so")), "").unwrap();
+        }
+        let (groups, rejected) = candidates(&[folder.path()]);
+        let flat = |groups: Vec<Vec<String>>| groups.concat().join(" ");
+        assert_eq!(groups.len(), 6);
+        assert_eq!(
+            flat(groups),
+            "libggml-blas.so libggml-cuda.so libggml-vulkan.so libggml-opencl.so libggml-cpu-a.so libggml-cpu-b.so libggml-zzz.so"
+        );
+        assert_eq!(rejected, []);
+    }
+
+    #[test]
+    fn a_file_that_was_named_is_one_plugin_and_the_only_one_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
+        for name in ["cpu-a", "cpu-b", "vulkan"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let named = path("cpu-b");
+        let (groups, rejected) = candidates(&[folder.path(), &named, &named]);
+        assert_eq!(groups, [["libggml-cpu-b.so"], ["libggml-vulkan.so"]]);
+        let reason = format!("{} was named", named.display());
+        assert_eq!(rejected, [("libggml-cpu-a.so".to_owned(), reason)]);
     }
 }

@@ -12,7 +12,7 @@ pub struct Candidate {
 }
 
 /// The backend's name in the name of a plugin's file.
-fn backend_name(path: &Path) -> Option<&str> {
+pub fn backend_name(path: &Path) -> Option<&str> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".so")?;
     let rest = stem
         .strip_prefix("lib")
