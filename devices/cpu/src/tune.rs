@@ -6,7 +6,7 @@
 use crate::detect::Isa;
 use crate::kernels::matmul::Form;
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
-use crate::simd::float::{Column, Panel};
+use crate::simd::float_products::{Column, Panel};
 use samite_core::{DType, HostMemory, Layout};
 use std::fmt;
 use std::path::PathBuf;

@@ -17,7 +17,7 @@ use crate::packed::sixteen::Sixteen;
 use crate::packed::slabs::Slabs;
 use crate::packed::{self, PackedProduct};
 use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::float::{self, Column, Panel, PanelFn};
+use crate::simd::float_products::{self as float, Column, Panel, PanelFn};
 use crate::simd::quantized::{self, Eight};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use crate::tune::{self, Reading, Readings};

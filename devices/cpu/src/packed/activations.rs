@@ -6,6 +6,7 @@
 use super::slabs::Slabs;
 use super::unpack::CROSSED;
 use crate::detect::{Isa, vectorized};
+use crate::simd::math::{ROUND, round};
 use std::array::from_fn;
 
 /// What a type of weights needs to know about columns.
@@ -184,27 +185,4 @@ impl ColumnSpec {
 #[inline(always)]
 fn byte(word: i32, i: usize) -> i32 {
     word << (24 - 8 * i) >> 24
-}
-
-/// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.
-pub(super) const ROUND: f32 = 12_582_912.0;
-
-/// Rounds numbers to whole ones up to `most`, of which `low` takes the lowest bits; the scale. If one is not finite, neither is
-/// the scale, and codes may be anything; the largest below `most / f32::MAX` makes all of them zeros.
-#[inline(always)]
-pub(super) fn round<const N: usize, T>(
-    x: &[f32; N],
-    most: f32,
-    codes: &mut [T; N],
-    low: impl Fn(u32) -> T,
-) -> f32 {
-    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
-    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
-    let largest = x.iter().map(magnitude).fold(0, i32::max);
-    let largest = f32::from_bits(largest.cast_unsigned());
-    let inverse = if largest > 0.0 { most / largest } else { 0.0 };
-    for (code, x) in codes.iter_mut().zip(x) {
-        *code = low((x * inverse + ROUND).to_bits());
-    }
-    largest / most
 }

@@ -10,10 +10,11 @@ use super::activations::SLAB;
 use super::slabs::Slabs;
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
-use crate::simd::float::{Column, Panel, PanelFn, choose};
+use crate::simd::float::{Bf16, Element, F16, F32, Vector};
+use crate::simd::float_products::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
 use crate::simd::generic::Lanes;
-use crate::simd::{Bf16, Element, F16, F32, Vector, prefetch_here};
+use crate::simd::prefetch_here;
 use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;

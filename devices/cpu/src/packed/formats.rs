@@ -5,8 +5,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::Sums;
-use super::simd::Simd;
 use super::unpack::{Format, Rows, Sink, eight_times};
+use crate::simd::int8::Simd;
 use samite_core::DType;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
 

@@ -19,17 +19,19 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{ColumnSpec, ROUND, SLAB, Sums};
+use super::activations::{ColumnSpec, SLAB, Sums};
 use super::formats::{
     Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0, Tq2_0,
 };
-use super::simd::{self, Simd, room};
 use super::unpack::{
     CROSSED, Format, PanelSlab, Sink, Slab, Store, WORDS, column_spec, is_crossed,
 };
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::Isa;
-use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd;
+use crate::simd::float_products::{Column, Panel, PanelFn};
+use crate::simd::int8::{Simd, room};
+use crate::simd::math::ROUND;
 use crate::tune::Reading;
 use samite_core::DType;
 use std::array::from_fn;
@@ -140,7 +142,7 @@ compile!(base, simd::sse2::Xmm, 2 x 3);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) use portable as base;
 #[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-compile!(portable, simd::portable::Portable, 1 x 2);
+compile!(portable, simd::generic_int8::Portable, 1 x 2);
 
 /// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
 /// are multiplied at a time, which equal parts are rounded up to.

@@ -18,8 +18,6 @@ pub(crate) mod activations;
 pub(crate) mod buffer;
 pub(crate) mod float;
 mod formats;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-mod halves;
 mod kernels;
 pub(crate) mod layout;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -27,7 +25,6 @@ pub(crate) mod outer;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod planes;
 pub(crate) mod rows;
-mod simd;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod sixteen;
 pub(crate) mod slabs;
@@ -37,7 +34,7 @@ mod unpack;
 
 use crate::detect::Isa;
 use crate::kernels::matmul::Form;
-use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd::float_products::{Column, Panel, PanelFn};
 use activations::Activations;
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
@@ -137,8 +134,8 @@ fn equal_part(columns: usize, most: usize, tile: usize) -> usize {
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
-    /// Multiplies whole panels: [`Panel::weights`](crate::simd::float::Panel) is that of the first row,
-    /// [`stride`](crate::simd::float::Panel) the distance of panels.
+    /// Multiplies whole panels: [`Panel::weights`](crate::simd::float_products::Panel) is that of the first row,
+    /// [`stride`](crate::simd::float_products::Panel) the distance of panels.
     pub function: PanelFn,
     /// What columns must be.
     pub form: Form,

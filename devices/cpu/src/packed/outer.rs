@@ -1,16 +1,16 @@
-//! [Sums of outer products](crate::simd::outer) of [numbers of 16 bits](super::halves), for attention.
+//! [Sums of outer products](crate::simd::outer) of [numbers of 16 bits](crate::simd::int16), for attention.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::halves::{self, Halves, Terms};
-#[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Ymm, avx512::Zmm};
 use crate::detect::{Isa, vectorized};
-use crate::simd::F32;
+use crate::simd::float::F32;
+use crate::simd::int16::{self, Int16Simd, Terms};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Ymm, avx512::Zmm};
 use std::array::from_fn;
 
-pub(crate) use super::halves::GROUP;
+pub(crate) use crate::simd::int16::GROUP;
 
 /// Lanes of rows are a multiple of this.
 pub(crate) const STEP: usize = 32;
@@ -100,7 +100,7 @@ vectorized! {
             // Compilers would gather elements of many groups, which is slow.
             let x = std::hint::black_box(x);
             // SAFETY: the caller's contract.
-            unsafe { halves::round_group(x, to.terms(1), i, crossed) }
+            unsafe { int16::round_group(x, to.terms(1), i, crossed) }
         }
     }
 }
@@ -108,12 +108,12 @@ vectorized! {
 /// # Safety
 /// As [`Products::round`].
 #[inline(always)]
-unsafe fn round<V: Halves>(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
+unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
     for (group, first) in (0..terms).step_by(GROUP).enumerate() {
         for lane in (0..lanes).step_by(V::LANES) {
             // SAFETY: the caller's contract.
             unsafe {
-                halves::round::<V, F32>(
+                int16::round::<V, F32>(
                     rows.add(first * lanes + lane).cast(),
                     lanes,
                     GROUP.min(terms - first),
@@ -170,7 +170,7 @@ impl Columns for Beside {
 /// # Safety
 /// As [`Products`].
 #[inline(always)]
-unsafe fn sums<V: Halves, X: Columns, const R: usize, const C: usize>(outer: &Outer<'_>) {
+unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: &Outer<'_>) {
     const { assert!(STEP.is_multiple_of(R * V::LANES) && C <= 6) };
     for lane in (0..outer.lanes).step_by(R * V::LANES) {
         for column in (0..outer.columns).step_by(C) {
@@ -192,7 +192,7 @@ unsafe fn sums<V: Halves, X: Columns, const R: usize, const C: usize>(outer: &Ou
 /// # Safety
 /// As [`sums`].
 #[inline(always)]
-unsafe fn tile<V: Halves, X: Columns, const R: usize, const C: usize>(
+unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
     outer: &Outer<'_>,
     lane: usize,
     column: usize,
@@ -202,13 +202,13 @@ unsafe fn tile<V: Halves, X: Columns, const R: usize, const C: usize>(
         let rows = outer.rows.terms(outer.lanes).behind(lane, lane);
         let apart = [X::pairs(outer.groups), X::scales(outer.groups)];
         let first = outer.factors.terms(X::NEXT);
-        let factors = halves::Columns {
+        let factors = int16::Columns {
             first: first.behind(column * apart[0], column * apart[1]),
             apart,
         };
         let mut sums = [[V::splat_float(0.0); R]; C];
         for group in 0..outer.groups {
-            let whole = halves::products::<V, R, C>(rows, factors, group);
+            let whole = int16::products::<V, R, C>(rows, factors, group);
             let scales: [_; R] = from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
             for c in 0..C {
                 let factor = V::splat_float(factors.at(c).scale(group).read());
@@ -257,7 +257,7 @@ macro_rules! compile {
                 round,
                 along: sums::<Along>,
                 beside: sums::<Beside>,
-                crossed: <$simd as super::super::simd::Simd>::CROSSED,
+                crossed: <$simd as crate::simd::int8::Simd>::CROSSED,
             };
         }
     };

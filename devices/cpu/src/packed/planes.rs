@@ -15,14 +15,14 @@ use super::activations::{SLAB, Sums};
 use super::formats::{
     Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tq1_0, Tq2_0,
 };
-use super::simd::avx512::Zmm;
 use super::slabs::Slabs;
 use super::tiles::Configuration;
 use super::unpack::{self, Format, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::detect::{Avx512, Bf16Tiles};
-use crate::simd::float::{Column, Panel, PanelFn};
-use crate::simd::{Bf16, Element, F16, Vector};
+use crate::simd::avx512::Zmm;
+use crate::simd::float::{Bf16, Element, F16, Vector};
+use crate::simd::float_products::{Column, Panel, PanelFn};
 use samite_core::DType;
 use std::arch::asm;
 use std::arch::x86_64::*;

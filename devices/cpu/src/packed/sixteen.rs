@@ -1,19 +1,19 @@
-//! Products of packed F16 and BF16 rows with many columns, both rounded to [numbers of 16 bits](super::halves). Fewer columns, and those of
+//! Products of packed F16 and BF16 rows with many columns, both rounded to [numbers of 16 bits](crate::simd::int16). Fewer columns, and those of
 //! F32 rows, are [not rounded](super::float).
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
 use super::activations::SLAB;
-use super::halves::{self, Columns, GROUP, Halves, Terms};
 use super::kernels::{ASKING, Results, are_side_by_side, side_by_side};
-use super::simd::avx2::Ymm;
-use super::simd::avx512::Zmm;
 use super::slabs::Slabs;
 use super::{LANES, PANEL, Sum, equal_part, store_all};
 use crate::detect::{Isa, vectorized};
-use crate::simd::float::{Column, Panel, PanelFn};
-use crate::simd::{Bf16, Element, F16};
+use crate::simd::avx2::Ymm;
+use crate::simd::avx512::Zmm;
+use crate::simd::float::{Bf16, Element, F16};
+use crate::simd::float_products::{Column, Panel, PanelFn};
+use crate::simd::int16::{self, Columns, GROUP, Int16Simd, Terms};
 use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
@@ -68,7 +68,7 @@ vectorized! {
         let last = (!rest.is_empty()).then_some(&last);
         for (group, x) in whole.iter().chain(last).enumerate() {
             // SAFETY: a slab has room for the numbers and scales of so many elements.
-            unsafe { halves::round_group(x, terms(slab), group, crossed) }
+            unsafe { int16::round_group(x, terms(slab), group, crossed) }
         }
     }
 }
@@ -117,7 +117,7 @@ impl Slab {
     /// # Safety
     /// They must be there, and the instructions; `slab` must be writable.
     #[inline(always)]
-    unsafe fn round<V: Halves, E: Element>(
+    unsafe fn round<V: Int16Simd, E: Element>(
         slab: *mut Slab,
         weights: *const u8,
         len: usize,
@@ -133,7 +133,7 @@ impl Slab {
             unsafe {
                 let weights = weights.add((first * LANES + lane) * E::BYTES);
                 let to = Slab::terms(slab, row);
-                halves::round::<V, E>(weights, LANES, count, to, first / GROUP);
+                int16::round::<V, E>(weights, LANES, count, to, first / GROUP);
             }
         }
     }
@@ -144,7 +144,7 @@ impl Slab {
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
 #[inline(always)]
-unsafe fn panels<V: Halves, E: Element, const R: usize, const C: usize>(
+unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
 ) {
@@ -219,7 +219,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn all<V: Halves, E: Element, const R: usize, const C: usize>(
+    unsafe fn all<V: Int16Simd, E: Element, const R: usize, const C: usize>(
         &self,
         columns: &[Column],
         results: *mut Sum,
@@ -266,7 +266,7 @@ impl Strip {
     /// # Safety
     /// The slab must be rounded, the columns and their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<V: Halves, E: Element, const R: usize, const C: usize>(
+    unsafe fn run<V: Int16Simd, E: Element, const R: usize, const C: usize>(
         &self,
         x: *const u8,
         next: *const u8,
@@ -300,7 +300,7 @@ impl Strip {
                 for line in group * weights.lines..(group + 1) * weights.lines {
                     V::prefetch(weights.from.wrapping_add(line * 64));
                 }
-                let whole = halves::products::<V, R, C>(rows, columns, group);
+                let whole = int16::products::<V, R, C>(rows, columns, group);
                 let scales: [_; R] =
                     from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
                 for c in 0..C {

@@ -1,6 +1,6 @@
 //! Columns in slabs, of as many elements as products take at a time.
 
-use crate::simd::float::Column;
+use crate::simd::float_products::Column;
 
 /// How columns lie in memory: the first slabs of all of them, then the second ones, and so on.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,10 +12,10 @@
 
 use super::activations::{SLAB, Sums};
 use super::kernels::{self, is_wide};
-use super::simd::avx512::Zmm;
 use super::unpack::{Format, PanelSlab, Sink, Slab, Store};
 use super::{LANES, PANEL, Sum, store_all};
-use crate::simd::float::{Column, Panel};
+use crate::simd::avx512::Zmm;
+use crate::simd::float_products::{Column, Panel};
 use crate::simd::prefetch;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -54,7 +54,7 @@ struct Memory {
 /// Multiplies whole panels.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::simd::float::PanelFn), with panels as [`PackedProduct`](super::PackedProduct) says; AMX must be
+/// As [`PanelFn`](crate::simd::float_products::PanelFn), with panels as [`PackedProduct`](super::PackedProduct) says; AMX must be
 /// there and permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {

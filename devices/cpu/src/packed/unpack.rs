@@ -2,9 +2,9 @@
 //! weights is in [`formats`](super::formats).
 
 use super::activations::{ColumnSpec, SLAB, Sums};
-use super::simd::Simd;
 use super::{LANES, PANEL};
-use crate::simd::float::Panel;
+use crate::simd::float_products::Panel;
+use crate::simd::int8::Simd;
 use samite_core::DType;
 
 /// How many bytes before they are unpacked weights are asked for.

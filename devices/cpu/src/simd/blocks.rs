@@ -1,6 +1,6 @@
 //! Rows that are loaded as F32, also those in blocks of 32 elements that share a scale: all types that caches have.
 
-use super::{Element, Vector};
+use super::float::{Element, Vector};
 use half::f16;
 use samite_quant::IQ4_NL_VALUES;
 use samite_quant::blocks::{

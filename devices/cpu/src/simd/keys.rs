@@ -4,10 +4,11 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::blocks::{Blocks, Stored};
-use super::float::{Column, choose, compiled};
+use super::float::{Bf16, F16, F32, Vector};
+use super::float_products::{Column, choose, compiled};
 #[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
-use super::{Bf16, F16, F32, Vector, prefetch_here};
+use super::prefetch_here;
 use crate::detect::Isa;
 use samite_core::DType;
 use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};

@@ -3,10 +3,10 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::float::choose;
+use super::float::{Bf16, Element, F16, F32, Vector};
+use super::float_products::choose;
 #[cfg(not(target_arch = "aarch64"))]
 use super::generic::Lanes;
-use super::{Bf16, Element, F16, F32, Vector};
 use crate::detect::Isa;
 use samite_core::DType;
 

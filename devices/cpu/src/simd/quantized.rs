@@ -137,7 +137,7 @@ mod x86;
 mod tests {
     use super::*;
     use crate::detect::Isa;
-    use crate::simd::float::{Column, Panel};
+    use crate::simd::float_products::{Column, Panel};
     use samite_core::DType;
 
     fn numbers(seed: u32, count: usize) -> Vec<f32> {

@@ -8,7 +8,7 @@ use crate::detect::{Isa, vectorized};
 use crate::kernels::reduce::{max_of, sum_of};
 use crate::kernels::softmax::scale_row;
 use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::float::Column;
+use crate::simd::float_products::Column;
 use crate::simd::keys::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };

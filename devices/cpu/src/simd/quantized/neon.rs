@@ -2,7 +2,7 @@
 
 use super::Eight;
 use crate::detect::Isa;
-use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd::float_products::{Column, Panel, PanelFn};
 use samite_core::DType;
 use samite_quant::blocks::*;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};

@@ -5,7 +5,7 @@
 
 use super::Eight;
 use super::x86::{Block32, Block256, Blocks32, Blocks256, Parts, parts};
-use crate::simd::float::{Column, Panel};
+use crate::simd::float_products::{Column, Panel};
 use std::arch::x86_64::*;
 
 /// Formats of which 64 elements can be multiplied at a time.
@@ -20,7 +20,7 @@ pub(super) trait Pairs {
 /// Multiplies rows with a column.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::simd::float::PanelFn), and AVX-512 with VNNI must be there.
+/// As [`PanelFn`](crate::simd::float_products::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
 pub(super) unsafe fn one<T: Pairs>(panel: &Panel, column: &Column, eight: &Eight) {
     // SAFETY: the caller's contract.

@@ -9,7 +9,7 @@
 
 use super::Eight;
 use super::x86::{Block32, Block256, Blocks32, Blocks256, Parts, parts};
-use crate::simd::float::{Column, Panel};
+use crate::simd::float_products::{Column, Panel};
 use std::arch::x86_64::*;
 
 /// Rows that are unpacked together: two registers of one number each.
@@ -221,7 +221,7 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
 /// Multiplies rows with columns.
 ///
 /// # Safety
-/// As [`PanelFn`](crate::simd::float::PanelFn), and AVX-512 with VNNI must be there.
+/// As [`PanelFn`](crate::simd::float_products::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
 pub(super) unsafe fn wide<T: Slab>(panel: &Panel, columns: &[Column]) {
     if T::HALVES {

@@ -8,7 +8,7 @@ use super::pairs::{self, Pairs};
 use super::wide::{Slab, wide};
 use crate::detect::Isa;
 use crate::simd::avx2::sum;
-use crate::simd::float::{Column, Panel, PanelFn};
+use crate::simd::float_products::{Column, Panel, PanelFn};
 use half::f16;
 use samite_core::DType;
 use samite_quant::blocks::*;

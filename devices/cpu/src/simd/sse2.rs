@@ -1,6 +1,6 @@
 //! What every x86-64 processor has: SSE2.
 
-use super::Simd;
+use super::int8::{Simd, functions};
 use std::arch::x86_64::*;
 
 /// Registers of 4 rows.

@@ -1,6 +1,6 @@
-//! Arrays, which compilers keep in whatever registers there are.
+//! Registers with 32 bits of each of 8 rows for processors without vector code of their own here: arrays, which compilers keep in whatever registers there are.
 
-use super::Simd;
+use super::int8::{Simd, functions};
 use half::f16;
 use std::array::from_fn;
 

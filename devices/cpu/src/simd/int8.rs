@@ -12,7 +12,7 @@ macro_rules! functions {
     )*};
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use functions;
+pub(crate) use functions;
 
 /// An instruction that changes a register by two others, written out. Its register class needs the feature. Those that are `in order` stay in
 /// the order of their calls.
@@ -43,18 +43,7 @@ macro_rules! in_place {
     };
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use in_place;
-
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
-#[cfg(target_arch = "aarch64")]
-pub(super) mod neon;
-#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-pub(super) mod portable;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod sse2;
+pub(crate) use in_place;
 
 /// Registers with 32 bits for each of some rows.
 ///
@@ -63,8 +52,8 @@ pub(super) mod sse2;
 /// # Safety
 /// All functions may only be called where the instruction set is there. Pointers must be valid for what is read or
 /// written; they need no alignment.
-pub(super) trait Simd {
-    /// Rows of a register: a divisor of [`LANES`](super::LANES).
+pub(crate) trait Simd {
+    /// Rows of a register: a divisor of [`LANES`](crate::packed::LANES).
     const LANES: usize;
     /// Whether codes that need all eight bits are signed in products.
     const SIGNED: bool;
@@ -73,7 +62,7 @@ pub(super) trait Simd {
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
     const PAIRS: bool = false;
     /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums
-    /// [pay](super::kernels). If so, codes are unsigned in products.
+    /// [pay](crate::packed::int8). If so, codes are unsigned in products.
     const CROSSED: bool = false;
 
     /// Four codes of each row, or a whole number.
@@ -86,7 +75,7 @@ pub(super) trait Simd {
     /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
     #[inline(always)]
     unsafe fn prefetch(at: *const u8) {
-        crate::simd::prefetch(at);
+        super::prefetch(at);
     }
 
     /// The same, exactly where it is called.
@@ -206,7 +195,7 @@ pub(super) trait Simd {
 }
 
 /// After how many products of codes up to `largest` sums must be [carried](Simd::carry).
-pub(super) const fn room(largest: usize) -> usize {
+pub(crate) const fn room(largest: usize) -> usize {
     // Two products, with codes of columns up to 128, come together in 16 bits.
     let room = i16::MAX as usize / (2 * 128 * largest);
     if room > 0 { room } else { 1 }
@@ -214,8 +203,8 @@ pub(super) const fn room(largest: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::portable::Portable;
     use super::*;
+    use crate::simd::generic_int8::Portable;
     use proptest::prelude::*;
 
     /// Rows of [`Portable`], which others are compared with.
@@ -282,9 +271,9 @@ mod tests {
             let like = |x: u32| (x & 0x83ff_ffff) | 0x3c00_0000;
             let [a, b, c] = if near { [a, b, c].map(|x| x.map(like)) } else { [a, b, c] };
             #[cfg(target_arch = "x86_64")]
-            let own = results::<sse2::Xmm>(a, b, c);
+            let own = results::<crate::simd::sse2::Xmm>(a, b, c);
             #[cfg(target_arch = "aarch64")]
-            let own = results::<neon::Neon<false, false>>(a, b, c);
+            let own = results::<crate::simd::neon::Neon<false, false>>(a, b, c);
             prop_assert_eq!(own, results::<Portable>(a, b, c));
         }
     }

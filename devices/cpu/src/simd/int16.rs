@@ -8,11 +8,14 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::{self, ROUND};
-use super::simd::Simd;
+use super::float::{Element, Vector};
+use super::int8::Simd;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Ymm, avx512::Zmm, functions, in_place};
-use crate::simd::{Element, Vector};
+use super::int8::{functions, in_place};
+use super::math;
+use super::math::ROUND;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Ymm, avx512::Zmm};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -27,13 +30,13 @@ const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64)
 ///
 /// # Safety
 /// As [`Simd`].
-pub(super) trait Halves: Simd<Floats: Vector> {
+pub(crate) trait Int16Simd: Simd<Floats: Vector> {
     /// Adds the products of both halves of each word to `sum`.
-    unsafe fn dot_halves(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// The same, exactly where it is called, as [`dot_here`](Simd::dot_here).
-    unsafe fn dot_halves_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
     /// Sums of halves, of which the lowest 16 bits stay.
-    unsafe fn add_halves(a: Self::Words, b: Self::Words) -> Self::Words;
+    unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;
     /// The larger ones of signed words.
     unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
     /// The inverse of [`from_bits`](Simd::from_bits).
@@ -42,11 +45,11 @@ pub(super) trait Halves: Simd<Floats: Vector> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const CROSSED: bool> Halves for Zmm<true, CROSSED> {
+impl<const CROSSED: bool> Int16Simd for Zmm<true, CROSSED> {
     functions! {
-        fn dot_halves(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
-        fn dot_halves_here(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512_here(sum, a, b) }
-        fn add_halves(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi16(a, b) }
+        fn dot_i16(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
+        fn dot_i16_here(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512_here(sum, a, b) }
+        fn add_i16(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi16(a, b) }
         fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
         fn bits(floats: __m512) -> __m512i { _mm512_castps_si512(floats) }
         fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
@@ -54,17 +57,17 @@ impl<const CROSSED: bool> Halves for Zmm<true, CROSSED> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const VNNI: bool> Halves for Ymm<VNNI> {
+impl<const VNNI: bool> Int16Simd for Ymm<VNNI> {
     functions! {
-        fn dot_halves(sum: &mut __m256i, a: __m256i, b: __m256i) {
+        fn dot_i16(sum: &mut __m256i, a: __m256i, b: __m256i) {
             if VNNI {
                 dot_256(sum, a, b);
             } else {
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
             }
         }
-        fn dot_halves_here(sum: &mut __m256i, a: __m256i, b: __m256i) { Self::dot_halves(sum, a, b) }
-        fn add_halves(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi16(a, b) }
+        fn dot_i16_here(sum: &mut __m256i, a: __m256i, b: __m256i) { Self::dot_i16(sum, a, b) }
+        fn add_i16(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi16(a, b) }
         fn max(a: __m256i, b: __m256i) -> __m256i { _mm256_max_epi32(a, b) }
         fn bits(floats: __m256) -> __m256i { _mm256_castps_si256(floats) }
         fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
@@ -79,7 +82,7 @@ in_place! {
 
 #[cfg(target_arch = "x86_64")]
 in_place! {
-    /// [`Halves::dot_halves_here`]
+    /// [`Int16Simd::dot_i16_here`]
     fn dot_512_here(__m512i), "avx512f", zmm_reg, "vpdpwssd", in order
 }
 
@@ -89,13 +92,13 @@ in_place! {
     fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
 }
 
-/// Pairs of a group whose products are [crossed](super::kernels), each with its neighbour: the first half. Sums of two numbers fit into 16 bits. Those of
+/// Pairs of a group whose products are [crossed](crate::packed::int8), each with its neighbour: the first half. Sums of two numbers fit into 16 bits. Those of
 /// crossed products may not fit into 32 on the way, where they come round, but what is left in the end does.
 const CROSSED: usize = GROUP / 4;
 
 /// Groups of terms of a column, or of each of some lanes that lie side by side.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(crate) struct Terms {
     /// Two neighbouring elements each, the first one in the lower half.
     pub pairs: *mut i32,
     /// One for each group.
@@ -144,7 +147,7 @@ impl Terms {
 
 /// Groups of terms of some columns.
 #[derive(Clone, Copy)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     pub first: Terms,
     /// How many words behind a column's first pair, and its first scale or start, is that of the next one.
     pub apart: [usize; 2],
@@ -166,11 +169,11 @@ impl Columns {
 /// # Safety
 /// There must be room for all.
 #[inline(always)]
-pub(super) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
+pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
     // SAFETY: the caller's contract.
     unsafe {
         let numbers = &mut *to.pair(group, 0).cast::<[i16; GROUP]>();
-        *to.scale(group) = activations::round(x, LARGEST as f32, numbers, |bits| bits as i16);
+        *to.scale(group) = math::round(x, LARGEST as f32, numbers, |bits| bits as i16);
         if crossed {
             // Numbers of a group that is not finite may be anything.
             let subtract = |sum: i32, (a, b)| sum.wrapping_sub(i32::from(a) * i32::from(b));
@@ -187,7 +190,7 @@ pub(super) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, cros
 /// # Safety
 /// They must be there, room for all pairs of a group, scales and starts, and the instructions.
 #[inline(always)]
-pub(super) unsafe fn round<V: Halves, E: Element>(
+pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     from: *const u8,
     step: usize,
     count: usize,
@@ -224,7 +227,7 @@ pub(super) unsafe fn round<V: Halves, E: Element>(
             let mut products = V::splat(0);
             for pair in (0..CROSSED).step_by(2) {
                 let load = |pair: usize| V::load(to.pair(group, pair).cast());
-                V::dot_halves(&mut products, load(pair), load(pair + 1));
+                V::dot_i16(&mut products, load(pair), load(pair + 1));
             }
             let negative = V::add(V::xor(products, V::splat(-1)), V::splat(1));
             V::store(negative, to.start(group).cast());
@@ -237,7 +240,7 @@ pub(super) unsafe fn round<V: Halves, E: Element>(
 /// # Safety
 /// They must be there, and the instructions.
 #[inline(always)]
-pub(super) unsafe fn products<V: Halves, const R: usize, const C: usize>(
+pub(crate) unsafe fn products<V: Int16Simd, const R: usize, const C: usize>(
     rows: Terms,
     columns: Columns,
     group: usize,
@@ -276,7 +279,7 @@ pub(super) unsafe fn products<V: Halves, const R: usize, const C: usize>(
 /// # Safety
 /// As [`products`].
 #[inline(always)]
-unsafe fn pair<V: Halves, const R: usize, const C: usize>(
+unsafe fn pair<V: Int16Simd, const R: usize, const C: usize>(
     [group, i]: [usize; 2],
     rows: Terms,
     columns: Columns,
@@ -292,9 +295,9 @@ unsafe fn pair<V: Halves, const R: usize, const C: usize>(
             let x = V::splat(columns.at(c).pair(group, i).read());
             for r in 0..R {
                 if V::CROSSED {
-                    V::dot_halves_here(&mut sums[c][r], w[r], x);
+                    V::dot_i16_here(&mut sums[c][r], w[r], x);
                 } else {
-                    V::dot_halves(&mut sums[c][r], w[r], x);
+                    V::dot_i16(&mut sums[c][r], w[r], x);
                 }
             }
         }
@@ -306,7 +309,7 @@ unsafe fn pair<V: Halves, const R: usize, const C: usize>(
 /// # Safety
 /// As [`products`].
 #[inline(always)]
-unsafe fn two_pairs_crossed<V: Halves, const R: usize, const C: usize>(
+unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
     [group, i]: [usize; 2],
     rows: Terms,
     columns: Columns,
@@ -323,8 +326,8 @@ unsafe fn two_pairs_crossed<V: Halves, const R: usize, const C: usize>(
             let x = [i, i + 1].map(|i| columns.at(c).pair(group, i).read());
             let x = [V::splat(x[0]), V::splat(x[1])];
             for r in 0..R {
-                let (a, b) = (V::add_halves(w[r][0], x[1]), V::add_halves(w[r][1], x[0]));
-                V::dot_halves_here(&mut sums[c][r], a, b);
+                let (a, b) = (V::add_i16(w[r][0], x[1]), V::add_i16(w[r][1], x[0]));
+                V::dot_i16_here(&mut sums[c][r], a, b);
             }
         }
     }
