@@ -363,6 +363,38 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
+/// A function as it was compiled for an instruction set and a type of elements.
+macro_rules! compiled {
+    ($isa:expr, $function:ident, $element:ty) => {{
+        #[cfg(target_arch = "aarch64")]
+        use neon as base;
+        #[cfg(not(target_arch = "aarch64"))]
+        use portable as base;
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => Some(avx512::$function::<$element> as _),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => Some(avx2::$function::<$element> as _),
+            _ => Some(base::$function::<$element> as _),
+        }
+    }};
+}
+
+/// Chooses one of the compiled functions.
+macro_rules! choose {
+    ($isa:expr, $dtype:expr, $function:ident) => {
+        match $dtype {
+            DType::F32 => $crate::detect::compiled!($isa, $function, F32),
+            DType::F16 => $crate::detect::compiled!($isa, $function, F16),
+            DType::BF16 => $crate::detect::compiled!($isa, $function, Bf16),
+            _ => None,
+        }
+    };
+}
+
+pub(crate) use choose;
+pub(crate) use compiled;
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_avx2<R>(f: impl FnOnce() -> R) -> R {

@@ -10,9 +10,10 @@
 //!
 //! No result changes by that: every number is computed by the same operations in the same order.
 
+use crate::activations::ActivationForm;
 use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
-use crate::kernels::matmul::{Form, Product, are_worth_gating};
+use crate::kernels::matmul::{Product, are_worth_gating};
 use crate::kernels::rope::Angles;
 use crate::table::kernel_for;
 use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
@@ -48,7 +49,7 @@ struct Key {
     memory: (TensorId, usize),
     dtype: DType,
     shape: [usize; 2],
-    form: Form,
+    form: ActivationForm,
 }
 
 /// The parts of all computed nodes, by position in the graph.
@@ -181,7 +182,7 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
     let form = Product::of(node, isa)?.form;
     let source = node.source(1)?;
     let layout = source.layout();
-    if form == Form::F32 && is_usable(layout) {
+    if form == ActivationForm::F32 && is_usable(layout) {
         return None;
     }
     Some(Key {
@@ -326,7 +327,7 @@ mod tests {
 
     /// Whether products on this processor need columns in another form, so that there is something to do together.
     fn packs_columns() -> bool {
-        crate::simd::quantized::product(Isa::detect(None), DType::Q8_0).is_some()
+        crate::unpacked::product(Isa::detect(None), DType::Q8_0).is_some()
     }
 
     /// A place in memory of its own, unless the tensor is stored.

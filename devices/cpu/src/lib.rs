@@ -25,6 +25,7 @@
 //! - Instruction sets are chosen at run time by tokens that only detection makes; portable code is always there.
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod activations;
 mod calibrate;
 mod detect;
 mod device;
@@ -37,11 +38,13 @@ mod operand;
 mod packed;
 mod pool;
 mod prepare;
+mod product;
 mod simd;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tune;
+mod unpacked;
 
 pub use calibrate::{Peaks, Probe, allowed_threads, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};

@@ -3,10 +3,10 @@
 //! Processors with the same instructions read memory best in different ways, and multiply with different units. So each [`Choice`] is
 //! measured when it is needed first, in milliseconds, and kept in a file per processor model. No result depends on a choice.
 
+use crate::activations::ActivationForm;
 use crate::detect::Isa;
-use crate::kernels::matmul::Form;
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
-use crate::simd::float_products::{Column, Panel};
+use crate::product::{Column, Panel, Reading};
 use samite_core::{DType, HostMemory, Layout};
 use std::fmt;
 use std::path::PathBuf;
@@ -181,23 +181,7 @@ pub(crate) fn report(isa: Isa) -> String {
     text
 }
 
-/// How a product with few columns reads weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Reading {
-    /// How many bytes before they are needed they are asked for. A processor whose own prefetching is good is only disturbed by requests far
-    /// ahead; others read half as much without.
-    pub ahead: usize,
-    /// How many streams they are read in, one among the other.
-    pub streams: usize,
-}
-
 impl Reading {
-    pub const DEFAULT: Self = Self::new(6144, 1);
-
-    const fn new(ahead: usize, streams: usize) -> Self {
-        Reading { ahead, streams }
-    }
-
     /// What is tried.
     const ALL: [Self; 5] = [
         Self::new(128, 1),
@@ -352,7 +336,7 @@ impl Work {
     /// For `rows` packed rows of `k` elements; `None` without memory, or without such a product.
     fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
         let product = packed::product(isa, dtype, k, columns, columns)?;
-        let Form::Packed(_) = product.form else {
+        let ActivationForm::Int8Slabs(_) = product.form else {
             return None;
         };
         let rows = rows / packed::PANEL * packed::PANEL;

@@ -3,8 +3,8 @@
 //! Most products need columns in a form of their own. Where nothing else reads what makes them row by row, it is computed on
 //! the way, and its results are never in memory as they are.
 
-use super::matmul::Form;
 use super::{elementwise, glu, reduce};
+use crate::activations::ActivationForm;
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch};
@@ -100,23 +100,23 @@ impl Maker {
 pub(crate) struct Columns {
     source: Operand,
     origin: Origin,
-    form: Form,
+    form: ActivationForm,
     /// Where they are packed, and their distance; `None` if the source is used as it is.
     packed: Option<(Scratch, usize)>,
 }
 
 impl Columns {
     /// Bytes of scratch memory for all columns.
-    pub fn bytes(form: Form, layout: &Layout) -> Option<usize> {
-        if matches!(form, Form::F32) && is_usable(layout) {
+    pub fn bytes(form: ActivationForm, layout: &Layout) -> Option<usize> {
+        if matches!(form, ActivationForm::F32) && is_usable(layout) {
             return Some(0);
         }
         form.bytes(layout.shape()[0], layout.rows())
     }
 
     /// Plans packing to the start of `scratch`.
-    pub fn new(source: Operand, origin: Origin, form: Form, scratch: Scratch) -> Self {
-        let usable = matches!(form, Form::F32) && is_usable(source.layout());
+    pub fn new(source: Operand, origin: Origin, form: ActivationForm, scratch: Scratch) -> Self {
+        let usable = matches!(form, ActivationForm::F32) && is_usable(source.layout());
         let stride = form.stride(source.shape()[0]).unwrap_or(0);
         Columns {
             source,

@@ -6,7 +6,7 @@ use super::rows::row_number;
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::prepare::{Fault, Phase, Scratch, Site};
-use crate::simd::float_products::Column;
+use crate::product::Column;
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{Error, Node, Result};
 

@@ -5,22 +5,22 @@
 
 use super::columns::{Columns, Origin};
 use super::glu;
+use crate::activations::ActivationForm;
+use crate::activations::int8_blocks::Int8Blocks;
 use crate::detect::Isa;
 use crate::operand::Operand;
 use crate::packed::PANEL;
-use crate::packed::activations::Activations;
+#[cfg(target_arch = "x86_64")]
+use crate::packed::bf16_amx;
 use crate::packed::layout::PackedLayout;
-#[cfg(target_arch = "x86_64")]
-use crate::packed::planes::{self, Planes};
-#[cfg(target_arch = "x86_64")]
-use crate::packed::sixteen::Sixteen;
-use crate::packed::slabs::Slabs;
 use crate::packed::{self, PackedProduct};
 use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::float_products::{self as float, Column, Panel, PanelFn};
-use crate::simd::quantized::{self, Eight};
+use crate::product::{Column, Panel, PanelFn};
+use crate::unpacked::{self, float};
+
+use crate::product::Reading;
 use crate::table::{Kernel, Reason, decodable, dense_rows};
-use crate::tune::{self, Reading, Readings};
+use crate::tune::{self, Readings};
 use samite_core::{DType, Error, Layout, Node, Op, Result};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -58,104 +58,6 @@ const FEW: usize = 8;
 /// Most rows of a task whose panels are multiplied one by one: enough to read them in several streams.
 const PACKED_ROWS: usize = 16 * PANEL;
 
-/// What a product needs columns to be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Form {
-    F32,
-    Slabs(Slabs),
-    Eight(Eight),
-    Packed(Activations),
-    #[cfg(target_arch = "x86_64")]
-    Planes(Planes),
-    #[cfg(target_arch = "x86_64")]
-    Sixteen(Sixteen),
-}
-
-impl Form {
-    /// Distance in bytes of columns of `k` elements.
-    pub fn stride(self, k: usize) -> Option<usize> {
-        match self {
-            Form::F32 => k.checked_mul(4)?.checked_next_multiple_of(64),
-            Form::Eight(eight) => Some(eight.bytes),
-            _ => Some(self.slabs()?.slab_bytes),
-        }
-    }
-
-    /// Bytes of all `columns` columns of `k` elements.
-    pub fn bytes(self, k: usize, columns: usize) -> Option<usize> {
-        match self.slabs() {
-            Some(slabs) => Some(slabs.total()),
-            None => self.stride(k)?.checked_mul(columns),
-        }
-    }
-
-    /// How columns lie in slabs, if they do.
-    pub fn slabs(self) -> Option<Slabs> {
-        match self {
-            Form::Slabs(slabs) => Some(slabs),
-            Form::Packed(activations) => Some(activations.slabs),
-            #[cfg(target_arch = "x86_64")]
-            Form::Planes(planes) => Some(planes.slabs),
-            #[cfg(target_arch = "x86_64")]
-            Form::Sixteen(sixteen) => Some(sixteen.slabs),
-            Form::F32 | Form::Eight(_) => None,
-        }
-    }
-
-    /// Writes elements of a column from element `start` on, a multiple of 256, to the column at `out`.
-    ///
-    /// # Safety
-    /// `out` must be the place of a column of this form, which has these elements; `isa` was detected.
-    pub unsafe fn write(self, x: &[f32], start: usize, out: *mut u8, isa: Isa) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            match self {
-                Form::F32 => {
-                    let out = out.cast::<f32>().add(start);
-                    out.copy_from_nonoverlapping(x.as_ptr(), x.len());
-                }
-                Form::Slabs(slabs) => packed::float::copy(slabs, x, start, out),
-                Form::Eight(eight) => quantized::quantize(isa, &eight, x, start, out),
-                Form::Packed(activations) => activations.quantize(x, start, out),
-                #[cfg(target_arch = "x86_64")]
-                Form::Planes(planes) => planes.split(x, start, out),
-                #[cfg(target_arch = "x86_64")]
-                Form::Sixteen(sixteen) => sixteen.round(x, start, out),
-            }
-        }
-    }
-
-    /// Bytes of scratch memory that products need for each worker.
-    pub fn worker_bytes(self) -> usize {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Form::Planes(_) => planes::WORKER_BYTES,
-            _ => 0,
-        }
-    }
-
-    /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
-    /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
-    pub fn task(self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
-        let in_cache = TASK_BYTES / row_bytes.max(1);
-        let (most, columns) = match self {
-            #[cfg(target_arch = "x86_64")]
-            Form::Planes(_) => (planes::ROWS, COLUMNS),
-            Form::F32 | Form::Eight(_) => return [in_cache.clamp(32, 256) & !31, 128],
-            // Panel by panel, with all columns.
-            Form::Packed(_) => (PACKED_ROWS, COLUMNS),
-            #[cfg(target_arch = "x86_64")]
-            Form::Sixteen(_) => (PACKED_ROWS, COLUMNS),
-            // Products take as many columns at a time as pays.
-            _ => (in_cache.clamp(PANEL, 256), COLUMNS),
-        };
-        // Several tasks for each thread, so that all end at about the same time.
-        let parts = if threads == 1 { 1 } else { 4 * threads };
-        let share = rows.div_ceil(parts).next_multiple_of(PANEL);
-        [share.clamp(PANEL, most / PANEL * PANEL), columns]
-    }
-}
-
 /// How rows come to the function that multiplies them.
 #[derive(Clone, Copy)]
 enum Rows {
@@ -181,11 +83,34 @@ enum Rows {
 #[derive(Clone, Copy)]
 pub(crate) struct Product {
     function: PanelFn,
-    pub form: Form,
+    pub form: ActivationForm,
     rows: Rows,
 }
 
 impl Product {
+    /// Rows and columns of a task for matrices of `rows` rows of so many bytes. What a task uses again stays in the
+    /// second-level cache. Rows are a multiple of those of every tile, columns at most [`COLUMNS`].
+    pub fn task(&self, rows: usize, row_bytes: usize, threads: usize) -> [usize; 2] {
+        let in_cache = TASK_BYTES / row_bytes.max(1);
+        let (most, columns) = match self.form {
+            #[cfg(target_arch = "x86_64")]
+            ActivationForm::Bf16Slabs(_) => (bf16_amx::ROWS, COLUMNS),
+            ActivationForm::F32 | ActivationForm::Int8Blocks(_) => {
+                return [in_cache.clamp(32, 256) & !31, 128];
+            }
+            // Panel by panel, with all columns.
+            ActivationForm::Int8Slabs(_) => (PACKED_ROWS, COLUMNS),
+            #[cfg(target_arch = "x86_64")]
+            ActivationForm::Int16Slabs(_) => (PACKED_ROWS, COLUMNS),
+            // Products take as many columns at a time as pays.
+            _ => (in_cache.clamp(PANEL, 256), COLUMNS),
+        };
+        // Several tasks for each thread, so that all end at about the same time.
+        let parts = if threads == 1 { 1 } else { 4 * threads };
+        let share = rows.div_ceil(parts).next_multiple_of(PANEL);
+        [share.clamp(PANEL, most / PANEL * PANEL), columns]
+    }
+
     /// The best product for source 0 of a node.
     pub fn of(node: Node<'_>, isa: Isa) -> Option<Self> {
         let weights = node.source_layout(0)?;
@@ -207,7 +132,7 @@ impl Product {
             let past_caches = packed::past_caches(bytes, rows, each);
             // What stays in caches is not worth measuring, nor is what many columns share.
             let readings = match form {
-                Form::Packed(_) if past_caches && each <= FEW => tune::choose(isa),
+                ActivationForm::Int8Slabs(_) if past_caches && each <= FEW => tune::choose(isa),
                 _ => Readings::DEFAULT,
             };
             let most_gathered = form.slabs().map_or(0, |slabs| {
@@ -235,29 +160,29 @@ impl Product {
             let panel = Layout::contiguous(DType::F32, [k, PANEL, 1, 1]).ok()?;
             return Some(Product {
                 function: packed::float_product(isa)?,
-                form: Form::F32,
+                form: ActivationForm::F32,
                 rows: Rows::Turned(PackedLayout::new(&panel)?),
             });
         }
         if let Some(function) = floats {
             return Some(Product {
                 function,
-                form: Form::F32,
+                form: ActivationForm::F32,
                 rows: Rows::Plain,
             });
         }
         if rows >= WORTH_QUANTIZING
-            && let Some(function) = quantized::product(isa, dtype)
+            && let Some(function) = unpacked::product(isa, dtype)
         {
             return Some(Product {
                 function,
-                form: Form::Eight(Eight::new(k)?),
+                form: ActivationForm::Int8Blocks(Int8Blocks::new(k)?),
                 rows: Rows::Plain,
             });
         }
         Some(Product {
             function: float::product(isa, DType::F32)?,
-            form: Form::F32,
+            form: ActivationForm::F32,
             rows: Rows::Decoded,
         })
     }
@@ -265,9 +190,9 @@ impl Product {
     /// Whether results go past the caches and rows are multiplied panel by panel.
     pub fn goes_by_panels(&self) -> bool {
         let by_panels = match self.form {
-            Form::Packed(_) => true,
+            ActivationForm::Int8Slabs(_) => true,
             #[cfg(target_arch = "x86_64")]
-            Form::Sixteen(_) => true,
+            ActivationForm::Int16Slabs(_) => true,
             _ => false,
         };
         by_panels && matches!(self.rows, Rows::Packed { past_caches, .. } if past_caches)
@@ -286,10 +211,10 @@ impl Product {
         matches!(self.rows, Rows::Packed { most_gathered, .. } if columns.min(most_gathered) >= WORTH_GATHERING)
     }
 
-    /// Rows and columns of a task, as [`Form::task`], for experts with about `each` columns.
+    /// Rows and columns of a task, as [`task`](Product::task), for experts with about `each` columns.
     pub fn expert_task(&self, weights: &Layout, each: usize, threads: usize) -> [usize; 2] {
         let rows = weights.shape()[1];
-        let [task, columns] = self.form.task(rows, weights.row_bytes(), threads);
+        let [task, columns] = self.task(rows, weights.row_bytes(), threads);
         if self.gathers(each) {
             [task.max(GATHERED_ROWS), columns]
         } else {
@@ -300,7 +225,7 @@ impl Product {
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
-            Rows::Plain => Some(self.form.worker_bytes()),
+            Rows::Plain => Some(packed::worker_bytes(self.form)),
             Rows::Packed { most_gathered, .. } => {
                 let gathered = match self.form.slabs() {
                     Some(slabs) if self.gathers(most_gathered) => {
@@ -308,7 +233,7 @@ impl Product {
                     }
                     _ => 0,
                 };
-                self.form.worker_bytes().checked_add(gathered)
+                packed::worker_bytes(self.form).checked_add(gathered)
             }
             Rows::Decoded => k
                 .checked_mul(4 * DECODED_ROWS)?
@@ -373,7 +298,7 @@ impl Product {
                     let worth = self.gathers(columns.len()) && rows.len() > PANEL;
                     match slabs.filter(|_| worth) {
                         Some(slabs) => {
-                            let to = scratch.add(self.form.worker_bytes());
+                            let to = scratch.add(packed::worker_bytes(self.form));
                             let mut list = ColumnList::new();
                             for columns in columns.chunks(most_gathered) {
                                 panel.slabs = slabs.gather(columns, to);
@@ -525,7 +450,7 @@ pub(crate) fn gated(
     let (result, isa, product) = (site.result(), site.isa, plan.product.within_caches());
     let ([_, m, ..], [k, n, ..]) = (weights[0].shape(), x.shape());
     let row_bytes = weights[0].layout().row_bytes();
-    let [rows, part] = product.form.task(m, row_bytes, site.threads);
+    let [rows, part] = product.task(m, row_bytes, site.threads);
     let column_blocks = n.div_ceil(part);
     let cost = 2.0 * cost(m, n, k) + glu::cost(kind) * (m * n) as f64;
     let tasks = m.div_ceil(rows) * column_blocks;
@@ -597,7 +522,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
     let row_bytes = weights.layout().row_bytes();
-    let [rows, part] = product.form.task(m, row_bytes, site.threads);
+    let [rows, part] = product.task(m, row_bytes, site.threads);
     let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(part));
     let multiply = Phase::new(
         row_blocks * column_blocks * n2 * n3,

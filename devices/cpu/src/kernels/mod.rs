@@ -14,6 +14,8 @@ pub(crate) mod glu;
 mod known_answers;
 pub(crate) mod matmul;
 pub(crate) mod out_prod;
+pub(crate) mod outer;
+mod packed_table;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;

@@ -1,7 +1,7 @@
 //! Sums of outer products: the gradients of matrix products.
 
+use crate::kernels::outer::float::{Outer, sums};
 use crate::prepare::{Phase, Site};
-use crate::simd::outer::{Outer, sums};
 use crate::table::{Kernel, Reason, dense_rows};
 use samite_core::{DType, Error, Node, Result};
 

@@ -1,8 +1,8 @@
 //! Rows chosen by number.
 
+use super::packed_table::PackedTable;
 use crate::operand::Operand;
 use crate::packed;
-use crate::packed::rows::PackedTable;
 use crate::prepare::{Fault, Phase, Site};
 use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{DType, Node, Result};

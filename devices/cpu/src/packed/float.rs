@@ -6,12 +6,13 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::SLAB;
-use super::slabs::Slabs;
 use super::{LANES, PANEL, Sum, equal_part, store_all};
+use crate::activations::SLAB;
+use crate::activations::f32::ELEMENTS;
 use crate::detect::Isa;
+use crate::detect::choose;
+use crate::product::{Column, Panel, PanelFn};
 use crate::simd::float::{Bf16, Element, F16, F32, Vector};
-use crate::simd::float_products::{Column, Panel, PanelFn, choose};
 #[cfg(not(target_arch = "aarch64"))]
 use crate::simd::generic::Lanes;
 use crate::simd::prefetch_here;
@@ -21,35 +22,6 @@ use std::mem::MaybeUninit;
 
 /// Columns that are multiplied with one part of the rows: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 120;
-
-/// Elements of rows that are multiplied at a time: with as many of some columns, they fit into the first-level cache.
-const ELEMENTS: usize = 128;
-
-/// From so many columns on, copying them to slabs pays.
-const WORTH_SLABS: usize = 17;
-
-/// The slabs that columns of `k` elements should be copied to, of which about `each` are multiplied with one matrix; `None` if
-/// they should stay where they are. There, their distance often is a multiple of the page size, and those that are multiplied
-/// together displace each other from the cache.
-pub(super) fn slabs(k: usize, columns: usize, each: usize) -> Option<Slabs> {
-    let slabs = Slabs::new(ELEMENTS, ELEMENTS * size_of::<f32>(), k, columns)?;
-    (each >= WORTH_SLABS).then_some(slabs)
-}
-
-/// Copies elements of a column from element `start` on, a multiple of [`ELEMENTS`].
-///
-/// # Safety
-/// `out` must be the place of one of the columns that `slabs` describes, writable and aligned to 4; columns have these
-/// elements.
-pub(crate) unsafe fn copy(slabs: Slabs, x: &[f32], start: usize, out: *mut u8) {
-    for (x, slab) in slabs.pieces(x, start, out) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            slab.cast::<f32>()
-                .copy_from_nonoverlapping(x.as_ptr(), x.len())
-        };
-    }
-}
 
 /// A half of a panel's part as f32.
 #[repr(C, align(64))]
@@ -386,6 +358,6 @@ compile!(avx512, std::arch::x86_64::__m512, 2 x 8, "avx512f,avx512bw,avx512dq,av
 compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3);
 
 /// The product for packed rows of `dtype`: F32, F16 or BF16. Columns are F32.
-pub(super) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
+pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
 }

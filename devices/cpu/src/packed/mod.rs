@@ -6,36 +6,26 @@
 //!
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
-//! - [`slabs`], [`activations`]: the other side of products: columns in slabs, and those rounded to 8 bits.
-//! - [`unpack`], [`formats`], [`kernels`]: how panels become bytes, those of each type, and products of those.
-//! - [`simd`]: the instruction sets for which these are compiled.
-//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI and AVX2.
-//! - `tiles`: products with many columns, for AMX.
-//! - `halves`: numbers of 16 bits. [`outer`]: what attention computes with these.
-//! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
+//! - [`formats`]: the fields of each type's blocks, and how they are decoded. [`decode`]: what all of them share.
+//! - [`int8`]: products of quantized rows with columns of 8 bits.
+//! - [`float`]: products of rows of floats with F32 columns. `int16`: those with many columns, for VNNI and AVX2.
+//! - `bf16_amx`: products of all types with many columns, for AMX.
 
-pub(crate) mod activations;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16_amx;
 pub(crate) mod buffer;
+mod decode;
 pub(crate) mod float;
 mod formats;
-mod kernels;
+#[cfg(target_arch = "x86_64")]
+mod int16;
+pub(crate) mod int8;
 pub(crate) mod layout;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(crate) mod outer;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod planes;
-pub(crate) mod rows;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod sixteen;
-pub(crate) mod slabs;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
-mod unpack;
 
+use crate::activations::int8::Int8Slabs;
+use crate::activations::{self, ActivationForm};
 use crate::detect::Isa;
-use crate::kernels::matmul::Form;
-use crate::simd::float_products::{Column, Panel, PanelFn};
-use activations::Activations;
+use crate::product::{Column, Panel, PanelFn};
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
@@ -134,11 +124,11 @@ fn equal_part(columns: usize, most: usize, tile: usize) -> usize {
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
-    /// Multiplies whole panels: [`Panel::weights`](crate::simd::float_products::Panel) is that of the first row,
-    /// [`stride`](crate::simd::float_products::Panel) the distance of panels.
+    /// Multiplies whole panels: [`Panel::weights`](crate::product::Panel) is that of the first row,
+    /// [`stride`](crate::product::Panel) the distance of panels.
     pub function: PanelFn,
     /// What columns must be.
-    pub form: Form,
+    pub form: ActivationForm,
 }
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with
@@ -153,30 +143,40 @@ pub(crate) fn product(
 ) -> Option<PackedProduct> {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Avx512(token) = isa
-        && let Some((function, planes)) = planes::product(token, dtype, k, columns, each)
+        && let Some((function, planes)) = bf16_amx::product(token, dtype, k, columns, each)
     {
         return Some(PackedProduct {
             function,
-            form: Form::Planes(planes),
+            form: ActivationForm::Bf16Slabs(planes),
         });
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some((function, sixteen)) = sixteen::product(isa, dtype, k, columns, each) {
+    if let Some((function, sixteen)) = int16::product(isa, dtype, k, columns, each) {
         return Some(PackedProduct {
             function,
-            form: Form::Sixteen(sixteen),
+            form: ActivationForm::Int16Slabs(sixteen),
         });
     }
-    if let Some((function, spec)) = kernels::product(isa, dtype) {
+    if let Some((function, spec)) = int8::product(isa, dtype) {
         return Some(PackedProduct {
             function,
-            form: Form::Packed(Activations::new(isa, spec, k, columns)?),
+            form: ActivationForm::Int8Slabs(Int8Slabs::new(isa, spec, k, columns)?),
         });
     }
     Some(PackedProduct {
         function: float::product(isa, dtype)?,
-        form: float::slabs(k, columns, each).map_or(Form::F32, Form::Slabs),
+        form: activations::f32::slabs(k, columns, each)
+            .map_or(ActivationForm::F32, ActivationForm::F32Slabs),
     })
+}
+
+/// Bytes of scratch memory that products need for each worker.
+pub(crate) fn worker_bytes(form: ActivationForm) -> usize {
+    match form {
+        #[cfg(target_arch = "x86_64")]
+        ActivationForm::Bf16Slabs(_) => bf16_amx::WORKER_BYTES,
+        _ => 0,
+    }
 }
 
 /// The product for panels of F32 that were packed to be used once.
@@ -204,7 +204,7 @@ mod tests {
     use super::layout::PackedLayout;
     use super::*;
     use crate::harness::numbers;
-    use crate::tune::Reading;
+    use crate::product::Reading;
     use samite_core::Layout;
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
                 all.push((format!("{isa:?} for {each}"), isa, product));
             }
         }
-        if let Some(function) = kernels::portable_product(dtype) {
+        if let Some(function) = int8::portable_product(dtype) {
             let (_, isa, PackedProduct { form, .. }) = all[0];
             all.push(("portable".into(), isa, PackedProduct { function, form }));
         }
@@ -286,7 +286,7 @@ mod tests {
         if backwards {
             places.reverse();
         }
-        let mut scratch = vec![Line::default(); form.worker_bytes() / 64];
+        let mut scratch = vec![Line::default(); worker_bytes(form) / 64];
         let panel = Panel {
             weights: memory.as_ptr().cast(),
             stride: packed.panel_bytes,
@@ -361,12 +361,12 @@ mod tests {
                     let nmse = error / power;
                     #[cfg(target_arch = "x86_64")]
                     let bound = match product.form {
-                        Form::Sixteen(_) => 1e-8,
+                        ActivationForm::Int16Slabs(_) => 1e-8,
                         _ => bound,
                     };
                     assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
                     // Whole numbers are the same at all levels.
-                    if let Form::Packed(_) = product.form {
+                    if let ActivationForm::Int8Slabs(_) = product.form {
                         let first = first.get_or_insert_with(|| got.clone());
                         assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }

@@ -12,9 +12,7 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
-pub(crate) mod blocks;
 pub(crate) mod float;
-pub(crate) mod float_products;
 #[cfg(not(target_arch = "aarch64"))]
 pub(crate) mod generic;
 #[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -22,12 +20,9 @@ pub(crate) mod generic_int8;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) mod int16;
 pub(crate) mod int8;
-pub(crate) mod keys;
 pub(crate) mod math;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
-pub(crate) mod outer;
-pub(crate) mod quantized;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod sse2;
 

@@ -1,13 +1,13 @@
 //! The gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4): the shares of keys are computed again, so
 //! nothing but the operands is kept from the forward pass.
 
-use super::block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
+use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
 use super::{Extents, Memory, too_large};
 use crate::detect::Isa;
+use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
 use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::outer::{self, Outer, OuterFn};
 use crate::table::Kernel;
 use samite_core::{DType, Error, Op, Result};
 

@@ -1,0 +1,450 @@
+//! Products with many columns: a slab of a panel is decoded to bytes in the first-level cache, then multiplied with all columns by a
+//! micro-kernel, a few registers of rows and columns at a time.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::{first_sums, is_offset, is_wide, scaled, store_sums};
+use crate::activations::SLAB;
+use crate::activations::int8::{CROSSED, Sums, WORDS};
+use crate::packed::decode::{Format, PanelSlab, Slab, Store, column_spec, is_crossed};
+use crate::packed::{PANEL, Sum, store_all};
+use crate::product::{Column, Panel};
+use crate::simd::int8::{Simd, room};
+use std::array::from_fn;
+use std::mem::MaybeUninit;
+
+/// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
+/// are multiplied at a time, which equal parts are rounded up to.
+pub(crate) const COLUMNS: usize = 528;
+
+/// With how many tiles of columns the next slab of weights is asked for, at most: all of it at once would keep columns waiting.
+pub(crate) const ASKING: usize = 8;
+
+/// Sums of some columns.
+#[repr(C, align(64))]
+pub(crate) struct Results<const N: usize>(pub [Sum; N]);
+
+/// Room for slabs of columns.
+#[repr(C, align(64))]
+struct Tile<const C: usize>([[u8; 2 * SLAB]; C]);
+
+/// # Safety
+/// As [`multiply`](super::multiply), with at most [`COLUMNS`] columns.
+#[inline(always)]
+pub(crate) unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
+    panel: &Panel,
+    columns: &[Column],
+) {
+    let mut slab = MaybeUninit::<Slab>::uninit();
+    let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
+    let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
+    let beside = are_side_by_side(columns, column_spec::<F, V>().slab_bytes());
+    for row in (0..panel.rows).step_by(PANEL) {
+        // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+        unsafe {
+            results.write_bytes(0, COLUMNS.min(columns.len() + 1));
+            for part in PanelSlab::all::<F>(panel, row) {
+                for first in (0..PANEL).step_by(V::LANES) {
+                    part.unpack::<F, V, _>(first, &mut Store::new(slab, first));
+                }
+                for first in (0..PANEL).step_by(R * V::LANES) {
+                    let strip = Strip {
+                        slab,
+                        beside,
+                        first,
+                        weights: part.end::<F>(),
+                        spread: columns.len() >= ASKING * C,
+                        at: part.number * panel.slabs,
+                        next: panel.slabs,
+                        groups: part.len / F::GROUP,
+                    };
+                    strip.all::<F, V, R, C>(columns, results);
+                }
+            }
+            store_all(panel, row, columns, results);
+        }
+    }
+}
+
+/// Whether slabs of so many bytes lie side by side: those of each column behind those of the one before. Then one address
+/// with constant offsets serves for some of them.
+#[inline(always)]
+pub(crate) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
+    columns
+        .windows(2)
+        .all(|pair| pair[1].x == pair[0].x.wrapping_add(bytes))
+}
+
+/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
+/// [side by side](are_side_by_side), otherwise in `copy`.
+///
+/// # Safety
+/// The slabs must be there, and room for as many at `copy`.
+#[inline(always)]
+pub(crate) unsafe fn side_by_side(
+    columns: &[Column],
+    beside: bool,
+    at: usize,
+    bytes: usize,
+    copy: *mut u8,
+) -> *const u8 {
+    if beside {
+        return columns[0].x.wrapping_add(at);
+    }
+    for (c, column) in columns.iter().enumerate() {
+        let x = column.x.wrapping_add(at);
+        // SAFETY: the caller's contract.
+        unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
+    }
+    copy
+}
+
+/// Rows of an unpacked slab and its place in columns.
+struct Strip {
+    slab: *const Slab,
+    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    beside: bool,
+    /// The first row.
+    first: usize,
+    /// Where the next slab of weights lies.
+    weights: *const u8,
+    /// Whether it is asked for with the first [`ASKING`] tiles of columns, not with the first one.
+    spread: bool,
+    /// Where the slab begins in a column, in bytes.
+    at: usize,
+    /// Where the next one begins, seen from there.
+    next: usize,
+    groups: usize,
+}
+
+impl Strip {
+    /// Multiplies `R` registers of rows with all columns.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn all<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        columns: &[Column],
+        results: *mut Sum,
+    ) {
+        let (full, rest) = columns.as_chunks::<C>();
+        let mut copy = MaybeUninit::<Tile<C>>::uninit();
+        let copy = copy.as_mut_ptr().cast::<u8>();
+        // What comes behind so many columns is not in the first-level cache.
+        let next = |count: usize| match columns.get(count) {
+            Some(next) => next.x.wrapping_add(self.at),
+            None => columns[0].x.wrapping_add(self.at + self.next),
+        };
+        let bytes = column_spec::<F, V>().slab_bytes();
+        // SAFETY: the caller's contract; a copy has room for so many columns.
+        unsafe {
+            for (i, tile) in full.iter().enumerate() {
+                let x = side_by_side(tile, self.beside, self.at, bytes, copy);
+                let next = next(C * (i + 1));
+                self.run::<F, V, R, C>(x, next, results.add(C * i), i);
+            }
+            if rest.is_empty() {
+                return;
+            }
+            // An odd last column is multiplied twice: for each number of columns there would be as much code again.
+            let last = rest.len() - 1;
+            let is_odd = last.is_multiple_of(2);
+            let x = side_by_side(rest, self.beside && !is_odd, self.at, bytes, copy);
+            if is_odd {
+                let from = copy.add(last * bytes);
+                copy.add((last + 1) * bytes)
+                    .copy_from_nonoverlapping(from, bytes);
+            }
+            let (next, i) = (next(columns.len()), full.len());
+            let results = results.add(C * full.len());
+            match last / 2 {
+                0 => self.run::<F, V, R, 2>(x, next, results, i),
+                1 if C > 4 => self.run::<F, V, R, 4>(x, next, results, i),
+                _ => self.run::<F, V, R, C>(x, next, results, i),
+            }
+        }
+    }
+
+    /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.
+    /// Meanwhile asks for as many slabs from `next` on and, if this is one of the first tiles of columns, for the weights that
+    /// come next.
+    ///
+    /// # Safety
+    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn run<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        x: *const u8,
+        next: *const u8,
+        results: *mut Sum,
+        tile: usize,
+    ) {
+        // Lines of the next slab of weights for each group.
+        let lines = (F::DTYPE.block_bytes() * PANEL * F::GROUP).div_ceil(F::DTYPE.block_len() * 64);
+        let ask = |first: usize, count: usize| {
+            for line in first * count..(first + 1) * count {
+                // SAFETY: the instructions are there, by the caller's contract.
+                unsafe { V::prefetch(self.weights.wrapping_add(line * 64)) }
+            }
+        };
+        // SAFETY: the caller's contract.
+        unsafe {
+            let zero = V::splat_float(0.0);
+            let row = |r: usize| self.first + r * V::LANES;
+            let x = from_fn(|c| x.wrapping_add(c * column_spec::<F, V>().slab_bytes()));
+            let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
+            let mut sums = [[zero; R]; C];
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r] = first_sums::<F, V>(result(c, r));
+                }
+            }
+            let (sums_at, starts_at) = (F::COLUMNS.sums_at(), F::COLUMNS.starts_at());
+            for group in 0..self.groups {
+                let step = C * column_spec::<F, V>().slab_bytes() / (SLAB / F::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    V::prefetch(next.wrapping_add(group * step + line * 64));
+                }
+                let step = C * size_of::<Sum>() / (SLAB / F::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    let at = C * size_of::<Sum>() + group * step + line * 64;
+                    V::prefetch(results.cast::<u8>().wrapping_add(at));
+                }
+                if self.first == 0 && self.spread {
+                    if tile < ASKING {
+                        ask(tile * self.groups + group, lines.div_ceil(ASKING));
+                    }
+                } else if self.first == 0 && tile == 0 {
+                    ask(group, lines);
+                }
+                let mut whole = [[V::start(V::splat(0)); R]; C];
+                if is_crossed::<F, V>() {
+                    for c in 0..C {
+                        let start = x[c].add(starts_at + 4 * group).cast::<i32>().read();
+                        for r in 0..R {
+                            let starts = (&raw const (*self.slab).starts[group][row(r)]).cast();
+                            whole[c][r] = V::start(V::add(V::load(starts), V::splat(start)));
+                        }
+                    }
+                } else if is_offset::<F, V>() {
+                    for c in 0..C {
+                        let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
+                        whole[c] = [V::start(V::splat(start)); R];
+                    }
+                }
+                if is_crossed::<F, V>() {
+                    self.crossed::<F, V, R, C>(group, x, &mut whole);
+                } else if V::PAIRS {
+                    self.pairs::<F, V, R, C>(group, x, &mut whole);
+                } else {
+                    self.products::<F, V, R, C>(group, x, &mut whole);
+                }
+                let mut scales = [zero; R];
+                for r in 0..R {
+                    scales[r] = V::load_floats(&raw const (*self.slab).scales[group][row(r)]);
+                }
+                for c in 0..C {
+                    for r in 0..R {
+                        let (sum, whole) = (&mut sums[c][r], V::total(whole[c][r]));
+                        if is_wide::<F>() {
+                            V::accumulate(sum, V::floats(whole), scales[r]);
+                        } else {
+                            let product = scaled::<F, V>(whole, scales[r]);
+                            let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
+                            V::accumulate(sum, product, V::splat_float(scale));
+                        }
+                    }
+                }
+                if let Sums::Minus = F::SUMS {
+                    for r in 0..R {
+                        let minimums =
+                            V::load_floats(&raw const (*self.slab).minimums[group][row(r)]);
+                        for c in 0..C {
+                            let sum = x[c].add(sums_at + 4 * group).cast::<f32>().read();
+                            V::accumulate(&mut sums[c][r], minimums, V::splat_float(sum));
+                        }
+                    }
+                }
+            }
+            for c in 0..C {
+                for r in 0..R {
+                    store_sums::<F, V>(sums[c][r], x[c], result(c, r));
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a group to sums; `x` are the columns' slabs.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn products<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        let steps = F::GROUP / 4;
+        for i in 0..steps {
+            let at = group * steps + i;
+            let is_last = i + 1 == steps;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let mut w = [V::splat(0); R];
+                for r in 0..R {
+                    w[r] = self.codes::<V>(at, r);
+                }
+                for c in 0..C {
+                    let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
+                    let x = V::splat(x);
+                    for r in 0..R {
+                        V::dot(&mut sums[c][r], w[r], x, F::FULL);
+                        if is_last
+                            || room(F::LARGEST) < steps && (i + 1).is_multiple_of(room(F::LARGEST))
+                        {
+                            V::carry(&mut sums[c][r]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), half of them [crossed](self).
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn crossed<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        const { assert!(CROSSED == 2) };
+        let at = group * WORDS;
+        // Without a loop, in which addresses take more instructions, and some of either kind in turn, since they wait for different units.
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.pair::<V, R, C>(at, x, sums);
+            self.word::<V, R, C>(at + 4, x, sums);
+            self.word::<V, R, C>(at + 5, x, sums);
+            self.pair::<V, R, C>(at + 1, x, sums);
+            self.word::<V, R, C>(at + 6, x, sums);
+            self.word::<V, R, C>(at + 7, x, sums);
+        }
+    }
+
+    /// Adds the crossed products of word `at` and the one that it is crossed with.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pair<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [[V::splat(0); 2]; R];
+            for r in 0..R {
+                w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + CROSSED, r)];
+            }
+            for c in 0..C {
+                let x = |at: usize| V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                let (first, second) = (x(at), x(at + CROSSED));
+                for r in 0..R {
+                    let (a, b) = (V::add_bytes(w[r][0], second), V::add_bytes(w[r][1], first));
+                    V::dot_here(&mut sums[c][r], a, b);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of word `at`.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn word<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [V::splat(0); R];
+            for r in 0..R {
+                w[r] = self.codes::<V>(at, r);
+            }
+            for c in 0..C {
+                let x = V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                for r in 0..R {
+                    V::dot_here(&mut sums[c][r], w[r], x);
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), of two columns at a time as long as there are two.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pairs<F: Format, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::mix([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+            for i in (0..F::GROUP / 4).step_by(2) {
+                let at = group * (F::GROUP / 4) + i;
+                let mut w = [[V::splat(0); 2]; R];
+                for r in 0..R {
+                    w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + 1, r)];
+                }
+                for c in (1..C).step_by(2) {
+                    let codes = [x[c - 1], x[c]].map(|x| x.wrapping_add(4 * at));
+                    for r in 0..R {
+                        let pair = [sums[c - 1][r], sums[c][r]];
+                        let pair = V::dot_pairs(pair, w[r], codes, F::FULL);
+                        [sums[c - 1][r], sums[c][r]] = pair;
+                    }
+                }
+            }
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::separate([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+            if !C.is_multiple_of(2) {
+                let last = std::array::from_mut(&mut sums[C - 1]);
+                self.products::<F, V, R, 1>(group, [x[C - 1]], last);
+            }
+        }
+    }
+
+    /// Four codes of each row of register `r`.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn codes<V: Simd>(&self, at: usize, r: usize) -> V::Words {
+        let row = self.first + r * V::LANES;
+        // SAFETY: the caller's contract.
+        unsafe { V::load((&raw const (*self.slab).codes[at][row]).cast()) }
+    }
+}
