@@ -7,7 +7,6 @@
 /// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
-use crate::tune::{self, Crossing};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::OnceLock;
 
@@ -179,11 +178,7 @@ impl Isa {
             .flatten()
             .min()
             .unwrap_or(IsaLevel::Amx);
-        let isa = Self::at_most(limit);
-        match isa.crossed() {
-            Some(crossed) if tune::choose::<Crossing>(isa).0 => crossed,
-            _ => isa,
-        }
+        Self::at_most(limit)
     }
 
     /// The same instructions with [crossed products](crate::packed), where there are such.

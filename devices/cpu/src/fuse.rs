@@ -15,6 +15,7 @@ use crate::detect::Isa;
 use crate::kernels::columns::is_usable;
 use crate::kernels::matmul::{Product, are_worth_gating};
 use crate::kernels::rope::Angles;
+use crate::operand::whole;
 use crate::table::kernel_for;
 use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
 
@@ -193,15 +194,6 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
     })
 }
 
-/// The memory of a tensor without gaps: whose it is, and where it begins in there.
-pub(crate) fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
-    let place = match node.tensor().view {
-        Some(view) => (view.base, view.offset),
-        None => (node.id(), 0),
-    };
-    node.layout().is_contiguous().then_some(place)
-}
-
 /// Whether `view` is nothing but all rows of `node`.
 fn has_rows_of(view: Node<'_>, node: Node<'_>) -> bool {
     let rows = |layout: &Layout| (layout.shape()[0], layout.rows());
@@ -316,7 +308,8 @@ impl Readers {
 mod tests {
     use super::*;
     use crate::harness::*;
-    use crate::packed::buffer::packed_buffer_type;
+    use crate::packed_buffer_type::packed_buffer_type;
+    use crate::tune;
     use samite_core::{
         Glu, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
     };
@@ -327,7 +320,7 @@ mod tests {
 
     /// Whether products on this processor need columns in another form, so that there is something to do together.
     fn packs_columns() -> bool {
-        crate::unpacked::product(Isa::detect(None), DType::Q8_0).is_some()
+        crate::unpacked::product(tune::detect(None), DType::Q8_0).is_some()
     }
 
     /// A place in memory of its own, unless the tensor is stored.
@@ -354,7 +347,7 @@ mod tests {
             workspace: None,
             compiled: None,
         };
-        let parts = parts(&work, Isa::detect(None), threads);
+        let parts = parts(&work, tune::detect(None), threads);
         work.computed()
             .map(|node| parts[node.id().index()])
             .collect()
@@ -495,7 +488,7 @@ mod tests {
                 workspace: None,
                 compiled: None,
             };
-            parts(&work, Isa::detect(None), 2)[products[1].index()]
+            parts(&work, tune::detect(None), 2)[products[1].index()]
         };
         assert_eq!(part(&places), Part::JoinsProduct);
         // The second result where the first one's weights are, which nobody needs any more.
@@ -680,7 +673,7 @@ mod tests {
                 }
                 let [a, b] = [0, 1].map(|i| g.mul_mat(weights[i], y).unwrap());
                 let first = g.node(a);
-                let product = Product::of(first, Isa::detect(None)).unwrap();
+                let product = Product::of(first, tune::detect(None)).unwrap();
                 let (a, b) = if swapped { (b, a) } else { (a, b) };
                 let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
                 // Its columns may still be there.

@@ -32,13 +32,15 @@ mod device;
 mod fuse;
 #[cfg(test)]
 mod harness;
+mod kernel;
 mod kernels;
 mod machine;
 mod operand;
 mod packed;
+mod packed_buffer_type;
 mod pool;
-mod prepare;
 mod product;
+mod program;
 mod simd;
 mod table;
 #[cfg(test)]

@@ -1,37 +1,13 @@
 //! The one table of kernels: what is not in it is not supported, and what is in it can be built.
 
-use crate::detect::Isa;
+use crate::kernel::{Kernel, Reason};
 use crate::kernels::{
     attention, backward, copy, elementwise, experts, glu, matmul, out_prod, reduce, rope, rows,
     shape, softmax, sort, training,
 };
 use crate::operand::alignment;
 use crate::packed;
-use crate::prepare::{Phase, Site};
-use samite_core::{DType, Layout, Node, Op, Result};
-use std::borrow::Cow;
-
-/// How a node is computed.
-#[derive(Clone, Copy)]
-pub(crate) struct Kernel {
-    /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if that overflows.
-    pub scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
-    /// Compiles the node. Only called for results that are not empty.
-    pub build: fn(&Site<'_>) -> Result<Vec<Phase>>,
-}
-
-impl Kernel {
-    /// A kernel without scratch memory.
-    pub const fn plain(build: fn(&Site<'_>) -> Result<Vec<Phase>>) -> Self {
-        Kernel {
-            scratch: |_, _, _| Some(0),
-            build,
-        }
-    }
-}
-
-/// Why there is no kernel.
-pub(crate) type Reason = Cow<'static, str>;
+use samite_core::{Layout, Node, Op, Result};
 
 /// The kernel for a node, from its operation, types and layouts.
 pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -116,23 +92,4 @@ fn aligned(layout: &Layout) -> Result<(), Reason> {
         return Err("blocks of a row do not lie one after the other".into());
     }
     Ok(())
-}
-
-/// Refuses sources whose rows have gaps.
-pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), Reason> {
-    match node.source_layout(source) {
-        Some(layout) if !layout.has_contiguous_rows() => {
-            Err(format!("the rows of source {source} have gaps").into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses types that cannot be decoded.
-pub(crate) fn decodable(dtype: DType) -> Result<(), Reason> {
-    if samite_quant::can_decode(dtype) {
-        Ok(())
-    } else {
-        Err(format!("{dtype} cannot be decoded").into())
-    }
 }

@@ -4,7 +4,7 @@
 //! measured when it is needed first, in milliseconds, and kept in a file per processor model. No result depends on a choice.
 
 use crate::activations::ActivationForm;
-use crate::detect::Isa;
+use crate::detect::{Isa, IsaLevel};
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
 use crate::product::{Column, Panel, Reading};
 use samite_core::{DType, HostMemory, Layout};
@@ -19,6 +19,15 @@ pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
 
 /// Part of the names of files: changes with what is measured.
 const VERSION: u32 = 1;
+
+/// The highest level of instruction sets, as [`Isa::detect`], with [crossed products](crate::packed::int8) where they pay.
+pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
+    let isa = Isa::detect(limit);
+    match isa.crossed() {
+        Some(crossed) if choose::<Crossing>(isa).0 => crossed,
+        _ => isa,
+    }
+}
 
 /// A choice between ways to the same results.
 pub(crate) trait Choice: Copy + PartialEq + fmt::Display + 'static {
@@ -156,15 +165,15 @@ fn model() -> String {
     #[cfg(target_arch = "x86_64")]
     {
         let leaf = std::arch::x86_64::__cpuid(0);
-        let maker = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
-        let maker: String = maker
+        let prologue = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+        let prologue: String = prologue
             .as_flattened()
             .iter()
             .map(|&byte| char::from(byte))
             .filter(char::is_ascii_alphanumeric)
             .collect();
         // Family, model and stepping.
-        format!("{maker}-{:x}", std::arch::x86_64::__cpuid(1).eax)
+        format!("{prologue}-{:x}", std::arch::x86_64::__cpuid(1).eax)
     }
     #[cfg(not(target_arch = "x86_64"))]
     std::env::consts::ARCH.into()

@@ -3,23 +3,24 @@
 //! Columns of source 1 are brought into the form that the product needs once (packed F32, or rounded to fewer bits), in a
 //! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
 
-use super::columns::{Columns, Origin};
+use super::columns::Columns;
 use super::glu;
 use crate::activations::ActivationForm;
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::detect::Isa;
+use crate::kernel::InputSource;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::Operand;
 use crate::packed::PANEL;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::bf16_amx;
 use crate::packed::layout::PackedLayout;
 use crate::packed::{self, PackedProduct};
-use crate::prepare::{Phase, Scratch, Site};
 use crate::product::{Column, Panel, PanelFn};
 use crate::unpacked::{self, float};
 
+use crate::kernel::{Kernel, Reason, decodable, dense_rows};
 use crate::product::Reading;
-use crate::table::{Kernel, Reason, decodable, dense_rows};
 use crate::tune::{self, Readings};
 use samite_core::{DType, Error, Layout, Node, Op, Result};
 use std::mem::MaybeUninit;
@@ -401,24 +402,24 @@ pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
     (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
 }
 
-/// What the product `node` needs of the scratch memory, that memory, and the columns `x`, which come from `origin`, in there.
+/// What the product `node` needs of the scratch memory, that memory, and the columns `x`, which come from `input`, in there.
 fn place(
-    site: &Site<'_>,
+    context: &KernelContext<'_>,
     node: Node<'_>,
     x: Operand,
-    origin: Origin,
+    input: InputSource,
 ) -> Result<(Plan, Scratch, Columns)> {
-    let plan = plan(node, site.isa, site.threads)
+    let plan = plan(node, context.isa, context.threads)
         .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
-    let scratch = site.scratch(plan.total)?;
-    let columns = Columns::new(x, origin, plan.product.form, scratch);
+    let scratch = context.scratch(plan.total)?;
+    let columns = Columns::new(x, input, plan.product.form, scratch);
     Ok((plan, scratch, columns))
 }
 
 /// Packs columns only.
-pub(crate) fn pack(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (_, _, columns) = place(site, site.node, site.source(1)?, site.origin)?;
-    Ok(columns.pack(site.isa).into_iter().collect())
+pub(crate) fn pack(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (_, _, columns) = place(context, context.node, context.source(1)?, context.input)?;
+    Ok(columns.pack(context.isa).into_iter().collect())
 }
 
 /// Whether it pays to compute two products of the same columns together with a gated unit of their results: where these would go past the
@@ -438,19 +439,22 @@ pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
 
 /// A gated unit of two products, one of which is `product`: of the rows of two matrices with the columns `x`, which are packed.
 pub(crate) fn gated(
-    site: &Site<'_>,
+    context: &KernelContext<'_>,
     product: Node<'_>,
     weights: [Operand; 2],
     x: Operand,
 ) -> Result<Vec<Phase>> {
-    let &Op::Glu { kind, .. } = site.node.op() else {
-        return Err(Error::invalid(format!("{} is not gated", site.node.op())));
+    let &Op::Glu { kind, .. } = context.node.op() else {
+        return Err(Error::invalid(format!(
+            "{} is not gated",
+            context.node.op()
+        )));
     };
-    let (plan, scratch, columns) = place(site, product, x, Origin::Ready)?;
-    let (result, isa, product) = (site.result(), site.isa, plan.product.within_caches());
+    let (plan, scratch, columns) = place(context, product, x, InputSource::Shared)?;
+    let (result, isa, product) = (context.result(), context.isa, plan.product.within_caches());
     let ([_, m, ..], [k, n, ..]) = (weights[0].shape(), x.shape());
     let row_bytes = weights[0].layout().row_bytes();
-    let [rows, part] = product.task(m, row_bytes, site.threads);
+    let [rows, part] = product.task(m, row_bytes, context.threads);
     let column_blocks = n.div_ceil(part);
     let cost = 2.0 * cost(m, n, k) + glu::cost(kind) * (m * n) as f64;
     let tasks = m.div_ceil(rows) * column_blocks;
@@ -514,15 +518,15 @@ const GATED_PANELS: usize = 16;
 #[repr(align(64))]
 struct Lines<const N: usize>([[f32; PANEL]; N]);
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, weights, x) = (site.result(), site.source(0)?, site.source(1)?);
-    let (plan, scratch, columns) = place(site, site.node, x, site.origin)?;
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, weights, x) = (context.result(), context.source(0)?, context.source(1)?);
+    let (plan, scratch, columns) = place(context, context.node, x, context.input)?;
     let product = plan.product;
     let [_, m, w2, w3] = weights.shape();
     let [k, n, n2, n3] = x.shape();
     let (r2, r3) = (n2 / w2, n3 / w3);
     let row_bytes = weights.layout().row_bytes();
-    let [rows, part] = product.task(m, row_bytes, site.threads);
+    let [rows, part] = product.task(m, row_bytes, context.threads);
     let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(part));
     let multiply = Phase::new(
         row_blocks * column_blocks * n2 * n3,
@@ -554,7 +558,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         },
     );
     Ok(columns
-        .pack(site.isa)
+        .pack(context.isa)
         .into_iter()
         .chain([multiply])
         .collect())

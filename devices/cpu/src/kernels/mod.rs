@@ -1,4 +1,4 @@
-//! The kernels, by kind of operation. Each module turns a [`Site`](crate::prepare::Site) into phases.
+//! The kernels, by kind of operation. Each module turns a [`KernelContext`](crate::kernel::KernelContext) into phases.
 //!
 //! A task always computes the same elements in the same order, whichever worker runs it, so results do not depend on
 //! the number of threads. Kernels of operations that may run in place read an element before they write it.

@@ -1,9 +1,9 @@
 //! Indices of sorted and of largest elements.
 
 use crate::detect::{Isa, vectorized};
+use crate::kernel::Kernel;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
-use crate::table::Kernel;
 use samite_core::{Error, Node, Op, Result, SortOrder};
 use std::cmp::Ordering;
 
@@ -101,10 +101,13 @@ fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
 }
 
 /// The scratch memory of all workers, and bytes of each.
-fn workers(site: &Site<'_>, row: usize) -> Result<(Scratch, usize)> {
+fn workers(context: &KernelContext<'_>, row: usize) -> Result<(Scratch, usize)> {
     let bytes = worker_bytes(row)
         .ok_or_else(|| Error::shape("the size of the workspace for sorting overflows"))?;
-    Ok((site.scratch(bytes.saturating_mul(site.threads))?, bytes))
+    Ok((
+        context.scratch(bytes.saturating_mul(context.threads))?,
+        bytes,
+    ))
 }
 
 /// The values of a row, without gaps: in place, or in the memory at `own`.
@@ -124,12 +127,12 @@ unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f3
 }
 
 /// Indices that sort each row.
-fn argsort(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::ArgSort { order } = *site.node.op() else {
+fn argsort(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let Op::ArgSort { order } = *context.node.op() else {
         return Err(Error::invalid("not argsort"));
     };
-    let (result, source) = (site.result(), site.source(0)?);
-    let (scratch, bytes) = workers(site, source.shape()[0])?;
+    let (result, source) = (context.result(), context.source(0)?);
+    let (scratch, bytes) = workers(context, source.shape()[0])?;
     Ok(vec![Phase::new(
         result.rows(),
         result.elements() as f64 * 30.0,
@@ -153,11 +156,11 @@ fn argsort(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Indices of the largest elements of each row.
-fn top_k(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source) = (site.result(), site.source(0)?);
+fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, source) = (context.result(), context.source(0)?);
     let (n0, k) = (source.shape()[0], result.shape()[0]);
-    let (scratch, bytes) = workers(site, n0)?;
-    let (filter, isa) = (worth_filtering(n0, k), site.isa);
+    let (scratch, bytes) = workers(context, n0)?;
+    let (filter, isa) = (worth_filtering(n0, k), context.isa);
     let each = if filter { 0.2 } else { 5.0 };
     Ok(vec![Phase::new(
         result.rows(),

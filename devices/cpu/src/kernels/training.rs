@@ -2,10 +2,10 @@
 
 use super::reduce::{max_of, sum_of, sum_of_pairs};
 use crate::detect::vectorized;
+use crate::kernel::Kernel;
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
 use crate::simd::math;
-use crate::table::Kernel;
 use samite_core::{Error, Node, Op, Result};
 
 /// Weights that one task changes.
@@ -22,13 +22,13 @@ fn scratch(node: Node<'_>) -> Option<usize> {
 }
 
 /// The mean over all rows of `-sum(labels · log(softmax(logits)))`.
-fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, logits, labels) = (site.result(), site.source(0)?, site.source(1)?);
-    let isa = site.isa;
+fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, logits, labels) = (context.result(), context.source(0)?, context.source(1)?);
+    let isa = context.isa;
     let count = logits.rows();
-    let bytes = scratch(site.node)
+    let bytes = scratch(context.node)
         .ok_or_else(|| Error::shape("cross_entropy_loss: the size of its workspace overflows"))?;
-    let sums = site.scratch(bytes)?;
+    let sums = context.scratch(bytes)?;
     let each = Phase::new(count, logits.elements() as f64 * 1.2, move |tasks, _| {
         for row in tasks {
             let index = logits.layout().row_index(row);
@@ -80,9 +80,9 @@ vectorized! {
 }
 
 /// The gradient of the cross entropy with respect to the logits.
-pub(crate) fn cross_entropy_back(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, gradient) = (site.result(), site.source(0)?);
-    let (logits, labels, isa) = (site.source(1)?, site.source(2)?, site.isa);
+pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, gradient) = (context.result(), context.source(0)?);
+    let (logits, labels, isa) = (context.source(1)?, context.source(2)?, context.isa);
     let count = logits.rows();
     Ok(vec![Phase::new(
         count,
@@ -117,15 +117,15 @@ unsafe fn part<'a>(operand: &Operand, start: usize, len: usize) -> &'a mut [f32]
 }
 
 /// One step of AdamW or of gradient descent.
-pub(crate) fn step(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (weights, gradient) = (site.source(0)?, site.source(1)?);
-    let (elements, isa) = (weights.elements(), site.isa);
+pub(crate) fn step(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (weights, gradient) = (context.source(0)?, context.source(1)?);
+    let (elements, isa) = (weights.elements(), context.isa);
     let tasks = elements.div_ceil(TASK);
     let range = move |task: usize| (task * TASK, (elements - task * TASK).min(TASK));
-    let phase = match site.node.op() {
+    let phase = match context.node.op() {
         Op::OptStepAdamW => {
-            let (means, squares) = (site.source(2)?, site.source(3)?);
-            let parameters = site.source(4)?;
+            let (means, squares) = (context.source(2)?, context.source(3)?);
+            let parameters = context.source(4)?;
             Phase::new(tasks, elements as f64 * 1.0, move |tasks, _| {
                 // SAFETY: inference checked that there are seven parameters and that the other operands have the same
                 // elements, without gaps; tasks do not overlap.
@@ -156,7 +156,7 @@ pub(crate) fn step(site: &Site<'_>) -> Result<Vec<Phase>> {
             })
         }
         Op::OptStepSgd => {
-            let parameters = site.source(2)?;
+            let parameters = context.source(2)?;
             Phase::new(tasks, elements as f64 * 0.5, move |tasks, _| {
                 // SAFETY: as above, with two parameters.
                 let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };

@@ -8,9 +8,9 @@ use super::kv_rows::{
 };
 use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::reduce::{max_of, sum_of};
 use crate::kernels::softmax::scale_row;
-use crate::prepare::{Phase, Scratch, Site};
 use crate::product::Column;
 use crate::simd::math;
 use samite_core::{DType, Node, Result};
@@ -114,17 +114,17 @@ const SLACK: f32 = 8.0;
 /// Weights that are summed up side by side.
 const LANES: usize = 16;
 
-pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let plan = plan(site.node, site.threads).ok_or_else(too_large)?;
+pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let plan = plan(context.node, context.threads).ok_or_else(too_large)?;
     let extents = plan.extents;
-    let operands = Operands::of(site)?;
+    let operands = Operands::of(context)?;
     let attention = Attention {
         plan,
         operands,
-        scratch: site.scratch(plan.total)?,
-        products: products_of(site.isa, element(&operands.k)).ok_or_else(no_kernel)?,
-        weighted_sums: weighted_sums_of(site.isa, element(&operands.v)).ok_or_else(no_kernel)?,
-        decode_mask: decode_of(site.isa, DType::F16).ok_or_else(no_kernel)?,
+        scratch: context.scratch(plan.total)?,
+        products: products_of(context.isa, element(&operands.k)).ok_or_else(no_kernel)?,
+        weighted_sums: weighted_sums_of(context.isa, element(&operands.v)).ok_or_else(no_kernel)?,
+        decode_mask: decode_of(context.isa, DType::F16).ok_or_else(no_kernel)?,
     };
     let rows = extents.rows();
     let tasks = plan.splits

@@ -4,11 +4,11 @@
 use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
 use super::{Extents, Memory, too_large};
 use crate::detect::Isa;
+use crate::kernel::Kernel;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
-use crate::table::Kernel;
 use samite_core::{DType, Error, Op, Result};
 
 /// The kernel of the gradients of attention. A task is a head of keys.
@@ -46,31 +46,32 @@ struct Gradient {
     products: OuterFn,
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let &Op::FlashAttnBack { scale } = site.node.op() else {
-        let op = site.node.op();
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let &Op::FlashAttnBack { scale } = context.node.op() else {
+        let op = context.node.op();
         return Err(Error::invalid(format!(
             "{op} is not a gradient of attention"
         )));
     };
-    let extents = Extents::of(site.node, 1).ok_or_else(too_large)?;
+    let extents = Extents::of(context.node, 1).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
-    let bytes = (GRADIENT.scratch)(site.node, site.isa, site.threads).ok_or_else(too_large)?;
+    let bytes =
+        (GRADIENT.scratch)(context.node, context.isa, context.threads).ok_or_else(too_large)?;
     let blocks = Blocks::new(extents);
     let gradient = Gradient {
         extents,
         blocks,
         scale,
-        isa: site.isa,
-        g: site.source(0)?,
-        q: site.source(1)?,
-        k: site.source(2)?,
-        v: site.source(3)?,
-        mask: site.optional(4),
-        result: site.result(),
-        scratch: site.scratch(bytes)?,
+        isa: context.isa,
+        g: context.source(0)?,
+        q: context.source(1)?,
+        k: context.source(2)?,
+        v: context.source(3)?,
+        mask: context.optional(4),
+        result: context.result(),
+        scratch: context.scratch(bytes)?,
         floats,
-        products: outer::sums(site.isa, DType::F32)
+        products: outer::sums(context.isa, DType::F32)
             .ok_or_else(|| Error::invalid("there is no kernel for sums of f32 rows"))?,
     };
     let work = extents.work() * 2.5;

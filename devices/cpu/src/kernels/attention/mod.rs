@@ -14,12 +14,12 @@ mod prompt;
 mod query_block;
 
 use crate::detect::Isa;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
 
+use crate::kernel::{Kernel, Reason, decodable};
 use crate::simd::math;
-use crate::table::{Kernel, Reason, decodable};
 use kv_rows::Rows;
 use samite_core::{DType, Error, Node, Op, Result};
 
@@ -135,12 +135,12 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     })
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let extents = Extents::of(site.node, 0).ok_or_else(too_large)?;
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let extents = Extents::of(context.node, 0).ok_or_else(too_large)?;
     if extents.tokens < PROMPT_TOKENS {
-        decode::build(site)
+        decode::build(context)
     } else {
-        prompt::build(site)
+        prompt::build(context)
     }
 }
 
@@ -189,21 +189,21 @@ struct Operands {
 }
 
 impl Operands {
-    fn of(site: &Site<'_>) -> Result<Self> {
-        let op = site.node.op();
+    fn of(context: &KernelContext<'_>) -> Result<Self> {
+        let op = context.node.op();
         let logits =
             Logits::of(op).ok_or_else(|| Error::invalid(format!("{op} is not attention")))?;
-        let q = site.source(0)?;
+        let q = context.source(0)?;
         Ok(Operands {
             logits,
-            isa: site.isa,
+            isa: context.isa,
             slopes: Slopes::new(q.shape()[2], logits.max_bias),
             q,
-            k: site.source(1)?,
-            v: site.source(2)?,
-            mask: site.optional(3),
-            sinks: Sinks(site.optional(4)),
-            result: site.result(),
+            k: context.source(1)?,
+            v: context.source(2)?,
+            mask: context.optional(3),
+            sinks: Sinks(context.optional(4)),
+            result: context.result(),
         })
     }
 }

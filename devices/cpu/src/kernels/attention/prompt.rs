@@ -3,11 +3,11 @@
 use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
 use super::{Extents, Memory, Operands, rows_of, too_large};
 use crate::detect::Isa;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::outer::int16::{self, Rounded};
 use crate::kernels::softmax::scale_row;
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
 use samite_core::{DType, Layout, Node, Result};
 use std::array::from_fn;
 
@@ -142,13 +142,13 @@ unsafe impl Send for Attention {}
 // SAFETY: as above.
 unsafe impl Sync for Attention {}
 
-pub(super) fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let plan = Plan::new(site.node, site.isa, site.threads).ok_or_else(too_large)?;
-    let [workers, classes] = plan.bytes(site.threads).ok_or_else(too_large)?;
-    let scratch = site.scratch(workers.checked_add(classes).ok_or_else(too_large)?)?;
+pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let plan = Plan::new(context.node, context.isa, context.threads).ok_or_else(too_large)?;
+    let [workers, classes] = plan.bytes(context.threads).ok_or_else(too_large)?;
+    let scratch = context.scratch(workers.checked_add(classes).ok_or_else(too_large)?)?;
     let attention = Attention {
         plan,
-        operands: Operands::of(site)?,
+        operands: Operands::of(context)?,
         scratch,
         classes: scratch.at(workers).cast(),
     };

@@ -2,7 +2,7 @@
 
 use crate::detect::Isa;
 use crate::fuse::{Part, parts};
-use crate::kernels::columns::{Maker, Origin};
+use crate::kernel::{Fault, InputSource, KernelContext, Phase, Prologue, Workspace};
 use crate::kernels::{matmul, reduce, rope};
 use crate::operand::Operand;
 use crate::packed::memory_of;
@@ -15,154 +15,6 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-
-/// Work below this many estimated nanoseconds is not shared out: a barrier and another cache cost as much.
-const WORTH_SHARING: f64 = 8_000.0;
-
-/// Estimated nanoseconds of the smallest part of a phase that a worker takes: less would cost more than waiting for it.
-const WORTH_TAKING: f64 = 1_000.0;
-
-/// A value in memory that a kernel refuses.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
-    /// Which source holds the value.
-    pub source: usize,
-    /// Which element of the source it is.
-    pub at: usize,
-    /// The value.
-    pub value: i64,
-    /// It must be at least 0 and below this.
-    pub limit: usize,
-}
-
-/// Runs a range of tasks in worker number `usize`.
-pub(crate) type Run = Box<dyn Fn(Range<usize>, usize) -> Result<(), Fault> + Send + Sync>;
-
-/// A part of a node's work whose tasks are independent of each other.
-pub(crate) struct Phase {
-    tasks: usize,
-    run: Run,
-    /// Estimated nanoseconds of all tasks in one thread.
-    cost: f64,
-    /// Fewest tasks that a worker takes, and whether there is something to share: set when the program is complete.
-    grain: usize,
-    shared: bool,
-}
-
-impl Phase {
-    /// `tasks` tasks that take about `cost` nanoseconds together.
-    pub fn new(
-        tasks: usize,
-        cost: f64,
-        run: impl Fn(Range<usize>, usize) -> Result<(), Fault> + Send + Sync + 'static,
-    ) -> Self {
-        Phase {
-            tasks,
-            cost,
-            run: Box::new(run),
-            grain: 1,
-            shared: false,
-        }
-    }
-
-    /// This phase and one that is independent of it as one.
-    fn and(self, other: Phase) -> Self {
-        let first = self.tasks;
-        Phase::new(
-            first + other.tasks,
-            self.cost + other.cost,
-            move |tasks, worker| {
-                let (start, end) = (tasks.start, tasks.end);
-                (self.run)(start.min(first)..end.min(first), worker)?;
-                (other.run)(start.max(first) - first..end.max(first) - first, worker)
-            },
-        )
-    }
-
-    fn share(&mut self, threads: usize) {
-        self.shared = threads > 1 && self.tasks > 1 && self.cost >= WORTH_SHARING;
-        let each = self.cost / self.tasks.max(1) as f64;
-        self.grain = ((WORTH_TAKING / each) as usize).clamp(1, self.tasks.max(1));
-    }
-}
-
-/// The addresses and parameters from which a kernel is built.
-pub(crate) struct Site<'a> {
-    pub node: Node<'a>,
-    pub isa: Isa,
-    pub threads: usize,
-    /// How a product comes by its columns, or rope by its angles.
-    pub origin: Origin,
-    result: Operand,
-    sources: Vec<Option<Operand>>,
-    workspace: Workspace,
-}
-
-/// Memory for the whole work.
-#[derive(Clone, Copy)]
-struct Workspace {
-    memory: Option<(*mut u8, usize)>,
-    /// Bytes at its start that are for angles, which nodes leave there for others.
-    angles: usize,
-}
-
-impl Site<'_> {
-    pub fn result(&self) -> Operand {
-        self.result
-    }
-
-    /// A source that the operation always has.
-    pub fn source(&self, index: usize) -> Result<Operand> {
-        self.optional(index)
-            .ok_or_else(|| Error::invalid(format!("{}: source {index} is missing", self.node.op())))
-    }
-
-    pub fn optional(&self, index: usize) -> Option<Operand> {
-        self.sources.get(index).copied().flatten()
-    }
-
-    /// `bytes` of scratch memory, aligned to a cache line.
-    pub fn scratch(&self, bytes: usize) -> Result<Scratch> {
-        self.part(self.workspace.angles, bytes)
-    }
-
-    /// `bytes` of memory for angles, aligned to a cache line.
-    pub fn angles(&self, bytes: usize) -> Result<Scratch> {
-        debug_assert!(bytes <= self.workspace.angles);
-        self.part(0, bytes)
-    }
-
-    /// `bytes` of the workspace from byte `start` on.
-    fn part(&self, start: usize, bytes: usize) -> Result<Scratch> {
-        let len = self.workspace.memory.map_or(0, |(_, len)| len);
-        match self.workspace.memory {
-            // Never read or written, but a slice of nothing must not start at null.
-            _ if bytes == 0 => Ok(Scratch(std::ptr::without_provenance_mut(64))),
-            Some((base, len)) if start.checked_add(bytes).is_some_and(|end| end <= len) => {
-                Ok(Scratch(base.wrapping_add(start)))
-            }
-            _ => Err(Error::invalid(format!(
-                "{}: the workspace has {len} bytes, {bytes} are needed from byte {start} on",
-                self.node.op(),
-            ))),
-        }
-    }
-}
-
-/// Scratch memory; who uses which part of it is the kernel's business.
-#[derive(Clone, Copy)]
-pub(crate) struct Scratch(*mut u8);
-
-// SAFETY: an address like `Operand`.
-unsafe impl Send for Scratch {}
-// SAFETY: as above.
-unsafe impl Sync for Scratch {}
-
-impl Scratch {
-    pub fn at(&self, offset: usize) -> *mut u8 {
-        self.0.wrapping_add(offset)
-    }
-}
 
 /// The phases of one node.
 struct Step {
@@ -282,45 +134,51 @@ impl Program {
                     .transpose()
             })
             .collect::<Result<_>>()?;
-        let maker = match part {
-            Part::ScaledNorm => Some(maker(node, parts, &mut resolve)?),
+        let prologue = match part {
+            Part::ScaledNorm => Some(prologue(node, parts, &mut resolve)?),
             Part::MakesColumns | Part::PacksColumns { made: true } => {
                 let columns = node
                     .source(1)
                     .map(|columns| work.graph.node(work.graph.memory_of(columns.id())));
                 columns
-                    .map(|node| maker(node, parts, &mut resolve))
+                    .map(|node| prologue(node, parts, &mut resolve))
                     .transpose()?
             }
             _ => None,
         };
-        let origin = match (part, maker) {
-            (Part::SharesColumns | Part::JoinsProduct | Part::SharesAngles, _) => Origin::Ready,
-            (Part::MakesColumns | Part::PacksColumns { .. }, Some(maker)) => Origin::Made(maker),
-            _ => Origin::Source,
+        let input = match (part, prologue) {
+            (Part::SharesColumns | Part::JoinsProduct | Part::SharesAngles, _) => {
+                InputSource::Shared
+            }
+            (Part::MakesColumns | Part::PacksColumns { .. }, Some(prologue)) => {
+                InputSource::Fused(prologue)
+            }
+            _ => InputSource::Memory,
         };
         let operands = match part {
             Part::GatedProducts => Some(gated_operands(node, &mut resolve)?),
             _ => None,
         };
-        let site = Site {
+        let context = KernelContext {
             node,
             isa,
             threads,
-            origin,
+            input,
             result,
             sources,
             workspace,
         };
         let first = self.phases.len();
         if !node.layout().is_empty() && !matches!(part, Part::Inner | Part::Later) {
-            let phases = match (part, maker, operands) {
-                (Part::ScaledNorm, Some(Maker::Norm { x, eps, scale, .. }), _) => {
-                    vec![reduce::scaled_norm(&site, x, eps, scale)]
+            let phases = match (part, prologue, operands) {
+                (Part::ScaledNorm, Some(Prologue::Norm { x, eps, scale, .. }), _) => {
+                    vec![reduce::scaled_norm(&context, x, eps, scale)]
                 }
-                (Part::PacksColumns { .. }, ..) => matmul::pack(&site)?,
-                (_, _, Some((product, weights, x))) => matmul::gated(&site, product, weights, x)?,
-                _ => (kernel.build)(&site)?,
+                (Part::PacksColumns { .. }, ..) => matmul::pack(&context)?,
+                (_, _, Some((product, weights, x))) => {
+                    matmul::gated(&context, product, weights, x)?
+                }
+                _ => (kernel.build)(&context)?,
             };
             match self.phases.pop_if(|_| part == Part::JoinsProduct) {
                 Some(before) => self
@@ -463,11 +321,11 @@ impl Program {
 }
 
 /// What makes the rows of a scaled norm or of a gated unit.
-fn maker<'g>(
+fn prologue<'g>(
     node: Node<'g>,
     parts: &[Part],
     resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
-) -> Result<Maker> {
+) -> Result<Prologue> {
     let mut operand = |node: Node<'g>, index| {
         let source = node
             .source(index)
@@ -475,7 +333,7 @@ fn maker<'g>(
         resolve(source, Access::Read)
     };
     match (node.op(), node.source(0).map(|norm| (norm, norm.op()))) {
-        (&Op::Glu { kind, .. }, _) => Ok(Maker::Gated {
+        (&Op::Glu { kind, .. }, _) => Ok(Prologue::Gated {
             x: operand(node, 0)?,
             gate: operand(node, 1)?,
             kind,
@@ -487,7 +345,7 @@ fn maker<'g>(
                 None => None,
             };
             // If it is a sum, writing it was announced when its node was added.
-            Ok(Maker::Norm {
+            Ok(Prologue::Norm {
                 sum,
                 x: operand(norm, 0)?,
                 eps,
