@@ -21,32 +21,32 @@ use samite_core::{DType, Graph, Layout, Node, Op, Placed, TensorId};
 
 /// What becomes of a computed node.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Part {
+pub(crate) enum Fusion {
     /// It is computed on its own.
     Alone,
     /// Computed by what comes behind; never in memory.
-    Inner,
+    Absorbed,
     /// A sum that the product behind writes.
-    Later,
+    WrittenByPrologue,
     /// A product whose columns the one before has packed.
-    SharesColumns,
+    SharesActivations,
     /// The same, at the same time as the product before.
-    JoinsProduct,
+    JoinsPhase,
     /// A rotation whose angles the one before has computed.
     SharesAngles,
     /// A product that makes its columns: source 1 is a scaled norm or a gated unit.
-    MakesColumns,
-    /// A product of a gated unit: only its columns are packed here, `made` as those of `MakesColumns`.
-    PacksColumns { made: bool },
+    FusedPrologue,
+    /// A product of a gated unit: only its columns are packed here, `fused` as those of `FusedPrologue`.
+    PreparesActivations { fused: bool },
     /// A gated unit and the two products before it, whose columns are packed.
-    GatedProducts,
+    GatedEpilogue,
     /// A scaled norm: the factor, with the norm before it.
     ScaledNorm,
 }
 
 /// Columns in a product's form: the memory that they come from, their type, how long they are and how many.
 #[derive(PartialEq)]
-struct Key {
+struct ActivationKey {
     memory: (TensorId, usize),
     dtype: DType,
     shape: [usize; 2],
@@ -54,12 +54,12 @@ struct Key {
 }
 
 /// The parts of all computed nodes, by position in the graph.
-pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
+pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion> {
     let nodes: Vec<_> = work.computed().collect();
-    let mut parts = vec![Part::Alone; work.graph.len()];
+    let mut fusions = vec![Fusion::Alone; work.graph.len()];
     let readers = Readers::new(work.graph);
     // The product that packed what lies in the scratch memory; and how many products use what each one packed.
-    let mut packer: Option<(usize, Key)> = None;
+    let mut packer: Option<(usize, ActivationKey)> = None;
     let mut uses = vec![0; nodes.len()];
     // The angles that lie in the workspace.
     let mut angles: Option<Angles> = None;
@@ -67,7 +67,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         if matches!(node.op(), Op::Rope(_) | Op::RopeBack(_)) && !node.layout().is_empty() {
             let needed = Angles::of(node);
             if needed.is_some() && needed == angles {
-                parts[node.id().index()] = Part::SharesAngles;
+                fusions[node.id().index()] = Fusion::SharesAngles;
             }
             angles = needed;
         }
@@ -76,7 +76,7 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
             Some(key) => {
                 let first = match &packer {
                     Some((first, held)) if *held == key => {
-                        parts[node.id().index()] = Part::SharesColumns;
+                        fusions[node.id().index()] = Fusion::SharesActivations;
                         *first
                     }
                     _ => {
@@ -94,22 +94,22 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         let (before, node) = (nodes[i - 1], nodes[i]);
         let back = |steps: usize| i.checked_sub(steps).map(|i| nodes[i]);
         if let Some(first) = back(2)
-            && parts[before.id().index()] == Part::SharesColumns
+            && fusions[before.id().index()] == Fusion::SharesActivations
             && are_gated_products([first, before], node, isa, &readers)
         {
-            let part = &mut parts[first.id().index()];
-            *part = match *part {
-                Part::SharesColumns => Part::Inner,
-                part => Part::PacksColumns {
-                    made: part == Part::MakesColumns,
+            let fusion = &mut fusions[first.id().index()];
+            *fusion = match *fusion {
+                Fusion::SharesActivations => Fusion::Absorbed,
+                fusion => Fusion::PreparesActivations {
+                    fused: fusion == Fusion::FusedPrologue,
                 },
             };
-            parts[before.id().index()] = Part::Inner;
-            parts[node.id().index()] = Part::GatedProducts;
+            fusions[before.id().index()] = Fusion::Absorbed;
+            fusions[node.id().index()] = Fusion::GatedEpilogue;
             continue;
         }
-        let is_written = parts[before.id().index()] == Part::GatedProducts;
-        let mut set = |node: Node<'_>, part| parts[node.id().index()] = part;
+        let is_written = fusions[before.id().index()] == Fusion::GatedEpilogue;
+        let mut set = |node: Node<'_>, fusion| fusions[node.id().index()] = fusion;
         let is_columns = uses[i] > 0
             && node.source(1).is_some_and(|x| has_rows_of(x, before))
             && readers.only(before.id(), uses[i]);
@@ -118,30 +118,32 @@ pub(crate) fn parts(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Part> {
         let norm = back(2).filter(|&norm| is_scaled_norm(norm, before, &readers));
         if is_columns && (norm.is_some() || is_gated(before) && !is_written) {
             let sum = back(3).filter(|&sum| norm.is_some_and(|norm| is_sum_of(sum, norm)));
-            sum.into_iter().for_each(|sum| set(sum, Part::Later));
-            norm.into_iter().for_each(|norm| set(norm, Part::Inner));
-            set(before, Part::Inner);
-            set(node, Part::MakesColumns);
+            sum.into_iter()
+                .for_each(|sum| set(sum, Fusion::WrittenByPrologue));
+            norm.into_iter()
+                .for_each(|norm| set(norm, Fusion::Absorbed));
+            set(before, Fusion::Absorbed);
+            set(node, Fusion::FusedPrologue);
         } else if let Some(norm) = norm.filter(|&norm| may_be_written(work, norm, before)) {
-            set(norm, Part::Inner);
-            set(before, Part::ScaledNorm);
+            set(norm, Fusion::Absorbed);
+            set(before, Fusion::ScaledNorm);
         }
     }
     // The product that others join. A thread alone would gain nothing by it.
     let mut first = 0;
     for i in (1..nodes.len()).filter(|_| threads > 1) {
-        let part = |i: usize| parts[nodes[i].id().index()];
-        if part(i) != Part::SharesColumns {
+        let fusion = |i: usize| fusions[nodes[i].id().index()];
+        if fusion(i) != Fusion::SharesActivations {
             continue;
         }
-        if part(i - 1) != Part::JoinsProduct {
+        if fusion(i - 1) != Fusion::JoinsPhase {
             first = i - 1;
         }
         if are_independent(work, &nodes[first..=i], isa, threads) {
-            parts[nodes[i].id().index()] = Part::JoinsProduct;
+            fusions[nodes[i].id().index()] = Fusion::JoinsPhase;
         }
     }
-    parts
+    fusions
 }
 
 /// Whether the last of these products of the same columns touches nothing that the others do, so that it does not matter which is first.
@@ -175,7 +177,7 @@ fn are_independent(work: &Placed<'_>, products: &[Node<'_>], isa: Isa, threads: 
 }
 
 /// The columns that a product packs.
-fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
+fn columns(node: Node<'_>, isa: Isa) -> Option<ActivationKey> {
     let is_product = matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. });
     if !is_product || node.layout().is_empty() {
         return None;
@@ -186,7 +188,7 @@ fn columns(node: Node<'_>, isa: Isa) -> Option<Key> {
     if form == ActivationForm::F32 && is_usable(layout) {
         return None;
     }
-    Some(Key {
+    Some(ActivationKey {
         memory: whole(source)?,
         dtype: source.dtype(),
         shape: [layout.shape()[0], layout.rows()],
@@ -337,7 +339,7 @@ mod tests {
     }
 
     /// The parts of all computed nodes of a graph, each in memory of its own.
-    fn parts_of(graph: &Graph, threads: usize) -> Vec<Part> {
+    fn fusions_of(graph: &Graph, threads: usize) -> Vec<Fusion> {
         let nodes: Vec<_> = graph.ids().collect();
         let places: Vec<_> = nodes.iter().map(|&id| Some(own_place(graph, id))).collect();
         let work = Placed {
@@ -347,9 +349,9 @@ mod tests {
             workspace: None,
             compiled: None,
         };
-        let parts = parts(&work, tune::detect(None), threads);
+        let fusions = fusions(&work, tune::detect(None), threads);
         work.computed()
-            .map(|node| parts[node.id().index()])
+            .map(|node| fusions[node.id().index()])
             .collect()
     }
 
@@ -411,8 +413,8 @@ mod tests {
             }
         }
 
-        fn parts(&self) -> Vec<Part> {
-            parts_of(&self.graph, 1)
+        fn fusions(&self) -> Vec<Fusion> {
+            fusions_of(&self.graph, 1)
         }
 
         fn run(&self, threads: usize) -> Vec<f32> {
@@ -433,37 +435,37 @@ mod tests {
         if !packs_columns() {
             return;
         }
-        use Part::*;
+        use Fusion::*;
         let mut layer = Layer::new(3);
         layer.graph.set_output(layer.result);
         let weights = [Alone; 5];
         let attention = [
-            Inner,
-            Inner,
-            MakesColumns,
-            SharesColumns,
-            Inner,
+            Absorbed,
+            Absorbed,
+            FusedPrologue,
+            SharesActivations,
+            Absorbed,
             ScaledNorm,
             Alone,
         ];
         let rest = [
             Alone,
-            Later,
-            Inner,
-            Inner,
-            MakesColumns,
-            SharesColumns,
-            Inner,
-            MakesColumns,
+            WrittenByPrologue,
+            Absorbed,
+            Absorbed,
+            FusedPrologue,
+            SharesActivations,
+            Absorbed,
+            FusedPrologue,
             Alone,
         ];
         let mut expected = [&weights[..], &attention, &rest].concat();
-        assert_eq!(layer.parts(), expected);
+        assert_eq!(layer.fusions(), expected);
         expected
             .iter_mut()
-            .filter(|part| **part == SharesColumns)
-            .for_each(|part| *part = JoinsProduct);
-        assert_eq!(parts_of(&layer.graph, 2), expected);
+            .filter(|fusion| **fusion == SharesActivations)
+            .for_each(|fusion| *fusion = JoinsPhase);
+        assert_eq!(fusions_of(&layer.graph, 2), expected);
     }
 
     #[test]
@@ -480,7 +482,7 @@ mod tests {
         let products = [a, b].map(|weights| g.mul_mat(weights, x).unwrap());
         let nodes: Vec<_> = g.ids().collect();
         let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
-        let part = |places: &[Option<TensorRef>]| {
+        let fusion = |places: &[Option<TensorRef>]| {
             let work = Placed {
                 graph: &g,
                 nodes: &nodes,
@@ -488,9 +490,9 @@ mod tests {
                 workspace: None,
                 compiled: None,
             };
-            parts(&work, tune::detect(None), 2)[products[1].index()]
+            fusions(&work, tune::detect(None), 2)[products[1].index()]
         };
-        assert_eq!(part(&places), Part::JoinsProduct);
+        assert_eq!(fusion(&places), Fusion::JoinsPhase);
         // The second result where the first one's weights are, which nobody needs any more.
         let layout = g.tensor(products[1]).layout;
         let buffer = places[a.index()]
@@ -500,7 +502,7 @@ mod tests {
             buffer,
             slot: Slot { offset: 0, layout },
         });
-        assert_eq!(part(&places), Part::SharesColumns);
+        assert_eq!(fusion(&places), Fusion::SharesActivations);
     }
 
     #[test]
@@ -510,23 +512,24 @@ mod tests {
         }
         // Without outputs, all results are wanted.
         let mut layer = Layer::new(3);
-        assert!(!layer.parts().contains(&Part::Inner));
+        assert!(!layer.fusions().contains(&Fusion::Absorbed));
         layer.graph.set_output(layer.result);
-        let number =
-            |layer: &Layer, part: Part| layer.parts().iter().filter(|&&p| p == part).count();
-        assert_eq!(number(&layer, Part::Inner), 6);
+        let number = |layer: &Layer, fusion: Fusion| {
+            layer.fusions().iter().filter(|&&p| p == fusion).count()
+        };
+        assert_eq!(number(&layer, Fusion::Absorbed), 6);
         let whole = layer.graph.clone();
         for &id in &layer.nodes {
             layer.graph = whole.clone();
             layer.graph.set_output(id);
             let at = layer.nodes.iter().position(|&node| node == id).unwrap();
-            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+            assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
             layer.graph = whole.clone();
             layer.graph.copy_of(id, "copy").unwrap();
-            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+            assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
             layer.graph = whole.clone();
             layer.graph.cont(id).unwrap();
-            assert_ne!(layer.parts()[at], Part::Inner, "{id}");
+            assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
         }
     }
 
@@ -551,7 +554,7 @@ mod tests {
         if !packs_columns() {
             return;
         }
-        let part = |extents: [usize; 2]| {
+        let fusion = |extents: [usize; 2]| {
             let mut g = Graph::new();
             let weights = input(&mut g, &[extents[0], 64]);
             let weights = g.cast(weights, DType::Q8_0).unwrap();
@@ -562,11 +565,11 @@ mod tests {
             let rows = g.view(gated, [k, rows, 1, 1], strides, 0).unwrap();
             let out = g.mul_mat(weights, rows).unwrap();
             g.set_output(out);
-            *parts_of(&g, 1).last().unwrap()
+            *fusions_of(&g, 1).last().unwrap()
         };
-        assert_eq!(part([WIDTH, 4]), Part::MakesColumns);
+        assert_eq!(fusion([WIDTH, 4]), Fusion::FusedPrologue);
         for other in [[WIDTH, 3], [WIDTH / 2, 4], [WIDTH / 2, 8]] {
-            assert_eq!(part(other), Part::Alone, "{other:?}");
+            assert_eq!(fusion(other), Fusion::Alone, "{other:?}");
         }
     }
 
@@ -602,12 +605,12 @@ mod tests {
         assert!(run(&g) == apart);
         if packs_columns() {
             assert_eq!(
-                parts_of(&g, 1)[3..],
+                fusions_of(&g, 1)[3..],
                 [
-                    Part::Alone,
-                    Part::SharesColumns,
-                    Part::Inner,
-                    Part::MakesColumns
+                    Fusion::Alone,
+                    Fusion::SharesActivations,
+                    Fusion::Absorbed,
+                    Fusion::FusedPrologue
                 ]
             );
         }
@@ -626,9 +629,9 @@ mod tests {
         let back = rope(&mut g, plain);
         let written = g.cpy(others, positions).unwrap();
         let moved = rope(&mut g, plain);
-        use Part::*;
+        use Fusion::*;
         let expected = [Alone, SharesAngles, Alone, Alone, Alone, Alone];
-        assert_eq!(parts_of(&g, 1), expected);
+        assert_eq!(fusions_of(&g, 1), expected);
 
         let mut bench = Bench::new(&g, &device(2)).unwrap();
         bench.write(x, &numbers(3, 64 * 6));
@@ -695,10 +698,10 @@ mod tests {
                 for threads in [1, 2] {
                     assert!(run(&g, threads) == apart, "{dtype}, {threads} threads");
                 }
-                let one = parts_of(&g, 1).contains(&Part::GatedProducts);
+                let one = fusions_of(&g, 1).contains(&Fusion::GatedEpilogue);
                 assert_eq!(one, product.goes_by_panels(), "{dtype}");
                 g.set_output(b);
-                assert!(!parts_of(&g, 1).contains(&Part::GatedProducts));
+                assert!(!fusions_of(&g, 1).contains(&Fusion::GatedEpilogue));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Compiled graphs: a flat list of phases with everything resolved, and its execution.
 
 use crate::detect::Isa;
-use crate::fuse::{Part, parts};
+use crate::fuse::{Fusion, fusions};
 use crate::kernel::{Fault, InputSource, KernelContext, Phase, Prologue, Workspace};
 use crate::kernels::{matmul, reduce, rope};
 use crate::operand::Operand;
@@ -66,9 +66,9 @@ impl Program {
             memory,
             angles: rope::table_bytes(work.computed())?,
         };
-        let parts = parts(&work, isa, threads);
+        let fusions = fusions(&work, isa, threads);
         for node in work.computed() {
-            program.add(node, &parts, &work, isa, workspace)?;
+            program.add(node, &fusions, &work, isa, workspace)?;
         }
         program
             .phases
@@ -96,12 +96,12 @@ impl Program {
     fn add(
         &mut self,
         node: Node<'_>,
-        parts: &[Part],
+        fusions: &[Fusion],
         work: &Placed<'_>,
         isa: Isa,
         workspace: Workspace,
     ) -> Result<()> {
-        let (threads, part) = (self.threads, parts[node.id().index()]);
+        let (threads, fusion) = (self.threads, fusions[node.id().index()]);
         let kernel = kernel_for(node).map_err(|reason| {
             Error::unsupported(&self.device, node.op().to_string(), reason.into_owned())
         })?;
@@ -134,29 +134,29 @@ impl Program {
                     .transpose()
             })
             .collect::<Result<_>>()?;
-        let prologue = match part {
-            Part::ScaledNorm => Some(prologue(node, parts, &mut resolve)?),
-            Part::MakesColumns | Part::PacksColumns { made: true } => {
+        let prologue = match fusion {
+            Fusion::ScaledNorm => Some(prologue(node, fusions, &mut resolve)?),
+            Fusion::FusedPrologue | Fusion::PreparesActivations { fused: true } => {
                 let columns = node
                     .source(1)
                     .map(|columns| work.graph.node(work.graph.memory_of(columns.id())));
                 columns
-                    .map(|node| prologue(node, parts, &mut resolve))
+                    .map(|node| prologue(node, fusions, &mut resolve))
                     .transpose()?
             }
             _ => None,
         };
-        let input = match (part, prologue) {
-            (Part::SharesColumns | Part::JoinsProduct | Part::SharesAngles, _) => {
+        let input = match (fusion, prologue) {
+            (Fusion::SharesActivations | Fusion::JoinsPhase | Fusion::SharesAngles, _) => {
                 InputSource::Shared
             }
-            (Part::MakesColumns | Part::PacksColumns { .. }, Some(prologue)) => {
+            (Fusion::FusedPrologue | Fusion::PreparesActivations { .. }, Some(prologue)) => {
                 InputSource::Fused(prologue)
             }
             _ => InputSource::Memory,
         };
-        let operands = match part {
-            Part::GatedProducts => Some(gated_operands(node, &mut resolve)?),
+        let operands = match fusion {
+            Fusion::GatedEpilogue => Some(gated_operands(node, &mut resolve)?),
             _ => None,
         };
         let context = KernelContext {
@@ -169,18 +169,20 @@ impl Program {
             workspace,
         };
         let first = self.phases.len();
-        if !node.layout().is_empty() && !matches!(part, Part::Inner | Part::Later) {
-            let phases = match (part, prologue, operands) {
-                (Part::ScaledNorm, Some(Prologue::Norm { x, eps, scale, .. }), _) => {
+        if !node.layout().is_empty()
+            && !matches!(fusion, Fusion::Absorbed | Fusion::WrittenByPrologue)
+        {
+            let phases = match (fusion, prologue, operands) {
+                (Fusion::ScaledNorm, Some(Prologue::Norm { x, eps, scale, .. }), _) => {
                     vec![reduce::scaled_norm(&context, x, eps, scale)]
                 }
-                (Part::PacksColumns { .. }, ..) => matmul::pack(&context)?,
+                (Fusion::PreparesActivations { .. }, ..) => matmul::pack(&context)?,
                 (_, _, Some((product, weights, x))) => {
                     matmul::gated(&context, product, weights, x)?
                 }
                 _ => (kernel.build)(&context)?,
             };
-            match self.phases.pop_if(|_| part == Part::JoinsProduct) {
+            match self.phases.pop_if(|_| fusion == Fusion::JoinsPhase) {
                 Some(before) => self
                     .phases
                     .push(phases.into_iter().fold(before, Phase::and)),
@@ -323,7 +325,7 @@ impl Program {
 /// What makes the rows of a scaled norm or of a gated unit.
 fn prologue<'g>(
     node: Node<'g>,
-    parts: &[Part],
+    fusions: &[Fusion],
     resolve: &mut impl FnMut(Node<'g>, Access) -> Result<Operand>,
 ) -> Result<Prologue> {
     let mut operand = |node: Node<'g>, index| {
@@ -339,7 +341,7 @@ fn prologue<'g>(
             kind,
         }),
         (Op::Mul, Some((norm, &Op::RmsNorm { eps }))) => {
-            let is_later = |sum: &Node<'_>| parts[sum.id().index()] == Part::Later;
+            let is_later = |sum: &Node<'_>| fusions[sum.id().index()] == Fusion::WrittenByPrologue;
             let sum = match norm.source(0).filter(is_later) {
                 Some(sum) => Some([operand(sum, 0)?, operand(sum, 1)?]),
                 None => None,

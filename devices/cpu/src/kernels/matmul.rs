@@ -39,7 +39,7 @@ const WORTH_QUANTIZING: usize = 8;
 const SHORT: usize = 512;
 
 /// Columns from which on it pays to pack rows to be used once.
-const WORTH_TURNING: usize = 32;
+const WORTH_PACKING: usize = 32;
 
 /// Columns from which on it pays to gather those that lie here and there.
 const WORTH_GATHERING: usize = 16;
@@ -54,7 +54,7 @@ const GATHERED_ROWS: usize = 16 * PANEL;
 const TASK_BYTES: usize = 128 << 10;
 
 /// Most columns that are multiplied with weights as they come out of memory.
-const FEW: usize = 8;
+const GEMV_COLUMNS: usize = 8;
 
 /// Most rows of a task whose panels are multiplied one by one: enough to read them in several streams.
 const PACKED_ROWS: usize = 16 * PANEL;
@@ -63,7 +63,7 @@ const PACKED_ROWS: usize = 16 * PANEL;
 #[derive(Clone, Copy)]
 enum Rows {
     /// As they lie.
-    Plain,
+    Unpacked,
     /// As they lie, in panels.
     Packed {
         layout: PackedLayout,
@@ -77,7 +77,7 @@ enum Rows {
     /// Decoded to F32, a few at a time.
     Decoded,
     /// Decoded and packed, a panel at a time: short rows would have to be summed across registers all the time.
-    Turned(PackedLayout),
+    PackedOnce(PackedLayout),
 }
 
 /// How rows of one type are multiplied with columns.
@@ -133,7 +133,9 @@ impl Product {
             let past_caches = packed::past_caches(bytes, rows, each);
             // What stays in caches is not worth measuring, nor is what many columns share.
             let readings = match form {
-                ActivationForm::Int8Slabs(_) if past_caches && each <= FEW => tune::choose(isa),
+                ActivationForm::Int8Slabs(_) if past_caches && each <= GEMV_COLUMNS => {
+                    tune::choose(isa)
+                }
                 _ => Readings::DEFAULT,
             };
             let most_gathered = form.slabs().map_or(0, |slabs| {
@@ -157,19 +159,19 @@ impl Product {
     /// The best product for `rows` rows of `k` elements of `dtype` with about `each` columns.
     fn new(isa: Isa, dtype: DType, [k, rows, each]: [usize; 3]) -> Option<Self> {
         let floats = float::product(isa, dtype);
-        if floats.is_some() && k <= SHORT && rows >= PANEL / 2 && each >= WORTH_TURNING {
+        if floats.is_some() && k <= SHORT && rows >= PANEL / 2 && each >= WORTH_PACKING {
             let panel = Layout::contiguous(DType::F32, [k, PANEL, 1, 1]).ok()?;
             return Some(Product {
                 function: packed::float_product(isa)?,
                 form: ActivationForm::F32,
-                rows: Rows::Turned(PackedLayout::new(&panel)?),
+                rows: Rows::PackedOnce(PackedLayout::new(&panel)?),
             });
         }
         if let Some(function) = floats {
             return Some(Product {
                 function,
                 form: ActivationForm::F32,
-                rows: Rows::Plain,
+                rows: Rows::Unpacked,
             });
         }
         if rows >= WORTH_QUANTIZING
@@ -178,7 +180,7 @@ impl Product {
             return Some(Product {
                 function,
                 form: ActivationForm::Int8Blocks(Int8Blocks::new(k)?),
-                rows: Rows::Plain,
+                rows: Rows::Unpacked,
             });
         }
         Some(Product {
@@ -226,7 +228,7 @@ impl Product {
     /// Bytes of scratch memory for each worker.
     pub fn worker_bytes(&self, k: usize) -> Option<usize> {
         match self.rows {
-            Rows::Plain => Some(packed::worker_bytes(self.form)),
+            Rows::Unpacked => Some(packed::worker_bytes(self.form)),
             Rows::Packed { most_gathered, .. } => {
                 let gathered = match self.form.slabs() {
                     Some(slabs) if self.gathers(most_gathered) => {
@@ -240,7 +242,7 @@ impl Product {
                 .checked_mul(4 * DECODED_ROWS)?
                 .checked_next_multiple_of(64),
             // A panel, and its rows before they are packed.
-            Rows::Turned(layout) => layout.panel_bytes.checked_mul(2),
+            Rows::PackedOnce(layout) => layout.panel_bytes.checked_mul(2),
         }
     }
 
@@ -294,7 +296,7 @@ impl Product {
         // SAFETY: the caller's contract.
         unsafe {
             let (at_a_time, layout) = match self.rows {
-                Rows::Plain => return (self.function)(&panel, columns),
+                Rows::Unpacked => return (self.function)(&panel, columns),
                 Rows::Packed { most_gathered, .. } => {
                     let worth = self.gathers(columns.len()) && rows.len() > PANEL;
                     match slabs.filter(|_| worth) {
@@ -318,7 +320,7 @@ impl Product {
                     return;
                 }
                 Rows::Decoded => (DECODED_ROWS, None),
-                Rows::Turned(layout) => (PANEL, Some(layout)),
+                Rows::PackedOnce(layout) => (PANEL, Some(layout)),
             };
             let decoded = std::slice::from_raw_parts_mut(scratch.cast::<f32>(), at_a_time * k);
             for first in rows.clone().step_by(at_a_time) {

@@ -11,7 +11,7 @@
 //!
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
-use super::decode::{self, Format, Slab, Store};
+use super::decode::{self, Format, Slab, SlabWriter};
 use super::formats::for_format;
 use super::int8::amx::Configuration;
 use super::{LANES, PANEL, Sum, store_all};
@@ -148,7 +148,7 @@ impl<F: Format> Rows for Quantized<F> {
         unsafe {
             for half in 0..2 {
                 let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
-                let to = &mut Store::new(slab, half * LANES);
+                let to = &mut SlabWriter::new(slab, half * LANES);
                 decode::decode::<F, Zmm<true>, _>(decode::Rows::new(weights, 0), blocks, to);
                 for group in 0..len / F::GROUP {
                     let scale =

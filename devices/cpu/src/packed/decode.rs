@@ -25,19 +25,19 @@ pub(crate) struct Slab {
 
 /// Where the rows of a register are in a slab.
 #[derive(Clone, Copy)]
-pub(crate) struct Store {
+pub(crate) struct SlabWriter {
     slab: *mut Slab,
     row: usize,
 }
 
-impl Store {
+impl SlabWriter {
     /// For rows from `row` of the panel on.
     ///
     /// # Safety
     /// `slab` must be writable as long as this is used; there are as many rows as a register has.
     #[inline(always)]
     pub unsafe fn new(slab: *mut Slab, row: usize) -> Self {
-        Store { slab, row }
+        SlabWriter { slab, row }
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) trait Sink<F: Format, V: Simd> {
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats);
 }
 
-impl<F: Format, V: Simd> Sink<F, V> for Store {
+impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
         // SAFETY: a slab has a place for each.

@@ -60,7 +60,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                 } else {
                     ELEMENTS
                 };
-                for mut part in Part::all::<E>(panel, row, most) {
+                for mut part in SlabPart::all::<E>(panel, row, most) {
                     if is_direct {
                         part.multiply::<V, E, E, R, C, true>(columns, results);
                     } else {
@@ -110,7 +110,8 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
     // SAFETY: the caller's contract.
     let mut sums = unsafe { [[[V::splat(0.0); R]; 1]; P] };
     for first in (0..panel.k).step_by(SLAB) {
-        let parts: [Part; P] = from_fn(|p| Part::new::<E>(panel, row + p * PANEL, first, SLAB));
+        let parts: [SlabPart; P] =
+            from_fn(|p| SlabPart::new::<E>(panel, row + p * PANEL, first, SLAB));
         let x = column.x.wrapping_add(parts[0].at).cast();
         for i in 0..parts[0].len {
             for p in 0..P {
@@ -132,7 +133,7 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
 }
 
 /// Some elements of the rows of a panel.
-struct Part {
+struct SlabPart {
     halves: [*const u8; 2],
     len: usize,
     /// Where they begin in columns, in bytes.
@@ -141,7 +142,7 @@ struct Part {
     ahead: *const u8,
 }
 
-impl Part {
+impl SlabPart {
     /// All parts of up to `most` elements of the panel that begins at row `row`.
     #[inline(always)]
     fn all<E: Element>(panel: &Panel, row: usize, most: usize) -> impl Iterator<Item = Self> {
@@ -158,7 +159,7 @@ impl Part {
         let slab = weights.wrapping_add(start * PANEL * E::BYTES);
         let slab_len = SLAB.min(k - start);
         let half = |half| slab.wrapping_add((half * slab_len + inner) * LANES * E::BYTES);
-        Part {
+        SlabPart {
             halves: [half(0), half(1)],
             len: most.min(k - first),
             at: match slabs {
@@ -214,7 +215,7 @@ impl Part {
     /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
     unsafe fn tile<
         V: Vector,
@@ -275,7 +276,7 @@ impl Part {
     /// Adds the products of all elements, asking for so many bytes from `ask` on for each.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
     unsafe fn steps<V: Vector, L: Element, const R: usize, const C: usize, const DIRECT: bool>(
         &self,
@@ -308,7 +309,7 @@ impl Part {
     /// Adds the products of element `i`.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
     unsafe fn step<V: Vector, L: Element, const R: usize, const C: usize>(
         &self,

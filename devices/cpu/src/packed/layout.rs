@@ -127,7 +127,7 @@ impl PackedLayout {
         for &(offset, len, unit) in fields {
             let (field, others) = half.split_at_mut(range.len() / block_bytes * len * LANES);
             half = others;
-            let part = Part {
+            let part = FieldRows {
                 rows,
                 row_bytes: self.row_bytes,
                 start: range.start + offset,
@@ -173,7 +173,7 @@ impl PackedLayout {
 }
 
 /// One field of the blocks that some rows have in a slab.
-struct Part<'a> {
+struct FieldRows<'a> {
     rows: &'a [u8],
     row_bytes: usize,
     /// Where the field begins in a row's first block.
@@ -183,7 +183,7 @@ struct Part<'a> {
     len: usize,
 }
 
-impl Part<'_> {
+impl FieldRows<'_> {
     /// Puts units of `UNIT` bytes into their places.
     #[inline]
     fn interleave<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {

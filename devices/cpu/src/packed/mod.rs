@@ -95,8 +95,8 @@ unsafe fn stream(sums: *const f32, out: *mut f32) {
 /// Whether results of a matrix of so many bytes with so many columns should go past the caches: not where neither displaces
 /// much.
 pub(crate) fn past_caches(weights: usize, rows: usize, columns: usize) -> bool {
-    const FEW: usize = 64;
-    if columns < FEW {
+    const MANY_COLUMNS: usize = 64;
+    if columns < MANY_COLUMNS {
         weights > 256 << 10
     } else {
         rows.saturating_mul(columns) > (2 << 20) / 4

@@ -183,7 +183,7 @@ pub(crate) struct Sum {
 impl<const VNNI: bool> Simd for Ymm<VNNI> {
     const LANES: usize = 8;
     const SIGNED: bool = !VNNI;
-    const STRAIGHT: usize = 4;
+    const GEMV_COLUMNS: usize = 4;
     type Words = __m256i;
     type Floats = __m256;
     type Sum = Sum;

@@ -166,7 +166,7 @@ pub(crate) struct Sum {
 impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
     const LANES: usize = 16;
     const SIGNED: bool = !VNNI;
-    const STRAIGHT: usize = 8;
+    const GEMV_COLUMNS: usize = 8;
     const CROSSED: bool = VNNI && CROSSED;
     type Words = __m512i;
     type Floats = __m512;

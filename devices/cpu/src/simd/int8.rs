@@ -58,9 +58,9 @@ pub(crate) trait Simd {
     /// Whether codes that need all eight bits are signed in products.
     const SIGNED: bool;
     /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
-    const STRAIGHT: usize = 1;
+    const GEMV_COLUMNS: usize = 1;
     /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
-    const PAIRS: bool = false;
+    const COLUMN_PAIRS: bool = false;
     /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums
     /// [pay](crate::packed::int8). If so, codes are unsigned in products.
     const CROSSED: bool = false;

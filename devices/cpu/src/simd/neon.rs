@@ -200,7 +200,7 @@ impl<const DOT: bool, const MATRIX: bool> Neon<DOT, MATRIX> {
 impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     const LANES: usize = 4;
     const SIGNED: bool = true;
-    const PAIRS: bool = MATRIX;
+    const COLUMN_PAIRS: bool = MATRIX;
     type Words = uint32x4_t;
     type Floats = float32x4_t;
     type Sum = Sum;

@@ -10,10 +10,10 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{avx512_vnni, is_wide};
+use super::{avx512_vnni, has_slab_scale};
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, PanelSlab, Sink, Slab, Store};
+use crate::packed::decode::{Format, PanelSlab, Sink, Slab, SlabWriter};
 use crate::packed::{LANES, PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
 use crate::simd::avx512::Zmm;
@@ -92,12 +92,12 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
         results.write_bytes(0, columns.len());
         for slab in PanelSlab::all::<F>(panel, row) {
             for first in (0..PANEL).step_by(LANES) {
-                let store = Store::new(&raw mut (*memory).slab, first);
+                let store = SlabWriter::new(&raw mut (*memory).slab, first);
                 slab.unpack::<F, Zmm<true>, _>(first, &mut Signed(store));
             }
             let groups = slab.len / F::GROUP;
             for first in (0..groups).step_by(PART) {
-                let part = Part::<F> {
+                let part = GroupBlock::<F> {
                     memory,
                     at: slab.number * panel.slabs,
                     first,
@@ -117,7 +117,7 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
 }
 
 /// Makes codes signed.
-struct Signed(Store);
+struct Signed(SlabWriter);
 
 impl<F: Format> Sink<F, Zmm<true>> for Signed {
     #[inline(always)]
@@ -146,7 +146,7 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 }
 
 /// Up to [`PART`] groups of a slab.
-struct Part<F> {
+struct GroupBlock<F> {
     memory: *mut Memory,
     /// Where the slab begins in a column, in bytes.
     at: usize,
@@ -157,7 +157,7 @@ struct Part<F> {
     format: PhantomData<F>,
 }
 
-impl<F: Format> Part<F> {
+impl<F: Format> GroupBlock<F> {
     /// Multiplies `N` groups with all columns.
     ///
     /// # Safety
@@ -280,7 +280,7 @@ impl<F: Format> Part<F> {
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
             let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
             let part = |half: usize| (&raw mut (*self.memory).parts[c][half]).cast::<f32>();
-            let mut sums = if !is_wide::<F>() {
+            let mut sums = if !has_slab_scale::<F>() {
                 [0, 1].map(|half| _mm512_load_ps(result(half)))
             } else if self.first > 0 {
                 [0, 1].map(|half| _mm512_load_ps(part(half)))
@@ -289,7 +289,7 @@ impl<F: Format> Part<F> {
             };
             for group in 0..N {
                 let at = 4 * (self.first + group);
-                let scale = if is_wide::<F>() {
+                let scale = if has_slab_scale::<F>() {
                     _mm512_setzero_ps()
                 } else {
                     _mm512_set1_ps(x.add(SLAB + at).cast::<f32>().read())
@@ -298,7 +298,7 @@ impl<F: Format> Part<F> {
                     let product = (&raw const (*products)[group][half]).cast();
                     let product = _mm512_cvtepi32_ps(_mm512_load_si512(product));
                     let scales = weights.scales[group][half];
-                    sums[half] = if is_wide::<F>() {
+                    sums[half] = if has_slab_scale::<F>() {
                         _mm512_fmadd_ps(product, scales, sums[half])
                     } else {
                         _mm512_fmadd_ps(_mm512_mul_ps(product, scales), scale, sums[half])
@@ -312,14 +312,14 @@ impl<F: Format> Part<F> {
                     }
                 }
             }
-            if is_wide::<F>() && self.first + N < self.groups {
+            if has_slab_scale::<F>() && self.first + N < self.groups {
                 for half in 0..2 {
                     _mm512_store_ps(part(half), sums[half]);
                 }
                 return;
             }
             for half in 0..2 {
-                if is_wide::<F>() {
+                if has_slab_scale::<F>() {
                     let scale = _mm512_set1_ps(x.add(SLAB).cast::<f32>().read());
                     let sum = _mm512_load_ps(result(half));
                     sums[half] = _mm512_fmadd_ps(sums[half], scale, sum);

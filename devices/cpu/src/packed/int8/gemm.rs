@@ -4,10 +4,10 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{first_sums, is_offset, is_wide, scaled, store_sums};
+use super::{first_sums, has_slab_scale, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::activations::int8::{CROSSED, Sums, WORDS};
-use crate::packed::decode::{Format, PanelSlab, Slab, Store, column_spec, is_crossed};
+use crate::packed::decode::{Format, PanelSlab, Slab, SlabWriter, column_spec, is_crossed};
 use crate::packed::{PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
 use crate::simd::int8::{Simd, room};
@@ -46,7 +46,7 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize
             results.write_bytes(0, COLUMNS.min(columns.len() + 1));
             for part in PanelSlab::all::<F>(panel, row) {
                 for first in (0..PANEL).step_by(V::LANES) {
-                    part.unpack::<F, V, _>(first, &mut Store::new(slab, first));
+                    part.unpack::<F, V, _>(first, &mut SlabWriter::new(slab, first));
                 }
                 for first in (0..PANEL).step_by(R * V::LANES) {
                     let strip = Strip {
@@ -236,7 +236,7 @@ impl Strip {
                 }
                 if is_crossed::<F, V>() {
                     self.crossed::<F, V, R, C>(group, x, &mut whole);
-                } else if V::PAIRS {
+                } else if V::COLUMN_PAIRS {
                     self.pairs::<F, V, R, C>(group, x, &mut whole);
                 } else {
                     self.products::<F, V, R, C>(group, x, &mut whole);
@@ -248,7 +248,7 @@ impl Strip {
                 for c in 0..C {
                     for r in 0..R {
                         let (sum, whole) = (&mut sums[c][r], V::total(whole[c][r]));
-                        if is_wide::<F>() {
+                        if has_slab_scale::<F>() {
                             V::accumulate(sum, V::floats(whole), scales[r]);
                         } else {
                             let product = scaled::<F, V>(whole, scales[r]);

@@ -3,7 +3,7 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{Results, first_sums, is_offset, is_straight, is_wide, scaled, store_sums};
+use super::{Results, first_sums, has_slab_scale, is_gemv, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::packed::decode::{Format, PanelSlab, Sink};
 use crate::packed::{LANES, PANEL, store_all};
@@ -48,14 +48,14 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
                     for (stream, results) in results.iter_mut().enumerate().take(count) {
                         let results = results.0.as_mut_ptr();
                         let place = |c: usize| results.add(c).cast::<f32>().add(half);
-                        let mut direct = Direct::<V, C>::new(x, ahead);
+                        let mut products = GemvSums::<V, C>::new(x, ahead);
                         for c in 0..C {
-                            direct.sums[c] = first_sums::<F, V>(place(c));
+                            products.sums[c] = first_sums::<F, V>(place(c));
                         }
                         let part = part.of_row(panel, rows(stream));
-                        part.unpack::<F, V, _>(half, &mut direct);
+                        part.unpack::<F, V, _>(half, &mut products);
                         for c in 0..C {
-                            store_sums::<F, V>(direct.sums[c], x[c], place(c));
+                            store_sums::<F, V>(products.sums[c], x[c], place(c));
                         }
                     }
                 }
@@ -74,7 +74,7 @@ const STREAMS: usize = 4;
 const MOST_MIXED: usize = 8;
 
 /// Multiplies rows of a register with columns while they are unpacked.
-struct Direct<V: Simd, const C: usize> {
+struct GemvSums<V: Simd, const C: usize> {
     /// The columns' slabs.
     x: [*const u8; C],
     /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
@@ -85,12 +85,12 @@ struct Direct<V: Simd, const C: usize> {
     ahead: usize,
 }
 
-impl<V: Simd, const C: usize> Direct<V, C> {
+impl<V: Simd, const C: usize> GemvSums<V, C> {
     #[inline(always)]
     unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
         // SAFETY: the instructions are there, by the caller's contract.
         unsafe {
-            Direct {
+            GemvSums {
                 x,
                 whole: [[[V::start(V::splat(0)); 2]; C]; MOST_MIXED],
                 sums: [V::splat_float(0.0); C],
@@ -107,12 +107,12 @@ impl<V: Simd, const C: usize> Direct<V, C> {
     }
 }
 
-impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
+impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     // Measured: what the compiler makes of plain halves of bytes and one column is better.
     const EVENLY: bool = if C == 1 {
         F::LARGEST != 15
     } else {
-        is_straight::<F, V>(C)
+        is_gemv::<F, V>(C)
     };
     #[inline(always)]
     fn ahead(&self) -> usize {
@@ -168,7 +168,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for Direct<V, C> {
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
                 let sum = &mut self.sums[c];
-                if is_wide::<F>() {
+                if has_slab_scale::<F>() {
                     *sum = V::mul_add(V::floats(whole), scales, *sum);
                 } else {
                     let product = scaled::<F, V>(whole, scales);

@@ -131,17 +131,17 @@ compile!(portable, simd::generic_int8::Portable, 1 x 2);
 /// Whether columns have one scale for a whole slab, not one for each group. Then the sums of a slab are multiplied with it before they
 /// are added to those of the slabs before.
 #[inline(always)]
-pub(crate) const fn is_wide<F: Format>() -> bool {
+pub(crate) const fn has_slab_scale<F: Format>() -> bool {
     F::SCALED == SLAB
 }
 
 /// Whether so many columns are multiplied with codes as they come out of memory: all sums must stay in registers, of
 /// which codes of five bits need some, too.
 #[inline(always)]
-const fn is_straight<F: Format, V: Simd>(columns: usize) -> bool {
+const fn is_gemv<F: Format, V: Simd>(columns: usize) -> bool {
     let most = match F::LARGEST {
-        31 => V::STRAIGHT / 2,
-        _ => V::STRAIGHT,
+        31 => V::GEMV_COLUMNS / 2,
+        _ => V::GEMV_COLUMNS,
     };
     columns <= most && F::MIXED <= 2
 }
@@ -184,10 +184,10 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
         match *columns {
             [] => {}
             [a] => gemv::multiply::<F, V, 1>(panel, &[a]),
-            [a, b] if F::DTYPE.block_len() == SLAB || is_straight::<F, V>(2) => {
+            [a, b] if F::DTYPE.block_len() == SLAB || is_gemv::<F, V>(2) => {
                 gemv::multiply::<F, V, 2>(panel, &[a, b]);
             }
-            _ if is_straight::<F, V>(columns.len()) => {
+            _ if is_gemv::<F, V>(columns.len()) => {
                 // What is computed twice is stored twice in the same place.
                 let last = columns.len() - 1;
                 if last < 4 {
@@ -214,7 +214,7 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 unsafe fn first_sums<F: Format, V: Simd>(from: *const f32) -> V::Floats {
     // SAFETY: the caller's contract.
     unsafe {
-        if is_wide::<F>() {
+        if has_slab_scale::<F>() {
             V::splat_float(0.0)
         } else {
             V::load_floats(from)
@@ -230,7 +230,7 @@ unsafe fn first_sums<F: Format, V: Simd>(from: *const f32) -> V::Floats {
 unsafe fn store_sums<F: Format, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe {
-        if is_wide::<F>() {
+        if has_slab_scale::<F>() {
             let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());
             sums = V::mul_add(sums, scale, V::load_floats(to));
         }

@@ -8,7 +8,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::decode::{Block32, Block256};
-use super::{Blocks32, Blocks256, Parts, parts};
+use super::{Blocks32, Blocks256, ColumnParts, parts};
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
@@ -33,7 +33,7 @@ pub(crate) struct Unpacked {
 }
 
 /// Formats that can be unpacked.
-pub(crate) trait Slab {
+pub(crate) trait DecodeGroups {
     /// Whether halves of groups have scales of their own.
     const HALVES: bool;
 
@@ -72,7 +72,7 @@ unsafe fn put<const SIGNED: bool>(
     }
 }
 
-impl<T: Block32> Slab for Blocks32<T> {
+impl<T: Block32> DecodeGroups for Blocks32<T> {
     const HALVES: bool = false;
 
     #[inline(always)]
@@ -92,7 +92,7 @@ impl<T: Block32> Slab for Blocks32<T> {
     }
 }
 
-impl<T: Block256> Slab for Blocks256<T> {
+impl<T: Block256> DecodeGroups for Blocks256<T> {
     const HALVES: bool = T::HALVES;
 
     #[inline(always)]
@@ -165,7 +165,7 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
 ) {
     // SAFETY: the caller's contract: `C` columns and the groups exist, and masked rows do.
     unsafe {
-        let x: [Parts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
+        let x: [ColumnParts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
         let out: [*mut f32; C] = std::array::from_fn(|c| columns.get_unchecked(c).out.add(at));
         let mut sums = [[_mm512_setzero_ps(); 2]; C];
         if first > 0 {
@@ -224,7 +224,7 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
 /// # Safety
 /// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
-pub(crate) unsafe fn wide<T: Slab>(panel: &Panel, columns: &[Column]) {
+pub(crate) unsafe fn gemm<T: DecodeGroups>(panel: &Panel, columns: &[Column]) {
     if T::HALVES {
         // SAFETY: the caller's contract.
         unsafe { strips::<T, true>(panel, columns) }
@@ -235,7 +235,7 @@ pub(crate) unsafe fn wide<T: Slab>(panel: &Panel, columns: &[Column]) {
 }
 
 #[inline(always)]
-unsafe fn strips<T: Slab, const HALVES: bool>(panel: &Panel, columns: &[Column]) {
+unsafe fn strips<T: DecodeGroups, const HALVES: bool>(panel: &Panel, columns: &[Column]) {
     let Some(int8) = Int8Blocks::new(panel.k) else {
         return; // such columns could not be allocated
     };

@@ -4,18 +4,18 @@
 //! are streams that end after some thousand bytes, before it has found them.
 
 use super::decode::{Block32, Block256};
-use super::{Blocks32, Blocks256, Parts, parts};
+use super::{Blocks32, Blocks256, ColumnParts, parts};
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::product::{Column, Panel};
 use std::arch::x86_64::*;
 
 /// Formats of which 64 elements can be multiplied at a time.
-pub(crate) trait Pairs {
+pub(crate) trait RowDot {
     /// The product of the row of `groups` groups of 32 elements at `row` with a column.
     ///
     /// # Safety
     /// The row and the column must be there, and AVX-512 with VNNI.
-    unsafe fn product(row: *const u8, x: &Parts, groups: usize) -> f32;
+    unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32;
 }
 
 /// Multiplies rows with a column.
@@ -23,7 +23,7 @@ pub(crate) trait Pairs {
 /// # Safety
 /// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
-pub(crate) unsafe fn one<T: Pairs>(panel: &Panel, column: &Column, int8: &Int8Blocks) {
+pub(crate) unsafe fn gemv<T: RowDot>(panel: &Panel, column: &Column, int8: &Int8Blocks) {
     // SAFETY: the caller's contract.
     unsafe {
         let x = parts(column, int8);
@@ -78,9 +78,9 @@ unsafe fn two(at: *const f32) -> __m128 {
     unsafe { _mm_castpd_ps(_mm_load_sd(at.cast())) }
 }
 
-impl<T: Block32> Pairs for Blocks32<T> {
+impl<T: Block32> RowDot for Blocks32<T> {
     #[inline(always)]
-    unsafe fn product(row: *const u8, x: &Parts, groups: usize) -> f32 {
+    unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
         let row = row.cast::<T>();
         // SAFETY: the caller's contract.
         unsafe {
@@ -128,9 +128,9 @@ impl<T: Block32> Pairs for Blocks32<T> {
     }
 }
 
-impl<T: Block256> Pairs for Blocks256<T> {
+impl<T: Block256> RowDot for Blocks256<T> {
     #[inline(always)]
-    unsafe fn product(row: *const u8, x: &Parts, groups: usize) -> f32 {
+    unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
         // SAFETY: the caller's contract.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];

@@ -16,18 +16,18 @@ use crate::detect::Isa;
 use crate::product::{Column, Panel, PanelFn};
 use crate::simd::avx2::sum;
 use decode::{Block32, Block256};
-use gemm_avx512::{Slab, wide};
-use gemv_avx512::{self as pairs, Pairs};
+use gemm_avx512::{DecodeGroups, gemm};
+use gemv_avx512::{RowDot, gemv};
 use samite_core::DType;
 use samite_quant::blocks::*;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 /// Columns from which on rows are unpacked for all of them together.
-const WIDE: usize = 6;
+const GEMM_COLUMNS: usize = 6;
 
 /// How bytes are multiplied.
-pub(crate) trait Bytes {
+pub(crate) trait ByteDot {
     /// Sums of four products of unsigned bytes, at most 127, with signed ones.
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i;
 }
@@ -35,7 +35,7 @@ pub(crate) trait Bytes {
 pub(crate) struct Avx2;
 pub(crate) struct Vnni;
 
-impl Bytes for Avx2 {
+impl ByteDot for Avx2 {
     #[inline(always)]
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
         // SAFETY: only called where AVX2 is there. 2 * 127 * 128 fits into 16 bits.
@@ -43,7 +43,7 @@ impl Bytes for Avx2 {
     }
 }
 
-impl Bytes for Vnni {
+impl ByteDot for Vnni {
     #[inline(always)]
     unsafe fn dot(unsigned: __m256i, signed: __m256i) -> __m256i {
         // SAFETY: only called where AVX-512 VNNI is there.
@@ -53,14 +53,14 @@ impl Bytes for Vnni {
 
 /// Sums of four products of signed bytes.
 #[inline(always)]
-unsafe fn dot_signed<B: Bytes>(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as in `Bytes`. Codes are above -128 on one side, so no sign is lost.
+unsafe fn dot_signed<B: ByteDot>(a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: as in `ByteDot`. Codes are above -128 on one side, so no sign is lost.
     unsafe { B::dot(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)) }
 }
 
 /// The place of one column's parts.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts {
+pub(crate) struct ColumnParts {
     pub codes: *const u8,
     pub scales: *const f32,
     pub sums: *const f32,
@@ -68,9 +68,9 @@ pub(crate) struct Parts {
 }
 
 #[inline(always)]
-pub(crate) unsafe fn parts(column: &Column, int8: &Int8Blocks) -> Parts {
+pub(crate) unsafe fn parts(column: &Column, int8: &Int8Blocks) -> ColumnParts {
     let at = |offset| column.x.wrapping_add(offset);
-    Parts {
+    ColumnParts {
         codes: column.x,
         scales: at(int8.scales).cast(),
         sums: at(int8.sums).cast(),
@@ -79,8 +79,8 @@ pub(crate) unsafe fn parts(column: &Column, int8: &Int8Blocks) -> Parts {
 }
 
 /// `R` rows times `C` columns.
-pub(crate) trait Tile {
-    unsafe fn tile<B: Bytes, const R: usize, const C: usize>(
+pub(crate) trait MicroKernel {
+    unsafe fn tile<B: ByteDot, const R: usize, const C: usize>(
         panel: &Panel,
         row: usize,
         columns: &[Column],
@@ -91,9 +91,9 @@ pub(crate) trait Tile {
 pub(crate) struct Blocks32<T>(PhantomData<T>);
 pub(crate) struct Blocks256<T>(PhantomData<T>);
 
-impl<T: Block32> Tile for Blocks32<T> {
+impl<T: Block32> MicroKernel for Blocks32<T> {
     #[inline(always)]
-    unsafe fn tile<B: Bytes, const R: usize, const C: usize>(
+    unsafe fn tile<B: ByteDot, const R: usize, const C: usize>(
         panel: &Panel,
         row: usize,
         columns: &[Column],
@@ -104,7 +104,8 @@ impl<T: Block32> Tile for Blocks32<T> {
             let weights: [*const T; R] = std::array::from_fn(|r| {
                 panel.weights.wrapping_add((row + r) * panel.stride).cast()
             });
-            let x: [Parts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
+            let x: [ColumnParts; C] =
+                std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
             let mut sums = [[_mm256_setzero_ps(); R]; C];
             let mut offsets = [[0.0f32; R]; C];
             for block in 0..panel.k / 32 {
@@ -137,9 +138,9 @@ impl<T: Block32> Tile for Blocks32<T> {
     }
 }
 
-impl<T: Block256> Tile for Blocks256<T> {
+impl<T: Block256> MicroKernel for Blocks256<T> {
     #[inline(always)]
-    unsafe fn tile<B: Bytes, const R: usize, const C: usize>(
+    unsafe fn tile<B: ByteDot, const R: usize, const C: usize>(
         panel: &Panel,
         row: usize,
         columns: &[Column],
@@ -150,7 +151,8 @@ impl<T: Block256> Tile for Blocks256<T> {
             let weights: [*const T; R] = std::array::from_fn(|r| {
                 panel.weights.wrapping_add((row + r) * panel.stride).cast()
             });
-            let x: [Parts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
+            let x: [ColumnParts; C] =
+                std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
             let mut sums = [[_mm256_setzero_ps(); R]; C];
             for block in 0..panel.k / 256 {
                 for r in 0..R {
@@ -197,7 +199,7 @@ impl<T: Block256> Tile for Blocks256<T> {
 }
 
 #[inline(always)]
-unsafe fn strip<T: Tile, B: Bytes, const R: usize, const C: usize>(
+unsafe fn strip<T: MicroKernel, B: ByteDot, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
     int8: &Int8Blocks,
@@ -217,7 +219,7 @@ unsafe fn strip<T: Tile, B: Bytes, const R: usize, const C: usize>(
 }
 
 #[inline(always)]
-unsafe fn panel<T: Tile, B: Bytes>(panel: &Panel, columns: &[Column]) {
+unsafe fn panel<T: MicroKernel, B: ByteDot>(panel: &Panel, columns: &[Column]) {
     let Some(int8) = Int8Blocks::new(panel.k) else {
         return; // such columns could not be allocated
     };
@@ -234,17 +236,17 @@ unsafe fn panel<T: Tile, B: Bytes>(panel: &Panel, columns: &[Column]) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<T: Tile>(rows: &Panel, columns: &[Column]) {
+unsafe fn avx2<T: MicroKernel>(rows: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe { panel::<T, Avx2>(rows, columns) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn vnni<T: Tile + Slab + Pairs>(rows: &Panel, columns: &[Column]) {
+unsafe fn vnni<T: MicroKernel + DecodeGroups + RowDot>(rows: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
-        if columns.len() >= WIDE {
-            return wide::<T>(rows, columns);
+        if columns.len() >= GEMM_COLUMNS {
+            return gemm::<T>(rows, columns);
         }
         let Some(int8) = Int8Blocks::new(rows.k) else {
             return; // such columns could not be allocated
@@ -254,12 +256,12 @@ unsafe fn vnni<T: Tile + Slab + Pairs>(rows: &Panel, columns: &[Column]) {
             strip::<T, Vnni, 1, 4>(rows, group, &int8);
         }
         for column in rest {
-            pairs::one::<T>(rows, column, &int8);
+            gemv::<T>(rows, column, &int8);
         }
     }
 }
 
-fn compiled<T: Tile + Slab + Pairs>(isa: Isa) -> Option<PanelFn> {
+fn compiled<T: MicroKernel + DecodeGroups + RowDot>(isa: Isa) -> Option<PanelFn> {
     match isa {
         Isa::Avx512(token) if token.vnni() => Some(vnni::<T>),
         Isa::Avx512(_) | Isa::Avx2(_) => Some(avx2::<T>),
