@@ -7,20 +7,34 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// How a node is computed.
-#[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if that overflows.
     pub scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
     /// Compiles the node. Only called for results that are not empty.
-    pub build: fn(&KernelContext<'_>) -> Result<Vec<Phase>>,
+    pub build: Build,
 }
+
+/// What compiles a node. Parameters of its operation are part of it.
+pub(crate) type Build = Box<dyn Fn(&KernelContext<'_>) -> Result<Vec<Phase>>>;
 
 impl Kernel {
     /// A kernel without scratch memory.
-    pub const fn plain(build: fn(&KernelContext<'_>) -> Result<Vec<Phase>>) -> Self {
+    pub fn plain(build: impl Fn(&KernelContext<'_>) -> Result<Vec<Phase>> + 'static) -> Self {
+        Self::with_scratch(|_, _, _| Some(0), build)
+    }
+
+    /// A kernel of one phase, without scratch memory.
+    pub fn one_phase(build: impl Fn(&KernelContext<'_>) -> Result<Phase> + 'static) -> Self {
+        Self::plain(move |context| Ok(vec![build(context)?]))
+    }
+
+    pub fn with_scratch(
+        scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
+        build: impl Fn(&KernelContext<'_>) -> Result<Vec<Phase>> + 'static,
+    ) -> Self {
         Kernel {
-            scratch: |_, _, _| Some(0),
-            build,
+            scratch,
+            build: Box::new(build),
         }
     }
 }

@@ -4,10 +4,9 @@ use super::elementwise::zip;
 use super::reduce::{change_rows, dot_of, sum_row};
 use super::rows::row_number;
 use crate::detect::vectorized;
-use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
-use samite_core::{Error, Node, Op, Result};
+use samite_core::Result;
 
 /// Columns of a task where rows are summed.
 const COLUMNS: usize = 64;
@@ -22,29 +21,24 @@ pub(crate) fn silu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     Ok(vec![phase?])
 }
 
-/// Gradients of whole rows: the rows of both sources must lie without gaps.
-pub(crate) fn rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
-    dense_rows(node, 1)?;
-    Ok(Kernel::plain(rows))
+/// The gradient of an RMS norm. Rows of its operand must lie without gaps.
+pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    let x = context.source(1)?;
+    change_rows(context, 0.6, move |isa, row, out| {
+        // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
+        let x = unsafe { x.row::<f32>(row) };
+        rms_norm_row(isa, out, x, eps);
+    })
 }
 
-/// The gradients of rms norm and softmax.
-fn rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let other = context.source(1)?;
-    let phase = match *context.node.op() {
-        Op::RmsNormBack { eps } => change_rows(context, 0.6, move |isa, row, out| {
-            // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
-            let x = unsafe { other.row::<f32>(row) };
-            rms_norm_row(isa, out, x, eps);
-        }),
-        Op::SoftMaxBack { scale } => change_rows(context, 0.6, move |isa, row, out| {
-            // SAFETY: as above.
-            let y = unsafe { other.row::<f32>(row) };
-            soft_max_row(isa, out, y, scale);
-        }),
-        ref op => Err(Error::invalid(format!("{op} is not a gradient of rows"))),
-    };
-    Ok(vec![phase?])
+/// The gradient of softmax. Rows of its result must lie without gaps.
+pub(crate) fn soft_max(context: &KernelContext<'_>, scale: f32) -> Result<Phase> {
+    let y = context.source(1)?;
+    change_rows(context, 0.6, move |isa, row, out| {
+        // SAFETY: as above.
+        let y = unsafe { y.row::<f32>(row) };
+        soft_max_row(isa, out, y, scale);
+    })
 }
 
 vectorized! {

@@ -4,37 +4,13 @@ use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase};
 use crate::operand::{Operand, Piece, pieces};
 use crate::simd::math;
-use samite_core::{DType, Error, Op, Result, Unary};
+use samite_core::{DType, Result, Unary};
 
 /// Elements that one task computes.
 const TASK: usize = 1024;
 
-/// Scale, square, root, logarithm, clamp, fill, and all unary functions.
-pub(crate) fn unary(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let phase = match *context.node.op() {
-        Op::Scale { scale, bias } => map(context, 0.3, move |x| x * scale + bias),
-        Op::Sqr => map(context, 0.3, |x| x * x),
-        Op::Sqrt => map(context, 0.5, f32::sqrt),
-        Op::Log => map(context, 4.0, f32::ln),
-        Op::Clamp { min, max } => map(context, 0.3, move |x| {
-            if x < min {
-                min
-            } else if x > max {
-                max
-            } else {
-                x
-            }
-        }),
-        Op::Fill { value } => map(context, 0.2, move |_| value),
-        Op::Unary(function) => function_of(context, function),
-        ref op => Err(Error::invalid(format!(
-            "{op} is not a function of one element"
-        ))),
-    };
-    Ok(vec![phase?])
-}
-
-fn function_of(context: &KernelContext<'_>, function: Unary) -> Result<Phase> {
+/// A function of one element.
+pub(crate) fn unary(context: &KernelContext<'_>, function: Unary) -> Result<Phase> {
     match function {
         Unary::Abs => map(context, 0.3, f32::abs),
         Unary::Sgn => map(context, 0.3, |x| {
@@ -74,8 +50,21 @@ fn function_of(context: &KernelContext<'_>, function: Unary) -> Result<Phase> {
     }
 }
 
+/// Numbers within limits; what is no number stays.
+pub(crate) fn clamp(context: &KernelContext<'_>, min: f32, max: f32) -> Result<Phase> {
+    map(context, 0.3, move |x| {
+        if x < min {
+            min
+        } else if x > max {
+            max
+        } else {
+            x
+        }
+    })
+}
+
 /// The result of `f` for each element; `cost` is in nanoseconds.
-fn map(
+pub(crate) fn map(
     context: &KernelContext<'_>,
     cost: f64,
     f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static,
@@ -131,19 +120,13 @@ unsafe fn map_piece(
     }
 }
 
-/// Add, sub, mul, div.
-pub(crate) fn binary(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let (a, b) = (context.source(0)?, context.source(1)?);
-    let phase = match context.node.op() {
-        Op::Add => zip(context, a, b, 0.4, |a, b| a + b),
-        Op::Sub => zip(context, a, b, 0.4, |a, b| a - b),
-        Op::Mul => zip(context, a, b, 0.4, |a, b| a * b),
-        Op::Div => zip(context, a, b, 0.6, |a, b| a / b),
-        op => Err(Error::invalid(format!(
-            "{op} is not a function of two elements"
-        ))),
-    };
-    Ok(vec![phase?])
+/// The result of `f` for each pair of elements of both sources, of which the second one repeats.
+pub(crate) fn binary(
+    context: &KernelContext<'_>,
+    cost: f64,
+    f: impl Fn(f32, f32) -> f32 + Copy + Send + Sync + 'static,
+) -> Result<Phase> {
+    zip(context, context.source(0)?, context.source(1)?, cost, f)
 }
 
 /// The result of `f` for each pair of elements; `b` repeats to the shape of `a`, which is that of the result.
@@ -296,16 +279,11 @@ vectorized! {
     }
 }
 
-/// Minus infinity or 0 right of the diagonal.
-pub(crate) fn diag_mask(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let (past, value) = match *context.node.op() {
-        Op::DiagMaskInf { past } => (past, f32::NEG_INFINITY),
-        Op::DiagMaskZero { past } => (past, 0.0),
-        ref op => return Err(Error::invalid(format!("{op} is not a mask"))),
-    };
+/// A number right of the diagonal, which begins `past` elements after the first one.
+pub(crate) fn diag_mask(context: &KernelContext<'_>, past: usize, value: f32) -> Result<Phase> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let n0 = result.shape()[0];
-    Ok(vec![Phase::new(
+    Ok(Phase::new(
         result.rows(),
         result.elements() as f64 * 0.3,
         move |tasks, _| {
@@ -328,5 +306,5 @@ pub(crate) fn diag_mask(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             }
             Ok(())
         },
-    )])
+    ))
 }

@@ -50,10 +50,10 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     if choices > u32::MAX as usize {
         return Err("there are more than 2^32 - 1 choices".into());
     }
-    Ok(Kernel {
-        scratch: |node, isa, threads| Some(plan(node, isa, threads)?.total),
+    Ok(Kernel::with_scratch(
+        |node, isa, threads| Some(plan(node, isa, threads)?.total),
         build,
-    })
+    ))
 }
 
 /// Which choices each expert has got: `ends[e]..ends[e + 1]` of `order`.

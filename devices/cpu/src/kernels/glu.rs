@@ -4,7 +4,7 @@ use super::elementwise::{zip, zip_slices};
 use crate::detect::Isa;
 use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
-use samite_core::{Error, Glu, Op, Result};
+use samite_core::{Glu, Result};
 
 /// What an expression is for the function of a kind.
 macro_rules! with_function {
@@ -35,10 +35,7 @@ macro_rules! with_function {
 }
 
 /// All gated linear units.
-pub(crate) fn glu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let Op::Glu { kind, swapped } = *context.node.op() else {
-        return Err(Error::invalid("not a gated linear unit"));
-    };
+pub(crate) fn glu(context: &KernelContext<'_>, kind: Glu, swapped: bool) -> Result<Phase> {
     let a = context.source(0)?;
     let (x, gate) = match context.optional(1) {
         Some(gate) => (a, gate),
@@ -52,8 +49,7 @@ pub(crate) fn glu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
             }
         }
     };
-    let phase = with_function!(kind, function => zip(context, x, gate, cost(kind), function));
-    Ok(vec![phase?])
+    with_function!(kind, function => zip(context, x, gate, cost(kind), function))
 }
 
 /// Estimated nanoseconds for an element.

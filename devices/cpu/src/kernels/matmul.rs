@@ -393,10 +393,10 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     let weights = node.source_layout(0).ok_or("there are no weights")?;
     decodable(weights.dtype())?;
     dense_rows(node, 0)?;
-    Ok(Kernel {
-        scratch: |node, isa, threads| Some(plan(node, isa, threads)?.total),
+    Ok(Kernel::with_scratch(
+        |node, isa, threads| Some(plan(node, isa, threads)?.total),
         build,
-    })
+    ))
 }
 
 /// Estimated nanoseconds of a product.

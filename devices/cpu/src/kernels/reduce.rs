@@ -3,7 +3,7 @@
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use samite_core::{Error, Op, Result};
+use samite_core::Result;
 
 /// Partial sums that are kept side by side: they become vector registers.
 const LANES: usize = 32;
@@ -110,21 +110,19 @@ fn change_rows_of(
     )
 }
 
-/// Norm, rms norm, l2 norm.
-pub(crate) fn norm(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let phase = match *context.node.op() {
-        Op::RmsNorm { eps } => change_rows(context, 0.4, move |isa, _, out| {
-            rms_norm_row(isa, out, eps);
-        }),
-        Op::L2Norm { eps } => change_rows(context, 0.4, move |isa, _, out| {
-            l2_norm_row(isa, out, eps);
-        }),
-        Op::Norm { eps } => change_rows(context, 0.6, move |isa, _, out| {
-            norm_row(isa, out, eps);
-        }),
-        ref op => Err(Error::invalid(format!("{op} is not a norm"))),
-    };
-    Ok(vec![phase?])
+/// Norms of rows whose squares have a mean of 1.
+pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.4, move |isa, _, out| rms_norm_row(isa, out, eps))
+}
+
+/// Norms of rows whose squares have a sum of 1.
+pub(crate) fn l2_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.4, move |isa, _, out| l2_norm_row(isa, out, eps))
+}
+
+/// Norms of rows with a mean of 0 and a variance of 1.
+pub(crate) fn norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.6, move |isa, _, out| norm_row(isa, out, eps))
 }
 
 vectorized! {
@@ -251,13 +249,15 @@ pub(crate) fn sum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Sum or mean of each row.
-pub(crate) fn rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+/// Mean of each row.
+pub(crate) fn mean(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let elements = context.source(0)?.shape()[0];
+    sum_rows(context, elements as f64)
+}
+
+/// Sum of each row, by a divisor.
+pub(crate) fn sum_rows(context: &KernelContext<'_>, divisor: f64) -> Result<Vec<Phase>> {
     let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
-    let divisor = match context.node.op() {
-        Op::Mean => source.shape()[0] as f64,
-        _ => 1.0,
-    };
     Ok(vec![Phase::new(
         result.rows(),
         source.elements() as f64 * 0.3,

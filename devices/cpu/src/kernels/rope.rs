@@ -6,14 +6,10 @@
 
 use crate::detect::{Isa, vectorized};
 use crate::kernel::InputSource;
-use crate::kernel::Kernel;
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::whole;
 use crate::simd::math::sin_cos;
 use samite_core::{DType, Error, Graph, Node, Op, Result, Rope, RopeMode, TensorId};
-
-/// The kernel of rope.
-pub(crate) const KERNEL: Kernel = Kernel { scratch, build };
 
 /// A pair's rotation does not depend on the position but for the angle itself.
 #[derive(Clone, Copy)]
@@ -95,7 +91,7 @@ fn row_bytes(node: Node<'_>) -> Option<usize> {
     }
 }
 
-fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     row_bytes(node)?.checked_mul(threads)
 }
 
@@ -127,10 +123,8 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
         .collect()
 }
 
-fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let (Op::Rope(rope) | Op::RopeBack(rope)) = *context.node.op() else {
-        return Err(Error::invalid("not rope"));
-    };
+/// Rotates by angles; the gradient turns `back`.
+pub(crate) fn rotation(context: &KernelContext<'_>, rope: Rope, back: bool) -> Result<Vec<Phase>> {
     let angles = Table {
         at: context.angles(table_bytes([context.node])?)?,
         token: token_bytes(&rope).ok_or_else(too_large)?,
@@ -138,7 +132,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let rotated = rotate(context, rope, angles)?;
     Ok(match context.input {
         InputSource::Shared => vec![rotated],
-        _ => vec![compute(context, rope, angles)?, rotated],
+        _ => vec![compute(context, rope, back, angles)?, rotated],
     })
 }
 
@@ -157,7 +151,7 @@ impl Table {
 }
 
 /// Computes the angles.
-fn compute(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phase> {
+fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -> Result<Phase> {
     let (positions, divisors) = (context.source(1)?, context.optional(2));
     let tokens = positions.shape()[0];
     let half = rope.dims / 2;
@@ -167,10 +161,7 @@ fn compute(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Pha
         rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
     };
     // A gradient turns the other way, with the same magnitude.
-    let direction = match context.node.op() {
-        Op::RopeBack(_) => -magnitude,
-        _ => magnitude,
-    };
+    let direction = if back { -magnitude } else { magnitude };
     let turns = Turns {
         pairs: pairs(&rope),
         scale: f64::from(rope.freq_scale),

@@ -1,10 +1,9 @@
 //! Indices of sorted and of largest elements.
 
 use crate::detect::{Isa, vectorized};
-use crate::kernel::Kernel;
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::Operand;
-use samite_core::{Error, Node, Op, Result, SortOrder};
+use samite_core::{Error, Node, Result, SortOrder};
 use std::cmp::Ordering;
 
 /// Largest first; equal elements by position, so that the result is unique.
@@ -79,24 +78,13 @@ fn select(values: &[f32], k: usize, list: &mut [i32]) -> i32 {
     key(values[*last as usize])
 }
 
-/// The kernel of argsort.
-pub(crate) const ARGSORT: Kernel = Kernel {
-    scratch,
-    build: argsort,
-};
-
-/// The kernel of top_k.
-pub(crate) const TOP_K: Kernel = Kernel {
-    scratch,
-    build: top_k,
-};
-
 /// Memory of a worker: a row of values, and a list of indices.
 fn worker_bytes(row: usize) -> Option<usize> {
     row.checked_mul(8)?.checked_next_multiple_of(64)
 }
 
-fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+/// Bytes of scratch memory for sorting.
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     worker_bytes(node.source_layout(0)?.shape()[0])?.checked_mul(threads)
 }
 
@@ -127,10 +115,7 @@ unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f3
 }
 
 /// Indices that sort each row.
-fn argsort(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let Op::ArgSort { order } = *context.node.op() else {
-        return Err(Error::invalid("not argsort"));
-    };
+pub(crate) fn argsort(context: &KernelContext<'_>, order: SortOrder) -> Result<Vec<Phase>> {
     let (result, source) = (context.result(), context.source(0)?);
     let (scratch, bytes) = workers(context, source.shape()[0])?;
     Ok(vec![Phase::new(
@@ -156,7 +141,7 @@ fn argsort(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Indices of the largest elements of each row.
-fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+pub(crate) fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, source) = (context.result(), context.source(0)?);
     let (n0, k) = (source.shape()[0], result.shape()[0]);
     let (scratch, bytes) = workers(context, n0)?;

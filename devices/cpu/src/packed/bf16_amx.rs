@@ -11,16 +11,16 @@
 //!
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
-use super::decode::{self, Format, Slab, SlabWriter};
+use super::decode::{Format, PanelSlab, Scheme, Slab};
 use super::formats::for_format;
 use super::int8::amx::Configuration;
+use super::int8::{Level, avx512_vnni};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::activations::SLAB;
 use crate::activations::bf16::{Bf16Slabs, MOST_PLANES, PLANE_BYTES, STEP, stride, upper};
 use crate::activations::int8::Sums;
 use crate::detect::Avx512;
 use crate::product::{Column, Panel, PanelFn};
-use crate::simd::avx512::Zmm;
 use crate::simd::float::{Bf16, Element, F16};
 use samite_core::DType;
 use std::arch::asm;
@@ -138,56 +138,66 @@ impl<F: Format> Rows for Quantized<F> {
     const COLUMN_PLANES: usize = 1;
 
     fn slab_bytes() -> usize {
-        SLAB / F::DTYPE.block_len() * F::DTYPE.block_bytes() * PANEL
+        SLAB / F::BLOCK * F::DTYPE.block_bytes() * PANEL
     }
 
     #[inline(always)]
     unsafe fn unpack(weights: *const u8, len: usize, slab: *mut Slab, tiles: Tiles) {
-        let blocks = len / F::DTYPE.block_len();
+        let offset = match F::SUMS {
+            Sums::Offset(offset) => offset as f32,
+            Sums::Minus => 0.0,
+        };
         // SAFETY: the caller's contract.
         unsafe {
-            for half in 0..2 {
-                let weights = weights.add(half * blocks * F::DTYPE.block_bytes() * LANES);
-                let to = &mut SlabWriter::new(slab, half * LANES);
-                decode::decode::<F, Zmm<true>, _>(decode::Rows::new(weights, 0), blocks, to);
-                for group in 0..len / F::GROUP {
-                    let scale =
-                        _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());
-                    // A code in the upper bits of a mantissa is 1 + code / 256.
-                    let factor = _mm512_mul_ps(scale, _mm512_set1_ps(256.0));
-                    let start = match F::SUMS {
-                        Sums::Offset(offset) => {
-                            _mm512_mul_ps(scale, _mm512_set1_ps(256.0 + offset as f32))
-                        }
-                        Sums::Minus => {
-                            let minimum = (&raw const (*slab).minimums[group][half * LANES]).cast();
-                            _mm512_add_ps(factor, _mm512_load_ps(minimum))
-                        }
+            avx512_vnni::Instructions::decode::<F>(&PanelSlab::new(weights, len), slab);
+            round::<<F::Scheme as Scheme>::Wide>(slab, len, offset, tiles);
+        }
+    }
+}
+
+/// Rounds the decoded elements of a slab, whose codes have an offset if they have no minimums.
+///
+/// # Safety
+/// As [`Rows::unpack`]; the slab must be decoded.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Tiles) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for half in 0..2 {
+            for group in 0..len / S::GROUP {
+                let scale = _mm512_load_ps((&raw const (*slab).scales[group][half * LANES]).cast());
+                // A code in the upper bits of a mantissa is 1 + code / 256.
+                let factor = _mm512_mul_ps(scale, _mm512_set1_ps(256.0));
+                let start = if S::MINIMUMS {
+                    let minimum = (&raw const (*slab).minimums[group][half * LANES]).cast();
+                    _mm512_add_ps(factor, _mm512_load_ps(minimum))
+                } else {
+                    _mm512_mul_ps(scale, _mm512_set1_ps(256.0 + offset))
+                };
+                for i in 0..S::GROUP / 4 {
+                    let i = group * S::GROUP / 4 + i;
+                    let codes =
+                        _mm512_load_si512((&raw const (*slab).codes[i][half * LANES]).cast());
+                    let number = |shifted| {
+                        // (shifted & mask) | one
+                        let x = _mm512_ternarylogic_epi32::<0xea>(
+                            shifted,
+                            _mm512_set1_epi32(0xff << 15),
+                            _mm512_set1_epi32(0x3f80_0000),
+                        );
+                        let x = _mm512_fmsub_ps(_mm512_castsi512_ps(x), factor, start);
+                        // Rounded, half up in magnitude.
+                        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))
                     };
-                    for i in 0..F::GROUP / 4 {
-                        let i = group * F::GROUP / 4 + i;
-                        let codes =
-                            _mm512_load_si512((&raw const (*slab).codes[i][half * LANES]).cast());
-                        let number = |shifted| {
-                            // (shifted & mask) | one
-                            let x = _mm512_ternarylogic_epi32::<0xea>(
-                                shifted,
-                                _mm512_set1_epi32(0xff << 15),
-                                _mm512_set1_epi32(0x3f80_0000),
-                            );
-                            let x = _mm512_fmsub_ps(_mm512_castsi512_ps(x), factor, start);
-                            // Rounded, half up in magnitude.
-                            _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))
-                        };
-                        let numbers = [
-                            number(_mm512_slli_epi32::<15>(codes)),
-                            number(_mm512_slli_epi32::<7>(codes)),
-                            number(_mm512_srli_epi32::<1>(codes)),
-                            number(_mm512_srli_epi32::<9>(codes)),
-                        ];
-                        tiles.store(half, 2 * i, 0, pairs(numbers[0], numbers[1]));
-                        tiles.store(half, 2 * i + 1, 0, pairs(numbers[2], numbers[3]));
-                    }
+                    let numbers = [
+                        number(_mm512_slli_epi32::<15>(codes)),
+                        number(_mm512_slli_epi32::<7>(codes)),
+                        number(_mm512_srli_epi32::<1>(codes)),
+                        number(_mm512_srli_epi32::<9>(codes)),
+                    ];
+                    tiles.store(half, 2 * i, 0, pairs(numbers[0], numbers[1]));
+                    tiles.store(half, 2 * i + 1, 0, pairs(numbers[2], numbers[3]));
                 }
             }
         }
@@ -300,7 +310,11 @@ unsafe fn panels<R: Rows>(
                 let group = Group::new(columns, at, R::COLUMN_PLANES, gathered);
                 for number in 0..count {
                     let sums = results(number).add(i * 2 * TILE);
-                    group.multiply::<R>(tiles(number), run, sums);
+                    match const { (R::PLANES, R::COLUMN_PLANES) } {
+                        (1, 1) => group.multiply::<1, 1>(tiles(number), run, sums),
+                        (1, _) => group.multiply::<1, 2>(tiles(number), run, sums),
+                        _ => group.multiply::<2, 2>(tiles(number), run, sums),
+                    }
                     if is_last {
                         // While the next tiles are multiplied, results go to memory.
                         store_all(panel, row + number * PANEL, columns, sums);
@@ -376,17 +390,23 @@ impl Group {
         }
     }
 
-    /// Multiplies with the tiles of a panel and adds the products to `sums`, or makes them the sums.
+    /// Multiplies with the tiles of a panel, of so many planes of rows and of columns, and adds the products to `sums`, or makes them the sums.
     ///
     /// # Safety
     /// The tiles of rows and columns and their sums must be there, and tiles be configured.
-    #[inline(always)]
-    unsafe fn multiply<R: Rows>(&self, rows: *const u8, run: Run, sums: *mut Sum) {
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    unsafe fn multiply<const ROWS: usize, const COLUMNS: usize>(
+        &self,
+        rows: *const u8,
+        run: Run,
+        sums: *mut Sum,
+    ) {
         // SAFETY: the caller's contract.
         unsafe {
             match self.tiles {
-                1 => self.multiply_tiles::<R, 1>(rows, run, sums.cast()),
-                _ => self.multiply_tiles::<R, 2>(rows, run, sums.cast()),
+                1 => self.multiply_tiles::<ROWS, COLUMNS, 1>(rows, run, sums.cast()),
+                _ => self.multiply_tiles::<ROWS, COLUMNS, 2>(rows, run, sums.cast()),
             }
         }
     }
@@ -394,7 +414,7 @@ impl Group {
     /// # Safety
     /// As [`multiply`](Group::multiply), with `T` tiles of columns.
     #[inline(always)]
-    unsafe fn multiply_tiles<R: Rows, const T: usize>(
+    unsafe fn multiply_tiles<const ROWS: usize, const COLUMNS: usize, const T: usize>(
         &self,
         rows: *const u8,
         run: Run,
@@ -429,15 +449,15 @@ impl Group {
             }
             for step in 0..run.steps {
                 let columns = self.at.map(|at| at.wrapping_add(step * STEP * 2));
-                let rows = rows.wrapping_add(step * R::PLANES * 2 * TILE_BYTES);
+                let rows = rows.wrapping_add(step * ROWS * 2 * TILE_BYTES);
                 self.load_columns::<T>(columns);
-                if R::PLANES == 2 {
+                if ROWS == 2 {
                     load_rows(rows.wrapping_add(2 * TILE_BYTES));
                     products::<T>();
                 }
                 load_rows(rows);
                 products::<T>();
-                if R::COLUMN_PLANES == 2 {
+                if COLUMNS == 2 {
                     self.load_columns::<T>(columns.map(|at| at.wrapping_add(PLANE_BYTES)));
                     products::<T>();
                 }

@@ -124,13 +124,12 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
 /// A type of packed weights.
 pub(crate) trait Format: Sized {
     const DTYPE: DType;
+    /// Elements of a block.
+    const BLOCK: usize = 32;
     /// The fields of a block in the order in which a panel has them.
     const FIELDS: &[Field];
-    /// Elements that are summed up before their scale is applied, which may be that of others, too.
-    const GROUP: usize = 32;
-    /// Elements of columns that share a scale: 32, or those of a slab, which is faster. Where numbers are normally distributed, a
-    /// product then is off by 4.6e-5 of its square, not by 2.3e-5; rounding weights to 6 bits costs 3e-4, to 4 bits 6e-3.
-    const SCALED: usize = SLAB;
+    /// How groups of codes are multiplied once they are bytes.
+    type Scheme: Scheme;
     /// Groups whose codes come one among the other: so many from a multiple of that on.
     const MIXED: usize = 1;
     /// What has to be done about sums of columns.
@@ -138,8 +137,11 @@ pub(crate) trait Format: Sized {
     /// The largest code, if none is negative.
     const LARGEST: usize;
 
+    /// Elements that are summed up before their scale is applied, which may be that of others, too.
+    const GROUP: usize = Self::Scheme::GROUP;
+
     /// Whether codes need all eight bits; then their offset is 128.
-    const FULL: bool = Self::LARGEST > 127;
+    const FULL: bool = Self::Scheme::FULL;
 
     /// What is subtracted from crossed codes, so that about as many are negative as are not.
     const MIDDLE: usize = Self::LARGEST.div_ceil(2);
@@ -154,23 +156,19 @@ pub(crate) trait Format: Sized {
 
     /// What columns must be.
     const COLUMNS: ColumnSpec = {
-        assert!(Self::SCALED == SLAB || matches!(Self::SUMS, Sums::Offset(_)));
-        assert!(matches!(
-            (Self::SCALED, Self::GROUP),
-            (32, 32) | (SLAB, 16 | 32 | 128)
-        ));
+        let minimums = matches!(Self::SUMS, Sums::Minus);
+        assert!(Self::Scheme::MINIMUMS == minimums && Self::Scheme::LARGEST >= Self::LARGEST);
+        assert!(Self::FULL == (Self::LARGEST > 127));
         ColumnSpec {
-            scaled: Self::SCALED,
-            group: Self::GROUP,
             sums: Self::SUMS,
             // Whatever the instruction set is, so that results are the same.
             largest: if Self::CROSSED {
-                assert!(Self::GROUP == 32 && Self::SCALED == SLAB && Self::LARGEST <= 31);
+                assert!(Self::GROUP == 32 && Self::Scheme::SLAB_SCALE && Self::LARGEST <= 31);
                 127 - (Self::LARGEST - Self::MIDDLE) as i32
             } else {
                 127
             },
-            crossed: None,
+            ..column_layout::<Self::Scheme, false>()
         }
     };
 
@@ -181,10 +179,80 @@ pub(crate) trait Format: Sized {
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
 }
 
+/// What products need to know about a format once its codes are bytes. Formats with the same scheme share their micro-kernels.
+pub(crate) trait Scheme {
+    /// Elements that are summed up before their scale is applied.
+    const GROUP: usize;
+    /// Whether columns have one scale for a slab, which is faster than one for each group. Where numbers are normally distributed, a
+    /// product then is off by 4.6e-5 of its square, not by 2.3e-5; rounding weights to 6 bits costs 3e-4, to 4 bits 6e-3.
+    const SLAB_SCALE: bool;
+    /// Whether groups have minimums. Otherwise, codes have an offset.
+    const MINIMUMS: bool;
+    /// Whether codes need all eight bits; then their offset is 128.
+    const FULL: bool;
+    /// The largest code, or more.
+    const LARGEST: usize;
+    /// The same where sums have 32 bits from the start, so that it does not matter how large codes are.
+    type Wide: Scheme;
+}
+
+/// A [`Scheme`] of its constants.
+pub(crate) struct Groups<
+    const GROUP: usize,
+    const SLAB_SCALE: bool,
+    const MINIMUMS: bool,
+    const FULL: bool,
+    const LARGEST: usize,
+>;
+
+impl<
+    const GROUP: usize,
+    const SLAB_SCALE: bool,
+    const MINIMUMS: bool,
+    const FULL: bool,
+    const LARGEST: usize,
+> Scheme for Groups<GROUP, SLAB_SCALE, MINIMUMS, FULL, LARGEST>
+{
+    const GROUP: usize = GROUP;
+    const SLAB_SCALE: bool = SLAB_SCALE;
+    const MINIMUMS: bool = MINIMUMS;
+    const FULL: bool = FULL;
+    const LARGEST: usize = LARGEST;
+    type Wide = Groups<GROUP, SLAB_SCALE, MINIMUMS, FULL, 255>;
+}
+
+/// Groups of 32 codes of eight bits, which have a scale of the column each: weights are about as exact as columns.
+pub(crate) type Bytes = Groups<32, false, false, true, 255>;
+/// Groups of `GROUP` codes up to `LARGEST` with an offset.
+pub(crate) type WithOffset<const GROUP: usize, const LARGEST: usize> =
+    Groups<GROUP, true, false, false, LARGEST>;
+/// Groups of `GROUP` codes up to `LARGEST` with minimums.
+pub(crate) type WithMinimums<const GROUP: usize, const LARGEST: usize> =
+    Groups<GROUP, true, true, false, LARGEST>;
+/// Groups of 32 signed numbers of eight bits from a table.
+pub(crate) type FromTable = Groups<32, true, false, true, 255>;
+
+/// Where the parts of a column's slab are.
+pub(crate) const fn column_layout<S: Scheme, const CROSSED: bool>() -> ColumnSpec {
+    assert!(S::SLAB_SCALE || !S::MINIMUMS && S::GROUP == 32);
+    ColumnSpec {
+        scaled: if S::SLAB_SCALE { SLAB } else { S::GROUP },
+        group: S::GROUP,
+        sums: if S::MINIMUMS {
+            Sums::Minus
+        } else {
+            Sums::Offset(0)
+        },
+        largest: 127,
+        crossed: if CROSSED { Some(0) } else { None },
+    }
+}
+
 /// Whether products are [crossed](crate::packed::int8).
 #[inline(always)]
 pub(crate) const fn is_crossed<F: Format, V: Simd>() -> bool {
-    F::CROSSED && V::CROSSED
+    assert!(F::CROSSED || !V::CROSSED);
+    V::CROSSED
 }
 
 /// What columns must be for an instruction set.
@@ -209,12 +277,18 @@ pub(crate) struct PanelSlab {
 }
 
 impl PanelSlab {
+    /// The first `len` elements of the panel at `at`.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub fn new(at: *const u8, len: usize) -> Self {
+        PanelSlab { at, number: 0, len }
+    }
+
     /// All parts of the panel that begins at row `row`.
     #[inline(always)]
     pub fn all<F: Format>(panel: &Panel, row: usize) -> impl Iterator<Item = Self> {
         let (weights, k) = (panel.weights, panel.k);
         let at = weights.wrapping_add(row / PANEL * panel.stride);
-        let bytes = SLAB / F::DTYPE.block_len() * F::DTYPE.block_bytes() * PANEL;
+        let bytes = SLAB / F::BLOCK * F::DTYPE.block_bytes() * PANEL;
         (0..k.div_ceil(SLAB)).map(move |number| PanelSlab {
             at: at.wrapping_add(number * bytes),
             number,
@@ -234,9 +308,21 @@ impl PanelSlab {
     /// Where the next one begins.
     #[inline(always)]
     pub fn end<F: Format>(&self) -> *const u8 {
-        let blocks = self.len / F::DTYPE.block_len();
+        let blocks = self.len / F::BLOCK;
         self.at
             .wrapping_add(blocks * F::DTYPE.block_bytes() * PANEL)
+    }
+
+    /// Unpacks all rows to a slab.
+    ///
+    /// # Safety
+    /// The panel must be there, `slab` be writable, and the instruction set be there.
+    #[inline(always)]
+    pub unsafe fn decode<F: Format, V: Simd>(&self, slab: *mut Slab) {
+        for first in (0..PANEL).step_by(V::LANES) {
+            // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+            unsafe { self.unpack::<F, V, _>(first, &mut SlabWriter::new(slab, first)) }
+        }
     }
 
     /// Unpacks the rows of a register, from row `row` of the panel on.
@@ -245,7 +331,7 @@ impl PanelSlab {
     /// The panel must be there, and the instruction set; the contract of `to`.
     #[inline(always)]
     pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
-        let blocks = self.len / F::DTYPE.block_len();
+        let blocks = self.len / F::BLOCK;
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
         let rows = Rows {
             ahead: to.ahead(),
@@ -280,11 +366,11 @@ pub(crate) unsafe fn decode<F: Format, V: Simd, S: Sink<F, V>>(
     const WHOLE: usize = 8;
     // SAFETY: the caller's contract.
     unsafe {
-        if S::UNROLLED && F::DTYPE.block_len() * WHOLE == SLAB && blocks == WHOLE {
+        if S::UNROLLED && F::BLOCK * WHOLE == SLAB && blocks == WHOLE {
             eight_times!(i => F::unpack::<V>(rows.second(i % 2 == 1), WHOLE, i, to));
         } else {
             // Beside code without a loop, one of two blocks made the compiler keep that code's addresses in memory.
-            let pairs = !S::UNROLLED && F::DTYPE.block_len() < SLAB;
+            let pairs = !S::UNROLLED && F::BLOCK < SLAB;
             for i in (0..blocks).step_by(if pairs { 2 } else { 1 }) {
                 F::unpack::<V>(rows, blocks, i, to);
                 if pairs && i + 1 < blocks {

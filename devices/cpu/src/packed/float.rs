@@ -233,7 +233,10 @@ impl SlabPart {
         let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
         // SAFETY: the caller's contract.
         unsafe {
-            let mut x: [*const f32; C] = from_fn(|c| columns[c].x.wrapping_add(self.at).cast());
+            let mut x = [std::ptr::null::<f32>(); C];
+            for c in 0..C {
+                x[c] = columns[c].x.wrapping_add(self.at).cast();
+            }
             let next = x[0].wrapping_add(C * ELEMENTS).cast();
             // One address with constant offsets then serves for all. With few columns, copying costs more than that saves.
             if !DIRECT {
@@ -250,7 +253,9 @@ impl SlabPart {
                     }
                     base = to;
                 }
-                x = from_fn(|c| base.wrapping_add(c * ELEMENTS));
+                for c in 0..C {
+                    x[c] = base.wrapping_add(c * ELEMENTS);
+                }
             }
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(r * V::LANES);
             let mut sums = [[V::splat(0.0); R]; C];

@@ -275,6 +275,8 @@ mod tests {
                 continue;
             };
             packable += 1;
+            let blocks = for_format!(dtype, F => F::BLOCK);
+            assert_eq!(blocks.unwrap_or(1), dtype.block_len(), "{dtype}");
             let mut seen = vec![0; dtype.block_bytes()];
             for &(offset, len, unit) in fields {
                 assert_eq!(len % unit, 0);

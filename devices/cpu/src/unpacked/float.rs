@@ -19,9 +19,14 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(
 ) {
     // SAFETY: rows `row..row + R` and `C` columns exist, by the contract of `PanelFn` and the loops in `panel`.
     unsafe {
-        let weights: [*const u8; R] =
-            std::array::from_fn(|r| panel.weights.wrapping_add((row + r) * panel.stride));
-        let x: [*const f32; C] = std::array::from_fn(|c| columns.get_unchecked(c).x.cast());
+        let mut weights = [panel.weights; R];
+        for r in 0..R {
+            weights[r] = panel.weights.wrapping_add((row + r) * panel.stride);
+        }
+        let mut x = [std::ptr::null::<f32>(); C];
+        for c in 0..C {
+            x[c] = columns.get_unchecked(c).x.cast();
+        }
         let mut sums = [[V::splat(0.0); R]; C];
         let mut i = 0;
         while i + V::LANES <= panel.k {

@@ -4,21 +4,17 @@
 use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
 use super::{Extents, Memory, too_large};
 use crate::detect::Isa;
-use crate::kernel::Kernel;
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
-use samite_core::{DType, Error, Op, Result};
+use samite_core::{DType, Error, Node, Op, Result};
 
-/// The kernel of the gradients of attention. A task is a head of keys.
-pub(crate) const GRADIENT: Kernel = Kernel {
-    scratch: |node, _, threads| {
-        let floats = floats(&Extents::of(node, 1)?)?;
-        floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
-    },
-    build,
-};
+/// Bytes of scratch memory: for each thread, as a task is a head of keys.
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+    let floats = floats(&Extents::of(node, 1)?)?;
+    floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
+}
 
 /// Numbers in the memory of a worker: queries and gradients of results, as they are and turned; shares of all keys and their gradients; gradients
 /// of queries.
@@ -46,7 +42,8 @@ struct Gradient {
     products: OuterFn,
 }
 
-fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+/// The gradients of queries, keys and values.
+pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let &Op::FlashAttnBack { scale } = context.node.op() else {
         let op = context.node.op();
         return Err(Error::invalid(format!(
@@ -55,8 +52,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     };
     let extents = Extents::of(context.node, 1).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
-    let bytes =
-        (GRADIENT.scratch)(context.node, context.isa, context.threads).ok_or_else(too_large)?;
+    let bytes = scratch(context.node, context.isa, context.threads).ok_or_else(too_large)?;
     let blocks = Blocks::new(extents);
     let gradient = Gradient {
         extents,

@@ -13,7 +13,6 @@ use crate::simd::generic::Lanes;
 use crate::simd::prefetch_here;
 use samite_core::DType;
 use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-use std::array::from_fn;
 
 /// Most keys of a block. The same rows of the next block are asked for while one is multiplied.
 pub(crate) const BLOCK: usize = 64;
@@ -78,8 +77,14 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
     for row in (0..rows.count).step_by(R) {
         // SAFETY: the caller's contract: rows and columns exist, and there is room for results.
         unsafe {
-            let w: [*const u8; R] = from_fn(|r| rows.row((row + r).min(rows.count - 1)));
-            let x: [*const f32; C] = columns.each_ref().map(|column| column.x.cast());
+            let mut w = [std::ptr::null(); R];
+            for r in 0..R {
+                w[r] = rows.row((row + r).min(rows.count - 1));
+            }
+            let mut x = [std::ptr::null::<f32>(); C];
+            for c in 0..C {
+                x[c] = columns[c].x.cast();
+            }
             // The sum of row r and column c is number c * R + r.
             let mut sums = [[V::splat(0.0); 8]; G];
             let mut i = 0;
@@ -101,7 +106,7 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
                 }
                 i += V::LANES;
             }
-            if i < rows.len {
+            if const { E::HAS_PARTS } && i < rows.len {
                 let rest = rows.len - i;
                 let mut values = [V::splat(0.0); R];
                 for r in 0..R {
@@ -180,7 +185,7 @@ unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
             weighted_tile::<V, E, 1, C, true>(rows, at, columns, used, ahead);
             at += V::LANES;
         }
-        if at < rows.len {
+        if const { E::HAS_PARTS } && at < rows.len {
             weighted_tile::<V, E, 1, C, false>(rows, at, columns, used, ahead);
         }
     }
@@ -198,8 +203,11 @@ unsafe fn weighted_tile<V: Vector, E: Stored, const D: usize, const C: usize, co
     let rest = rows.len - at;
     // SAFETY: elements `at..at + D * LANES`, or those left, and the columns exist, by the contract and the loops above.
     unsafe {
-        let x: [*const f32; C] = columns.each_ref().map(|column| column.x.cast());
-        let out: [*mut f32; C] = columns.each_ref().map(|column| column.out.add(at));
+        let mut x = [std::ptr::null::<f32>(); C];
+        let mut out = [std::ptr::null_mut::<f32>(); C];
+        for c in 0..C {
+            (x[c], out[c]) = (columns[c].x.cast(), columns[c].out.add(at));
+        }
         let mut sums = [[V::splat(0.0); D]; C];
         for c in 0..C {
             for d in 0..D {
@@ -259,7 +267,7 @@ unsafe fn decode<V: Vector, E: Stored>(rows: &Rows, out: *mut f32) {
             for i in (0..whole).step_by(V::LANES) {
                 E::load::<V>(from, i).store(to.add(i));
             }
-            if whole < rows.len {
+            if const { E::HAS_PARTS } && whole < rows.len {
                 let count = rows.len - whole;
                 E::load_part::<V>(from, whole, count).store_part(to.add(whole), count);
             }

@@ -12,6 +12,8 @@ use std::marker::PhantomData;
 pub(crate) trait Stored {
     /// Elements for which one line of memory is asked for.
     const LINE: usize;
+    /// Whether rows may end within a register.
+    const HAS_PARTS: bool;
 
     /// Where the line is that is asked for with element `i`, in bytes from the row's beginning.
     fn line(i: usize) -> usize;
@@ -31,6 +33,7 @@ pub(crate) trait Stored {
 
 impl<E: Element> Stored for E {
     const LINE: usize = 64 / E::BYTES;
+    const HAS_PARTS: bool = true;
 
     #[inline(always)]
     fn line(i: usize) -> usize {
@@ -58,6 +61,7 @@ pub(crate) struct Blocks<B>(PhantomData<B>);
 
 impl<B: Loaded> Stored for Blocks<B> {
     const LINE: usize = LEN;
+    const HAS_PARTS: bool = false;
 
     /// The first byte of the row, then the last one of every other block, which may be in the next line.
     #[inline(always)]

@@ -7,7 +7,7 @@
 //! Which one computes a node depends on shapes only.
 
 mod decode;
-mod gradient;
+pub(crate) mod gradient;
 mod kv_rows;
 mod kv_types;
 mod prompt;
@@ -22,8 +22,6 @@ use crate::kernel::{Kernel, Reason, decodable};
 use crate::simd::math;
 use kv_rows::Rows;
 use samite_core::{DType, Error, Node, Op, Result};
-
-pub(crate) use gradient::GRADIENT;
 
 /// Tokens from which on they are computed in blocks. Fewer are often of different sequences: alone, a token does not have to
 /// look at the keys of the others.
@@ -123,8 +121,8 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
             .ok_or("keys or values are missing")?;
         decodable(layout.dtype())?;
     }
-    Ok(Kernel {
-        scratch: |node, isa, threads| {
+    Ok(Kernel::with_scratch(
+        |node, isa, threads| {
             if Extents::of(node, 0)?.tokens < PROMPT_TOKENS {
                 decode::scratch(node, threads)
             } else {
@@ -132,7 +130,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
             }
         },
         build,
-    })
+    ))
 }
 
 fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {

@@ -5,8 +5,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::{four_bits, high, low, number, six_bit_scale};
+use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, Rows, Sink};
+use crate::packed::decode::{Format, FromTable, Rows, Sink, WithOffset};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -23,6 +24,7 @@ pub(crate) struct Iq4Nl;
 
 impl Format for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
+    type Scheme = FromTable;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 16, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
@@ -42,6 +44,7 @@ pub(crate) struct Mxfp4;
 
 impl Format for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
+    type Scheme = WithOffset<32, 31>;
     const FIELDS: &[Field] = &[(0, 1, 1), (1, 16, 4)];
     const SUMS: Sums = Sums::Offset(12);
     const LARGEST: usize = 24;
@@ -67,6 +70,8 @@ pub(crate) struct Iq4Xs;
 
 impl Format for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
+    const BLOCK: usize = SLAB;
+    type Scheme = FromTable;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 128, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;

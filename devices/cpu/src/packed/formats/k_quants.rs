@@ -5,8 +5,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::{high, low, moved, number, or_masked, scaled, six_bit_scale, two_bits};
+use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, Rows, Sink, eight_times};
+use crate::packed::decode::{Format, Rows, Sink, WithMinimums, WithOffset, eight_times};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -62,8 +63,9 @@ pub(crate) struct Q2K;
 
 impl Format for Q2K {
     const DTYPE: DType = DType::Q2_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<16, 3>;
     const FIELDS: &[Field] = &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)];
-    const GROUP: usize = 16;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 3;
@@ -102,8 +104,9 @@ pub(crate) struct Q3K;
 
 impl Format for Q3K {
     const DTYPE: DType = DType::Q3_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithOffset<16, 7>;
     const FIELDS: &[Field] = &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)];
-    const GROUP: usize = 16;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(4);
     const LARGEST: usize = 7;
@@ -150,6 +153,8 @@ pub(crate) struct Q4K;
 
 impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<32, 15>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
@@ -184,6 +189,8 @@ pub(crate) struct Q5K;
 
 impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<32, 31>;
     const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
@@ -226,8 +233,9 @@ pub(crate) struct Q6K;
 
 impl Format for Q6K {
     const DTYPE: DType = DType::Q6_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithOffset<16, 63>;
     const FIELDS: &[Field] = &Q6_K_FIELDS;
-    const GROUP: usize = 16;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(32);
     const LARGEST: usize = 63;
@@ -245,7 +253,8 @@ impl Format for Q6K {
                 let codes = codes.behind(blocks * 96 * part);
                 eight_times!(j => {
                     ahead.ask_eighth::<V>(26 * part, 24, j);
-                    let [a, b, bits] = [0, 1, 2].map(|i| codes.words::<V>(3 * j + i));
+                    let (a, b) = (codes.words::<V>(3 * j), codes.words::<V>(3 * j + 1));
+                    let bits = codes.words::<V>(3 * j + 2);
                     let codes = [low::<V>(a), low::<V>(b), high::<V>(a), high::<V>(b)];
                     for i in 0..4 {
                         let upper = moved::<V>(bits, 2 * i, 4);

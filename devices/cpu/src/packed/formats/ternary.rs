@@ -5,8 +5,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::two_bits;
+use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, Rows, Sink, eight_times};
+use crate::packed::decode::{Format, Rows, Sink, WithOffset, eight_times};
 use crate::packed::layout::Field;
 use crate::simd::int8::Simd;
 use samite_core::DType;
@@ -39,9 +40,10 @@ pub(crate) struct Tq1_0;
 
 impl Format for Tq1_0 {
     const DTYPE: DType = DType::TQ1_0;
-    const FIELDS: &[Field] = &[(52, 2, 2), (0, 52, 4)];
+    const BLOCK: usize = SLAB;
     // As many as sums of 16 bits have room for.
-    const GROUP: usize = 128;
+    type Scheme = WithOffset<128, 3>;
+    const FIELDS: &[Field] = &[(52, 2, 2), (0, 52, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Offset(1);
     const LARGEST: usize = 2;
@@ -69,9 +71,10 @@ pub(crate) struct Tq2_0;
 
 impl Format for Tq2_0 {
     const DTYPE: DType = DType::TQ2_0;
-    const FIELDS: &[Field] = &[(64, 2, 2), (0, 64, 4)];
+    const BLOCK: usize = SLAB;
     // As many as sums of 16 bits have room for.
-    const GROUP: usize = 128;
+    type Scheme = WithOffset<128, 3>;
+    const FIELDS: &[Field] = &[(64, 2, 2), (0, 64, 4)];
     const SUMS: Sums = Sums::Offset(1);
     const LARGEST: usize = 3;
 

@@ -10,10 +10,10 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{avx512_vnni, has_slab_scale};
+use super::avx512_vnni;
 use crate::activations::SLAB;
-use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, PanelSlab, Sink, Slab, SlabWriter};
+use crate::activations::int8::{ColumnSpec, Sums};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Sink, Slab, SlabWriter, column_layout};
 use crate::packed::{LANES, PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
 use crate::simd::avx512::Zmm;
@@ -62,7 +62,7 @@ pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
         if columns.len() < WORTH_TILES {
-            return avx512_vnni::multiply::<F>(panel, columns);
+            return super::multiply::<F, avx512_vnni::Instructions>(panel, columns);
         }
         let mut memory = MaybeUninit::<Memory>::uninit();
         let memory = memory.as_mut_ptr();
@@ -91,29 +91,60 @@ unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memor
         let results = (&raw mut (*memory).results).cast::<Sum>();
         results.write_bytes(0, columns.len());
         for slab in PanelSlab::all::<F>(panel, row) {
-            for first in (0..PANEL).step_by(LANES) {
-                let store = SlabWriter::new(&raw mut (*memory).slab, first);
-                slab.unpack::<F, Zmm<true>, _>(first, &mut Signed(store));
-            }
+            decode::<F>(&slab, &raw mut (*memory).slab);
             let groups = slab.len / F::GROUP;
-            for first in (0..groups).step_by(PART) {
-                let part = GroupBlock::<F> {
-                    memory,
-                    at: slab.number * panel.slabs,
-                    first,
-                    groups,
-                    format: PhantomData,
-                };
-                match groups - first {
-                    1 => part.all::<1>(columns),
-                    2 => part.all::<2>(columns),
-                    3 => part.all::<3>(columns),
-                    _ => part.all::<PART>(columns),
-                }
-            }
+            all_groups::<SchemeOf<F>>(memory, slab.number * panel.slabs, groups, columns);
         }
         store_all(panel, row, columns, results);
     }
+}
+
+/// What the products of a format are compiled for.
+type SchemeOf<F> = <<F as Format>::Scheme as Scheme>::Wide;
+
+/// Decodes a slab to signed codes.
+///
+/// # Safety
+/// As [`PanelSlab::decode`].
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
+    for first in (0..PANEL).step_by(LANES) {
+        // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+        unsafe { part.unpack::<F, Zmm<true>, _>(first, &mut Signed(SlabWriter::new(slab, first))) }
+    }
+}
+
+/// Multiplies all groups of a decoded slab with all columns, whose slabs begin at byte `at`.
+///
+/// # Safety
+/// The slab must be decoded, the columns and their results be there, and the instructions.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, columns: &[Column]) {
+    for first in (0..groups).step_by(PART) {
+        let part = GroupBlock::<S> {
+            memory,
+            at,
+            first,
+            groups,
+            scheme: PhantomData,
+        };
+        // SAFETY: the caller's contract.
+        unsafe {
+            match groups - first {
+                1 => part.all::<1>(columns),
+                2 => part.all::<2>(columns),
+                3 => part.all::<3>(columns),
+                _ => part.all::<PART>(columns),
+            }
+        }
+    }
+}
+
+/// Where the parts of a column's slab are.
+const fn layout<S: Scheme>() -> ColumnSpec {
+    column_layout::<S, false>()
 }
 
 /// Makes codes signed.
@@ -146,7 +177,7 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 }
 
 /// Up to [`PART`] groups of a slab.
-struct GroupBlock<F> {
+struct GroupBlock<S> {
     memory: *mut Memory,
     /// Where the slab begins in a column, in bytes.
     at: usize,
@@ -154,10 +185,10 @@ struct GroupBlock<F> {
     first: usize,
     /// Groups of the slab.
     groups: usize,
-    format: PhantomData<F>,
+    scheme: PhantomData<S>,
 }
 
-impl<F: Format> GroupBlock<F> {
+impl<S: Scheme> GroupBlock<S> {
     /// Multiplies `N` groups with all columns.
     ///
     /// # Safety
@@ -166,7 +197,7 @@ impl<F: Format> GroupBlock<F> {
     unsafe fn all<const N: usize>(&self, columns: &[Column]) {
         // SAFETY: the caller's contract.
         unsafe {
-            let weights = Weights::<N>::load::<F>(&raw const (*self.memory).slab, self.first);
+            let weights = Weights::<N>::load::<S>(&raw const (*self.memory).slab, self.first);
             // Three things go on at a time: a tile of columns is multiplied with one group in each step; the products of
             // the step before are stored; and some columns of the tile before that are summed up.
             let steps = columns.len().div_ceil(TILE) * N;
@@ -208,7 +239,7 @@ impl<F: Format> GroupBlock<F> {
     /// Asks for what is needed of a column.
     #[inline(always)]
     fn ask_for(&self, column: &Column) {
-        let codes = column.x.wrapping_add(self.at + self.first * F::GROUP);
+        let codes = column.x.wrapping_add(self.at + self.first * S::GROUP);
         prefetch(codes);
         prefetch(codes.wrapping_add(64));
     }
@@ -216,8 +247,8 @@ impl<F: Format> GroupBlock<F> {
     /// Where the codes of a tile of columns begin, and the distance of columns.
     #[inline(always)]
     unsafe fn codes_of(&self, tile: &[Column]) -> (*const u8, usize) {
-        let stride = F::COLUMNS.slab_bytes();
-        let at = self.at + self.first * F::GROUP;
+        let stride = layout::<S>().slab_bytes();
+        let at = self.at + self.first * S::GROUP;
         let is_regular = tile.len() == TILE
             && tile
                 .windows(2)
@@ -231,7 +262,7 @@ impl<F: Format> GroupBlock<F> {
             for (to, column) in (*gathered).iter_mut().zip(tile) {
                 // A slab's scales follow its codes, so a whole part can be read.
                 to.as_mut_ptr()
-                    .copy_from_nonoverlapping(column.x.wrapping_add(at), PART * F::GROUP);
+                    .copy_from_nonoverlapping(column.x.wrapping_add(at), PART * S::GROUP);
             }
             (gathered.cast(), PART * 32)
         }
@@ -244,8 +275,8 @@ impl<F: Format> GroupBlock<F> {
         unsafe {
             let weights = (&raw const (*self.memory).slab.codes)
                 .cast::<u8>()
-                .add((self.first + group) * F::GROUP * PANEL);
-            let x = x.add(group * F::GROUP);
+                .add((self.first + group) * S::GROUP * PANEL);
+            let x = x.add(group * S::GROUP);
             // Two sets of tiles in turn: one is stored while the other is being made.
             if step.is_multiple_of(2) {
                 multiply_tile!("tmm0", "tmm1", "tmm4", x, stride, weights);
@@ -280,7 +311,7 @@ impl<F: Format> GroupBlock<F> {
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
             let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
             let part = |half: usize| (&raw mut (*self.memory).parts[c][half]).cast::<f32>();
-            let mut sums = if !has_slab_scale::<F>() {
+            let mut sums = if !S::SLAB_SCALE {
                 [0, 1].map(|half| _mm512_load_ps(result(half)))
             } else if self.first > 0 {
                 [0, 1].map(|half| _mm512_load_ps(part(half)))
@@ -289,7 +320,7 @@ impl<F: Format> GroupBlock<F> {
             };
             for group in 0..N {
                 let at = 4 * (self.first + group);
-                let scale = if has_slab_scale::<F>() {
+                let scale = if S::SLAB_SCALE {
                     _mm512_setzero_ps()
                 } else {
                     _mm512_set1_ps(x.add(SLAB + at).cast::<f32>().read())
@@ -298,28 +329,28 @@ impl<F: Format> GroupBlock<F> {
                     let product = (&raw const (*products)[group][half]).cast();
                     let product = _mm512_cvtepi32_ps(_mm512_load_si512(product));
                     let scales = weights.scales[group][half];
-                    sums[half] = if has_slab_scale::<F>() {
+                    sums[half] = if S::SLAB_SCALE {
                         _mm512_fmadd_ps(product, scales, sums[half])
                     } else {
                         _mm512_fmadd_ps(_mm512_mul_ps(product, scales), scale, sums[half])
                     };
                 }
-                if let Sums::Minus = F::SUMS {
-                    let sum = x.add(F::COLUMNS.sums_at() + at).cast::<f32>().read();
+                if S::MINIMUMS {
+                    let sum = x.add(layout::<S>().sums_at() + at).cast::<f32>().read();
                     for half in 0..2 {
                         let minimums = weights.minimums[group][half];
                         sums[half] = _mm512_fmadd_ps(minimums, _mm512_set1_ps(sum), sums[half]);
                     }
                 }
             }
-            if has_slab_scale::<F>() && self.first + N < self.groups {
+            if S::SLAB_SCALE && self.first + N < self.groups {
                 for half in 0..2 {
                     _mm512_store_ps(part(half), sums[half]);
                 }
                 return;
             }
             for half in 0..2 {
-                if has_slab_scale::<F>() {
+                if S::SLAB_SCALE {
                     let scale = _mm512_set1_ps(x.add(SLAB).cast::<f32>().read());
                     let sum = _mm512_load_ps(result(half));
                     sums[half] = _mm512_fmadd_ps(sums[half], scale, sum);
@@ -338,7 +369,7 @@ struct Weights<const N: usize> {
 
 impl<const N: usize> Weights<N> {
     #[inline(always)]
-    unsafe fn load<F: Format>(slab: *const Slab, first: usize) -> Self {
+    unsafe fn load<S: Scheme>(slab: *const Slab, first: usize) -> Self {
         // SAFETY: the caller's contract: the slab has these groups.
         unsafe {
             let all = |from: *const [[f32; LANES]; 2]| {
@@ -351,9 +382,10 @@ impl<const N: usize> Weights<N> {
             let zero = _mm512_setzero_ps();
             Weights {
                 scales: all((&raw const (*slab).scales).cast()),
-                minimums: match F::SUMS {
-                    Sums::Minus => all((&raw const (*slab).minimums).cast()),
-                    Sums::Offset(_) => [[zero; 2]; N],
+                minimums: if S::MINIMUMS {
+                    all((&raw const (*slab).minimums).cast())
+                } else {
+                    [[zero; 2]; N]
                 },
             }
         }

@@ -4,14 +4,13 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{first_sums, has_slab_scale, is_offset, scaled, store_sums};
+use super::{Level, first_sums, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
-use crate::activations::int8::{CROSSED, Sums, WORDS};
-use crate::packed::decode::{Format, PanelSlab, Slab, SlabWriter, column_spec, is_crossed};
+use crate::activations::int8::{CROSSED, ColumnSpec, WORDS};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout, column_spec};
 use crate::packed::{PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
 use crate::simd::int8::{Simd, room};
-use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 /// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
@@ -29,37 +28,35 @@ pub(crate) struct Results<const N: usize>(pub [Sum; N]);
 #[repr(C, align(64))]
 struct Tile<const C: usize>([[u8; 2 * SLAB]; C]);
 
+/// Multiplies panels with columns.
+///
 /// # Safety
 /// As [`multiply`](super::multiply), with at most [`COLUMNS`] columns.
 #[inline(always)]
-pub(crate) unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
-    panel: &Panel,
-    columns: &[Column],
-) {
+pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
     let mut slab = MaybeUninit::<Slab>::uninit();
     let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
-    let beside = are_side_by_side(columns, column_spec::<F, V>().slab_bytes());
+    let beside = are_side_by_side(columns, column_spec::<F, L::Simd>().slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
         // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
         unsafe {
             results.write_bytes(0, COLUMNS.min(columns.len() + 1));
             for part in PanelSlab::all::<F>(panel, row) {
-                for first in (0..PANEL).step_by(V::LANES) {
-                    part.unpack::<F, V, _>(first, &mut SlabWriter::new(slab, first));
-                }
-                for first in (0..PANEL).step_by(R * V::LANES) {
+                L::decode::<F>(&part, slab);
+                for first in (0..PANEL).step_by(L::ROWS) {
                     let strip = Strip {
                         slab,
                         beside,
                         first,
                         weights: part.end::<F>(),
-                        spread: columns.len() >= ASKING * C,
+                        lines: (F::DTYPE.block_bytes() * PANEL * F::GROUP).div_ceil(F::BLOCK * 64),
+                        spread: columns.len() >= ASKING * L::COLUMNS,
                         at: part.number * panel.slabs,
                         next: panel.slabs,
                         groups: part.len / F::GROUP,
                     };
-                    strip.all::<F, V, R, C>(columns, results);
+                    L::strip::<L::Scheme<F::Scheme>>(&strip, columns, results);
                 }
             }
             store_all(panel, row, columns, results);
@@ -101,7 +98,7 @@ pub(crate) unsafe fn side_by_side(
 }
 
 /// Rows of an unpacked slab and its place in columns.
-struct Strip {
+pub(crate) struct Strip {
     slab: *const Slab,
     /// Whether columns' slabs lie [side by side](are_side_by_side).
     beside: bool,
@@ -109,7 +106,9 @@ struct Strip {
     first: usize,
     /// Where the next slab of weights lies.
     weights: *const u8,
-    /// Whether it is asked for with the first [`ASKING`] tiles of columns, not with the first one.
+    /// How many of its lines are asked for with each group, if all are asked for with the first tile of columns.
+    lines: usize,
+    /// Whether they are asked for with the first [`ASKING`] tiles of columns.
     spread: bool,
     /// Where the slab begins in a column, in bytes.
     at: usize,
@@ -119,12 +118,31 @@ struct Strip {
 }
 
 impl Strip {
+    /// Where the parts of a column's slab are.
+    const fn columns<S: Scheme, V: Simd>() -> ColumnSpec {
+        if V::CROSSED {
+            column_layout::<S, true>()
+        } else {
+            column_layout::<S, false>()
+        }
+    }
+
+    /// The number of the first group's step among those in which weights are asked for, and how many lines each of these has.
+    #[inline(always)]
+    fn lines_to_ask_for(&self, tile: usize) -> (usize, usize) {
+        match (self.first, self.spread) {
+            (0, true) if tile < ASKING => (tile * self.groups, self.lines.div_ceil(ASKING)),
+            (0, false) if tile == 0 => (0, self.lines),
+            _ => (0, 0),
+        }
+    }
+
     /// Multiplies `R` registers of rows with all columns.
     ///
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn all<F: Format, V: Simd, const R: usize, const C: usize>(
+    pub unsafe fn all<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
         columns: &[Column],
         results: *mut Sum,
@@ -137,13 +155,13 @@ impl Strip {
             Some(next) => next.x.wrapping_add(self.at),
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
-        let bytes = column_spec::<F, V>().slab_bytes();
+        let bytes = Self::columns::<S, V>().slab_bytes();
         // SAFETY: the caller's contract; a copy has room for so many columns.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
                 let x = side_by_side(tile, self.beside, self.at, bytes, copy);
                 let next = next(C * (i + 1));
-                self.run::<F, V, R, C>(x, next, results.add(C * i), i);
+                self.run::<S, V, R, C>(x, next, results.add(C * i), i);
             }
             if rest.is_empty() {
                 return;
@@ -160,9 +178,9 @@ impl Strip {
             let (next, i) = (next(columns.len()), full.len());
             let results = results.add(C * full.len());
             match last / 2 {
-                0 => self.run::<F, V, R, 2>(x, next, results, i),
-                1 if C > 4 => self.run::<F, V, R, 4>(x, next, results, i),
-                _ => self.run::<F, V, R, C>(x, next, results, i),
+                0 => self.run::<S, V, R, 2>(x, next, results, i),
+                1 if C > 4 => self.run::<S, V, R, 4>(x, next, results, i),
+                _ => self.run::<S, V, R, C>(x, next, results, i),
             }
         }
     }
@@ -174,53 +192,47 @@ impl Strip {
     /// # Safety
     /// The slab must be unpacked, the columns and their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<F: Format, V: Simd, const R: usize, const C: usize>(
+    unsafe fn run<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
         x: *const u8,
         next: *const u8,
         results: *mut Sum,
         tile: usize,
     ) {
-        // Lines of the next slab of weights for each group.
-        let lines = (F::DTYPE.block_bytes() * PANEL * F::GROUP).div_ceil(F::DTYPE.block_len() * 64);
-        let ask = |first: usize, count: usize| {
-            for line in first * count..(first + 1) * count {
-                // SAFETY: the instructions are there, by the caller's contract.
-                unsafe { V::prefetch(self.weights.wrapping_add(line * 64)) }
-            }
-        };
+        let (first, lines) = self.lines_to_ask_for(tile);
         // SAFETY: the caller's contract.
         unsafe {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
-            let x = from_fn(|c| x.wrapping_add(c * column_spec::<F, V>().slab_bytes()));
+            let mut all = [x; C];
+            for c in 0..C {
+                all[c] = x.wrapping_add(c * Self::columns::<S, V>().slab_bytes());
+            }
+            let x = all;
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let mut sums = [[zero; R]; C];
             for c in 0..C {
                 for r in 0..R {
-                    sums[c][r] = first_sums::<F, V>(result(c, r));
+                    sums[c][r] = first_sums::<S, V>(result(c, r));
                 }
             }
-            let (sums_at, starts_at) = (F::COLUMNS.sums_at(), F::COLUMNS.starts_at());
+            let layout = Self::columns::<S, V>();
+            let (sums_at, starts_at) = (layout.sums_at(), layout.starts_at());
             for group in 0..self.groups {
-                let step = C * column_spec::<F, V>().slab_bytes() / (SLAB / F::GROUP);
+                let step = C * Self::columns::<S, V>().slab_bytes() / (SLAB / S::GROUP);
                 for line in 0..step.div_ceil(64) {
                     V::prefetch(next.wrapping_add(group * step + line * 64));
                 }
-                let step = C * size_of::<Sum>() / (SLAB / F::GROUP);
+                let step = C * size_of::<Sum>() / (SLAB / S::GROUP);
                 for line in 0..step.div_ceil(64) {
                     let at = C * size_of::<Sum>() + group * step + line * 64;
                     V::prefetch(results.cast::<u8>().wrapping_add(at));
                 }
-                if self.first == 0 && self.spread {
-                    if tile < ASKING {
-                        ask(tile * self.groups + group, lines.div_ceil(ASKING));
-                    }
-                } else if self.first == 0 && tile == 0 {
-                    ask(group, lines);
+                for line in (first + group) * lines..(first + group + 1) * lines {
+                    V::prefetch(self.weights.wrapping_add(line * 64));
                 }
                 let mut whole = [[V::start(V::splat(0)); R]; C];
-                if is_crossed::<F, V>() {
+                if V::CROSSED {
                     for c in 0..C {
                         let start = x[c].add(starts_at + 4 * group).cast::<i32>().read();
                         for r in 0..R {
@@ -228,18 +240,18 @@ impl Strip {
                             whole[c][r] = V::start(V::add(V::load(starts), V::splat(start)));
                         }
                     }
-                } else if is_offset::<F, V>() {
+                } else if is_offset::<S, V>() {
                     for c in 0..C {
                         let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
                         whole[c] = [V::start(V::splat(start)); R];
                     }
                 }
-                if is_crossed::<F, V>() {
-                    self.crossed::<F, V, R, C>(group, x, &mut whole);
+                if V::CROSSED {
+                    self.crossed::<S, V, R, C>(group, x, &mut whole);
                 } else if V::COLUMN_PAIRS {
-                    self.pairs::<F, V, R, C>(group, x, &mut whole);
+                    self.pairs::<S, V, R, C>(group, x, &mut whole);
                 } else {
-                    self.products::<F, V, R, C>(group, x, &mut whole);
+                    self.products::<S, V, R, C>(group, x, &mut whole);
                 }
                 let mut scales = [zero; R];
                 for r in 0..R {
@@ -248,16 +260,16 @@ impl Strip {
                 for c in 0..C {
                     for r in 0..R {
                         let (sum, whole) = (&mut sums[c][r], V::total(whole[c][r]));
-                        if has_slab_scale::<F>() {
+                        if S::SLAB_SCALE {
                             V::accumulate(sum, V::floats(whole), scales[r]);
                         } else {
-                            let product = scaled::<F, V>(whole, scales[r]);
+                            let product = scaled::<S, V>(whole, scales[r]);
                             let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
                             V::accumulate(sum, product, V::splat_float(scale));
                         }
                     }
                 }
-                if let Sums::Minus = F::SUMS {
+                if S::MINIMUMS {
                     for r in 0..R {
                         let minimums =
                             V::load_floats(&raw const (*self.slab).minimums[group][row(r)]);
@@ -270,7 +282,7 @@ impl Strip {
             }
             for c in 0..C {
                 for r in 0..R {
-                    store_sums::<F, V>(sums[c][r], x[c], result(c, r));
+                    store_sums::<S, V>(sums[c][r], x[c], result(c, r));
                 }
             }
         }
@@ -281,13 +293,13 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn products<F: Format, V: Simd, const R: usize, const C: usize>(
+    unsafe fn products<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
         group: usize,
         x: [*const u8; C],
         sums: &mut [[V::Sum; R]; C],
     ) {
-        let steps = F::GROUP / 4;
+        let steps = S::GROUP / 4;
         for i in 0..steps {
             let at = group * steps + i;
             let is_last = i + 1 == steps;
@@ -301,9 +313,9 @@ impl Strip {
                     let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
                     let x = V::splat(x);
                     for r in 0..R {
-                        V::dot(&mut sums[c][r], w[r], x, F::FULL);
+                        V::dot(&mut sums[c][r], w[r], x, S::FULL);
                         if is_last
-                            || room(F::LARGEST) < steps && (i + 1).is_multiple_of(room(F::LARGEST))
+                            || room(S::LARGEST) < steps && (i + 1).is_multiple_of(room(S::LARGEST))
                         {
                             V::carry(&mut sums[c][r]);
                         }
@@ -318,7 +330,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn crossed<F: Format, V: Simd, const R: usize, const C: usize>(
+    unsafe fn crossed<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
         group: usize,
         x: [*const u8; C],
@@ -397,7 +409,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn pairs<F: Format, V: Simd, const R: usize, const C: usize>(
+    unsafe fn pairs<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
         group: usize,
         x: [*const u8; C],
@@ -410,17 +422,17 @@ impl Strip {
                     [sums[c - 1][r], sums[c][r]] = V::mix([sums[c - 1][r], sums[c][r]]);
                 }
             }
-            for i in (0..F::GROUP / 4).step_by(2) {
-                let at = group * (F::GROUP / 4) + i;
+            for i in (0..S::GROUP / 4).step_by(2) {
+                let at = group * (S::GROUP / 4) + i;
                 let mut w = [[V::splat(0); 2]; R];
                 for r in 0..R {
                     w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + 1, r)];
                 }
                 for c in (1..C).step_by(2) {
-                    let codes = [x[c - 1], x[c]].map(|x| x.wrapping_add(4 * at));
+                    let codes = [x[c - 1].wrapping_add(4 * at), x[c].wrapping_add(4 * at)];
                     for r in 0..R {
                         let pair = [sums[c - 1][r], sums[c][r]];
-                        let pair = V::dot_pairs(pair, w[r], codes, F::FULL);
+                        let pair = V::dot_pairs(pair, w[r], codes, S::FULL);
                         [sums[c - 1][r], sums[c][r]] = pair;
                     }
                 }
@@ -432,7 +444,7 @@ impl Strip {
             }
             if !C.is_multiple_of(2) {
                 let last = std::array::from_mut(&mut sums[C - 1]);
-                self.products::<F, V, R, 1>(group, [x[C - 1]], last);
+                self.products::<S, V, R, 1>(group, [x[C - 1]], last);
             }
         }
     }

@@ -3,9 +3,9 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{Results, first_sums, has_slab_scale, is_gemv, is_offset, scaled, store_sums};
+use super::{Results, first_sums, gemv_columns, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
-use crate::packed::decode::{Format, PanelSlab, Sink};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
 use crate::packed::{LANES, PANEL, store_all};
 use crate::product::{Column, Panel, Reading};
 use crate::simd::int8::{Simd, room};
@@ -43,19 +43,22 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
         // SAFETY: the caller's contract: there are so many panels and columns.
         unsafe {
             for part in PanelSlab::all::<F>(panel, 0) {
-                let x = columns.map(|c| c.x.wrapping_add(part.number * panel.slabs));
+                let mut x = [std::ptr::null(); C];
+                for c in 0..C {
+                    x[c] = columns[c].x.wrapping_add(part.number * panel.slabs);
+                }
                 for half in (0..PANEL).step_by(V::LANES) {
                     for (stream, results) in results.iter_mut().enumerate().take(count) {
                         let results = results.0.as_mut_ptr();
                         let place = |c: usize| results.add(c).cast::<f32>().add(half);
                         let mut products = GemvSums::<V, C>::new(x, ahead);
                         for c in 0..C {
-                            products.sums[c] = first_sums::<F, V>(place(c));
+                            products.sums[c] = first_sums::<F::Scheme, V>(place(c));
                         }
                         let part = part.of_row(panel, rows(stream));
                         part.unpack::<F, V, _>(half, &mut products);
                         for c in 0..C {
-                            store_sums::<F, V>(products.sums[c], x[c], place(c));
+                            store_sums::<F::Scheme, V>(products.sums[c], x[c], place(c));
                         }
                     }
                 }
@@ -112,7 +115,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     const EVENLY: bool = if C == 1 {
         F::LARGEST != 15
     } else {
-        is_gemv::<F, V>(C)
+        C <= gemv_columns::<F, V>()
     };
     #[inline(always)]
     fn ahead(&self) -> usize {
@@ -133,7 +136,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
                 // With a group's first codes, the sum starts.
-                if C > 1 && is_offset::<F, V>() && i.is_multiple_of(F::GROUP / 4) {
+                if C > 1 && is_offset::<F::Scheme, V>() && i.is_multiple_of(F::GROUP / 4) {
                     let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
                     *whole = V::start(V::splat(start.cast::<i32>().read()));
                 }
@@ -162,16 +165,16 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
                     whole = V::add(whole, V::total(chains[1]));
                 }
                 *chains = [V::start(V::splat(0)); 2];
-                if C == 1 && is_offset::<F, V>() {
+                if C == 1 && is_offset::<F::Scheme, V>() {
                     // An addition, since the compiler then leaves requests for memory where they are.
                     let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                     whole = V::add(whole, V::splat(start.cast::<i32>().read()));
                 }
                 let sum = &mut self.sums[c];
-                if has_slab_scale::<F>() {
+                if F::Scheme::SLAB_SCALE {
                     *sum = V::mul_add(V::floats(whole), scales, *sum);
                 } else {
-                    let product = scaled::<F, V>(whole, scales);
+                    let product = scaled::<F::Scheme, V>(whole, scales);
                     let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
                     *sum = V::mul_add(product, V::splat_float(scale), *sum);
                 }

@@ -2,7 +2,7 @@
 //!
 //! With few columns, codes are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up to 256
 //! elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of rows and
-//! columns at a time, as many as keep the multipliers busy, or [tile by tile](super::tiles) where the processor has such.
+//! columns at a time, as many as keep the multipliers busy, or [tile by tile](amx) where the processor has such.
 //! Products of a slab are added to sums in memory.
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
@@ -24,11 +24,12 @@ pub(crate) mod amx;
 mod gemm;
 mod gemv;
 
-use super::decode::{Format, column_spec};
+use super::Sum;
+use super::decode::{Format, PanelSlab, Scheme, Slab, column_spec};
 use super::equal_part;
 use super::formats::for_format;
 use crate::activations::SLAB;
-use crate::activations::int8::{ColumnSpec, Sums};
+use crate::activations::int8::ColumnSpec;
 use crate::detect::Isa;
 use crate::product::{Column, Panel, PanelFn};
 use crate::simd;
@@ -37,6 +38,7 @@ use crate::simd::math::ROUND;
 use samite_core::DType;
 use std::array::from_fn;
 
+use gemm::Strip;
 pub(crate) use gemm::{ASKING, Results, are_side_by_side, side_by_side};
 
 /// The product for a type and what it needs columns to be.
@@ -44,7 +46,7 @@ pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
     // Others have none that are crossed.
     #[cfg(target_arch = "x86_64")]
     if isa.is_crossed()
-        && let Some(product) = for_format!(dtype, F => avx512_vnni_crossed::product::<F>();
+        && let Some(product) = for_format!(dtype, F => product_of::<F, avx512_vnni_crossed::Instructions>();
             Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, MXFP4 Mxfp4)
     {
         return Some(product);
@@ -55,7 +57,7 @@ pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
 /// The product of portable code.
 #[cfg(test)]
 pub(crate) fn portable_product(dtype: DType) -> Option<PanelFn> {
-    for_format!(dtype, F => portable::product::<F>().0)
+    for_format!(dtype, F => product_of::<F, portable::Instructions>().0)
 }
 
 /// The product for an instruction set, whose token proves that the function may be called.
@@ -67,89 +69,144 @@ fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
             (amx::multiply::<F>, F::COLUMNS)
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(token) if token.vnni() => avx512_vnni::product::<F>(),
+        Isa::Avx512(token) if token.vnni() => product_of::<F, avx512_vnni::Instructions>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => avx512::product::<F>(),
+        Isa::Avx512(_) => product_of::<F, avx512::Instructions>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(token) if token.vnni() => avx_vnni::product::<F>(),
+        Isa::Avx2(token) if token.vnni() => product_of::<F, avx_vnni::Instructions>(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2(_) => avx2::product::<F>(),
+        Isa::Avx2(_) => product_of::<F, avx2::Instructions>(),
         #[cfg(target_arch = "aarch64")]
-        Isa::Dotprod(token) if token.i8mm() => i8mm::product::<F>(),
+        Isa::Dotprod(token) if token.i8mm() => product_of::<F, i8mm::Instructions>(),
         #[cfg(target_arch = "aarch64")]
-        Isa::Dotprod(_) => dotprod::product::<F>(),
-        _ => base::product::<F>(),
+        Isa::Dotprod(_) => product_of::<F, dotprod::Instructions>(),
+        _ => product_of::<F, base::Instructions>(),
     }
 }
 
-/// Compiles the product for one instruction set: so many registers of rows with so many columns at a time.
+/// The product for an instruction set.
+fn product_of<F: Format, L: Level>() -> (PanelFn, ColumnSpec) {
+    (multiply::<F, L>, column_spec::<F, L::Simd>())
+}
+
+/// An instruction set that products are compiled for. Its functions stay functions of their own, so that each is compiled once.
+///
+/// # Safety
+/// The instruction set must be there. The rest is as said where the functions of the same name are.
+pub(crate) trait Level {
+    type Simd: Simd;
+    /// What micro-kernels are compiled for: the scheme of a format, or its [wide](Scheme::Wide) one.
+    type Scheme<S: Scheme>: Scheme;
+    /// Where products with up to four columns are, which are the same whether others are crossed or not.
+    type Gemv: Level;
+    /// Rows and columns that the micro-kernel multiplies at a time.
+    const ROWS: usize;
+    const COLUMNS: usize;
+
+    unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]);
+    unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]);
+    unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab);
+    unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum);
+}
+
+/// Compiles products for one instruction set: so many registers of rows with so many columns at a time.
 macro_rules! compile {
-    ($name:ident, $simd:ty, $rows:literal x $columns:literal $(, $features:literal)?) => {
+    ($name:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
+        compile!($name as $name, $simd, $scheme, $rows x $columns $(, $features)?);
+    };
+    ($name:ident as $gemv:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
         pub(crate) mod $name {
             use super::*;
 
-            pub(crate) fn product<F: Format>() -> (PanelFn, ColumnSpec) {
-                (multiply::<F>, column_spec::<F, $simd>())
-            }
+            pub(crate) struct Instructions;
 
-            /// Multiplies whole panels.
-            ///
-            /// # Safety
-            /// As [`PanelFn`], with panels as [`PackedProduct`](crate::packed::PackedProduct) says.
-            $(#[target_feature(enable = $features)])?
-            pub unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
-                // SAFETY: the caller's contract.
-                unsafe { super::multiply::<F, $simd, $rows, $columns>(panel, columns) }
+            impl Level for Instructions {
+                type Simd = $simd;
+                type Scheme<S: Scheme> = scheme!(S, $scheme);
+                type Gemv = super::$gemv::Instructions;
+                const ROWS: usize = $rows * <$simd as Simd>::LANES;
+                const COLUMNS: usize = $columns;
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
+                    // SAFETY: the caller's contract.
+                    unsafe { super::gemv::multiply::<F, $simd, C>(panel, columns) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]) {
+                    // SAFETY: the caller's contract.
+                    unsafe { super::gemm::multiply::<F, Self>(panel, columns) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
+                    // SAFETY: the caller's contract.
+                    unsafe { part.decode::<F, $simd>(slab) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum) {
+                    // SAFETY: the caller's contract.
+                    unsafe { strip.all::<S, $simd, $rows, $columns>(columns, results) }
+                }
             }
         }
     };
 }
 
+/// The scheme that micro-kernels are compiled for.
+macro_rules! scheme {
+    ($scheme:ident, narrow) => {
+        $scheme
+    };
+    ($scheme:ident, wide) => {
+        $scheme::Wide
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_vnni, simd::avx512::Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_vnni, simd::avx512::Zmm<true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512_vnni_crossed, simd::avx512::Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+compile!(avx512_vnni_crossed as avx512_vnni, simd::avx512::Zmm<true, true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx512, simd::avx512::Zmm<false>, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compile!(avx512, simd::avx512::Zmm<false>, narrow, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-compile!(avx_vnni, simd::avx2::Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+compile!(avx_vnni, simd::avx2::Ymm<true>, wide, 2 x 4, "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
-compile!(avx2, simd::avx2::Ymm<false>, 2 x 4, "avx2,fma,f16c");
+compile!(avx2, simd::avx2::Ymm<false>, narrow, 2 x 4, "avx2,fma,f16c");
 #[cfg(target_arch = "aarch64")]
-compile!(i8mm, simd::neon::Neon<true, true>, 4 x 4, "neon,dotprod,i8mm");
+compile!(i8mm, simd::neon::Neon<true, true>, wide, 4 x 4, "neon,dotprod,i8mm");
 #[cfg(target_arch = "aarch64")]
-compile!(dotprod, simd::neon::Neon<true, false>, 4 x 4, "neon,dotprod");
+compile!(dotprod, simd::neon::Neon<true, false>, wide, 4 x 4, "neon,dotprod");
 #[cfg(target_arch = "aarch64")]
-compile!(base, simd::neon::Neon<false, false>, 2 x 4);
+compile!(base, simd::neon::Neon<false, false>, narrow, 2 x 4);
 #[cfg(target_arch = "x86_64")]
-compile!(base, simd::sse2::Xmm, 2 x 3);
+compile!(base, simd::sse2::Xmm, wide, 2 x 3);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use portable as base;
 #[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-compile!(portable, simd::generic_int8::Portable, 1 x 2);
+compile!(portable, simd::generic_int8::Portable, wide, 1 x 2);
 
-/// Whether columns have one scale for a whole slab, not one for each group. Then the sums of a slab are multiplied with it before they
-/// are added to those of the slabs before.
+/// Most columns that are multiplied with codes as they come out of memory: all sums must stay in registers, of which codes of five
+/// bits need some, too.
 #[inline(always)]
-pub(crate) const fn has_slab_scale<F: Format>() -> bool {
-    F::SCALED == SLAB
-}
-
-/// Whether so many columns are multiplied with codes as they come out of memory: all sums must stay in registers, of
-/// which codes of five bits need some, too.
-#[inline(always)]
-const fn is_gemv<F: Format, V: Simd>(columns: usize) -> bool {
-    let most = match F::LARGEST {
+const fn gemv_columns<F: Format, V: Simd>() -> usize {
+    match F::LARGEST {
+        _ if F::MIXED > 2 => 1,
         31 => V::GEMV_COLUMNS / 2,
         _ => V::GEMV_COLUMNS,
-    };
-    columns <= most && F::MIXED <= 2
+    }
 }
 
 /// Whether sums of products start with what the offset of codes adds.
 #[inline(always)]
-const fn is_offset<F: Format, V: Simd>() -> bool {
-    matches!(F::SUMS, Sums::Offset(_)) && !(F::FULL && V::SIGNED)
+const fn is_offset<S: Scheme, V: Simd>() -> bool {
+    !S::MINIMUMS && !(S::FULL && V::SIGNED)
 }
 
 /// A group's products of codes, times the scales of rows, rounded once: for columns with a scale for each group.
@@ -157,10 +214,10 @@ const fn is_offset<F: Format, V: Simd>() -> bool {
 /// # Safety
 /// The instructions must be there.
 #[inline(always)]
-unsafe fn scaled<F: Format, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
+unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
     // SAFETY: the caller's contract.
     unsafe {
-        if is_offset::<F, V>() {
+        if is_offset::<S, V>() {
             // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
             let offset = V::mul(scales, V::splat_float(-ROUND));
             V::mul_add(V::from_bits(products), scales, offset)
@@ -170,38 +227,32 @@ unsafe fn scaled<F: Format, V: Simd>(products: V::Words, scales: V::Floats) -> V
     }
 }
 
-/// Multiplies whole panels, `R` registers of rows with up to `C` columns at a time.
+/// Multiplies whole panels.
 ///
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
-#[inline(always)]
-unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
-    panel: &Panel,
-    columns: &[Column],
-) {
+pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
     // SAFETY: the caller's contract.
     unsafe {
         match *columns {
-            [] => {}
-            [a] => gemv::multiply::<F, V, 1>(panel, &[a]),
-            [a, b] if F::DTYPE.block_len() == SLAB || is_gemv::<F, V>(2) => {
-                gemv::multiply::<F, V, 2>(panel, &[a, b]);
-            }
-            _ if is_gemv::<F, V>(columns.len()) => {
-                // What is computed twice is stored twice in the same place.
-                let last = columns.len() - 1;
-                if last < 4 {
-                    gemv::multiply::<F, V, 4>(panel, &from_fn(|c| columns[c.min(last)]));
-                } else {
-                    gemv::multiply::<F, V, 8>(panel, &from_fn(|c| columns[c.min(last)]));
-                }
-            }
-            _ => {
-                const { assert!(gemm::COLUMNS.is_multiple_of(C)) };
-                for columns in columns.chunks(equal_part(columns.len(), gemm::COLUMNS, C)) {
-                    gemm::multiply::<F, V, R, C>(panel, columns);
-                }
-            }
+            [] => return,
+            [a] => return L::Gemv::gemv::<F, 1>(panel, &[a]),
+            _ => {}
+        }
+        // What is computed twice is stored twice in the same place.
+        let last = columns.len() - 1;
+        if const { F::BLOCK == SLAB || gemv_columns::<F, L::Simd>() >= 2 } && last == 1 {
+            return L::Gemv::gemv::<F, 2>(panel, &[columns[0], columns[1]]);
+        }
+        if const { gemv_columns::<F, L::Simd>() > 2 } && last < 4 {
+            return L::Gemv::gemv::<F, 4>(panel, &from_fn(|c| columns[c.min(last)]));
+        }
+        if const { gemv_columns::<F, L::Simd>() > 4 } && last < 8 {
+            return L::gemv::<F, 8>(panel, &from_fn(|c| columns[c.min(last)]));
+        }
+        const { assert!(gemm::COLUMNS.is_multiple_of(L::COLUMNS)) };
+        for columns in columns.chunks(equal_part(columns.len(), gemm::COLUMNS, L::COLUMNS)) {
+            L::gemm::<F>(panel, columns);
         }
     }
 }
@@ -211,10 +262,10 @@ unsafe fn multiply<F: Format, V: Simd, const R: usize, const C: usize>(
 /// # Safety
 /// They must be there, and the instructions.
 #[inline(always)]
-unsafe fn first_sums<F: Format, V: Simd>(from: *const f32) -> V::Floats {
+unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
     // SAFETY: the caller's contract.
     unsafe {
-        if has_slab_scale::<F>() {
+        if S::SLAB_SCALE {
             V::splat_float(0.0)
         } else {
             V::load_floats(from)
@@ -227,10 +278,10 @@ unsafe fn first_sums<F: Format, V: Simd>(from: *const f32) -> V::Floats {
 /// # Safety
 /// The slab and the sums must be there, and the instructions.
 #[inline(always)]
-unsafe fn store_sums<F: Format, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
+unsafe fn store_sums<S: Scheme, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
     // SAFETY: the caller's contract.
     unsafe {
-        if has_slab_scale::<F>() {
+        if S::SLAB_SCALE {
             let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());
             sums = V::mul_add(sums, scale, V::load_floats(to));
         }

@@ -219,13 +219,48 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
     }
 }
 
+/// Multiplies the groups that are decoded with all columns. The same code serves all types.
+///
+/// # Safety
+/// The columns and the groups must exist, rows that are not masked, too, and AVX-512 with VNNI.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn multiply<const HALVES: bool>(
+    unpacked: &mut Unpacked,
+    part: [usize; 2],
+    columns: &[Column],
+    int8: &Int8Blocks,
+    at: usize,
+    masks: [__mmask16; 2],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        for group in 0..part[1] {
+            let Unpacked { codes, turned, .. } = unpacked;
+            turn(&codes[group], 0, &mut turned[group]);
+            turn(&codes[group], 16, &mut turned[group]);
+        }
+        let (sixes, rest) = columns.as_chunks::<6>();
+        for six in sixes {
+            tile::<HALVES, 6>(unpacked, part, six, int8, at, masks);
+        }
+        let (twos, rest) = rest.as_chunks::<2>();
+        for two in twos {
+            tile::<HALVES, 2>(unpacked, part, two, int8, at, masks);
+        }
+        if !rest.is_empty() {
+            tile::<HALVES, 1>(unpacked, part, rest, int8, at, masks);
+        }
+    }
+}
+
 /// Multiplies rows with columns.
 ///
 /// # Safety
 /// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
 pub(crate) unsafe fn gemm<T: DecodeGroups>(panel: &Panel, columns: &[Column]) {
-    if T::HALVES {
+    if const { T::HALVES } {
         // SAFETY: the caller's contract.
         unsafe { strips::<T, true>(panel, columns) }
     } else {
@@ -258,23 +293,8 @@ unsafe fn strips<T: DecodeGroups, const HALVES: bool>(panel: &Panel, columns: &[
                     let from = panel.weights.wrapping_add((row + to) * panel.stride);
                     T::unpack(from, first, groups, to, &mut unpacked);
                 }
-                for group in 0..groups {
-                    let Unpacked { codes, turned, .. } = &mut unpacked;
-                    turn(&codes[group], 0, &mut turned[group]);
-                    turn(&codes[group], 16, &mut turned[group]);
-                }
                 let (part, at) = ([first, groups], panel.first + row);
-                let (sixes, rest) = columns.as_chunks::<6>();
-                for six in sixes {
-                    tile::<HALVES, 6>(&unpacked, part, six, &int8, at, masks);
-                }
-                let (twos, rest) = rest.as_chunks::<2>();
-                for two in twos {
-                    tile::<HALVES, 2>(&unpacked, part, two, &int8, at, masks);
-                }
-                if !rest.is_empty() {
-                    tile::<HALVES, 1>(&unpacked, part, rest, &int8, at, masks);
-                }
+                multiply::<HALVES>(&mut unpacked, part, columns, &int8, at, masks);
             }
         }
         if all_groups == 0 {

@@ -101,11 +101,14 @@ impl<T: Block32> MicroKernel for Blocks32<T> {
     ) {
         // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`.
         unsafe {
-            let weights: [*const T; R] = std::array::from_fn(|r| {
-                panel.weights.wrapping_add((row + r) * panel.stride).cast()
-            });
-            let x: [ColumnParts; C] =
-                std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
+            let mut weights = [std::ptr::null::<T>(); R];
+            for r in 0..R {
+                weights[r] = panel.weights.wrapping_add((row + r) * panel.stride).cast();
+            }
+            let mut x = [parts(columns.get_unchecked(0), int8); C];
+            for c in 1..C {
+                x[c] = parts(columns.get_unchecked(c), int8);
+            }
             let mut sums = [[_mm256_setzero_ps(); R]; C];
             let mut offsets = [[0.0f32; R]; C];
             for block in 0..panel.k / 32 {
@@ -148,11 +151,14 @@ impl<T: Block256> MicroKernel for Blocks256<T> {
     ) {
         // SAFETY: as for blocks of 32.
         unsafe {
-            let weights: [*const T; R] = std::array::from_fn(|r| {
-                panel.weights.wrapping_add((row + r) * panel.stride).cast()
-            });
-            let x: [ColumnParts; C] =
-                std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
+            let mut weights = [std::ptr::null::<T>(); R];
+            for r in 0..R {
+                weights[r] = panel.weights.wrapping_add((row + r) * panel.stride).cast();
+            }
+            let mut x = [parts(columns.get_unchecked(0), int8); C];
+            for c in 1..C {
+                x[c] = parts(columns.get_unchecked(c), int8);
+            }
             let mut sums = [[_mm256_setzero_ps(); R]; C];
             for block in 0..panel.k / 256 {
                 for r in 0..R {
@@ -211,9 +217,11 @@ unsafe fn strip<T: MicroKernel, B: ByteDot, const R: usize, const C: usize>(
             T::tile::<B, R, C>(panel, row, columns, int8);
             row += R;
         }
-        while row < panel.rows {
-            T::tile::<B, 1, C>(panel, row, columns, int8);
-            row += 1;
+        if const { R > 1 } {
+            while row < panel.rows {
+                T::tile::<B, 1, C>(panel, row, columns, int8);
+                row += 1;
+            }
         }
     }
 }
