@@ -34,11 +34,13 @@ struct Memory {
     results: [Sum; COLUMNS],
 }
 
-/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time.
+/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time. `multiply_decoded` is
+/// [`SlabPart::multiply`] for parts that were decoded to F32, which is the same for all types.
 #[inline(always)]
 unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
+    multiply_decoded: unsafe fn(&SlabPart, &[Column], *mut Sum, usize),
 ) {
     if let ([column], false) = (columns, panel.past_caches) {
         // SAFETY: the caller's contract.
@@ -62,7 +64,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                 };
                 for mut part in SlabPart::all::<E>(panel, row, most) {
                     if is_direct {
-                        part.multiply::<V, E, E, R, C, true>(columns, results);
+                        part.multiply::<V, E, R, C, true>(columns, results, PANEL * E::BYTES);
                     } else {
                         for half in 0..2 {
                             let to = (&raw mut (*memory).part[half]).cast::<f32>();
@@ -71,7 +73,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                             }
                             part.halves[half] = to.cast();
                         }
-                        part.multiply::<V, E, F32, R, C, false>(columns, results);
+                        multiply_decoded(&part, columns, results, PANEL * E::BYTES);
                     }
                 }
                 store_all(panel, row, columns, results);
@@ -170,15 +172,14 @@ impl SlabPart {
         }
     }
 
-    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here and `E` in memory. `DIRECT` says
-    /// that they come from there.
+    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here, and take `bytes` of a panel in memory.
+    /// `DIRECT` says that they come from there.
     ///
     /// # Safety
     /// The part, the columns and their results must be there, and the instructions.
     #[inline(always)]
     unsafe fn multiply<
         V: Vector,
-        E: Element,
         L: Element,
         const R: usize,
         const C: usize,
@@ -187,48 +188,45 @@ impl SlabPart {
         &self,
         columns: &[Column],
         results: *mut Sum,
+        bytes: usize,
     ) {
         let tiles = columns.len().div_ceil(C);
         for (i, columns) in columns.chunks(C).enumerate() {
-            let is_last = i + 1 == tiles;
+            let last = (i + 1 == tiles).then_some(bytes);
             // SAFETY: the caller's contract.
             unsafe {
                 let results = results.add(i * C);
                 match *columns {
-                    [a] => self.tile::<V, E, L, R, 1, DIRECT>(&[a], results, is_last),
-                    [a, b] => self.tile::<V, E, L, R, 2, DIRECT>(&[a, b], results, is_last),
-                    [a, b, c] => self.tile::<V, E, L, R, 3, DIRECT>(&[a, b, c], results, is_last),
-                    [a, b, c, d] => {
-                        self.tile::<V, E, L, R, 4, DIRECT>(&[a, b, c, d], results, is_last)
+                    [a] => self.tile::<V, L, R, 1, DIRECT>(&[a], results, last),
+                    [a, b] => self.tile::<V, L, R, 2, DIRECT>(&[a, b], results, last),
+                    [a, b, c] if const { C > 3 } => {
+                        self.tile::<V, L, R, 3, DIRECT>(&[a, b, c], results, last)
+                    }
+                    [a, b, c, d] if const { C > 4 } => {
+                        self.tile::<V, L, R, 4, DIRECT>(&[a, b, c, d], results, last)
                     }
                     _ => {
                         // The last column again: there is room for its sums, too.
-                        let last = columns.len() - 1;
-                        let columns = from_fn(|c| columns[c.min(last)]);
-                        self.tile::<V, E, L, R, C, DIRECT>(&columns, results, is_last);
+                        let most = columns.len() - 1;
+                        let columns = from_fn(|c| columns[c.min(most)]);
+                        self.tile::<V, L, R, C, DIRECT>(&columns, results, last);
                     }
                 }
             }
         }
     }
 
-    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights.
+    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights,
+    /// of which an element takes so many bytes.
     ///
     /// # Safety
     /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
-    unsafe fn tile<
-        V: Vector,
-        E: Element,
-        L: Element,
-        const R: usize,
-        const C: usize,
-        const DIRECT: bool,
-    >(
+    unsafe fn tile<V: Vector, L: Element, const R: usize, const C: usize, const DIRECT: bool>(
         &self,
         columns: &[Column; C],
         results: *mut Sum,
-        is_last: bool,
+        last: Option<usize>,
     ) {
         let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
         // SAFETY: the caller's contract.
@@ -265,8 +263,8 @@ impl SlabPart {
                 }
             }
             // Loops of their own, without branches inside.
-            if is_last {
-                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, PANEL * E::BYTES);
+            if let Some(bytes) = last {
+                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, bytes);
             } else {
                 self.steps::<V, L, R, C, DIRECT>(x, &mut sums, next, C * size_of::<f32>());
             }
@@ -348,7 +346,14 @@ macro_rules! compile {
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
                 // SAFETY: the caller's contract.
-                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns) }
+                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns, multiply_decoded) }
+            }
+
+            #[inline(never)]
+            $(#[target_feature(enable = $features)])?
+            unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum, bytes: usize) {
+                // SAFETY: the caller's contract.
+                unsafe { part.multiply::<$vector, F32, $registers, $columns, false>(columns, results, bytes) }
             }
         }
     };

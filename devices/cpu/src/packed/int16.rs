@@ -77,7 +77,8 @@ impl Slab {
     }
 }
 
-/// Multiplies whole panels; `R` registers of rows with up to `C` columns at a time.
+/// Multiplies whole panels; `R` registers of rows with up to `C` columns at a time. `multiply_strip` is [`Strip::all`], which is the
+/// same for both types.
 ///
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
@@ -85,6 +86,7 @@ impl Slab {
 unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
+    multiply_strip: unsafe fn(&Strip, &[Column], *mut Sum),
 ) {
     const { assert!(COLUMNS.is_multiple_of(C)) };
     let mut slab = MaybeUninit::<Slab>::uninit();
@@ -114,7 +116,7 @@ unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
                             groups: len.div_ceil(GROUP),
                             weights: weights.wrapping_add(len * PANEL * E::BYTES),
                         };
-                        strip.all::<V, E, R, C>(columns, results);
+                        multiply_strip(&strip, columns, results);
                     }
                 }
                 store_all(panel, row, columns, results);
@@ -157,7 +159,7 @@ impl Strip {
     /// # Safety
     /// As [`run`](Strip::run).
     #[inline(always)]
-    unsafe fn all<V: Int16Simd, E: Element, const R: usize, const C: usize>(
+    unsafe fn all<V: Int16Simd, const R: usize, const C: usize>(
         &self,
         columns: &[Column],
         results: *mut Sum,
@@ -167,7 +169,7 @@ impl Strip {
         // Each of the first tiles of the first rows asks for so many lines with each group: all at once, they would keep
         // others waiting.
         let asking = columns.len().div_ceil(C).min(ASKING);
-        let lines = (SLAB * PANEL * E::BYTES / 64).div_ceil(asking * GROUPS);
+        let lines = (SLAB * PANEL * size_of::<u16>() / 64).div_ceil(asking * GROUPS);
         for (i, tile) in columns.chunks(C).enumerate() {
             let ask = Ask {
                 from: self.weights.wrapping_add(i * GROUPS * lines * 64),
@@ -187,12 +189,12 @@ impl Strip {
                 let x = side_by_side(tile, self.beside, self.at, SLAB_BYTES, copy);
                 let results = results.add(C * i);
                 match tile.len() {
-                    1 => self.run::<V, E, R, 1>(x, next, results, ask),
-                    2 => self.run::<V, E, R, 2>(x, next, results, ask),
-                    3 => self.run::<V, E, R, 3>(x, next, results, ask),
-                    4 if C > 4 => self.run::<V, E, R, 4>(x, next, results, ask),
-                    5 if C > 5 => self.run::<V, E, R, 5>(x, next, results, ask),
-                    _ => self.run::<V, E, R, C>(x, next, results, ask),
+                    1 => self.run::<V, R, 1>(x, next, results, ask),
+                    2 => self.run::<V, R, 2>(x, next, results, ask),
+                    3 => self.run::<V, R, 3>(x, next, results, ask),
+                    4 if C > 4 => self.run::<V, R, 4>(x, next, results, ask),
+                    5 if C > 5 => self.run::<V, R, 5>(x, next, results, ask),
+                    _ => self.run::<V, R, C>(x, next, results, ask),
                 }
             }
         }
@@ -204,7 +206,7 @@ impl Strip {
     /// # Safety
     /// The slab must be rounded, the columns and their results be there, and the instructions.
     #[inline(always)]
-    unsafe fn run<V: Int16Simd, E: Element, const R: usize, const C: usize>(
+    unsafe fn run<V: Int16Simd, const R: usize, const C: usize>(
         &self,
         x: *const u8,
         next: *const u8,
@@ -263,8 +265,14 @@ macro_rules! compile {
     ($name:ident, $simd:ty, $rows:literal x $columns:literal, $features:literal) => {
         #[target_feature(enable = $features)]
         unsafe fn $name<E: Element>(panel: &Panel, columns: &[Column]) {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            unsafe fn strip(strip: &Strip, columns: &[Column], results: *mut Sum) {
+                // SAFETY: the caller's contract.
+                unsafe { strip.all::<$simd, $rows, $columns>(columns, results) }
+            }
             // SAFETY: the caller's contract.
-            unsafe { panels::<$simd, E, $rows, $columns>(panel, columns) }
+            unsafe { panels::<$simd, E, $rows, $columns>(panel, columns, strip) }
         }
     };
 }
