@@ -1,7 +1,7 @@
-//! Products of quantized rows with columns quantized to 8 bits.
+//! Columns of activations, quantized to 8 bits in blocks of 32, for weights as they lie in the file.
 //!
-//! A column is quantized once for all rows: in blocks of 32, with an f32 scale each ([`Int8Blocks`]). The sums of its codes
-//! are stored beside it, scaled: a row whose codes have an offset or a minimum is then multiplied as if it had none,
+//! A column is quantized once for all rows; each block has an f32 scale ([`Int8Blocks`]). Scaled sums of its codes are stored
+//! beside it: a row whose codes have an offset or a minimum is then multiplied as if it had none,
 //! and the product of the offset with the sum is added.
 
 use crate::detect::vectorized;

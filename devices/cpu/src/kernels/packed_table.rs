@@ -1,4 +1,4 @@
-//! Rows of packed tables by number.
+//! Rows of packed tables by number, so that an embedding that is the output matrix, too, exists once.
 
 use crate::activations::SLAB;
 use crate::operand::Operand;

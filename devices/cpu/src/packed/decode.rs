@@ -1,5 +1,5 @@
-//! Panels unpacked to bytes: where rows are, when their memory is asked for, and where they go. What is different between types of
-//! weights is in [`formats`](crate::packed::formats).
+//! What decoding of packed weights to bytes has in common: where rows are, when their memory is asked for, and where codes and scales
+//! go. What is different between types is in [`formats`](crate::packed::formats).
 
 use super::layout::Field;
 use super::{LANES, PANEL};

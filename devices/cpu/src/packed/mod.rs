@@ -1,4 +1,4 @@
-//! Quantized weights in a layout for fast products: the extra buffer type `cpu-packed`.
+//! Weights in a layout for fast products, and these products.
 //!
 //! Rows are grouped in panels of [`PANEL`] rows. In a panel, what [`LANES`] rows have in one place of their blocks lies
 //! together: four bytes of codes of each row make one vector register, the sixteen scales another. So one instruction

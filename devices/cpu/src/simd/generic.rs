@@ -1,4 +1,4 @@
-//! Vectors for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
+//! Registers of 8 numbers for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
 //! are.
 
 use super::float::Vector;

@@ -11,7 +11,7 @@ macro_rules! functions {
         }
     )*};
 }
-#[cfg(target_arch = "x86_64")]
+#[allow(unused_imports)] // some architectures have no implementation beside the portable one
 pub(crate) use functions;
 
 /// An instruction that changes a register by two others, written out. Its register class needs the feature. Those that are `in order` stay in

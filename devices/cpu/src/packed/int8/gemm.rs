@@ -1,5 +1,5 @@
 //! Products with many columns: a slab of a panel is decoded to bytes in the first-level cache, then multiplied with all columns by a
-//! micro-kernel, a few registers of rows and columns at a time.
+//! micro-kernel, a few registers of rows and columns at a time. Micro-kernels exist once for each [`Scheme`], not for each type.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]

@@ -1,9 +1,12 @@
-//! Products with one to eight columns: codes are multiplied as they come out of memory.
+//! Products with one column, up to four with AVX2, up to eight with AVX-512: codes are multiplied as they come out of memory.
+//!
+//! Each type has its own code here, as decoding and multiplying are one loop.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{Results, first_sums, gemv_columns, is_offset, scaled, store_sums};
+use super::gemm::Results;
+use super::{first_sums, gemv_columns, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
 use crate::packed::{LANES, PANEL, store_all};

@@ -1,8 +1,10 @@
 //! Products of packed rows with columns of 8 bits.
 //!
-//! With few columns, codes are multiplied as they come out of memory. Otherwise, a slab of a panel, 32 rows of up to 256
-//! elements, is unpacked to bytes in the first-level cache and multiplied with all columns: a few registers of rows and
-//! columns at a time, as many as keep the multipliers busy, or [tile by tile](amx) where the processor has such.
+//! - [`gemv`]: few columns. Codes are multiplied as they come out of memory.
+//! - [`gemm`]: more columns. A slab of a panel, 32 rows of up to 256 elements, is decoded to bytes in the first-level cache. The
+//!   micro-kernel multiplies it with all columns, a few registers of rows and columns at a time.
+//! - `amx`: more columns with AMX, tile by tile.
+//!
 //! Products of a slab are added to sums in memory.
 //!
 //! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
@@ -21,7 +23,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
-mod gemm;
+pub(crate) mod gemm;
 mod gemv;
 
 use super::Sum;
@@ -39,7 +41,6 @@ use samite_core::DType;
 use std::array::from_fn;
 
 use gemm::Strip;
-pub(crate) use gemm::{ASKING, Results, are_side_by_side, side_by_side};
 
 /// The product for a type and what it needs columns to be.
 pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
@@ -206,7 +207,7 @@ const fn gemv_columns<F: Format, V: Simd>() -> usize {
 /// Whether sums of products start with what the offset of codes adds.
 #[inline(always)]
 const fn is_offset<S: Scheme, V: Simd>() -> bool {
-    !S::MINIMUMS && !(S::FULL && V::SIGNED)
+    !(S::MINIMUMS || S::FULL && V::SIGNED)
 }
 
 /// A group's products of codes, times the scales of rows, rounded once: for columns with a scale for each group.

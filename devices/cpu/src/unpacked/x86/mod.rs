@@ -1,4 +1,8 @@
-//! Products of quantized rows with few columns: each row is read as it lies in memory.
+//! Products of quantized rows as they lie in the file, for AVX2 and AVX-512.
+//!
+//! - This file chooses the function, and has the micro-kernels of AVX2, which others use with two to five columns.
+//! - [`gemv_avx512`], [`gemm_avx512`]: one column, and six or more, where there is VNNI.
+//! - [`legacy`], [`k_quants`], [`codebook`], [`ternary`]: decoding of each family of types. [`decode`]: what these share.
 
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]

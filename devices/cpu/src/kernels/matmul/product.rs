@@ -1,28 +1,17 @@
-//! Matrix products.
-//!
-//! Columns of source 1 are brought into the form that the product needs once (packed F32, or rounded to fewer bits), in a
-//! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
+//! Which product a node takes: the function, the form of its columns, and how it comes by rows of weights.
 
-use super::columns::Columns;
-use super::glu;
 use crate::activations::ActivationForm;
 use crate::activations::int8_blocks::Int8Blocks;
 use crate::detect::Isa;
-use crate::kernel::InputSource;
-use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::Operand;
-use crate::packed::PANEL;
 #[cfg(target_arch = "x86_64")]
 use crate::packed::bf16_amx;
 use crate::packed::layout::PackedLayout;
-use crate::packed::{self, PackedProduct};
-use crate::product::{Column, Panel, PanelFn};
-use crate::unpacked::{self, float};
-
-use crate::kernel::{Kernel, Reason, decodable, dense_rows};
-use crate::product::Reading;
+use crate::packed::{self, PANEL, PackedProduct};
+use crate::product::{Column, Panel, PanelFn, Reading};
 use crate::tune::{self, Readings};
-use samite_core::{DType, Error, Layout, Node, Op, Result};
+use crate::unpacked::{self, float};
+use samite_core::{DType, Layout, Node, Op};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -202,7 +191,7 @@ impl Product {
     }
 
     /// The same for results that do not go past the caches.
-    fn within_caches(mut self) -> Self {
+    pub fn within_caches(mut self) -> Self {
         if let Rows::Packed { past_caches, .. } = &mut self.rows {
             *past_caches = false;
         }
@@ -365,203 +354,4 @@ impl ColumnList {
         // SAFETY: all of them were written.
         unsafe { places.assume_init_ref() }
     }
-}
-
-/// What a product needs of the scratch memory.
-struct Plan {
-    product: Product,
-    columns: usize,
-    worker: usize,
-    total: usize,
-}
-
-fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
-    let x = node.source_layout(1)?;
-    let k = x.shape()[0];
-    let product = Product::of(node, isa)?;
-    let columns = Columns::bytes(product.form, x)?;
-    let worker = product.worker_bytes(k)?;
-    Some(Plan {
-        product,
-        columns,
-        worker,
-        total: columns.checked_add(worker.checked_mul(threads)?)?,
-    })
-}
-
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
-    let weights = node.source_layout(0).ok_or("there are no weights")?;
-    decodable(weights.dtype())?;
-    dense_rows(node, 0)?;
-    Ok(Kernel::with_scratch(
-        |node, isa, threads| Some(plan(node, isa, threads)?.total),
-        build,
-    ))
-}
-
-/// Estimated nanoseconds of a product.
-pub(crate) fn cost(rows: usize, columns: usize, k: usize) -> f64 {
-    (rows * columns) as f64 * (k as f64 * 0.03 + 2.0)
-}
-
-/// What the product `node` needs of the scratch memory, that memory, and the columns `x`, which come from `input`, in there.
-fn place(
-    context: &KernelContext<'_>,
-    node: Node<'_>,
-    x: Operand,
-    input: InputSource,
-) -> Result<(Plan, Scratch, Columns)> {
-    let plan = plan(node, context.isa, context.threads)
-        .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
-    let scratch = context.scratch(plan.total)?;
-    let columns = Columns::new(x, input, plan.product.form, scratch);
-    Ok((plan, scratch, columns))
-}
-
-/// Packs columns only.
-pub(crate) fn pack(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let (_, _, columns) = place(context, context.node, context.source(1)?, context.input)?;
-    Ok(columns.pack(context.isa).into_iter().collect())
-}
-
-/// Whether it pays to compute two products of the same columns together with a gated unit of their results: where these would go past the
-/// caches, and a panel of rows is multiplied at a time.
-pub(crate) fn are_worth_gating(products: [Node<'_>; 2], isa: Isa) -> bool {
-    let [Some(first), Some(second)] = products.map(|node| node.source_layout(0)) else {
-        return false;
-    };
-    let is_one = |layout: &Layout| layout.shape()[2..] == [1, 1];
-    first == second
-        && is_one(products[0].layout())
-        && products.iter().all(|&node| {
-            matches!(node.op(), Op::MulMat { .. })
-                && Product::of(node, isa).is_some_and(|product| product.goes_by_panels())
-        })
-}
-
-/// A gated unit of two products, one of which is `product`: of the rows of two matrices with the columns `x`, which are packed.
-pub(crate) fn gated(
-    context: &KernelContext<'_>,
-    product: Node<'_>,
-    weights: [Operand; 2],
-    x: Operand,
-) -> Result<Vec<Phase>> {
-    let &Op::Glu { kind, .. } = context.node.op() else {
-        return Err(Error::invalid(format!(
-            "{} is not gated",
-            context.node.op()
-        )));
-    };
-    let (plan, scratch, columns) = place(context, product, x, InputSource::Shared)?;
-    let (result, isa, product) = (context.result(), context.isa, plan.product.within_caches());
-    let ([_, m, ..], [k, n, ..]) = (weights[0].shape(), x.shape());
-    let row_bytes = weights[0].layout().row_bytes();
-    let [rows, part] = product.task(m, row_bytes, context.threads);
-    let column_blocks = n.div_ceil(part);
-    let cost = 2.0 * cost(m, n, k) + glu::cost(kind) * (m * n) as f64;
-    let tasks = m.div_ceil(rows) * column_blocks;
-    Ok(vec![Phase::new(tasks, cost, move |tasks, worker| {
-        let scratch = scratch.at(plan.columns + worker * plan.worker);
-        let mut list = ColumnList::new();
-        let mut halves = [const { Lines([[0.0; PANEL]; COLUMNS]) }; 2];
-        for task in tasks {
-            let (first, row) = (task % column_blocks * part, task / column_blocks * rows);
-            let count = (n - first).min(part);
-            let last = (row + rows).min(m);
-            // Few columns are multiplied with several panels at a time, which are read in streams.
-            let step = PANEL * (COLUMNS / count).clamp(1, GATED_PANELS);
-            for row in (row..last).step_by(step) {
-                let end = (row + step).min(last);
-                for (weights, half) in weights.iter().zip(&mut halves) {
-                    let out = half.0.as_flattened_mut().as_mut_ptr().wrapping_sub(row);
-                    let list = list.fill(count, |c| Column {
-                        x: columns.at([first + c, 0, 0]),
-                        out: out.wrapping_add(c * step),
-                    });
-                    // SAFETY: rows and columns are inside of the shapes, which inference checked to fit, and there is room for
-                    // their products; workers have their own scratch.
-                    unsafe { product.run(weights, [0, 0], row..end, list, scratch) };
-                }
-                let [Lines(a), Lines(b)] = &halves;
-                let panels = step / PANEL;
-                for first_line in (0..count * panels).step_by(GATED) {
-                    let lines = first_line..(first_line + GATED).min(count * panels);
-                    let mut out = Lines([[0.0; PANEL]; GATED]);
-                    let (a, b) = (
-                        a[lines.clone()].as_flattened(),
-                        b[lines.clone()].as_flattened(),
-                    );
-                    let all = &mut out.0[..lines.len()];
-                    glu::gate_slice(isa, kind, all.as_flattened_mut(), a, b);
-                    for (line, out) in lines.zip(&out.0) {
-                        let (c, row) = (line / panels, row + line % panels * PANEL);
-                        if row >= end {
-                            continue;
-                        }
-                        let to = result.at([first + c, 0, 0]).cast::<f32>().wrapping_add(row);
-                        // SAFETY: the row is inside of the result, of which tasks write different parts.
-                        unsafe { packed::store(out.as_ptr(), to, PANEL.min(end - row), true) };
-                    }
-                }
-            }
-            packed::all_stored();
-        }
-        Ok(())
-    })])
-}
-
-/// Panels of results of a gated unit that are computed at a time.
-const GATED: usize = 8;
-
-/// Most panels of each matrix that are multiplied before results are gated.
-const GATED_PANELS: usize = 16;
-
-/// Results of some columns for a panel, aligned to cache lines.
-#[repr(align(64))]
-struct Lines<const N: usize>([[f32; PANEL]; N]);
-
-fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let (result, weights, x) = (context.result(), context.source(0)?, context.source(1)?);
-    let (plan, scratch, columns) = place(context, context.node, x, context.input)?;
-    let product = plan.product;
-    let [_, m, w2, w3] = weights.shape();
-    let [k, n, n2, n3] = x.shape();
-    let (r2, r3) = (n2 / w2, n3 / w3);
-    let row_bytes = weights.layout().row_bytes();
-    let [rows, part] = product.task(m, row_bytes, context.threads);
-    let (row_blocks, column_blocks) = (m.div_ceil(rows), n.div_ceil(part));
-    let multiply = Phase::new(
-        row_blocks * column_blocks * n2 * n3,
-        cost(m, n * n2 * n3, k),
-        move |tasks, worker| {
-            let mut list = ColumnList::new();
-            for task in tasks {
-                let (block, rest) = (task % column_blocks, task / column_blocks);
-                let (row, matrix) = (rest % row_blocks * rows, rest / row_blocks);
-                let (i2, i3) = (matrix % n2, matrix / n2);
-                let first = block * part;
-                let list = list.fill((n - first).min(part), |c| Column {
-                    x: columns.at([first + c, i2, i3]),
-                    out: result.at([first + c, i2, i3]).cast(),
-                });
-                // SAFETY: rows and columns are inside of the shapes, which inference checked to fit; tasks write different
-                // parts of the result; workers have their own scratch.
-                unsafe {
-                    product.run(
-                        &weights,
-                        [i2 / r2, i3 / r3],
-                        row..(row + rows).min(m),
-                        list,
-                        scratch.at(plan.columns + worker * plan.worker),
-                    );
-                }
-            }
-            Ok(())
-        },
-    );
-    Ok(columns
-        .pack(context.isa)
-        .into_iter()
-        .chain([multiply])
-        .collect())
 }
