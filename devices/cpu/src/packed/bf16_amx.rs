@@ -11,9 +11,9 @@
 //!
 //! See chapter 18 of Intel's [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
 
+use super::amx_tiles::{Configuration, TILE, are_regular};
 use super::decode::{Format, PanelSlab, Scheme, Slab};
 use super::formats::for_format;
-use super::int8::amx::Configuration;
 use super::int8::{Level, avx512_vnni};
 use super::{LANES, PANEL, Sum, store_all};
 use crate::activations::SLAB;
@@ -26,9 +26,6 @@ use samite_core::DType;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
-
-/// Columns of a tile.
-const TILE: usize = 16;
 
 /// Bytes of a tile.
 const TILE_BYTES: usize = 1024;
@@ -358,11 +355,7 @@ impl Group {
     ) -> Self {
         let (mut at, stride) = ([std::ptr::null(); 2], stride(planes));
         for (i, tile) in columns.chunks(TILE).take(2).enumerate() {
-            let is_regular = tile.len() == TILE
-                && tile
-                    .windows(2)
-                    .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride));
-            if is_regular {
+            if are_regular(tile, stride) {
                 at[i] = tile[0].x.wrapping_add(slab);
                 continue;
             }

@@ -6,7 +6,8 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::{LANES, PANEL, Sum, equal_part, store_all};
+use super::tile::equal_part;
+use super::{LANES, PANEL, Sum, store_all};
 use crate::activations::SLAB;
 use crate::activations::f32::ELEMENTS;
 use crate::detect::Isa;

@@ -4,8 +4,8 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::int8::gemm::{ASKING, Results, are_side_by_side, side_by_side};
-use super::{LANES, PANEL, Sum, equal_part, store_all};
+use super::tile::{ASKING, Results, are_side_by_side, equal_part, side_by_side};
+use super::{LANES, PANEL, Sum, store_all};
 use crate::activations::SLAB;
 use crate::activations::int16::{GROUPS, Int16Slabs, SLAB_BYTES, terms};
 use crate::activations::slabs::Slabs;

@@ -13,6 +13,7 @@
 use super::avx512_vnni;
 use crate::activations::SLAB;
 use crate::activations::int8::{ColumnSpec, Sums};
+use crate::packed::amx_tiles::{Configuration, TILE, are_regular};
 use crate::packed::decode::{Format, PanelSlab, Scheme, Sink, Slab, SlabWriter, column_layout};
 use crate::packed::{LANES, PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
@@ -22,9 +23,6 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-
-/// Columns of a tile.
-const TILE: usize = 16;
 
 /// Columns from which on tiles are faster, though not all of their places are used.
 const WORTH_TILES: usize = 12;
@@ -249,11 +247,7 @@ impl<S: Scheme> GroupBlock<S> {
     unsafe fn codes_of(&self, tile: &[Column]) -> (*const u8, usize) {
         let stride = layout::<S>().slab_bytes();
         let at = self.at + self.first * S::GROUP;
-        let is_regular = tile.len() == TILE
-            && tile
-                .windows(2)
-                .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride));
-        if is_regular {
+        if are_regular(tile, stride) {
             return (tile[0].x.wrapping_add(at), stride);
         }
         // SAFETY: columns have that many elements, and there is room for a tile.
@@ -426,64 +420,6 @@ macro_rules! store_tile {
     };
 }
 use store_tile;
-
-/// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
-#[repr(C, align(64))]
-pub(crate) struct Configuration {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Configuration {
-    /// Tiles 0 to 3 are for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
-    fn new(group: usize) -> Self {
-        let (columns, weights) = (group as u16, group as u8 / 4);
-        Configuration {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [
-                64, 64, 64, 64, columns, columns, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0,
-            ],
-            rows: [
-                16, 16, 16, 16, 16, 16, weights, weights, 0, 0, 0, 0, 0, 0, 0, 0,
-            ],
-        }
-    }
-
-    /// All tiles are whole: 16 rows of 64 bytes.
-    pub fn whole() -> Self {
-        Self::new(64)
-    }
-
-    /// What this thread has now.
-    #[inline(always)]
-    pub unsafe fn current() -> Self {
-        let mut configuration = MaybeUninit::<Self>::uninit();
-        // SAFETY: the caller's contract: AMX is there; all bytes are written.
-        unsafe {
-            asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
-            configuration.assume_init()
-        }
-    }
-
-    /// Makes it this thread's.
-    #[inline(always)]
-    pub unsafe fn set(&self) {
-        // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
-        unsafe {
-            if self.palette == 0 {
-                // The system need not save tiles that nobody uses.
-                asm!("tilerelease", options(nostack, preserves_flags, nomem));
-            } else {
-                asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, preserves_flags, readonly));
-            }
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests {

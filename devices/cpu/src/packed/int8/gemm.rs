@@ -8,6 +8,7 @@ use super::{Level, first_sums, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::activations::int8::{CROSSED, ColumnSpec, WORDS};
 use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout, column_spec};
+use crate::packed::tile::{ASKING, Results, are_side_by_side, side_by_side};
 use crate::packed::{PANEL, Sum, store_all};
 use crate::product::{Column, Panel};
 use crate::simd::int8::{Simd, room};
@@ -16,13 +17,6 @@ use std::mem::MaybeUninit;
 /// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
 /// are multiplied at a time, which equal parts are rounded up to.
 pub(crate) const COLUMNS: usize = 528;
-
-/// With how many tiles of columns the next slab of weights is asked for, at most: all of it at once would keep columns waiting.
-pub(crate) const ASKING: usize = 8;
-
-/// Sums of some columns.
-#[repr(C, align(64))]
-pub(crate) struct Results<const N: usize>(pub [Sum; N]);
 
 /// Room for slabs of columns.
 #[repr(C, align(64))]
@@ -62,39 +56,6 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
             store_all(panel, row, columns, results);
         }
     }
-}
-
-/// Whether slabs of so many bytes lie side by side: those of each column behind those of the one before. Then one address
-/// with constant offsets serves for some of them.
-#[inline(always)]
-pub(crate) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
-    columns
-        .windows(2)
-        .all(|pair| pair[1].x == pair[0].x.wrapping_add(bytes))
-}
-
-/// The slabs of so many bytes that begin at byte `at` of columns, one behind the other: where they are, if columns lie
-/// [side by side](are_side_by_side), otherwise in `copy`.
-///
-/// # Safety
-/// The slabs must be there, and room for as many at `copy`.
-#[inline(always)]
-pub(crate) unsafe fn side_by_side(
-    columns: &[Column],
-    beside: bool,
-    at: usize,
-    bytes: usize,
-    copy: *mut u8,
-) -> *const u8 {
-    if beside {
-        return columns[0].x.wrapping_add(at);
-    }
-    for (c, column) in columns.iter().enumerate() {
-        let x = column.x.wrapping_add(at);
-        // SAFETY: the caller's contract.
-        unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
-    }
-    copy
 }
 
 /// Rows of an unpacked slab and its place in columns.

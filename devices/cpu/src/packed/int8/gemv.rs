@@ -5,10 +5,10 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::gemm::Results;
 use super::{first_sums, gemv_columns, is_offset, scaled, store_sums};
 use crate::activations::SLAB;
 use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
+use crate::packed::tile::Results;
 use crate::packed::{LANES, PANEL, store_all};
 use crate::product::{Column, Panel, Reading};
 use crate::simd::int8::{Simd, room};

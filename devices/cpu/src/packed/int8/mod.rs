@@ -23,13 +23,13 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
-pub(crate) mod gemm;
+mod gemm;
 mod gemv;
 
 use super::Sum;
 use super::decode::{Format, PanelSlab, Scheme, Slab, column_spec};
-use super::equal_part;
 use super::formats::for_format;
+use super::tile::equal_part;
 use crate::activations::SLAB;
 use crate::activations::int8::ColumnSpec;
 use crate::detect::Isa;
