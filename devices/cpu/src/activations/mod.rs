@@ -2,7 +2,7 @@
 //!
 //! | file | form | for weights |
 //! |---|---|---|
-//! | [`f32`] | F32 in slabs | packed F32, F16, BF16 |
+//! | [`f32`](mod@f32) | F32 in slabs | packed F32, F16, BF16 |
 //! | [`int16`] | 16 bits, a scale for each 32 | packed F16, BF16 with many columns |
 //! | [`bf16`](self) | BF16, one plane or two | all packed ones with many columns, with AMX |
 //! | [`int8`] | 8 bits, a scale for each 32 or 256 | packed quantized ones |

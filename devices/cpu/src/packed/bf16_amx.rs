@@ -280,10 +280,8 @@ unsafe fn panels<R: Rows>(
     let count = rows.div_ceil(PANEL);
     // SAFETY: the caller's contract.
     unsafe {
-        let (slab, gathered) = (&raw mut (*memory).slab, &raw mut (*memory).gathered);
-        let (tiles, results) = (&raw mut (*memory).tiles, &raw mut (*memory).results);
+        let (slab, tiles) = (&raw mut (*memory).slab, &raw mut (*memory).tiles);
         let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
-        let results = |number: usize| (&raw mut (*results)[number]).cast::<Sum>();
         for first in (0..panel.k).step_by(SLAB) {
             let len = SLAB.min(panel.k - first);
             for number in 0..count {
@@ -297,25 +295,47 @@ unsafe fn panels<R: Rows>(
                 };
                 R::unpack(weights, len, slab, to);
             }
-            let run = Run {
-                steps: len.div_ceil(STEP),
-                is_first: first == 0,
-            };
-            let is_last = first + len == panel.k;
-            for (i, columns) in columns.chunks(2 * TILE).enumerate() {
-                let at = first / SLAB * panel.slabs;
-                let group = Group::new(columns, at, R::COLUMN_PLANES, gathered);
-                for number in 0..count {
-                    let sums = results(number).add(i * 2 * TILE);
-                    match const { (R::PLANES, R::COLUMN_PLANES) } {
-                        (1, 1) => group.multiply::<1, 1>(tiles(number), run, sums),
-                        (1, _) => group.multiply::<1, 2>(tiles(number), run, sums),
-                        _ => group.multiply::<2, 2>(tiles(number), run, sums),
-                    }
-                    if is_last {
-                        // While the next tiles are multiplied, results go to memory.
-                        store_all(panel, row + number * PANEL, columns, sums);
-                    }
+            let part = [row, count, first];
+            match const { (R::PLANES, R::COLUMN_PLANES) } {
+                (1, 1) => multiply_slab::<1, 1>(panel, part, columns, memory),
+                (1, _) => multiply_slab::<1, 2>(panel, part, columns, memory),
+                _ => multiply_slab::<2, 2>(panel, part, columns, memory),
+            }
+        }
+    }
+}
+
+/// Multiplies the slab from element `first` on of `count` panels, of so many planes of rows and of columns, from row `row` on.
+///
+/// # Safety
+/// As [`panels`]; the slab must be unpacked to tiles.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
+    panel: &Panel,
+    [row, count, first]: [usize; 3],
+    columns: &[Column],
+    memory: *mut Memory,
+) {
+    let len = SLAB.min(panel.k - first);
+    let run = Run {
+        steps: len.div_ceil(STEP),
+        is_first: first == 0,
+    };
+    let is_last = first + len == panel.k;
+    for (i, columns) in columns.chunks(2 * TILE).enumerate() {
+        let at = first / SLAB * panel.slabs;
+        // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+        unsafe {
+            let group = Group::new(columns, at, COLUMNS, &raw mut (*memory).gathered);
+            for number in 0..count {
+                let tiles = (&raw const (*memory).tiles[number]).cast::<u8>();
+                let sums = (&raw mut (*memory).results[number]).cast::<Sum>();
+                let sums = sums.add(i * 2 * TILE);
+                group.multiply::<ROWS, COLUMNS>(tiles, run, sums);
+                if is_last {
+                    // While the next tiles are multiplied, results go to memory.
+                    store_all(panel, row + number * PANEL, columns, sums);
                 }
             }
         }
@@ -387,8 +407,7 @@ impl Group {
     ///
     /// # Safety
     /// The tiles of rows and columns and their sums must be there, and tiles be configured.
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    #[inline(always)]
     unsafe fn multiply<const ROWS: usize, const COLUMNS: usize>(
         &self,
         rows: *const u8,

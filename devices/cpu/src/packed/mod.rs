@@ -10,7 +10,7 @@
 //! - [`int8`]: products of quantized rows with columns of 8 bits.
 //! - [`float`]: products of rows of floats with F32 columns. `int16`: those with many columns, for VNNI and AVX2.
 //! - `bf16_amx`: products of all types with many columns, for AMX.
-//! - [`tile`], [`store`]: how columns are divided, and how results are stored. `amx_tiles`: tiles of AMX.
+//! - [`tile`], [`store`](mod@store): how columns are divided, and how results are stored. `amx_tiles`: tiles of AMX.
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;

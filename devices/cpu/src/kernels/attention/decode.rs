@@ -155,7 +155,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 
 impl Attention {
     /// # Safety
-    /// See [`Operand`]; `task` and `worker` must exist.
+    /// See [`Operand`](crate::operand::Operand); `task` and `worker` must exist.
     unsafe fn task(&self, task: usize, worker: usize) {
         let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
         let group = extents.group();

@@ -4,7 +4,7 @@
 //! first phase; a second phase multiplies blocks of weight rows with blocks of columns.
 //!
 //! - [`product`]: which product a node takes, and how it comes by rows of weights.
-//! - [`gated`]: a gated unit as the epilogue of two products.
+//! - [`gated`](mod@gated): a gated unit as the epilogue of two products.
 
 mod gated;
 mod product;

@@ -59,6 +59,7 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
 }
 
 /// Rows of an unpacked slab and its place in columns.
+#[derive(Clone, Copy)]
 pub(crate) struct Strip {
     slab: *const Slab,
     /// Whether columns' slabs lie [side by side](are_side_by_side).
@@ -88,14 +89,15 @@ impl Strip {
         }
     }
 
-    /// The number of the first group's step among those in which weights are asked for, and how many lines each of these has.
+    /// The first line of weights that a tile of columns asks for, and how many it asks for with each group.
     #[inline(always)]
-    fn lines_to_ask_for(&self, tile: usize) -> (usize, usize) {
-        match (self.first, self.spread) {
+    fn weights_to_ask_for(&self, tile: usize) -> (*const u8, usize) {
+        let (skipped, lines) = match (self.first, self.spread) {
             (0, true) if tile < ASKING => (tile * self.groups, self.lines.div_ceil(ASKING)),
             (0, false) if tile == 0 => (0, self.lines),
             _ => (0, 0),
-        }
+        };
+        (self.weights.wrapping_add(skipped * lines * 64), lines)
     }
 
     /// Multiplies `R` registers of rows with all columns.
@@ -160,7 +162,7 @@ impl Strip {
         results: *mut Sum,
         tile: usize,
     ) {
-        let (first, lines) = self.lines_to_ask_for(tile);
+        let (mut ask, lines) = self.weights_to_ask_for(tile);
         // SAFETY: the caller's contract.
         unsafe {
             let zero = V::splat_float(0.0);
@@ -189,8 +191,9 @@ impl Strip {
                     let at = C * size_of::<Sum>() + group * step + line * 64;
                     V::prefetch(results.cast::<u8>().wrapping_add(at));
                 }
-                for line in (first + group) * lines..(first + group + 1) * lines {
-                    V::prefetch(self.weights.wrapping_add(line * 64));
+                for _ in 0..lines {
+                    V::prefetch(ask);
+                    ask = ask.wrapping_add(64);
                 }
                 let mut whole = [[V::start(V::splat(0)); R]; C];
                 if V::CROSSED {

@@ -152,6 +152,8 @@ macro_rules! compile {
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum) {
+                    // A copy, whose fields stay in registers.
+                    let strip = *strip;
                     // SAFETY: the caller's contract.
                     unsafe { strip.all::<S, $simd, $rows, $columns>(columns, results) }
                 }

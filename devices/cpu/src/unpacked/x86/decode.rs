@@ -233,7 +233,7 @@ pub(crate) unsafe fn offsets_of_16(unpacked: &ScalesOf16, half_sums: *const f32)
     }
 }
 
-/// 32 two-bit codes of a format in the order of [`BlockQ2K::qs`].
+/// 32 two-bit codes of a format in the order of [`BlockQ2K::qs`](samite_quant::blocks::BlockQ2K).
 #[inline(always)]
 pub(crate) unsafe fn two_bits(bytes: &[u8; 64], group: usize) -> __m256i {
     // SAFETY: `group` is below 8; AVX2.
