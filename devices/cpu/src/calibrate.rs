@@ -6,6 +6,7 @@
 //! [environment](crate::ISA_VARIABLE) asks for.
 
 use crate::detect::Isa;
+use crate::tune;
 use samite_core::HostMemory;
 use std::hint::black_box;
 use std::sync::{Arc, Barrier};
@@ -64,7 +65,7 @@ const ROUNDS: usize = 2_000_000;
 /// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many threads; a limit that
 /// could not be measured for want of memory is 0.
 pub fn measure_peaks(threads: usize) -> Peaks {
-    peaks(Isa::detect(None), threads.max(1))
+    peaks(tune::detect(None), threads.max(1))
 }
 
 fn peaks(isa: Isa, threads: usize) -> Peaks {
@@ -117,7 +118,7 @@ impl Probe {
     pub fn new() -> Self {
         let free = crate::machine::memory().free.unwrap_or(usize::MAX);
         Probe {
-            isa: Isa::detect(None),
+            isa: tune::detect(None),
             buffer: Buffer::new(Self::BYTES.min(free / 8)),
         }
     }

@@ -7,7 +7,6 @@
 /// `avx512-vnni` or `amx` on x86-64, `generic`, `dotprod` or `i8mm` on aarch64.
 pub const ISA_VARIABLE: &str = "SAMITE_CPU_ISA";
 
-use crate::tune::{self, Crossing};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::sync::OnceLock;
 
@@ -179,11 +178,7 @@ impl Isa {
             .flatten()
             .min()
             .unwrap_or(IsaLevel::Amx);
-        let isa = Self::at_most(limit);
-        match isa.crossed() {
-            Some(crossed) if tune::choose::<Crossing>(isa).0 => crossed,
-            _ => isa,
-        }
+        Self::at_most(limit)
     }
 
     /// The same instructions with [crossed products](crate::packed), where there are such.
@@ -362,6 +357,38 @@ macro_rules! vectorized {
     };
 }
 pub(crate) use vectorized;
+
+/// A function as it was compiled for an instruction set and a type of elements.
+macro_rules! compiled {
+    ($isa:expr, $function:ident, $element:ty) => {{
+        #[cfg(target_arch = "aarch64")]
+        use neon as base;
+        #[cfg(not(target_arch = "aarch64"))]
+        use portable as base;
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => Some(avx512::$function::<$element> as _),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => Some(avx2::$function::<$element> as _),
+            _ => Some(base::$function::<$element> as _),
+        }
+    }};
+}
+
+/// Chooses one of the compiled functions.
+macro_rules! choose {
+    ($isa:expr, $dtype:expr, $function:ident) => {
+        match $dtype {
+            DType::F32 => $crate::detect::compiled!($isa, $function, F32),
+            DType::F16 => $crate::detect::compiled!($isa, $function, F16),
+            DType::BF16 => $crate::detect::compiled!($isa, $function, Bf16),
+            _ => None,
+        }
+    };
+}
+
+pub(crate) use choose;
+pub(crate) use compiled;
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -3,8 +3,8 @@
 use crate::detect::{Isa, IsaLevel};
 use crate::kernels::rope;
 use crate::machine;
-use crate::packed::buffer::packed_buffer_type;
-use crate::prepare::Program;
+use crate::packed_buffer_type::packed_buffer_type;
+use crate::program::Program;
 use crate::table::kernel_for;
 use crate::tune;
 use samite_core::{
@@ -71,7 +71,7 @@ impl CpuDevice {
         let threads = options.threads.unwrap_or(processors).clamp(1, MAX_THREADS);
         Arc::new(CpuDevice {
             name: name.into(),
-            isa: Isa::detect(options.isa),
+            isa: tune::detect(options.isa),
             pool: Pool::new(threads, processors),
         })
     }

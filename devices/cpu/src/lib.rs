@@ -19,28 +19,79 @@
 //! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for
 //! products that are several times as fast, more so where there is AMX; what is written is packed, what is read unpacked.
 //!
+//! # Where a product is
+//! A product has three parts: the registers of an instruction set, the decoding of a type, and the micro-kernel that multiplies. The
+//! registers are in `simd/`: `sse2.rs`, `avx2.rs`, `avx512.rs`, `neon.rs`, `generic*.rs`. Decoding of packed weights and most
+//! micro-kernels are written once over these. So for a type, look into this table:
+//!
+//! | types | decoding, packed | decoding, as in the file, x86-64 | as in the file, aarch64 |
+//! |---|---|---|---|
+//! | Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 | `packed/formats/legacy.rs` | `unpacked/x86/legacy.rs` | `unpacked/neon.rs` |
+//! | Q2_K, Q3_K, Q4_K, Q5_K, Q6_K | `packed/formats/k_quants.rs` | `unpacked/x86/k_quants.rs` | `unpacked/neon.rs` |
+//! | IQ4_NL, IQ4_XS, MXFP4 | `packed/formats/codebook.rs` | `unpacked/x86/codebook.rs` | `unpacked/neon.rs` |
+//! | TQ1_0, TQ2_0 | `packed/formats/ternary.rs` | `unpacked/x86/ternary.rs` | `unpacked/neon.rs` |
+//! | F32, F16, BF16 | `simd/float.rs` | `simd/float.rs` | `simd/float.rs` |
+//!
+//! and for an instruction set and a number of columns (tokens) into this one:
+//!
+//! | weights | columns | SSE2, NEON, others | AVX2, AVX-VNNI | AVX-512 | AVX-512 VNNI | AMX |
+//! |---|---|---|---|---|---|---|
+//! | packed, quantized | 1; up to 4 with AVX2, up to 8 with AVX-512 | `packed/int8/gemv.rs` | `packed/int8/gemv.rs` | `packed/int8/gemv.rs` | `packed/int8/gemv.rs` | `packed/int8/gemv.rs` |
+//! | packed, quantized | more | `packed/int8/gemm.rs` | `packed/int8/gemm.rs` | `packed/int8/gemm.rs` | `packed/int8/gemm.rs` | `packed/int8/amx.rs` from 12, `packed/bf16_amx.rs` from 64 on |
+//! | packed floats | few | `packed/float.rs` | `packed/float.rs` | `packed/float.rs` | `packed/float.rs` | `packed/float.rs` |
+//! | packed F16, BF16 | many | `packed/float.rs` | `packed/int16.rs` from 8 on | `packed/float.rs` | `packed/int16.rs` from 16 on | `packed/bf16_amx.rs` |
+//! | quantized, as in the file | up to 5 | `unpacked/neon.rs`; others decode rows | `unpacked/x86/mod.rs` | `unpacked/x86/mod.rs` | `unpacked/x86/gemv_avx512.rs` | as VNNI |
+//! | quantized, as in the file | more | the same | `unpacked/x86/mod.rs` | `unpacked/x86/mod.rs` | `unpacked/x86/gemm_avx512.rs` | as VNNI |
+//! | floats, as in the file | any | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` |
+//!
+//! For example, packed Q4_K on AVX2 is decoded by `impl Format for Q4K` in `packed/formats/k_quants.rs`, with the registers `Ymm` of
+//! `simd/avx2.rs`, and multiplied by `packed/int8/gemv.rs` or `packed/int8/gemm.rs`. Columns are quantized in `activations/`,
+//! whose front page says which form is for which product.
+//!
+//! # Modules, from the lowest to the highest
+//! A module uses those above it in this list only.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `detect`, `machine` | instruction sets, memory and processors; threads are in `base/threads` |
+//! | `simd` | vector registers |
+//! | `product` | what a product is called with |
+//! | `activations` | activation quantization |
+//! | `unpacked`, `packed` | products of weights as they lie in the file, and of packed ones |
+//! | `operand`, `kernel` | tensors in memory; what a kernel is, and its phases |
+//! | `tune` | choices that are measured on the machine |
+//! | `kernels` | the operations |
+//! | `table` | which kernel computes which operation: a new one needs an entry here and a function in `kernels` |
+//! | `fuse`, `program` | fused regions; compiled graphs and how they run |
+//! | `packed_buffer_type`, `calibrate`, `device` | memory for packed weights, limits of the machine, the device |
+//!
 //! # What kernels promise
 //! - Results do not depend on the number of threads: every element is computed by one task, in a fixed order.
 //! - Values in memory (row numbers) are checked before they become addresses; a bad one is an error that names it.
 //! - Instruction sets are chosen at run time by tokens that only detection makes; portable code is always there.
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod activations;
 mod calibrate;
 mod detect;
 mod device;
 mod fuse;
 #[cfg(test)]
 mod harness;
+mod kernel;
 mod kernels;
 mod machine;
 mod operand;
 mod packed;
-mod prepare;
+mod packed_buffer_type;
+mod product;
+mod program;
 mod simd;
 mod table;
 #[cfg(test)]
 mod tests;
 mod tune;
+mod unpacked;
 
 pub use calibrate::{Peaks, Probe, allowed_threads, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};

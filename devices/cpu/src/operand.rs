@@ -3,7 +3,7 @@
 use crate::detect::{Isa, vectorized};
 use crate::packed::memory_of;
 use half::f16;
-use samite_core::{DType, Error, Layout, Result, Shape, TensorInfo, TensorRef};
+use samite_core::{DType, Error, Layout, Node, Result, Shape, TensorId, TensorInfo, TensorRef};
 use std::ops::Range;
 
 /// Elements converted at a time through a buffer on the stack.
@@ -350,6 +350,15 @@ pub(crate) fn pieces(layout: &Layout, range: Range<usize>, mut f: impl FnMut(Pie
         });
         at += len;
     }
+}
+
+/// The memory of a tensor without gaps: whose it is, and where it begins in there.
+pub(crate) fn whole(node: Node<'_>) -> Option<(TensorId, usize)> {
+    let place = match node.tensor().view {
+        Some(view) => (view.base, view.offset),
+        None => (node.id(), 0),
+    };
+    node.layout().is_contiguous().then_some(place)
 }
 
 #[cfg(test)]

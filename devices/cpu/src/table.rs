@@ -1,37 +1,13 @@
 //! The one table of kernels: what is not in it is not supported, and what is in it can be built.
 
-use crate::detect::Isa;
+use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernels::{
     attention, backward, copy, elementwise, experts, glu, matmul, out_prod, reduce, rope, rows,
     shape, softmax, sort, training,
 };
 use crate::operand::alignment;
 use crate::packed;
-use crate::prepare::{Phase, Site};
-use samite_core::{DType, Layout, Node, Op, Result};
-use std::borrow::Cow;
-
-/// How a node is computed.
-#[derive(Clone, Copy)]
-pub(crate) struct Kernel {
-    /// Bytes of scratch memory for a node, an instruction set and a number of threads; `None` if that overflows.
-    pub scratch: fn(Node<'_>, Isa, usize) -> Option<usize>,
-    /// Compiles the node. Only called for results that are not empty.
-    pub build: fn(&Site<'_>) -> Result<Vec<Phase>>,
-}
-
-impl Kernel {
-    /// A kernel without scratch memory.
-    pub const fn plain(build: fn(&Site<'_>) -> Result<Vec<Phase>>) -> Self {
-        Kernel {
-            scratch: |_, _, _| Some(0),
-            build,
-        }
-    }
-}
-
-/// Why there is no kernel.
-pub(crate) type Reason = Cow<'static, str>;
+use samite_core::{Layout, Node, Op, Result};
 
 /// The kernel for a node, from its operation, types and layouts.
 pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -43,22 +19,35 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
     for source in 0..node.tensor().sources.len() {
         only_where_known(node, source)?;
     }
-    Ok(match node.op() {
-        Op::Add | Op::Sub | Op::Mul | Op::Div => Kernel::plain(elementwise::binary),
+    Ok(match *node.op() {
+        Op::Add => Kernel::one_phase(|c| elementwise::binary(c, 0.4, |a, b| a + b)),
+        Op::Sub => Kernel::one_phase(|c| elementwise::binary(c, 0.4, |a, b| a - b)),
+        Op::Mul => Kernel::one_phase(|c| elementwise::binary(c, 0.4, |a, b| a * b)),
+        Op::Div => Kernel::one_phase(|c| elementwise::binary(c, 0.6, |a, b| a / b)),
         Op::AddId => Kernel::plain(rows::add_id),
-        Op::Scale { .. }
-        | Op::Sqr
-        | Op::Sqrt
-        | Op::Log
-        | Op::Clamp { .. }
-        | Op::Fill { .. }
-        | Op::Unary(_) => Kernel::plain(elementwise::unary),
-        Op::DiagMaskInf { .. } | Op::DiagMaskZero { .. } => Kernel::plain(elementwise::diag_mask),
+        Op::Scale { scale, bias } => {
+            Kernel::one_phase(move |c| elementwise::map(c, 0.3, move |x| x * scale + bias))
+        }
+        Op::Sqr => Kernel::one_phase(|c| elementwise::map(c, 0.3, |x| x * x)),
+        Op::Sqrt => Kernel::one_phase(|c| elementwise::map(c, 0.5, f32::sqrt)),
+        Op::Log => Kernel::one_phase(|c| elementwise::map(c, 4.0, f32::ln)),
+        Op::Clamp { min, max } => Kernel::one_phase(move |c| elementwise::clamp(c, min, max)),
+        Op::Fill { value } => Kernel::one_phase(move |c| elementwise::map(c, 0.2, move |_| value)),
+        Op::Unary(function) => Kernel::one_phase(move |c| elementwise::unary(c, function)),
+        Op::DiagMaskInf { past } => {
+            Kernel::one_phase(move |c| elementwise::diag_mask(c, past, f32::NEG_INFINITY))
+        }
+        Op::DiagMaskZero { past } => {
+            Kernel::one_phase(move |c| elementwise::diag_mask(c, past, 0.0))
+        }
         Op::Sum => Kernel::plain(reduce::sum),
-        Op::SumRows | Op::Mean => Kernel::plain(reduce::rows),
+        Op::SumRows => Kernel::plain(|c| reduce::sum_rows(c, 1.0)),
+        Op::Mean => Kernel::plain(reduce::mean),
         Op::CumSum => Kernel::plain(reduce::cumsum),
         Op::ArgMax => Kernel::plain(reduce::argmax),
-        Op::Norm { .. } | Op::RmsNorm { .. } | Op::L2Norm { .. } => Kernel::plain(reduce::norm),
+        Op::Norm { eps } => Kernel::one_phase(move |c| reduce::norm(c, eps)),
+        Op::RmsNorm { eps } => Kernel::one_phase(move |c| reduce::rms_norm(c, eps)),
+        Op::L2Norm { eps } => Kernel::one_phase(move |c| reduce::l2_norm(c, eps)),
         Op::Repeat { .. } => Kernel::plain(shape::repeat),
         Op::Concat { .. } => Kernel::plain(shape::concat),
         Op::Pad { .. } => Kernel::plain(shape::pad),
@@ -67,23 +56,39 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::GetRows => rows::get_rows_kernel(node)?,
         Op::SetRows => rows::set_rows_kernel(node)?,
         Op::SoftMax { .. } => Kernel::plain(softmax::soft_max),
-        Op::Rope(_) | Op::RopeBack(_) => rope::KERNEL,
-        Op::ArgSort { .. } => sort::ARGSORT,
-        Op::TopK { .. } => sort::TOP_K,
-        Op::Glu { .. } => Kernel::plain(glu::glu),
+        Op::Rope(r) => Kernel::with_scratch(rope::scratch, move |c| rope::rotation(c, r, false)),
+        Op::RopeBack(r) => Kernel::with_scratch(rope::scratch, move |c| rope::rotation(c, r, true)),
+        Op::ArgSort { order } => {
+            Kernel::with_scratch(sort::scratch, move |c| sort::argsort(c, order))
+        }
+        Op::TopK { .. } => Kernel::with_scratch(sort::scratch, sort::top_k),
+        Op::Glu { kind, swapped } => Kernel::one_phase(move |c| glu::glu(c, kind, swapped)),
         Op::MulMat { .. } => matmul::kernel(node)?,
         Op::MulMatId { .. } => experts::kernel(node)?,
         Op::FlashAttn { .. } => attention::kernel(node)?,
-        Op::FlashAttnBack { .. } => attention::GRADIENT,
+        Op::FlashAttnBack { .. } => {
+            Kernel::with_scratch(attention::gradient::scratch, attention::gradient::build)
+        }
         Op::OutProd => out_prod::kernel(node)?,
         Op::RepeatBack { .. } => Kernel::plain(backward::repeat),
         Op::SiluBack => Kernel::plain(backward::silu),
-        Op::RmsNormBack { .. } | Op::SoftMaxBack { .. } => backward::rows_kernel(node)?,
+        Op::RmsNormBack { eps } => {
+            dense_rows(node, 1)?;
+            Kernel::one_phase(move |c| backward::rms_norm(c, eps))
+        }
+        Op::SoftMaxBack { scale } => {
+            dense_rows(node, 1)?;
+            Kernel::one_phase(move |c| backward::soft_max(c, scale))
+        }
         Op::GetRowsBack { .. } => Kernel::plain(backward::get_rows),
-        Op::CrossEntropyLoss => training::CROSS_ENTROPY,
+        Op::CrossEntropyLoss => Kernel::with_scratch(
+            |node, _, _| training::scratch(node),
+            training::cross_entropy,
+        ),
         Op::CrossEntropyLossBack => Kernel::plain(training::cross_entropy_back),
-        Op::OptStepAdamW | Op::OptStepSgd => Kernel::plain(training::step),
-        op => return Err(format!("there is no kernel for {}", op.name()).into()),
+        Op::OptStepAdamW => Kernel::one_phase(training::adam_w),
+        Op::OptStepSgd => Kernel::one_phase(training::gradient_descent),
+        ref op => return Err(format!("there is no kernel for {}", op.name()).into()),
     })
 }
 
@@ -116,23 +121,4 @@ fn aligned(layout: &Layout) -> Result<(), Reason> {
         return Err("blocks of a row do not lie one after the other".into());
     }
     Ok(())
-}
-
-/// Refuses sources whose rows have gaps.
-pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), Reason> {
-    match node.source_layout(source) {
-        Some(layout) if !layout.has_contiguous_rows() => {
-            Err(format!("the rows of source {source} have gaps").into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses types that cannot be decoded.
-pub(crate) fn decodable(dtype: DType) -> Result<(), Reason> {
-    if samite_quant::can_decode(dtype) {
-        Ok(())
-    } else {
-        Err(format!("{dtype} cannot be decoded").into())
-    }
 }

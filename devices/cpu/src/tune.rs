@@ -3,10 +3,10 @@
 //! Processors with the same instructions read memory best in different ways, and multiply with different units. So each [`Choice`] is
 //! measured when it is needed first, in milliseconds, and kept in a file per processor model. No result depends on a choice.
 
-use crate::detect::Isa;
-use crate::kernels::matmul::Form;
+use crate::activations::ActivationForm;
+use crate::detect::{Isa, IsaLevel};
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
-use crate::simd::float::{Column, Panel};
+use crate::product::{Column, Panel, Reading};
 use samite_core::{DType, HostMemory, Layout};
 use std::fmt;
 use std::path::PathBuf;
@@ -19,6 +19,15 @@ pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
 
 /// Part of the names of files: changes with what is measured.
 const VERSION: u32 = 1;
+
+/// The highest level of instruction sets, as [`Isa::detect`], with [crossed products](crate::packed::int8) where they pay.
+pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
+    let isa = Isa::detect(limit);
+    match isa.crossed() {
+        Some(crossed) if choose::<Crossing>(isa).0 => crossed,
+        _ => isa,
+    }
+}
 
 /// A choice between ways to the same results.
 pub(crate) trait Choice: Copy + PartialEq + fmt::Display + 'static {
@@ -156,15 +165,15 @@ fn model() -> String {
     #[cfg(target_arch = "x86_64")]
     {
         let leaf = std::arch::x86_64::__cpuid(0);
-        let maker = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
-        let maker: String = maker
+        let prologue = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+        let prologue: String = prologue
             .as_flattened()
             .iter()
             .map(|&byte| char::from(byte))
             .filter(char::is_ascii_alphanumeric)
             .collect();
         // Family, model and stepping.
-        format!("{maker}-{:x}", std::arch::x86_64::__cpuid(1).eax)
+        format!("{prologue}-{:x}", std::arch::x86_64::__cpuid(1).eax)
     }
     #[cfg(not(target_arch = "x86_64"))]
     std::env::consts::ARCH.into()
@@ -181,23 +190,7 @@ pub(crate) fn report(isa: Isa) -> String {
     text
 }
 
-/// How a product with few columns reads weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Reading {
-    /// How many bytes before they are needed they are asked for. A processor whose own prefetching is good is only disturbed by requests far
-    /// ahead; others read half as much without.
-    pub ahead: usize,
-    /// How many streams they are read in, one among the other.
-    pub streams: usize,
-}
-
 impl Reading {
-    pub const DEFAULT: Self = Self::new(6144, 1);
-
-    const fn new(ahead: usize, streams: usize) -> Self {
-        Reading { ahead, streams }
-    }
-
     /// What is tried.
     const ALL: [Self; 5] = [
         Self::new(128, 1),
@@ -352,7 +345,7 @@ impl Work {
     /// For `rows` packed rows of `k` elements; `None` without memory, or without such a product.
     fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
         let product = packed::product(isa, dtype, k, columns, columns)?;
-        let Form::Packed(_) = product.form else {
+        let ActivationForm::Int8Slabs(_) = product.form else {
             return None;
         };
         let rows = rows / packed::PANEL * packed::PANEL;

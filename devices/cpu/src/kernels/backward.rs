@@ -4,47 +4,41 @@ use super::elementwise::zip;
 use super::reduce::{change_rows, dot_of, sum_row};
 use super::rows::row_number;
 use crate::detect::vectorized;
-use crate::prepare::{Phase, Site};
+use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
-use crate::table::{Kernel, Reason, dense_rows};
-use samite_core::{Error, Node, Op, Result};
+use samite_core::Result;
 
 /// Columns of a task where rows are summed.
 const COLUMNS: usize = 64;
 
 /// The gradient of silu.
-pub(crate) fn silu(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (gradient, x) = (site.source(0)?, site.source(1)?);
-    let phase = zip(site, gradient, x, 1.2, |g, x| {
+pub(crate) fn silu(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (gradient, x) = (context.source(0)?, context.source(1)?);
+    let phase = zip(context, gradient, x, 1.2, |g, x| {
         let s = math::sigmoid(x);
         g * s * (1.0 + x * (1.0 - s))
     });
     Ok(vec![phase?])
 }
 
-/// Gradients of whole rows: the rows of both sources must lie without gaps.
-pub(crate) fn rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
-    dense_rows(node, 1)?;
-    Ok(Kernel::plain(rows))
+/// The gradient of an RMS norm. Rows of its operand must lie without gaps.
+pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    let x = context.source(1)?;
+    change_rows(context, 0.6, move |isa, row, out| {
+        // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
+        let x = unsafe { x.row::<f32>(row) };
+        rms_norm_row(isa, out, x, eps);
+    })
 }
 
-/// The gradients of rms norm and softmax.
-fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let other = site.source(1)?;
-    let phase = match *site.node.op() {
-        Op::RmsNormBack { eps } => change_rows(site, 0.6, move |isa, row, out| {
-            // SAFETY: inference checked that both sources have the same rows, the table that there are no gaps.
-            let x = unsafe { other.row::<f32>(row) };
-            rms_norm_row(isa, out, x, eps);
-        }),
-        Op::SoftMaxBack { scale } => change_rows(site, 0.6, move |isa, row, out| {
-            // SAFETY: as above.
-            let y = unsafe { other.row::<f32>(row) };
-            soft_max_row(isa, out, y, scale);
-        }),
-        ref op => Err(Error::invalid(format!("{op} is not a gradient of rows"))),
-    };
-    Ok(vec![phase?])
+/// The gradient of softmax. Rows of its result must lie without gaps.
+pub(crate) fn soft_max(context: &KernelContext<'_>, scale: f32) -> Result<Phase> {
+    let y = context.source(1)?;
+    change_rows(context, 0.6, move |isa, row, out| {
+        // SAFETY: as above.
+        let y = unsafe { y.row::<f32>(row) };
+        soft_max_row(isa, out, y, scale);
+    })
 }
 
 vectorized! {
@@ -68,8 +62,8 @@ vectorized! {
 }
 
 /// Sums what a repetition spread out: each task some columns of a row of the result.
-pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let [n0, n1, n2, n3] = result.shape();
     let [s0, s1, s2, s3] = source.shape();
     let parts = n0.div_ceil(COLUMNS);
@@ -115,9 +109,13 @@ pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Adds up the gradients of each row of a table: each task some columns, in the order of the rows.
-pub(crate) fn get_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, gradient, numbers, isa) =
-        (site.result(), site.source(0)?, site.source(1)?, site.isa);
+pub(crate) fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, gradient, numbers, isa) = (
+        context.result(),
+        context.source(0)?,
+        context.source(1)?,
+        context.isa,
+    );
     let [n0, count, ..] = result.shape();
     let given = gradient.shape()[1];
     Ok(vec![Phase::new(

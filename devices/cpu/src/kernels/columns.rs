@@ -3,59 +3,27 @@
 //! Most products need columns in a form of their own. Where nothing else reads what makes them row by row, it is computed on
 //! the way, and its results are never in memory as they are.
 
-use super::matmul::Form;
 use super::{elementwise, glu, reduce};
+use crate::activations::ActivationForm;
 use crate::detect::Isa;
+use crate::kernel::{InputSource, Phase, Prologue, Scratch};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch};
 use crate::simd::prefetch;
-use samite_core::{DType, Glu, Layout};
+use samite_core::{DType, Layout};
 
-/// How a product comes by the columns of source 1, or rope by its angles.
-#[derive(Clone, Copy)]
-#[allow(clippy::large_enum_variant)] // there is one for each node, and boxes are not `Copy`
-pub(crate) enum Origin {
-    /// They are the source.
-    Source,
-    /// The one before left them in the scratch memory, in the same form.
-    Ready,
-    /// They are made from the operands of the nodes before.
-    Made(Maker),
-}
-
-/// What makes rows of F32 numbers from rows of F32 numbers without gaps.
-#[derive(Clone, Copy)]
-pub(crate) enum Maker {
-    /// The RMS norm of a row of `x`, times the row `scale`.
-    Norm {
-        /// What `x` is the sum of, if it has still to be written.
-        sum: Option<[Operand; 2]>,
-        /// May lie in the memory of one operand of the sum.
-        x: Operand,
-        eps: f32,
-        scale: Operand,
-    },
-    /// A gated linear unit.
-    Gated {
-        x: Operand,
-        gate: Operand,
-        kind: Glu,
-    },
-}
-
-impl Maker {
+impl Prologue {
     /// What is computed with a row at a time.
     fn x(&self) -> &Operand {
         match self {
-            Maker::Norm { x, .. } | Maker::Gated { x, .. } => x,
+            Prologue::Norm { x, .. } | Prologue::Gated { x, .. } => x,
         }
     }
 
     /// Estimated nanoseconds for an element.
     fn cost(&self) -> f64 {
         match self {
-            Maker::Norm { .. } => 0.4,
-            Maker::Gated { kind, .. } => glu::cost(*kind),
+            Prologue::Norm { .. } => 0.4,
+            Prologue::Gated { kind, .. } => glu::cost(*kind),
         }
     }
 
@@ -69,7 +37,7 @@ impl Maker {
         // SAFETY: the caller's contract.
         unsafe {
             match *self {
-                Maker::Norm { sum, x, eps, scale } => {
+                Prologue::Norm { sum, x, eps, scale } => {
                     if let Some([a, b]) = sum {
                         elementwise::add_row(isa, &x, &a, &b, row);
                     }
@@ -81,7 +49,7 @@ impl Maker {
                         take(256 * i, out);
                     }
                 }
-                Maker::Gated { x, gate, kind } => {
+                Prologue::Gated { x, gate, kind } => {
                     let (x, gate) = (x.row::<f32>(row), gate.row::<f32>(row));
                     for (i, (x, gate)) in x.chunks(256).zip(gate.chunks(256)).enumerate() {
                         let out = &mut buffer[..x.len()];
@@ -99,28 +67,33 @@ impl Maker {
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
     source: Operand,
-    origin: Origin,
-    form: Form,
+    input: InputSource,
+    form: ActivationForm,
     /// Where they are packed, and their distance; `None` if the source is used as it is.
     packed: Option<(Scratch, usize)>,
 }
 
 impl Columns {
     /// Bytes of scratch memory for all columns.
-    pub fn bytes(form: Form, layout: &Layout) -> Option<usize> {
-        if matches!(form, Form::F32) && is_usable(layout) {
+    pub fn bytes(form: ActivationForm, layout: &Layout) -> Option<usize> {
+        if matches!(form, ActivationForm::F32) && is_usable(layout) {
             return Some(0);
         }
         form.bytes(layout.shape()[0], layout.rows())
     }
 
     /// Plans packing to the start of `scratch`.
-    pub fn new(source: Operand, origin: Origin, form: Form, scratch: Scratch) -> Self {
-        let usable = matches!(form, Form::F32) && is_usable(source.layout());
+    pub fn new(
+        source: Operand,
+        input: InputSource,
+        form: ActivationForm,
+        scratch: Scratch,
+    ) -> Self {
+        let usable = matches!(form, ActivationForm::F32) && is_usable(source.layout());
         let stride = form.stride(source.shape()[0]).unwrap_or(0);
         Columns {
             source,
-            origin,
+            input,
             form,
             packed: (!usable).then_some((scratch, stride)),
         }
@@ -141,10 +114,10 @@ impl Columns {
     /// The phase that packs them, if needed.
     pub fn pack(self, isa: Isa) -> Option<Phase> {
         let (scratch, stride) = self.packed?;
-        let cost = match self.origin {
-            Origin::Source => 0.2,
-            Origin::Ready => return None,
-            Origin::Made(maker) => 0.2 + maker.cost(),
+        let cost = match self.input {
+            InputSource::Memory => 0.2,
+            InputSource::Shared => return None,
+            InputSource::Fused(prologue) => 0.2 + prologue.cost(),
         };
         Some(Phase::new(
             self.source.rows(),
@@ -165,8 +138,8 @@ impl Columns {
         let (source, form) = (&self.source, self.form);
         // SAFETY: the caller's contract.
         unsafe {
-            if let Origin::Made(maker) = &self.origin {
-                return maker.each(isa, row, |start, x| form.write(x, start, out, isa));
+            if let InputSource::Fused(prologue) = &self.input {
+                return prologue.each(isa, row, |start, x| form.write(x, start, out, isa));
             }
             let row = source.layout().row_index(row);
             if is_usable(source.layout()) {

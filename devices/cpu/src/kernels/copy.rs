@@ -1,9 +1,9 @@
 //! Copies and conversions between layouts and types, element by element in their common order.
 
 use crate::detect::Isa;
+use crate::kernel::{Kernel, Reason};
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::{Operand, pieces};
-use crate::prepare::{Phase, Site};
-use crate::table::{Kernel, Reason};
 use samite_core::{DType, Layout, Node, Op, Result};
 use std::ops::Range;
 
@@ -42,17 +42,17 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::plain(build))
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (mut result, mut source) = (site.result(), site.source(0)?);
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (mut result, mut source) = (context.result(), context.source(0)?);
     debug_assert!(matches!(
-        site.node.op(),
+        context.node.op(),
         Op::Dup | Op::Cont | Op::Cast { .. } | Op::Cpy
     ));
     if let (Some(flat_result), Some(flat_source)) = (result.flat(), source.flat()) {
         (result, source) = (flat_result, flat_source);
     }
     let elements = result.elements();
-    let (isa, same_type) = (site.isa, result.dtype() == source.dtype());
+    let (isa, same_type) = (context.isa, result.dtype() == source.dtype());
     let cost = if same_type {
         0.2
     } else if result.dtype().is_quantized() {

@@ -1,91 +1,80 @@
 //! Functions of one or two elements.
 
 use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::{Operand, Piece, pieces};
-use crate::prepare::{Phase, Site};
 use crate::simd::math;
-use samite_core::{DType, Error, Op, Result, Unary};
+use samite_core::{DType, Result, Unary};
 
 /// Elements that one task computes.
 const TASK: usize = 1024;
 
-/// Scale, square, root, logarithm, clamp, fill, and all unary functions.
-pub(crate) fn unary(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let phase = match *site.node.op() {
-        Op::Scale { scale, bias } => map(site, 0.3, move |x| x * scale + bias),
-        Op::Sqr => map(site, 0.3, |x| x * x),
-        Op::Sqrt => map(site, 0.5, f32::sqrt),
-        Op::Log => map(site, 4.0, f32::ln),
-        Op::Clamp { min, max } => map(site, 0.3, move |x| {
-            if x < min {
-                min
-            } else if x > max {
-                max
-            } else {
-                x
-            }
-        }),
-        Op::Fill { value } => map(site, 0.2, move |_| value),
-        Op::Unary(function) => function_of(site, function),
-        ref op => Err(Error::invalid(format!(
-            "{op} is not a function of one element"
-        ))),
-    };
-    Ok(vec![phase?])
-}
-
-fn function_of(site: &Site<'_>, function: Unary) -> Result<Phase> {
+/// A function of one element.
+pub(crate) fn unary(context: &KernelContext<'_>, function: Unary) -> Result<Phase> {
     match function {
-        Unary::Abs => map(site, 0.3, f32::abs),
-        Unary::Sgn => map(site, 0.3, |x| {
+        Unary::Abs => map(context, 0.3, f32::abs),
+        Unary::Sgn => map(context, 0.3, |x| {
             f32::from(i8::from(x > 0.0) - i8::from(x < 0.0))
         }),
-        Unary::Neg => map(site, 0.3, |x| -x),
-        Unary::Step => map(site, 0.3, |x| if x > 0.0 { 1.0 } else { 0.0 }),
-        Unary::Tanh => map(site, 1.0, math::tanh),
-        Unary::Elu => map(site, 4.0, |x| if x > 0.0 { x } else { x.exp_m1() }),
-        Unary::Relu => map(site, 0.3, math::relu),
-        Unary::Sigmoid => map(site, 1.0, math::sigmoid),
-        Unary::Gelu => map(site, 1.0, math::gelu),
-        Unary::GeluQuick => map(site, 1.0, math::gelu_quick),
-        Unary::Silu => map(site, 1.0, math::silu),
-        Unary::HardSwish => map(site, 0.5, |x| x * ((x + 3.0) / 6.0).clamp(0.0, 1.0)),
-        Unary::HardSigmoid => map(site, 0.5, |x| ((x + 3.0) / 6.0).clamp(0.0, 1.0)),
-        Unary::Exp => map(site, 1.0, math::exp),
-        Unary::ExpM1 => map(site, 4.0, f32::exp_m1),
-        Unary::SoftPlus => map(site, 8.0, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
-        Unary::GeluErf => map(site, 2.0, math::gelu_erf),
+        Unary::Neg => map(context, 0.3, |x| -x),
+        Unary::Step => map(context, 0.3, |x| if x > 0.0 { 1.0 } else { 0.0 }),
+        Unary::Tanh => map(context, 1.0, math::tanh),
+        Unary::Elu => map(context, 4.0, |x| if x > 0.0 { x } else { x.exp_m1() }),
+        Unary::Relu => map(context, 0.3, math::relu),
+        Unary::Sigmoid => map(context, 1.0, math::sigmoid),
+        Unary::Gelu => map(context, 1.0, math::gelu),
+        Unary::GeluQuick => map(context, 1.0, math::gelu_quick),
+        Unary::Silu => map(context, 1.0, math::silu),
+        Unary::HardSwish => map(context, 0.5, |x| x * ((x + 3.0) / 6.0).clamp(0.0, 1.0)),
+        Unary::HardSigmoid => map(context, 0.5, |x| ((x + 3.0) / 6.0).clamp(0.0, 1.0)),
+        Unary::Exp => map(context, 1.0, math::exp),
+        Unary::ExpM1 => map(context, 4.0, f32::exp_m1),
+        Unary::SoftPlus => map(context, 8.0, |x| if x > 20.0 { x } else { x.exp().ln_1p() }),
+        Unary::GeluErf => map(context, 2.0, math::gelu_erf),
         Unary::Xielu {
             alpha_n,
             alpha_p,
             beta,
             eps,
-        } => map(site, 4.0, move |x| {
+        } => map(context, 4.0, move |x| {
             if x > 0.0 {
                 alpha_p * x * x + beta * x
             } else {
                 (x.min(eps).exp_m1() - x) * alpha_n + beta * x
             }
         }),
-        Unary::Floor => map(site, 0.5, f32::floor),
-        Unary::Ceil => map(site, 0.5, f32::ceil),
-        Unary::Round => map(site, 0.5, f32::round),
-        Unary::Trunc => map(site, 0.5, f32::trunc),
+        Unary::Floor => map(context, 0.5, f32::floor),
+        Unary::Ceil => map(context, 0.5, f32::ceil),
+        Unary::Round => map(context, 0.5, f32::round),
+        Unary::Trunc => map(context, 0.5, f32::trunc),
     }
 }
 
+/// Numbers within limits; what is no number stays.
+pub(crate) fn clamp(context: &KernelContext<'_>, min: f32, max: f32) -> Result<Phase> {
+    map(context, 0.3, move |x| {
+        if x < min {
+            min
+        } else if x > max {
+            max
+        } else {
+            x
+        }
+    })
+}
+
 /// The result of `f` for each element; `cost` is in nanoseconds.
-fn map(
-    site: &Site<'_>,
+pub(crate) fn map(
+    context: &KernelContext<'_>,
     cost: f64,
     f: impl Fn(f32) -> f32 + Copy + Send + Sync + 'static,
 ) -> Result<Phase> {
-    let (mut result, mut source) = (site.result(), site.source(0)?);
+    let (mut result, mut source) = (context.result(), context.source(0)?);
     if let (Some(flat_result), Some(flat_source)) = (result.flat(), source.flat()) {
         (result, source) = (flat_result, flat_source);
     }
     let elements = result.elements();
-    let isa = site.isa;
+    let isa = context.isa;
     Ok(Phase::new(
         elements.div_ceil(TASK),
         elements as f64 * cost,
@@ -131,37 +120,31 @@ unsafe fn map_piece(
     }
 }
 
-/// Add, sub, mul, div.
-pub(crate) fn binary(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (a, b) = (site.source(0)?, site.source(1)?);
-    let phase = match site.node.op() {
-        Op::Add => zip(site, a, b, 0.4, |a, b| a + b),
-        Op::Sub => zip(site, a, b, 0.4, |a, b| a - b),
-        Op::Mul => zip(site, a, b, 0.4, |a, b| a * b),
-        Op::Div => zip(site, a, b, 0.6, |a, b| a / b),
-        op => Err(Error::invalid(format!(
-            "{op} is not a function of two elements"
-        ))),
-    };
-    Ok(vec![phase?])
+/// The result of `f` for each pair of elements of both sources, of which the second one repeats.
+pub(crate) fn binary(
+    context: &KernelContext<'_>,
+    cost: f64,
+    f: impl Fn(f32, f32) -> f32 + Copy + Send + Sync + 'static,
+) -> Result<Phase> {
+    zip(context, context.source(0)?, context.source(1)?, cost, f)
 }
 
 /// The result of `f` for each pair of elements; `b` repeats to the shape of `a`, which is that of the result.
 pub(crate) fn zip(
-    site: &Site<'_>,
+    context: &KernelContext<'_>,
     mut a: Operand,
     mut b: Operand,
     cost: f64,
     f: impl Fn(f32, f32) -> f32 + Copy + Send + Sync + 'static,
 ) -> Result<Phase> {
-    let mut result = site.result();
+    let mut result = context.result();
     if a.shape() == b.shape()
         && let (Some(flat_result), Some(flat_a), Some(flat_b)) = (result.flat(), a.flat(), b.flat())
     {
         (result, a, b) = (flat_result, flat_a, flat_b);
     }
     let elements = result.elements();
-    let isa = site.isa;
+    let isa = context.isa;
     Ok(Phase::new(
         elements.div_ceil(TASK),
         elements as f64 * cost,
@@ -296,16 +279,11 @@ vectorized! {
     }
 }
 
-/// Minus infinity or 0 right of the diagonal.
-pub(crate) fn diag_mask(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (past, value) = match *site.node.op() {
-        Op::DiagMaskInf { past } => (past, f32::NEG_INFINITY),
-        Op::DiagMaskZero { past } => (past, 0.0),
-        ref op => return Err(Error::invalid(format!("{op} is not a mask"))),
-    };
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+/// A number right of the diagonal, which begins `past` elements after the first one.
+pub(crate) fn diag_mask(context: &KernelContext<'_>, past: usize, value: f32) -> Result<Phase> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let n0 = result.shape()[0];
-    Ok(vec![Phase::new(
+    Ok(Phase::new(
         result.rows(),
         result.elements() as f64 * 0.3,
         move |tasks, _| {
@@ -328,5 +306,5 @@ pub(crate) fn diag_mask(site: &Site<'_>) -> Result<Vec<Phase>> {
             }
             Ok(())
         },
-    )])
+    ))
 }

@@ -4,10 +4,10 @@ use super::columns::Columns;
 use super::matmul::{ColumnList, Product, cost};
 use super::rows::row_number;
 use crate::detect::Isa;
+use crate::kernel::{Fault, KernelContext, Phase, Scratch};
+use crate::kernel::{Kernel, Reason, decodable, dense_rows};
 use crate::operand::Operand;
-use crate::prepare::{Fault, Phase, Scratch, Site};
-use crate::simd::float::Column;
-use crate::table::{Kernel, Reason, decodable, dense_rows};
+use crate::product::Column;
 use samite_core::{Error, Node, Result};
 
 /// Where things lie in the scratch memory: the columns first.
@@ -50,10 +50,10 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     if choices > u32::MAX as usize {
         return Err("there are more than 2^32 - 1 choices".into());
     }
-    Ok(Kernel {
-        scratch: |node, isa, threads| Some(plan(node, isa, threads)?.total),
+    Ok(Kernel::with_scratch(
+        |node, isa, threads| Some(plan(node, isa, threads)?.total),
         build,
-    })
+    ))
 }
 
 /// Which choices each expert has got: `ends[e]..ends[e + 1]` of `order`.
@@ -124,14 +124,14 @@ impl Lists {
     }
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, weights) = (site.result(), site.source(0)?);
-    let (x, ids) = (site.source(1)?, site.source(2)?);
-    let plan = plan(site.node, site.isa, site.threads)
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, weights) = (context.result(), context.source(0)?);
+    let (x, ids) = (context.source(1)?, context.source(2)?);
+    let plan = plan(context.node, context.isa, context.threads)
         .ok_or_else(|| Error::shape("mul_mat_id: the size of its workspace overflows"))?;
-    let scratch = site.scratch(plan.total)?;
+    let scratch = context.scratch(plan.total)?;
     let product = plan.product;
-    let columns = Columns::new(x, site.origin, product.form, scratch);
+    let columns = Columns::new(x, context.input, product.form, scratch);
     let [k, m, experts, _] = weights.shape();
     let repeated = x.shape()[1];
     let [used, tokens, ..] = ids.shape();
@@ -142,7 +142,7 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
         choices: used * tokens,
     };
     let each = lists.choices / experts.max(1);
-    let [rows, part] = product.expert_task(weights.layout(), each, site.threads);
+    let [rows, part] = product.expert_task(weights.layout(), each, context.threads);
     let row_blocks = m.div_ceil(rows);
 
     let sort = Phase::new(1, lists.choices as f64 * 10.0, move |_, _| {
@@ -183,6 +183,6 @@ fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
             Ok(())
         },
     );
-    let pack = columns.pack(site.isa);
+    let pack = columns.pack(context.isa);
     Ok([sort].into_iter().chain(pack).chain([multiply]).collect())
 }

@@ -2,9 +2,9 @@
 
 use super::elementwise::{zip, zip_slices};
 use crate::detect::Isa;
-use crate::prepare::{Phase, Site};
+use crate::kernel::{KernelContext, Phase};
 use crate::simd::math;
-use samite_core::{Error, Glu, Op, Result};
+use samite_core::{Glu, Result};
 
 /// What an expression is for the function of a kind.
 macro_rules! with_function {
@@ -35,12 +35,9 @@ macro_rules! with_function {
 }
 
 /// All gated linear units.
-pub(crate) fn glu(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::Glu { kind, swapped } = *site.node.op() else {
-        return Err(Error::invalid("not a gated linear unit"));
-    };
-    let a = site.source(0)?;
-    let (x, gate) = match site.optional(1) {
+pub(crate) fn glu(context: &KernelContext<'_>, kind: Glu, swapped: bool) -> Result<Phase> {
+    let a = context.source(0)?;
+    let (x, gate) = match context.optional(1) {
         Some(gate) => (a, gate),
         None => {
             let half = a.shape()[0] / 2;
@@ -52,8 +49,7 @@ pub(crate) fn glu(site: &Site<'_>) -> Result<Vec<Phase>> {
             }
         }
     };
-    let phase = with_function!(kind, function => zip(site, x, gate, cost(kind), function));
-    Ok(vec![phase?])
+    with_function!(kind, function => zip(context, x, gate, cost(kind), function))
 }
 
 /// Estimated nanoseconds for an element.

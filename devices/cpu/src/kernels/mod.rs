@@ -1,4 +1,4 @@
-//! The kernels, by kind of operation. Each module turns a [`Site`](crate::prepare::Site) into phases.
+//! The kernels, by kind of operation. Each module turns a [`KernelContext`](crate::kernel::KernelContext) into phases.
 //!
 //! A task always computes the same elements in the same order, whichever worker runs it, so results do not depend on
 //! the number of threads. Kernels of operations that may run in place read an element before they write it.
@@ -14,6 +14,8 @@ pub(crate) mod glu;
 mod known_answers;
 pub(crate) mod matmul;
 pub(crate) mod out_prod;
+pub(crate) mod outer;
+mod packed_table;
 pub(crate) mod reduce;
 pub(crate) mod rope;
 pub(crate) mod rows;

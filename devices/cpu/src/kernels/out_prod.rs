@@ -1,8 +1,8 @@
 //! Sums of outer products: the gradients of matrix products.
 
-use crate::prepare::{Phase, Site};
-use crate::simd::outer::{Outer, sums};
-use crate::table::{Kernel, Reason, dense_rows};
+use crate::kernel::{Kernel, Reason, dense_rows};
+use crate::kernel::{KernelContext, Phase};
+use crate::kernels::outer::float::{Outer, sums};
 use samite_core::{DType, Error, Node, Result};
 
 /// Columns of a task: several times what a tile has.
@@ -17,9 +17,9 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
     Ok(Kernel::plain(build))
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, rows, factors) = (site.result(), site.source(0)?, site.source(1)?);
-    let function = sums(site.isa, rows.dtype())
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, rows, factors) = (context.result(), context.source(0)?, context.source(1)?);
+    let function = sums(context.isa, rows.dtype())
         .ok_or_else(|| Error::invalid("out_prod: there is no kernel for such rows"))?;
     let [len, terms, a2, a3] = rows.shape();
     let [columns, _, n2, n3] = factors.shape();

@@ -1,9 +1,9 @@
 //! Operations along rows: norms, sums, maxima.
 
 use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
-use samite_core::{Error, Op, Result};
+use samite_core::Result;
 
 /// Partial sums that are kept side by side: they become vector registers.
 const LANES: usize = 32;
@@ -77,21 +77,21 @@ pub(crate) fn max_of(x: &[f32]) -> f32 {
 
 /// Lets `f` change each row of the F32 result, after the source's row was copied to it.
 pub(crate) fn change_rows(
-    site: &Site<'_>,
+    context: &KernelContext<'_>,
     cost: f64,
     f: impl Fn(Isa, [usize; 3], &mut [f32]) + Send + Sync + 'static,
 ) -> Result<Phase> {
-    Ok(change_rows_of(site, site.source(0)?, cost, f))
+    Ok(change_rows_of(context, context.source(0)?, cost, f))
 }
 
 /// The same with another operand of the result's shape instead of the source.
 fn change_rows_of(
-    site: &Site<'_>,
+    context: &KernelContext<'_>,
     source: Operand,
     cost: f64,
     f: impl Fn(Isa, [usize; 3], &mut [f32]) + Send + Sync + 'static,
 ) -> Phase {
-    let (result, isa) = (site.result(), site.isa);
+    let (result, isa) = (context.result(), context.isa);
     Phase::new(
         result.rows(),
         result.elements() as f64 * cost,
@@ -110,21 +110,19 @@ fn change_rows_of(
     )
 }
 
-/// Norm, rms norm, l2 norm.
-pub(crate) fn norm(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let phase = match *site.node.op() {
-        Op::RmsNorm { eps } => change_rows(site, 0.4, move |isa, _, out| {
-            rms_norm_row(isa, out, eps);
-        }),
-        Op::L2Norm { eps } => change_rows(site, 0.4, move |isa, _, out| {
-            l2_norm_row(isa, out, eps);
-        }),
-        Op::Norm { eps } => change_rows(site, 0.6, move |isa, _, out| {
-            norm_row(isa, out, eps);
-        }),
-        ref op => Err(Error::invalid(format!("{op} is not a norm"))),
-    };
-    Ok(vec![phase?])
+/// Norms of rows whose squares have a mean of 1.
+pub(crate) fn rms_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.4, move |isa, _, out| rms_norm_row(isa, out, eps))
+}
+
+/// Norms of rows whose squares have a sum of 1.
+pub(crate) fn l2_norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.4, move |isa, _, out| l2_norm_row(isa, out, eps))
+}
+
+/// Norms of rows with a mean of 0 and a variance of 1.
+pub(crate) fn norm(context: &KernelContext<'_>, eps: f32) -> Result<Phase> {
+    change_rows(context, 0.6, move |isa, _, out| norm_row(isa, out, eps))
 }
 
 vectorized! {
@@ -165,8 +163,13 @@ vectorized! {
 
 /// The RMS norm of each row of `x` times the row `scale`, which are a product of two nodes. The result may be the memory of
 /// `x`, but must not overlap it otherwise.
-pub(crate) fn scaled_norm(site: &Site<'_>, x: Operand, eps: f32, scale: Operand) -> Phase {
-    change_rows_of(site, x, 0.5, move |isa, _, out| {
+pub(crate) fn scaled_norm(
+    context: &KernelContext<'_>,
+    x: Operand,
+    eps: f32,
+    scale: Operand,
+) -> Phase {
+    change_rows_of(context, x, 0.5, move |isa, _, out| {
         // SAFETY: the scale is one dense F32 row, which no task writes.
         let scale = unsafe { scale.row::<f32>([0; 3]) };
         change_norm(isa, out, rms_factor(isa, out, eps), scale);
@@ -191,8 +194,8 @@ vectorized! {
 }
 
 /// Running sum along each row.
-pub(crate) fn cumsum(site: &Site<'_>) -> Result<Vec<Phase>> {
-    Ok(vec![change_rows(site, 1.5, |_, _, out| {
+pub(crate) fn cumsum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    Ok(vec![change_rows(context, 1.5, |_, _, out| {
         let mut sum = 0.0;
         for x in out {
             sum += f64::from(*x);
@@ -226,8 +229,8 @@ pub(crate) unsafe fn sum_row(isa: Isa, source: &Operand, row: [usize; 3]) -> f64
 }
 
 /// Sum of everything.
-pub(crate) fn sum(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+pub(crate) fn sum(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     Ok(vec![Phase::new(
         1,
         source.elements() as f64 * 0.3,
@@ -246,13 +249,15 @@ pub(crate) fn sum(site: &Site<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-/// Sum or mean of each row.
-pub(crate) fn rows(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
-    let divisor = match site.node.op() {
-        Op::Mean => source.shape()[0] as f64,
-        _ => 1.0,
-    };
+/// Mean of each row.
+pub(crate) fn mean(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let elements = context.source(0)?.shape()[0];
+    sum_rows(context, elements as f64)
+}
+
+/// Sum of each row, by a divisor.
+pub(crate) fn sum_rows(context: &KernelContext<'_>, divisor: f64) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     Ok(vec![Phase::new(
         result.rows(),
         source.elements() as f64 * 0.3,
@@ -292,8 +297,8 @@ vectorized! {
 }
 
 /// Index of the first largest element of each row.
-pub(crate) fn argmax(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+pub(crate) fn argmax(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let [n0, n1, ..] = source.shape();
     let dense = source.has_dense_rows();
     let each = if dense { 0.1 } else { 0.6 };

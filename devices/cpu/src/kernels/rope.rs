@@ -4,16 +4,12 @@
 //! phase, and mostly once for all layers: they stay where they are until others are computed. Angles are f64: at position
 //! 100,000 an f32 angle would be wrong by 0.004.
 
-use super::columns::Origin;
 use crate::detect::{Isa, vectorized};
-use crate::fuse::whole;
-use crate::prepare::{Phase, Scratch, Site};
+use crate::kernel::InputSource;
+use crate::kernel::{KernelContext, Phase, Scratch};
+use crate::operand::whole;
 use crate::simd::math::sin_cos;
-use crate::table::Kernel;
 use samite_core::{DType, Error, Graph, Node, Op, Result, Rope, RopeMode, TensorId};
-
-/// The kernel of rope.
-pub(crate) const KERNEL: Kernel = Kernel { scratch, build };
 
 /// A pair's rotation does not depend on the position but for the angle itself.
 #[derive(Clone, Copy)]
@@ -95,7 +91,7 @@ fn row_bytes(node: Node<'_>) -> Option<usize> {
     }
 }
 
-fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     row_bytes(node)?.checked_mul(threads)
 }
 
@@ -127,18 +123,16 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
         .collect()
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (Op::Rope(rope) | Op::RopeBack(rope)) = *site.node.op() else {
-        return Err(Error::invalid("not rope"));
-    };
+/// Rotates by angles; the gradient turns `back`.
+pub(crate) fn rotation(context: &KernelContext<'_>, rope: Rope, back: bool) -> Result<Vec<Phase>> {
     let angles = Table {
-        at: site.angles(table_bytes([site.node])?)?,
+        at: context.angles(table_bytes([context.node])?)?,
         token: token_bytes(&rope).ok_or_else(too_large)?,
     };
-    let rotated = rotate(site, rope, angles)?;
-    Ok(match site.origin {
-        Origin::Ready => vec![rotated],
-        _ => vec![compute(site, rope, angles)?, rotated],
+    let rotated = rotate(context, rope, angles)?;
+    Ok(match context.input {
+        InputSource::Shared => vec![rotated],
+        _ => vec![compute(context, rope, back, angles)?, rotated],
     })
 }
 
@@ -157,8 +151,8 @@ impl Table {
 }
 
 /// Computes the angles.
-fn compute(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
-    let (positions, divisors) = (site.source(1)?, site.optional(2));
+fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -> Result<Phase> {
+    let (positions, divisors) = (context.source(1)?, context.optional(2));
     let tokens = positions.shape()[0];
     let half = rope.dims / 2;
     let magnitude = if rope.ext_factor == 0.0 {
@@ -167,17 +161,14 @@ fn compute(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
         rope.attn_factor * (1.0 + 0.1 * (1.0 / rope.freq_scale).ln())
     };
     // A gradient turns the other way, with the same magnitude.
-    let direction = match site.node.op() {
-        Op::RopeBack(_) => -magnitude,
-        _ => magnitude,
-    };
+    let direction = if back { -magnitude } else { magnitude };
     let turns = Turns {
         pairs: pairs(&rope),
         scale: f64::from(rope.freq_scale),
         magnitude,
         direction,
     };
-    let isa = site.isa;
+    let isa = context.isa;
     Ok(Phase::new(
         tokens,
         (tokens * half) as f64 * 3.0,
@@ -227,11 +218,15 @@ vectorized! {
 }
 
 /// Rotates the pairs of every head.
-fn rotate(site: &Site<'_>, rope: Rope, angles: Table) -> Result<Phase> {
-    let (result, source, isa) = (site.result(), site.source(0)?, site.isa);
+fn rotate(context: &KernelContext<'_>, rope: Rope, angles: Table) -> Result<Phase> {
+    let (result, source, isa) = (context.result(), context.source(0)?, context.isa);
     let n0 = result.shape()[0];
-    let row_bytes = row_bytes(site.node).ok_or_else(too_large)?;
-    let scratch = site.scratch(row_bytes.checked_mul(site.threads).ok_or_else(too_large)?)?;
+    let row_bytes = row_bytes(context.node).ok_or_else(too_large)?;
+    let scratch = context.scratch(
+        row_bytes
+            .checked_mul(context.threads)
+            .ok_or_else(too_large)?,
+    )?;
     Ok(Phase::new(
         result.rows(),
         result.elements() as f64 * 0.6,

@@ -1,10 +1,10 @@
 //! Rows chosen by number.
 
+use super::packed_table::PackedTable;
+use crate::kernel::{Fault, KernelContext, Phase};
+use crate::kernel::{Kernel, Reason, decodable, dense_rows};
 use crate::operand::Operand;
 use crate::packed;
-use crate::packed::rows::PackedTable;
-use crate::prepare::{Fault, Phase, Site};
-use crate::table::{Kernel, Reason, decodable, dense_rows};
 use samite_core::{DType, Node, Result};
 
 /// Elements of a row that one task writes.
@@ -48,10 +48,10 @@ pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 }
 
 /// Decodes rows of source 0 that source 1 names.
-fn get_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, table, numbers) = (site.result(), site.source(0)?, site.source(1)?);
+fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, table, numbers) = (context.result(), context.source(0)?, context.source(1)?);
     let limit = table.shape()[1];
-    let packed = packed::is_packed(site.node, 0)
+    let packed = packed::is_packed(context.node, 0)
         .then(|| PackedTable::new(table))
         .flatten();
     Ok(vec![Phase::new(
@@ -88,12 +88,12 @@ pub(crate) fn set_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
 }
 
 /// Writes the rows of source 0 to the rows of source 2 that source 1 names.
-fn set_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, rows, numbers) = (site.result(), site.source(0)?, site.source(1)?);
+fn set_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, rows, numbers) = (context.result(), context.source(0)?, context.source(1)?);
     let [n0, count, n2, n3] = rows.shape();
     let limit = result.shape()[1];
     let [_, m1, m2, _] = numbers.shape();
-    let isa = site.isa;
+    let isa = context.isa;
     // Tasks are columns, not rows: a row that is named twice is written in order by one worker.
     let parts = n0.div_ceil(COLUMNS);
     let cost = if result.dtype().is_quantized() {
@@ -133,15 +133,15 @@ fn set_rows(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Source 0 plus rows of source 1 that source 2 names.
-pub(crate) fn add_id(site: &Site<'_>) -> Result<Vec<Phase>> {
+pub(crate) fn add_id(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let (result, a, b, numbers) = (
-        site.result(),
-        site.source(0)?,
-        site.source(1)?,
-        site.source(2)?,
+        context.result(),
+        context.source(0)?,
+        context.source(1)?,
+        context.source(2)?,
     );
     let limit = b.shape()[1];
-    let isa = site.isa;
+    let isa = context.isa;
     Ok(vec![Phase::new(
         result.rows(),
         result.elements() as f64 * 0.4,

@@ -1,8 +1,8 @@
 //! Operations that arrange elements: repeat, concat, pad, arange.
 
 use super::copy::copy_blocks;
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
 use samite_core::{Error, Op, Result};
 
 /// Copies a row of `source` to block number `start` of a row of `result`, of the same type.
@@ -32,8 +32,11 @@ unsafe fn copy_row(
 }
 
 /// A phase that calls `f` for each row of the result.
-fn each_row(site: &Site<'_>, f: impl Fn(&Operand, [usize; 3]) + Send + Sync + 'static) -> Phase {
-    let result = site.result();
+fn each_row(
+    context: &KernelContext<'_>,
+    f: impl Fn(&Operand, [usize; 3]) + Send + Sync + 'static,
+) -> Phase {
+    let result = context.result();
     Phase::new(
         result.rows(),
         result.elements() as f64 * 0.3,
@@ -47,10 +50,10 @@ fn each_row(site: &Site<'_>, f: impl Fn(&Operand, [usize; 3]) + Send + Sync + 's
 }
 
 /// Source 0 repeated along every dimension.
-pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let source = site.source(0)?;
+pub(crate) fn repeat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let source = context.source(0)?;
     let [s0, s1, s2, s3] = source.shape();
-    Ok(vec![each_row(site, move |result, row| {
+    Ok(vec![each_row(context, move |result, row| {
         let [i1, i2, i3] = row;
         for start in (0..result.shape()[0]).step_by(s0) {
             // SAFETY: the result's extents are multiples of the source's; tasks are rows.
@@ -60,13 +63,13 @@ pub(crate) fn repeat(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Source 0 followed by source 1.
-pub(crate) fn concat(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::Concat { dim } = *site.node.op() else {
+pub(crate) fn concat(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let Op::Concat { dim } = *context.node.op() else {
         return Err(Error::invalid("not concat"));
     };
-    let (a, b) = (site.source(0)?, site.source(1)?);
+    let (a, b) = (context.source(0)?, context.source(1)?);
     let extent = a.shape()[dim];
-    Ok(vec![each_row(site, move |result, row| {
+    Ok(vec![each_row(context, move |result, row| {
         // SAFETY: rows of the result are those of the sources; tasks are rows.
         unsafe {
             if dim == 0 {
@@ -84,13 +87,13 @@ pub(crate) fn concat(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Zeros around source 0.
-pub(crate) fn pad(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::Pad { before, .. } = *site.node.op() else {
+pub(crate) fn pad(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let Op::Pad { before, .. } = *context.node.op() else {
         return Err(Error::invalid("not pad"));
     };
-    let source = site.source(0)?;
+    let source = context.source(0)?;
     let [_, s1, s2, s3] = source.shape();
-    Ok(vec![each_row(site, move |result, row| {
+    Ok(vec![each_row(context, move |result, row| {
         let from: [usize; 3] = std::array::from_fn(|d| row[d].wrapping_sub(before[d + 1]));
         // SAFETY: the result is F32 and holds the source at `before`; tasks are rows.
         unsafe {
@@ -103,11 +106,11 @@ pub(crate) fn pad(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Evenly spaced numbers.
-pub(crate) fn arange(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::Arange { start, step, .. } = *site.node.op() else {
+pub(crate) fn arange(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let Op::Arange { start, step, .. } = *context.node.op() else {
         return Err(Error::invalid("not arange"));
     };
-    Ok(vec![each_row(site, move |result, row| {
+    Ok(vec![each_row(context, move |result, row| {
         // SAFETY: the result is one F32 row.
         for (i, x) in unsafe { result.row_mut::<f32>(row) }.iter_mut().enumerate() {
             *x = start + step * i as f32;

@@ -2,8 +2,8 @@
 
 use super::reduce::{change_rows, max_of, sum_of};
 use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
 use crate::simd::math;
 use samite_core::{DType, Error, Op, Result};
 
@@ -82,13 +82,13 @@ vectorized! {
 }
 
 /// Softmax of each row.
-pub(crate) fn soft_max(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::SoftMax { scale, max_bias } = *site.node.op() else {
+pub(crate) fn soft_max(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let Op::SoftMax { scale, max_bias } = *context.node.op() else {
         return Err(Error::invalid("not soft_max"));
     };
-    let (mask, sinks) = (site.optional(1), site.optional(2));
-    let slopes = Slopes::new(site.result().shape()[2], max_bias);
-    let phase = change_rows(site, 1.2, move |isa, [i1, i2, i3], out| {
+    let (mask, sinks) = (context.optional(1), context.optional(2));
+    let slopes = Slopes::new(context.result().shape()[2], max_bias);
+    let phase = change_rows(context, 1.2, move |isa, [i1, i2, i3], out| {
         scale_row(isa, out, scale);
         if let Some(mask) = &mask {
             let [_, _, m2, m3] = mask.shape();

@@ -1,10 +1,9 @@
 //! Indices of sorted and of largest elements.
 
 use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
-use crate::table::Kernel;
-use samite_core::{Error, Node, Op, Result, SortOrder};
+use samite_core::{Error, Node, Result, SortOrder};
 use std::cmp::Ordering;
 
 /// Largest first; equal elements by position, so that the result is unique.
@@ -79,32 +78,24 @@ fn select(values: &[f32], k: usize, list: &mut [i32]) -> i32 {
     key(values[*last as usize])
 }
 
-/// The kernel of argsort.
-pub(crate) const ARGSORT: Kernel = Kernel {
-    scratch,
-    build: argsort,
-};
-
-/// The kernel of top_k.
-pub(crate) const TOP_K: Kernel = Kernel {
-    scratch,
-    build: top_k,
-};
-
 /// Memory of a worker: a row of values, and a list of indices.
 fn worker_bytes(row: usize) -> Option<usize> {
     row.checked_mul(8)?.checked_next_multiple_of(64)
 }
 
-fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+/// Bytes of scratch memory for sorting.
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
     worker_bytes(node.source_layout(0)?.shape()[0])?.checked_mul(threads)
 }
 
 /// The scratch memory of all workers, and bytes of each.
-fn workers(site: &Site<'_>, row: usize) -> Result<(Scratch, usize)> {
+fn workers(context: &KernelContext<'_>, row: usize) -> Result<(Scratch, usize)> {
     let bytes = worker_bytes(row)
         .ok_or_else(|| Error::shape("the size of the workspace for sorting overflows"))?;
-    Ok((site.scratch(bytes.saturating_mul(site.threads))?, bytes))
+    Ok((
+        context.scratch(bytes.saturating_mul(context.threads))?,
+        bytes,
+    ))
 }
 
 /// The values of a row, without gaps: in place, or in the memory at `own`.
@@ -124,12 +115,9 @@ unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f3
 }
 
 /// Indices that sort each row.
-fn argsort(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let Op::ArgSort { order } = *site.node.op() else {
-        return Err(Error::invalid("not argsort"));
-    };
-    let (result, source) = (site.result(), site.source(0)?);
-    let (scratch, bytes) = workers(site, source.shape()[0])?;
+pub(crate) fn argsort(context: &KernelContext<'_>, order: SortOrder) -> Result<Vec<Phase>> {
+    let (result, source) = (context.result(), context.source(0)?);
+    let (scratch, bytes) = workers(context, source.shape()[0])?;
     Ok(vec![Phase::new(
         result.rows(),
         result.elements() as f64 * 30.0,
@@ -153,11 +141,11 @@ fn argsort(site: &Site<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Indices of the largest elements of each row.
-fn top_k(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, source) = (site.result(), site.source(0)?);
+pub(crate) fn top_k(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, source) = (context.result(), context.source(0)?);
     let (n0, k) = (source.shape()[0], result.shape()[0]);
-    let (scratch, bytes) = workers(site, n0)?;
-    let (filter, isa) = (worth_filtering(n0, k), site.isa);
+    let (scratch, bytes) = workers(context, n0)?;
+    let (filter, isa) = (worth_filtering(n0, k), context.isa);
     let each = if filter { 0.2 } else { 5.0 };
     Ok(vec![Phase::new(
         result.rows(),

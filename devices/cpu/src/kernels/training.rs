@@ -2,33 +2,27 @@
 
 use super::reduce::{max_of, sum_of, sum_of_pairs};
 use crate::detect::vectorized;
+use crate::kernel::{KernelContext, Phase};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Site};
 use crate::simd::math;
-use crate::table::Kernel;
-use samite_core::{Error, Node, Op, Result};
+use samite_core::{Error, Node, Result};
 
 /// Weights that one task changes.
 const TASK: usize = 4096;
 
-/// The kernel of the cross entropy: a number for each row is kept in scratch memory.
-pub(crate) const CROSS_ENTROPY: Kernel = Kernel {
-    scratch: |node, _, _| scratch(node),
-    build: cross_entropy,
-};
-
-fn scratch(node: Node<'_>) -> Option<usize> {
+/// Bytes of scratch memory of the cross entropy: a number for each row.
+pub(crate) fn scratch(node: Node<'_>) -> Option<usize> {
     node.source_layout(0)?.rows().checked_mul(size_of::<f64>())
 }
 
 /// The mean over all rows of `-sum(labels · log(softmax(logits)))`.
-fn cross_entropy(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, logits, labels) = (site.result(), site.source(0)?, site.source(1)?);
-    let isa = site.isa;
+pub(crate) fn cross_entropy(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, logits, labels) = (context.result(), context.source(0)?, context.source(1)?);
+    let isa = context.isa;
     let count = logits.rows();
-    let bytes = scratch(site.node)
+    let bytes = scratch(context.node)
         .ok_or_else(|| Error::shape("cross_entropy_loss: the size of its workspace overflows"))?;
-    let sums = site.scratch(bytes)?;
+    let sums = context.scratch(bytes)?;
     let each = Phase::new(count, logits.elements() as f64 * 1.2, move |tasks, _| {
         for row in tasks {
             let index = logits.layout().row_index(row);
@@ -80,9 +74,9 @@ vectorized! {
 }
 
 /// The gradient of the cross entropy with respect to the logits.
-pub(crate) fn cross_entropy_back(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (result, gradient) = (site.result(), site.source(0)?);
-    let (logits, labels, isa) = (site.source(1)?, site.source(2)?, site.isa);
+pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let (result, gradient) = (context.result(), context.source(0)?);
+    let (logits, labels, isa) = (context.source(1)?, context.source(2)?, context.isa);
     let count = logits.rows();
     Ok(vec![Phase::new(
         count,
@@ -116,66 +110,79 @@ unsafe fn part<'a>(operand: &Operand, start: usize, len: usize) -> &'a mut [f32]
     unsafe { std::slice::from_raw_parts_mut(operand.base().cast::<f32>().add(start), len) }
 }
 
-/// One step of AdamW or of gradient descent.
-pub(crate) fn step(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let (weights, gradient) = (site.source(0)?, site.source(1)?);
-    let (elements, isa) = (weights.elements(), site.isa);
-    let tasks = elements.div_ceil(TASK);
-    let range = move |task: usize| (task * TASK, (elements - task * TASK).min(TASK));
-    let phase = match site.node.op() {
-        Op::OptStepAdamW => {
-            let (means, squares) = (site.source(2)?, site.source(3)?);
-            let parameters = site.source(4)?;
-            Phase::new(tasks, elements as f64 * 1.0, move |tasks, _| {
-                // SAFETY: inference checked that there are seven parameters and that the other operands have the same
-                // elements, without gaps; tasks do not overlap.
-                let parameters: [f32; 7] = unsafe { *parameters.base().cast() };
-                let [rate, beta1, beta2, eps, decay, correct1, correct2] = parameters;
-                let keep = 1.0 - rate * decay;
-                for task in tasks {
-                    let (start, len) = range(task);
-                    // SAFETY: as above.
-                    let (w, g, m, v) = unsafe {
-                        (
-                            part(&weights, start, len),
-                            &*part(&gradient, start, len),
-                            part(&means, start, len),
-                            part(&squares, start, len),
-                        )
-                    };
-                    isa.run(|| {
-                        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
-                            *m = *m * beta1 + *g * (1.0 - beta1);
-                            *v = *v * beta2 + *g * *g * (1.0 - beta2);
-                            let step = *m * correct1 / ((*v * correct2).sqrt() + eps);
-                            *w = *w * keep - rate * step;
-                        }
-                    });
-                }
-                Ok(())
-            })
-        }
-        Op::OptStepSgd => {
-            let parameters = site.source(2)?;
-            Phase::new(tasks, elements as f64 * 0.5, move |tasks, _| {
-                // SAFETY: as above, with two parameters.
-                let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };
-                let keep = 1.0 - rate * decay;
-                for task in tasks {
-                    let (start, len) = range(task);
-                    // SAFETY: as above.
-                    let (w, g) =
-                        unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
-                    isa.run(|| {
-                        w.iter_mut()
-                            .zip(g)
-                            .for_each(|(w, g)| *w = *w * keep - rate * *g)
-                    });
-                }
-                Ok(())
-            })
-        }
-        op => return Err(Error::invalid(format!("{op} is not a step"))),
-    };
-    Ok(vec![phase])
+/// How many tasks change so many weights.
+fn tasks(elements: usize) -> usize {
+    elements.div_ceil(TASK)
+}
+
+/// The first weight of a task, and how many it changes.
+fn range(task: usize, elements: usize) -> (usize, usize) {
+    (task * TASK, (elements - task * TASK).min(TASK))
+}
+
+/// One step of AdamW.
+pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
+    let (weights, gradient) = (context.source(0)?, context.source(1)?);
+    let (elements, isa) = (weights.elements(), context.isa);
+    let (means, squares) = (context.source(2)?, context.source(3)?);
+    let parameters = context.source(4)?;
+    Ok(Phase::new(
+        tasks(elements),
+        elements as f64 * 1.0,
+        move |tasks, _| {
+            // SAFETY: inference checked that there are seven parameters and that the other operands have the same
+            // elements, without gaps; tasks do not overlap.
+            let parameters: [f32; 7] = unsafe { *parameters.base().cast() };
+            let [rate, beta1, beta2, eps, decay, correct1, correct2] = parameters;
+            let keep = 1.0 - rate * decay;
+            for task in tasks {
+                let (start, len) = range(task, elements);
+                // SAFETY: as above.
+                let (w, g, m, v) = unsafe {
+                    (
+                        part(&weights, start, len),
+                        &*part(&gradient, start, len),
+                        part(&means, start, len),
+                        part(&squares, start, len),
+                    )
+                };
+                isa.run(|| {
+                    for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
+                        *m = *m * beta1 + *g * (1.0 - beta1);
+                        *v = *v * beta2 + *g * *g * (1.0 - beta2);
+                        let step = *m * correct1 / ((*v * correct2).sqrt() + eps);
+                        *w = *w * keep - rate * step;
+                    }
+                });
+            }
+            Ok(())
+        },
+    ))
+}
+
+/// One step of gradient descent.
+pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
+    let (weights, gradient) = (context.source(0)?, context.source(1)?);
+    let (elements, isa) = (weights.elements(), context.isa);
+    let parameters = context.source(2)?;
+    Ok(Phase::new(
+        tasks(elements),
+        elements as f64 * 0.5,
+        move |tasks, _| {
+            // SAFETY: as above, with two parameters.
+            let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };
+            let keep = 1.0 - rate * decay;
+            for task in tasks {
+                let (start, len) = range(task, elements);
+                // SAFETY: as above.
+                let (w, g) = unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
+                isa.run(|| {
+                    w.iter_mut()
+                        .zip(g)
+                        .for_each(|(w, g)| *w = *w * keep - rate * *g)
+                });
+            }
+            Ok(())
+        },
+    ))
 }

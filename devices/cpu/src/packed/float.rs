@@ -6,49 +6,23 @@
 // Loops over arrays of registers are written with indices: they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::activations::SLAB;
-use super::slabs::Slabs;
-use super::{LANES, PANEL, Sum, equal_part, store_all};
+use super::tile::equal_part;
+use super::{LANES, PANEL, Sum, store_all};
+use crate::activations::SLAB;
+use crate::activations::f32::ELEMENTS;
 use crate::detect::Isa;
-use crate::simd::float::{Column, Panel, PanelFn, choose};
+use crate::detect::choose;
+use crate::product::{Column, Panel, PanelFn};
+use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 #[cfg(not(target_arch = "aarch64"))]
 use crate::simd::generic::Lanes;
-use crate::simd::{Bf16, Element, F16, F32, Vector, prefetch_here};
+use crate::simd::prefetch_here;
 use samite_core::DType;
 use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 /// Columns that are multiplied with one part of the rows: a multiple of how many are multiplied at a time.
 const COLUMNS: usize = 120;
-
-/// Elements of rows that are multiplied at a time: with as many of some columns, they fit into the first-level cache.
-const ELEMENTS: usize = 128;
-
-/// From so many columns on, copying them to slabs pays.
-const WORTH_SLABS: usize = 17;
-
-/// The slabs that columns of `k` elements should be copied to, of which about `each` are multiplied with one matrix; `None` if
-/// they should stay where they are. There, their distance often is a multiple of the page size, and those that are multiplied
-/// together displace each other from the cache.
-pub(super) fn slabs(k: usize, columns: usize, each: usize) -> Option<Slabs> {
-    let slabs = Slabs::new(ELEMENTS, ELEMENTS * size_of::<f32>(), k, columns)?;
-    (each >= WORTH_SLABS).then_some(slabs)
-}
-
-/// Copies elements of a column from element `start` on, a multiple of [`ELEMENTS`].
-///
-/// # Safety
-/// `out` must be the place of one of the columns that `slabs` describes, writable and aligned to 4; columns have these
-/// elements.
-pub(crate) unsafe fn copy(slabs: Slabs, x: &[f32], start: usize, out: *mut u8) {
-    for (x, slab) in slabs.pieces(x, start, out) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            slab.cast::<f32>()
-                .copy_from_nonoverlapping(x.as_ptr(), x.len())
-        };
-    }
-}
 
 /// A half of a panel's part as f32.
 #[repr(C, align(64))]
@@ -61,11 +35,13 @@ struct Memory {
     results: [Sum; COLUMNS],
 }
 
-/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time.
+/// Multiplies whole panels; `R` registers make a panel, `C` columns are multiplied at a time. `multiply_decoded` is
+/// [`SlabPart::multiply`] for parts that were decoded to F32, which is the same for all types.
 #[inline(always)]
 unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     panel: &Panel,
     columns: &[Column],
+    multiply_decoded: unsafe fn(&SlabPart, &[Column], *mut Sum, usize),
 ) {
     if let ([column], false) = (columns, panel.past_caches) {
         // SAFETY: the caller's contract.
@@ -87,9 +63,9 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                 } else {
                     ELEMENTS
                 };
-                for mut part in Part::all::<E>(panel, row, most) {
+                for mut part in SlabPart::all::<E>(panel, row, most) {
                     if is_direct {
-                        part.multiply::<V, E, E, R, C, true>(columns, results);
+                        part.multiply::<V, E, R, C, true>(columns, results, PANEL * E::BYTES);
                     } else {
                         for half in 0..2 {
                             let to = (&raw mut (*memory).part[half]).cast::<f32>();
@@ -98,7 +74,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
                             }
                             part.halves[half] = to.cast();
                         }
-                        part.multiply::<V, E, F32, R, C, false>(columns, results);
+                        multiply_decoded(&part, columns, results, PANEL * E::BYTES);
                     }
                 }
                 store_all(panel, row, columns, results);
@@ -137,7 +113,8 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
     // SAFETY: the caller's contract.
     let mut sums = unsafe { [[[V::splat(0.0); R]; 1]; P] };
     for first in (0..panel.k).step_by(SLAB) {
-        let parts: [Part; P] = from_fn(|p| Part::new::<E>(panel, row + p * PANEL, first, SLAB));
+        let parts: [SlabPart; P] =
+            from_fn(|p| SlabPart::new::<E>(panel, row + p * PANEL, first, SLAB));
         let x = column.x.wrapping_add(parts[0].at).cast();
         for i in 0..parts[0].len {
             for p in 0..P {
@@ -159,7 +136,7 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
 }
 
 /// Some elements of the rows of a panel.
-struct Part {
+struct SlabPart {
     halves: [*const u8; 2],
     len: usize,
     /// Where they begin in columns, in bytes.
@@ -168,7 +145,7 @@ struct Part {
     ahead: *const u8,
 }
 
-impl Part {
+impl SlabPart {
     /// All parts of up to `most` elements of the panel that begins at row `row`.
     #[inline(always)]
     fn all<E: Element>(panel: &Panel, row: usize, most: usize) -> impl Iterator<Item = Self> {
@@ -185,7 +162,7 @@ impl Part {
         let slab = weights.wrapping_add(start * PANEL * E::BYTES);
         let slab_len = SLAB.min(k - start);
         let half = |half| slab.wrapping_add((half * slab_len + inner) * LANES * E::BYTES);
-        Part {
+        SlabPart {
             halves: [half(0), half(1)],
             len: most.min(k - first),
             at: match slabs {
@@ -196,15 +173,14 @@ impl Part {
         }
     }
 
-    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here and `E` in memory. `DIRECT` says
-    /// that they come from there.
+    /// Multiplies with all columns and adds the products to `results`. Elements are `L` here, and take `bytes` of a panel in memory.
+    /// `DIRECT` says that they come from there.
     ///
     /// # Safety
     /// The part, the columns and their results must be there, and the instructions.
     #[inline(always)]
     unsafe fn multiply<
         V: Vector,
-        E: Element,
         L: Element,
         const R: usize,
         const C: usize,
@@ -213,53 +189,53 @@ impl Part {
         &self,
         columns: &[Column],
         results: *mut Sum,
+        bytes: usize,
     ) {
         let tiles = columns.len().div_ceil(C);
         for (i, columns) in columns.chunks(C).enumerate() {
-            let is_last = i + 1 == tiles;
+            let last = (i + 1 == tiles).then_some(bytes);
             // SAFETY: the caller's contract.
             unsafe {
                 let results = results.add(i * C);
                 match *columns {
-                    [a] => self.tile::<V, E, L, R, 1, DIRECT>(&[a], results, is_last),
-                    [a, b] => self.tile::<V, E, L, R, 2, DIRECT>(&[a, b], results, is_last),
-                    [a, b, c] => self.tile::<V, E, L, R, 3, DIRECT>(&[a, b, c], results, is_last),
-                    [a, b, c, d] => {
-                        self.tile::<V, E, L, R, 4, DIRECT>(&[a, b, c, d], results, is_last)
+                    [a] => self.tile::<V, L, R, 1, DIRECT>(&[a], results, last),
+                    [a, b] => self.tile::<V, L, R, 2, DIRECT>(&[a, b], results, last),
+                    [a, b, c] if const { C > 3 } => {
+                        self.tile::<V, L, R, 3, DIRECT>(&[a, b, c], results, last)
+                    }
+                    [a, b, c, d] if const { C > 4 } => {
+                        self.tile::<V, L, R, 4, DIRECT>(&[a, b, c, d], results, last)
                     }
                     _ => {
                         // The last column again: there is room for its sums, too.
-                        let last = columns.len() - 1;
-                        let columns = from_fn(|c| columns[c.min(last)]);
-                        self.tile::<V, E, L, R, C, DIRECT>(&columns, results, is_last);
+                        let most = columns.len() - 1;
+                        let columns = from_fn(|c| columns[c.min(most)]);
+                        self.tile::<V, L, R, C, DIRECT>(&columns, results, last);
                     }
                 }
             }
         }
     }
 
-    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights.
+    /// Multiplies with some columns, meanwhile asking for as many behind them or, if they are the last ones, for weights,
+    /// of which an element takes so many bytes.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
-    unsafe fn tile<
-        V: Vector,
-        E: Element,
-        L: Element,
-        const R: usize,
-        const C: usize,
-        const DIRECT: bool,
-    >(
+    unsafe fn tile<V: Vector, L: Element, const R: usize, const C: usize, const DIRECT: bool>(
         &self,
         columns: &[Column; C],
         results: *mut Sum,
-        is_last: bool,
+        last: Option<usize>,
     ) {
         let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
         // SAFETY: the caller's contract.
         unsafe {
-            let mut x: [*const f32; C] = from_fn(|c| columns[c].x.wrapping_add(self.at).cast());
+            let mut x = [std::ptr::null::<f32>(); C];
+            for c in 0..C {
+                x[c] = columns[c].x.wrapping_add(self.at).cast();
+            }
             let next = x[0].wrapping_add(C * ELEMENTS).cast();
             // One address with constant offsets then serves for all. With few columns, copying costs more than that saves.
             if !DIRECT {
@@ -276,7 +252,9 @@ impl Part {
                     }
                     base = to;
                 }
-                x = from_fn(|c| base.wrapping_add(c * ELEMENTS));
+                for c in 0..C {
+                    x[c] = base.wrapping_add(c * ELEMENTS);
+                }
             }
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(r * V::LANES);
             let mut sums = [[V::splat(0.0); R]; C];
@@ -286,8 +264,8 @@ impl Part {
                 }
             }
             // Loops of their own, without branches inside.
-            if is_last {
-                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, PANEL * E::BYTES);
+            if let Some(bytes) = last {
+                self.steps::<V, L, R, C, DIRECT>(x, &mut sums, self.ahead, bytes);
             } else {
                 self.steps::<V, L, R, C, DIRECT>(x, &mut sums, next, C * size_of::<f32>());
             }
@@ -302,7 +280,7 @@ impl Part {
     /// Adds the products of all elements, asking for so many bytes from `ask` on for each.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
     unsafe fn steps<V: Vector, L: Element, const R: usize, const C: usize, const DIRECT: bool>(
         &self,
@@ -335,7 +313,7 @@ impl Part {
     /// Adds the products of element `i`.
     ///
     /// # Safety
-    /// As [`multiply`](Part::multiply).
+    /// As [`multiply`](SlabPart::multiply).
     #[inline(always)]
     unsafe fn step<V: Vector, L: Element, const R: usize, const C: usize>(
         &self,
@@ -369,7 +347,14 @@ macro_rules! compile {
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
                 // SAFETY: the caller's contract.
-                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns) }
+                unsafe { panels::<$vector, E, $registers, $columns>(panel, columns, multiply_decoded) }
+            }
+
+            #[inline(never)]
+            $(#[target_feature(enable = $features)])?
+            unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum, bytes: usize) {
+                // SAFETY: the caller's contract.
+                unsafe { part.multiply::<$vector, F32, $registers, $columns, false>(columns, results, bytes) }
             }
         }
     };
@@ -385,6 +370,6 @@ compile!(avx512, std::arch::x86_64::__m512, 2 x 8, "avx512f,avx512bw,avx512dq,av
 compile!(neon, std::arch::aarch64::float32x4_t, 8 x 3);
 
 /// The product for packed rows of `dtype`: F32, F16 or BF16. Columns are F32.
-pub(super) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
+pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
     choose!(isa, dtype, product)
 }

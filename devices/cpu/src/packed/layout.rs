@@ -1,53 +1,24 @@
 //! Which byte of a block goes where in a panel.
 
-use super::activations::SLAB;
+use super::decode::Format;
+use super::formats::for_format;
 use super::{LANES, PANEL};
+use crate::activations::SLAB;
 use samite_core::{DType, Layout};
 use std::ops::Range;
 
 /// Bytes of a block that stay together for each row: the first one in the block, how many there are, and how many of one
 /// row lie next to those of the next row.
-type Field = (usize, usize, usize);
+pub(crate) type Field = (usize, usize, usize);
 
 /// The fields of a block in the order in which a panel has them; every byte of a block is in one of them.
 fn fields(dtype: DType) -> Option<&'static [Field]> {
-    Some(match dtype {
-        DType::F32 => &[(0, 4, 4)],
-        DType::F16 | DType::BF16 => &[(0, 2, 2)],
-        DType::Q8_0 => &[(0, 2, 2), (2, 32, 4)],
-        DType::Q4_0 | DType::IQ4_NL => &[(0, 2, 2), (2, 16, 4)],
-        DType::MXFP4 => &[(0, 1, 1), (1, 16, 4)],
-        DType::IQ4_XS => &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 128, 4)],
-        DType::Q4_1 => &[(0, 2, 2), (2, 2, 2), (4, 16, 4)],
-        DType::Q5_0 => &[(0, 2, 2), (2, 4, 4), (6, 16, 4)],
-        DType::Q5_1 => &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 16, 4)],
-        DType::Q2_K => &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)],
-        DType::Q3_K => &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)],
-        DType::Q4_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)],
-        DType::Q5_K => &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)],
-        DType::Q6_K => &Q6_K,
-        DType::TQ1_0 => &[(52, 2, 2), (0, 52, 4)],
-        DType::TQ2_0 => &[(64, 2, 2), (0, 64, 4)],
-        _ => return None,
-    })
-}
-
-/// Codes of six bits come from three words each, which lie next to each other: words that are needed together, but lie apart, are more than
-/// some processors' own prefetching can follow.
-const Q6_K: [Field; 50] = {
-    let mut fields = [(208, 2, 2); 50];
-    fields[1] = (192, 16, 1);
-    let mut i = 0;
-    while i < 16 {
-        // The lower bits of elements 4 * i and of those 32 behind, and the upper bits of both and of those 64 and 96 behind.
-        let (half, at) = (i / 8, i % 8 * 4);
-        fields[2 + 3 * i] = (64 * half + at, 4, 4);
-        fields[3 + 3 * i] = (64 * half + at + 32, 4, 4);
-        fields[4 + 3 * i] = (128 + 32 * half + at, 4, 4);
-        i += 1;
+    match dtype {
+        DType::F32 => Some(&[(0, 4, 4)]),
+        DType::F16 | DType::BF16 => Some(&[(0, 2, 2)]),
+        _ => for_format!(dtype, F => F::FIELDS),
     }
-    fields
-};
+}
 
 /// How a matrix of one type and width lies in packed memory.
 ///
@@ -156,7 +127,7 @@ impl PackedLayout {
         for &(offset, len, unit) in fields {
             let (field, others) = half.split_at_mut(range.len() / block_bytes * len * LANES);
             half = others;
-            let part = Part {
+            let part = FieldRows {
                 rows,
                 row_bytes: self.row_bytes,
                 start: range.start + offset,
@@ -202,7 +173,7 @@ impl PackedLayout {
 }
 
 /// One field of the blocks that some rows have in a slab.
-struct Part<'a> {
+struct FieldRows<'a> {
     rows: &'a [u8],
     row_bytes: usize,
     /// Where the field begins in a row's first block.
@@ -212,7 +183,7 @@ struct Part<'a> {
     len: usize,
 }
 
-impl Part<'_> {
+impl FieldRows<'_> {
     /// Puts units of `UNIT` bytes into their places.
     #[inline]
     fn interleave<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {
@@ -304,6 +275,8 @@ mod tests {
                 continue;
             };
             packable += 1;
+            let blocks = for_format!(dtype, F => F::BLOCK);
+            assert_eq!(blocks.unwrap_or(1), dtype.block_len(), "{dtype}");
             let mut seen = vec![0; dtype.block_bytes()];
             for &(offset, len, unit) in fields {
                 assert_eq!(len % unit, 0);

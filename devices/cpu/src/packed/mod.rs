@@ -1,4 +1,4 @@
-//! Quantized weights in a layout for fast products: the extra buffer type `cpu-packed`.
+//! Weights in a layout for fast products, and these products.
 //!
 //! Rows are grouped in panels of [`PANEL`] rows. In a panel, what [`LANES`] rows have in one place of their blocks lies
 //! together: four bytes of codes of each row make one vector register, the sixteen scales another. So one instruction
@@ -6,42 +6,36 @@
 //!
 //! - [`layout`]: which byte goes where. It only moves bytes, so packing loses nothing and can be undone.
 //! - [`buffer`]: the memory: packs what is written, unpacks what is read.
-//! - [`slabs`], [`activations`]: the other side of products: columns in slabs, and those rounded to 8 bits.
-//! - [`unpack`], [`formats`], [`kernels`]: how panels become bytes, those of each type, and products of those.
-//! - [`simd`]: the instruction sets for which these are compiled.
-//! - `float`: products of panels of floats. `planes`: those with many columns, for AMX. `sixteen`: for VNNI and AVX2.
-//! - `tiles`: products with many columns, for AMX.
-//! - `halves`: numbers of 16 bits. [`outer`]: what attention computes with these.
-//! - [`rows`]: rows by number, so that an embedding that is the output matrix too is there once.
+//! - [`formats`]: the fields of each type's blocks, and how they are decoded. [`decode`]: what all of them share.
+//! - [`int8`]: products of quantized rows with columns of 8 bits.
+//! - [`float`]: products of rows of floats with F32 columns. `int16`: those with many columns, for VNNI and AVX2.
+//! - `bf16_amx`: products of all types with many columns, for AMX.
+//! - [`tile`], [`store`](mod@store): how columns are divided, and how results are stored. `amx_tiles`: tiles of AMX.
 
-pub(crate) mod activations;
+#[cfg(target_arch = "x86_64")]
+mod amx_tiles;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16_amx;
 pub(crate) mod buffer;
+mod decode;
 pub(crate) mod float;
 mod formats;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-mod halves;
-mod kernels;
+#[cfg(target_arch = "x86_64")]
+mod int16;
+pub(crate) mod int8;
 pub(crate) mod layout;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(crate) mod outer;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod planes;
-pub(crate) mod rows;
-mod simd;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod sixteen;
-pub(crate) mod slabs;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
-mod unpack;
+pub(crate) mod store;
+mod tile;
 
+use crate::activations::int8::Int8Slabs;
+use crate::activations::{self, ActivationForm};
 use crate::detect::Isa;
-use crate::kernels::matmul::Form;
-use crate::simd::float::{Column, Panel, PanelFn};
-use activations::Activations;
+use crate::product::PanelFn;
 use buffer::PackedBuffer;
 use samite_core::{DType, HostMemory, Node, TensorRef};
 use std::sync::Arc;
+
+pub(crate) use store::{Sum, all_stored, past_caches, store, store_all};
 
 /// Rows whose units lie together: those of the widest registers.
 pub(crate) const LANES: usize = 16;
@@ -49,99 +43,14 @@ pub(crate) const LANES: usize = 16;
 /// Rows of a panel: what products take at a time.
 pub(crate) const PANEL: usize = 2 * LANES;
 
-/// Sums of one column for the rows of a panel.
-type Sum = [[f32; LANES]; 2];
-
-/// Stores the sums of all columns for the rows of the panel that begins at row `row`. Where results go past the caches, whoever
-/// calls a product must call [`all_stored`] afterwards.
-///
-/// # Safety
-/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
-#[inline(always)]
-unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
-    let rows = PANEL.min(panel.rows - row);
-    for (c, column) in columns.iter().enumerate() {
-        let out = column.out.wrapping_add(panel.first + row);
-        // SAFETY: the caller's contract; results do not overlap with sums.
-        unsafe { store(results.add(c).cast(), out, rows, panel.past_caches) };
-    }
-}
-
-/// Stores one column's results for `rows` rows of a panel, as [`store_all`].
-///
-/// # Safety
-/// There must be room for a panel's results at `from`, aligned to 16 bytes, and for those of the rows at `out`, elsewhere.
-#[inline(always)]
-pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_caches: bool) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        if past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
-            stream(from, out);
-        } else if rows == PANEL {
-            // Without calling a function that copies any number of them.
-            out.copy_from_nonoverlapping(from, PANEL);
-        } else {
-            out.copy_from_nonoverlapping(from, rows);
-        }
-    }
-}
-
-/// Copies the sums of a panel to whole lines. While weights stream through the caches, a result's line is in none: to
-/// read it first, and to write it back when it is displaced, costs more time than products of as many bytes of weights.
-///
-/// # Safety
-/// `sums` must be there, `out` be writable and aligned to a line. Both are aligned to 16 bytes.
-#[inline(always)]
-unsafe fn stream(sums: *const f32, out: *mut f32) {
-    // SAFETY: the caller's contract; the instruction is part of every x86-64.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        for i in (0..PANEL).step_by(4) {
-            use std::arch::x86_64::{_mm_loadu_ps, _mm_stream_ps};
-            _mm_stream_ps(out.add(i), _mm_loadu_ps(sums.add(i)));
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        out.copy_from_nonoverlapping(sums, PANEL);
-    }
-}
-
-/// Whether results of a matrix of so many bytes with so many columns should go past the caches: not where neither displaces
-/// much.
-pub(crate) fn past_caches(weights: usize, rows: usize, columns: usize) -> bool {
-    const FEW: usize = 64;
-    if columns < FEW {
-        weights > 256 << 10
-    } else {
-        rows.saturating_mul(columns) > (2 << 20) / 4
-    }
-}
-
-/// Makes what products stored past the caches visible to other threads before anything that is written later.
-#[inline(always)]
-pub(crate) fn all_stored() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
-    }
-}
-
-/// How many of so many columns are multiplied with the same rows, at most `most`: whole tiles, and as equal parts as these
-/// allow.
-#[inline(always)]
-fn equal_part(columns: usize, most: usize, tile: usize) -> usize {
-    let parts = columns.div_ceil(most).max(1);
-    columns.div_ceil(parts).next_multiple_of(tile).max(1)
-}
-
 /// How rows of a packed type are multiplied with columns.
 #[derive(Clone, Copy)]
 pub(crate) struct PackedProduct {
-    /// Multiplies whole panels: [`Panel::weights`](crate::simd::float::Panel) is that of the first row,
-    /// [`stride`](crate::simd::float::Panel) the distance of panels.
+    /// Multiplies whole panels: [`Panel::weights`](crate::product::Panel) is that of the first row,
+    /// [`stride`](crate::product::Panel) the distance of panels.
     pub function: PanelFn,
     /// What columns must be.
-    pub form: Form,
+    pub form: ActivationForm,
 }
 
 /// The product for packed rows of `k` elements of `dtype` with `columns` columns, of which about `each` are multiplied with
@@ -156,30 +65,40 @@ pub(crate) fn product(
 ) -> Option<PackedProduct> {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Avx512(token) = isa
-        && let Some((function, planes)) = planes::product(token, dtype, k, columns, each)
+        && let Some((function, planes)) = bf16_amx::product(token, dtype, k, columns, each)
     {
         return Some(PackedProduct {
             function,
-            form: Form::Planes(planes),
+            form: ActivationForm::Bf16Slabs(planes),
         });
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some((function, sixteen)) = sixteen::product(isa, dtype, k, columns, each) {
+    if let Some((function, sixteen)) = int16::product(isa, dtype, k, columns, each) {
         return Some(PackedProduct {
             function,
-            form: Form::Sixteen(sixteen),
+            form: ActivationForm::Int16Slabs(sixteen),
         });
     }
-    if let Some((function, spec)) = kernels::product(isa, dtype) {
+    if let Some((function, spec)) = int8::product(isa, dtype) {
         return Some(PackedProduct {
             function,
-            form: Form::Packed(Activations::new(isa, spec, k, columns)?),
+            form: ActivationForm::Int8Slabs(Int8Slabs::new(isa, spec, k, columns)?),
         });
     }
     Some(PackedProduct {
         function: float::product(isa, dtype)?,
-        form: float::slabs(k, columns, each).map_or(Form::F32, Form::Slabs),
+        form: activations::f32::slabs(k, columns, each)
+            .map_or(ActivationForm::F32, ActivationForm::F32Slabs),
     })
+}
+
+/// Bytes of scratch memory that products need for each worker.
+pub(crate) fn worker_bytes(form: ActivationForm) -> usize {
+    match form {
+        #[cfg(target_arch = "x86_64")]
+        ActivationForm::Bf16Slabs(_) => bf16_amx::WORKER_BYTES,
+        _ => 0,
+    }
 }
 
 /// The product for panels of F32 that were packed to be used once.
@@ -207,7 +126,8 @@ mod tests {
     use super::layout::PackedLayout;
     use super::*;
     use crate::harness::numbers;
-    use crate::tune::Reading;
+    use crate::product::Reading;
+    use crate::product::{Column, Panel};
     use samite_core::Layout;
 
     #[test]
@@ -234,7 +154,7 @@ mod tests {
                 all.push((format!("{isa:?} for {each}"), isa, product));
             }
         }
-        if let Some(function) = kernels::portable_product(dtype) {
+        if let Some(function) = int8::portable_product(dtype) {
             let (_, isa, PackedProduct { form, .. }) = all[0];
             all.push(("portable".into(), isa, PackedProduct { function, form }));
         }
@@ -289,7 +209,7 @@ mod tests {
         if backwards {
             places.reverse();
         }
-        let mut scratch = vec![Line::default(); form.worker_bytes() / 64];
+        let mut scratch = vec![Line::default(); worker_bytes(form) / 64];
         let panel = Panel {
             weights: memory.as_ptr().cast(),
             stride: packed.panel_bytes,
@@ -364,12 +284,12 @@ mod tests {
                     let nmse = error / power;
                     #[cfg(target_arch = "x86_64")]
                     let bound = match product.form {
-                        Form::Sixteen(_) => 1e-8,
+                        ActivationForm::Int16Slabs(_) => 1e-8,
                         _ => bound,
                     };
                     assert!(nmse < bound, "{name} {dtype} {k} {rows}: {nmse}");
                     // Whole numbers are the same at all levels.
-                    if let Form::Packed(_) = product.form {
+                    if let ActivationForm::Int8Slabs(_) = product.form {
                         let first = first.get_or_insert_with(|| got.clone());
                         assert!(got == *first, "{name} {dtype} {k} {rows}");
                     }

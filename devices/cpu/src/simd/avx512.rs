@@ -1,6 +1,8 @@
-//! Vectors of 16 numbers in AVX-512 registers.
+//! AVX-512 registers: 16 numbers, or words of 16 rows; with or without byte products of VNNI.
 
-use super::Vector;
+use super::float::Vector;
+use super::int8::{Simd, functions, in_place};
+use super::prefetch_here;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -149,4 +151,122 @@ impl Vector for __m512 {
             super::avx2::halves(fours)
         }
     }
+}
+
+/// Registers of 16 rows.
+pub(crate) struct Zmm<const VNNI: bool, const CROSSED: bool = false>;
+
+/// A sum of which a part is still in 16 bits, two for each row.
+#[derive(Clone, Copy)]
+pub(crate) struct Sum {
+    short: __m512i,
+    whole: __m512i,
+}
+
+impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
+    const LANES: usize = 16;
+    const SIGNED: bool = !VNNI;
+    const GEMV_COLUMNS: usize = 8;
+    const CROSSED: bool = VNNI && CROSSED;
+    type Words = __m512i;
+    type Floats = __m512;
+    type Sum = Sum;
+
+    functions! {
+        fn prefetch_here(at: *const u8) { prefetch_here(at) }
+        fn accumulate(sum: &mut __m512, a: __m512, b: __m512) {
+            accumulate(sum, a, b)
+        }
+        fn load(at: *const u8) -> __m512i { _mm512_loadu_si512(at.cast()) }
+        fn load_u8(at: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast())) }
+        fn load_i8(at: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())) }
+        fn load_u16(at: *const u8) -> __m512i { _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast())) }
+        fn store(words: __m512i, to: *mut u8) { _mm512_storeu_si512(to.cast(), words) }
+        fn splat(word: i32) -> __m512i { _mm512_set1_epi32(word) }
+        fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
+        fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
+        fn add(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
+        fn add_bytes(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi8(a, b) }
+        fn above(bytes: __m512i, limit: i8) -> __m512i {
+            _mm512_movm_epi8(_mm512_cmpgt_epi8_mask(bytes, _mm512_set1_epi8(limit)))
+        }
+        fn shl(words: __m512i, bits: usize) -> __m512i { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn shr(words: __m512i, bits: usize) -> __m512i { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits as i32)) }
+        fn look_up(table: &[i8; 16], bytes: __m512i) -> __m512i {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bytes)
+        }
+        fn fifth_bits(words: __m512i, i: usize) -> __m512i {
+            let byte = 0x0101_0101 * (i as i32 / 2);
+            let lanes = _mm_setr_epi32(
+                byte,
+                byte + 0x0404_0404,
+                byte + 0x0808_0808,
+                byte + 0x0c0c_0c0c,
+            );
+            let bytes = _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(lanes));
+            let one = if i.is_multiple_of(2) {
+                0x0804_0201
+            } else {
+                0x8040_2010_u32 as i32
+            };
+            let set = _mm512_test_epi8_mask(bytes, _mm512_set1_epi32(one));
+            _mm512_maskz_set1_epi8(set, 16)
+        }
+        fn load_f16(at: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+        fn load_floats(at: *const f32) -> __m512 { _mm512_loadu_ps(at) }
+        fn store_floats(floats: __m512, to: *mut f32) { _mm512_storeu_ps(to, floats) }
+        fn splat_float(x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn floats(words: __m512i) -> __m512 { _mm512_cvtepi32_ps(words) }
+        fn from_bits(words: __m512i) -> __m512 { _mm512_castsi512_ps(words) }
+        fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn start(start: __m512i) -> Sum {
+            Sum {
+                short: _mm512_setzero_si512(),
+                whole: start,
+            }
+        }
+        fn dot(sum: &mut Sum, codes: __m512i, x: __m512i, full: bool) {
+            if VNNI {
+                sum.whole = _mm512_dpbusd_epi32(sum.whole, codes, x);
+                return;
+            }
+            // Codes of columns are above -128, so that their sign can be changed. 2 * 128 * 127 fits into 16 bits.
+            let products = if full {
+                let negative = _mm512_movepi8_mask(codes);
+                let x = _mm512_mask_sub_epi8(x, negative, _mm512_setzero_si512(), x);
+                _mm512_maddubs_epi16(_mm512_abs_epi8(codes), x)
+            } else {
+                _mm512_maddubs_epi16(codes, x)
+            };
+            sum.short = _mm512_add_epi16(sum.short, products);
+        }
+        fn dot_here(sum: &mut Sum, codes: __m512i, x: __m512i) {
+            if VNNI {
+                dot_here(&mut sum.whole, codes, x)
+            } else {
+                Self::dot(sum, codes, x, true)
+            }
+        }
+        fn carry(sum: &mut Sum) {
+            if !VNNI {
+                let pairs = _mm512_madd_epi16(sum.short, _mm512_set1_epi16(1));
+                sum.whole = _mm512_add_epi32(sum.whole, pairs);
+                sum.short = _mm512_setzero_si512();
+            }
+        }
+        fn total(sum: Sum) -> __m512i { sum.whole }
+    }
+}
+
+in_place! {
+    /// [`Simd::dot_here`]
+    fn dot_here(__m512i), "avx512f", zmm_reg, "vpdpbusd", in order
+}
+
+in_place! {
+    /// [`Simd::accumulate`]
+    fn accumulate(__m512), "avx512f", zmm_reg, "vfmadd231ps"
 }

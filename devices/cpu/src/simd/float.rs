@@ -1,251 +1,141 @@
-//! Products of F32, F16 and BF16 rows with F32 columns.
+//! Registers of f32 numbers, and types of elements that are loaded into them.
 
-// Loops over arrays of registers are written with indices: they must unroll completely.
-#![allow(clippy::needless_range_loop)]
+use half::f16;
 
-#[cfg(not(target_arch = "aarch64"))]
-use super::generic::Lanes;
-use super::{Bf16, Element, F16, F32, Vector};
-use crate::detect::Isa;
-use crate::tune::Reading;
-use samite_core::DType;
-
-/// Rows of weights.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel {
-    /// First byte of the first row.
-    pub weights: *const u8,
-    /// Distance of rows in bytes.
-    pub stride: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// Elements of a row.
-    pub k: usize,
-    /// Where the first row's product goes in each column's results.
-    pub first: usize,
-    /// Distance in bytes of the slabs of a column, if columns are in slabs.
-    pub slabs: usize,
-    /// Whether results should go past the caches, where the product can do that.
-    pub past_caches: bool,
-    /// How weights are read, where the product multiplies them as they come out of memory.
-    pub reading: Reading,
-    /// Memory for this thread alone, if the product needs such.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub scratch: *mut u8,
-}
-
-/// A column that all rows of a panel are multiplied with.
-#[derive(Clone, Copy)]
-pub(crate) struct Column {
-    /// The column, in the form that the product needs.
-    pub x: *const u8,
-    /// Where the products go: that of the panel's first row to `out + first`.
-    pub out: *mut f32,
-}
-
-/// Multiplies rows with columns.
+/// A register of f32 numbers.
 ///
 /// # Safety
-/// All addresses must be valid for what they are said to hold, and the instruction set must be there.
-pub(crate) type PanelFn = unsafe fn(&Panel, &[Column]);
+/// All functions may only be called where the instruction set of the type is there. Pointers must be valid for the
+/// elements that are read or written: [`LANES`](Vector::LANES), or `count` of them, fewer than that.
+pub(crate) trait Vector: Copy {
+    /// How many numbers it holds.
+    const LANES: usize;
+    /// Whether numbers of two bytes are loaded almost as fast as those of four.
+    const WIDENS: bool = true;
 
-/// `R` rows times `C` columns.
-#[inline(always)]
-unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(
-    panel: &Panel,
-    row: usize,
-    columns: &[Column],
-) {
-    // SAFETY: rows `row..row + R` and `C` columns exist, by the contract of `PanelFn` and the loops in `panel`.
-    unsafe {
-        let weights: [*const u8; R] =
-            std::array::from_fn(|r| panel.weights.wrapping_add((row + r) * panel.stride));
-        let x: [*const f32; C] = std::array::from_fn(|c| columns.get_unchecked(c).x.cast());
-        let mut sums = [[V::splat(0.0); R]; C];
-        let mut i = 0;
-        while i + V::LANES <= panel.k {
-            let mut w = [V::splat(0.0); R];
-            for r in 0..R {
-                w[r] = E::load::<V>(weights[r], i);
-            }
-            for c in 0..C {
-                let x = V::load(x[c].add(i));
-                for r in 0..R {
-                    sums[c][r] = w[r].mul_add(x, sums[c][r]);
-                }
-            }
-            i += V::LANES;
-        }
-        if i < panel.k {
-            let rest = panel.k - i;
-            for c in 0..C {
-                let x = V::load_part(x[c].add(i), rest);
-                for r in 0..R {
-                    let w = E::load_part::<V>(weights[r], i, rest);
-                    sums[c][r] = w.mul_add(x, sums[c][r]);
-                }
-            }
-        }
-        for c in 0..C {
-            for r in 0..R {
-                *columns.get_unchecked(c).out.add(panel.first + row + r) = sums[c][r].sum();
-            }
-        }
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn splat_f16(x: f16) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// The first `count` numbers, then zeros.
+    unsafe fn load_part(from: *const f32, count: usize) -> Self;
+    unsafe fn load_f16(from: *const u16) -> Self;
+    unsafe fn load_bf16(from: *const u16) -> Self;
+    unsafe fn load_i8(from: *const i8) -> Self;
+    /// Codes of 4 bits of each byte, those from bit `shift` on, and a fifth one: bit `i` of `fifth` for lane `i`.
+    unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self;
+    /// What codes of 4 bits of each byte, those from bit `shift` on, stand for.
+    unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self;
+    /// The first `count` numbers, then zeros.
+    #[inline(always)]
+    unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { Self::load_f16(padded(from, count).as_ptr()) }
+    }
+    /// The first `count` numbers, then zeros.
+    #[inline(always)]
+    unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
+        // SAFETY: the caller's contract; the padded copy is long enough.
+        unsafe { Self::load_bf16(padded(from, count).as_ptr()) }
+    }
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_part(self, to: *mut f32, count: usize);
+    /// `self * b + c`
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Sum of all lanes.
+    unsafe fn sum(self) -> f32;
+    /// The sums of all lanes of some registers, each in the same order.
+    #[inline(always)]
+    unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
+        // SAFETY: the caller's contract.
+        of.map(|x| unsafe { x.sum() })
     }
 }
 
-/// All rows times `C` columns, `R` rows at a time.
+/// A type of weights that is loaded as f32.
+pub(crate) trait Element {
+    /// Bytes of an element.
+    const BYTES: usize;
+    /// Whether the lower 16 bits of every element are zeros as f32.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    const UPPER_ONLY: bool = false;
+
+    /// Loads elements from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
+
+    /// Loads `count` elements, fewer than there are lanes, from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
+
+/// Most lanes of any [`Vector`].
+const MOST_LANES: usize = 16;
+
+/// `count` 16-bit elements with zeros behind.
+///
+/// # Safety
+/// `count` elements must be readable, at most [`MOST_LANES`].
 #[inline(always)]
-unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
-    panel: &Panel,
-    columns: &[Column],
-) {
-    let mut row = 0;
-    // SAFETY: as in `tile`.
-    unsafe {
-        while row + R <= panel.rows {
-            tile::<V, E, R, C>(panel, row, columns);
-            row += R;
-        }
-        while row < panel.rows {
-            tile::<V, E, 1, C>(panel, row, columns);
-            row += 1;
-        }
+unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
+    let mut padded = [0; MOST_LANES];
+    // SAFETY: the caller's contract.
+    unsafe { std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), count) };
+    padded
+}
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load(from.cast::<f32>().add(i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_part(from.cast::<f32>().add(i), count) }
     }
 }
 
-/// All rows times all columns, `R` rows and `C` columns at a time.
-#[inline(always)]
-unsafe fn panel<V: Vector, E: Element, const R: usize, const C: usize>(
-    panel: &Panel,
-    columns: &[Column],
-) {
-    let (groups, mut rest) = columns.as_chunks::<C>();
-    // SAFETY: as in `tile`.
-    unsafe {
-        for group in groups {
-            strip::<V, E, R, C>(panel, group);
-        }
-        while rest.len() >= 2 {
-            strip::<V, E, 4, 2>(panel, &rest[..2]);
-            rest = &rest[2..];
-        }
-        if !rest.is_empty() {
-            strip::<V, E, 4, 1>(panel, rest);
-        }
+impl Element for F16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16(from.cast::<u16>().add(i)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_f16_part(from.cast::<u16>().add(i), count) }
     }
 }
 
-/// Compiles the generic functions for one instruction set.
-macro_rules! compile {
-    ($name:ident, $vector:ty, $rows:literal x $columns:literal $(, $features:literal)?) => {
-        mod $name {
-            use super::*;
+impl Element for Bf16 {
+    const BYTES: usize = 2;
+    const UPPER_ONLY: bool = true;
 
-            $(#[target_feature(enable = $features)])?
-            pub unsafe fn product<E: Element>(rows: &Panel, columns: &[Column]) {
-                // SAFETY: the caller's contract.
-                unsafe { panel::<$vector, E, $rows, $columns>(rows, columns) }
-            }
-        }
-    };
-}
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_bf16(from.cast::<u16>().add(i)) }
+    }
 
-#[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 2 x 2);
-#[cfg(target_arch = "x86_64")]
-compile!(avx2, std::arch::x86_64::__m256, 2 x 4, "avx2,fma,f16c");
-#[cfg(target_arch = "x86_64")]
-compile!(avx512, std::arch::x86_64::__m512, 4 x 5, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
-#[cfg(target_arch = "aarch64")]
-compile!(neon, std::arch::aarch64::float32x4_t, 4 x 4);
-
-/// A function as it was compiled for an instruction set and a type of elements.
-macro_rules! compiled {
-    ($isa:expr, $function:ident, $element:ty) => {{
-        #[cfg(target_arch = "aarch64")]
-        use neon as base;
-        #[cfg(not(target_arch = "aarch64"))]
-        use portable as base;
-        match $isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) => Some(avx512::$function::<$element> as _),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => Some(avx2::$function::<$element> as _),
-            _ => Some(base::$function::<$element> as _),
-        }
-    }};
-}
-
-/// Chooses one of the compiled functions.
-macro_rules! choose {
-    ($isa:expr, $dtype:expr, $function:ident) => {
-        match $dtype {
-            DType::F32 => $crate::simd::float::compiled!($isa, $function, F32),
-            DType::F16 => $crate::simd::float::compiled!($isa, $function, F16),
-            DType::BF16 => $crate::simd::float::compiled!($isa, $function, Bf16),
-            _ => None,
-        }
-    };
-}
-
-pub(crate) use choose;
-pub(crate) use compiled;
-
-/// The product for weights of `dtype`: F32, F16 or BF16. Columns are F32.
-pub(crate) fn product(isa: Isa, dtype: DType) -> Option<PanelFn> {
-    choose!(isa, dtype, product)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::harness::numbers;
-    use proptest::prelude::*;
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(60))]
-        #[test]
-        fn products_agree_with_plain_loops(
-            rows in 1usize..12, columns in 1usize..12, k in 0usize..150, seed: u32,
-        ) {
-            let x = numbers(seed, columns * k);
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let mut weights = vec![0; rows * k * dtype.block_bytes()];
-                samite_quant::encode_row(dtype, &numbers(!seed, rows * k), &mut weights).unwrap();
-                let mut decoded = vec![0.0; rows * k];
-                samite_quant::decode_row(dtype, &weights, &mut decoded).unwrap();
-                for isa in Isa::all() {
-                    let mut out = vec![f32::NAN; rows * columns];
-                    let panel = Panel {
-                        weights: weights.as_ptr(),
-                        stride: k * dtype.block_bytes(),
-                        rows,
-                        k,
-                        first: 0,
-                        slabs: 0,
-                        past_caches: false,
-                        reading: crate::tune::Reading::DEFAULT,
-                        scratch: std::ptr::null_mut(),
-                    };
-                    let places: Vec<_> = (0..columns)
-                        .map(|c| Column {
-                            x: x[c * k..].as_ptr().cast(),
-                            out: out[c * rows..].as_mut_ptr(),
-                        })
-                        .collect();
-                    // SAFETY: everything is as large as said, and `isa` was detected.
-                    unsafe { product(isa, dtype).unwrap()(&panel, &places) };
-                    for c in 0..columns {
-                        for r in 0..rows {
-                            let pairs = decoded[r * k..][..k].iter().zip(&x[c * k..]);
-                            let expected: f64 = pairs.map(|(a, b)| f64::from(a * b)).sum();
-                            let got = f64::from(out[c * rows + r]);
-                            prop_assert!((got - expected).abs() < 1e-4, "{got} {expected} {isa:?}");
-                        }
-                    }
-                }
-            }
-        }
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { V::load_bf16_part(from.cast::<u16>().add(i), count) }
     }
 }

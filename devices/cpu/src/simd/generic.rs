@@ -1,7 +1,7 @@
-//! Vectors for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
+//! Registers of 8 numbers for processors without vector code of their own here: arrays, which compilers keep in whatever registers there
 //! are.
 
-use super::Vector;
+use super::float::Vector;
 use half::f16;
 
 const LANES: usize = 8;

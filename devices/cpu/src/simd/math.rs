@@ -4,9 +4,6 @@ const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two parts: the first has few digits, so that its product with a small whole number is exact.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
-/// Added to a number, it rounds it to a whole one, which then stands in the lowest bits.
-const ROUND: f32 = 12_582_912.0;
-
 /// Below this, `e^x` is denormal. Processors take some hundred times as long for a product that is.
 const LEAST: f32 = -87.336;
 
@@ -145,6 +142,29 @@ pub(crate) fn sin_cos(angle: f64) -> (f32, f32) {
         -b
     };
     (a, b)
+}
+
+/// Added to a number, it rounds it to a whole one, whose lowest bits then are those of the sum.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// Rounds numbers to whole ones up to `most`, of which `low` takes the lowest bits; the scale. If one is not finite, neither is
+/// the scale, and codes may be anything; the largest below `most / f32::MAX` makes all of them zeros.
+#[inline(always)]
+pub(crate) fn round<const N: usize, T>(
+    x: &[f32; N],
+    most: f32,
+    codes: &mut [T; N],
+    low: impl Fn(u32) -> T,
+) -> f32 {
+    // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+    let magnitude = |x: &f32| x.abs().to_bits().cast_signed();
+    let largest = x.iter().map(magnitude).fold(0, i32::max);
+    let largest = f32::from_bits(largest.cast_unsigned());
+    let inverse = if largest > 0.0 { most / largest } else { 0.0 };
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = low((x * inverse + ROUND).to_bits());
+    }
+    largest / most
 }
 
 #[cfg(test)]

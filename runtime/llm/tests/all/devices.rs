@@ -210,10 +210,13 @@ fn micro_batches_of_a_prompt_share_a_plan_where_they_can_overlap() {
     assert!(alone > 1);
 }
 
+/// Whether an operation is refused.
+type Refusal = fn(Node<'_>) -> bool;
+
 /// A device that refuses some operations.
 struct Picky {
     inner: Arc<dyn Device>,
-    refuses: fn(Node<'_>) -> bool,
+    refuses: Refusal,
 }
 
 impl Delegate for Picky {
@@ -234,7 +237,7 @@ impl Delegate for Picky {
     }
 }
 
-fn picky(refuses: fn(Node<'_>) -> bool) -> Vec<Arc<dyn Device>> {
+fn picky(refuses: Refusal) -> Vec<Arc<dyn Device>> {
     let inner = reference("Picky");
     let first: Arc<dyn Device> = Arc::new(Delegating(Picky { inner, refuses }));
     vec![first, reference("last")]
@@ -250,7 +253,7 @@ fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
         0,
         0,
     );
-    let refuses: fn(Node<'_>) -> bool = |node| node.op().name() == "mul_mat";
+    let refuses: Refusal = |node| node.op().name() == "mul_mat";
     // By the order of devices, by a rule about layers, by one about names: in whatever case the device is written.
     for (rules, displaced) in [("", 22), ("layers=1:PICKY", 22), ("*ffn_up*:picky", 22)] {
         let mut options = ModelOptions {
@@ -294,7 +297,7 @@ fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
         let model = file.load(vec![reference("a")], "");
         decode(&mut context(&model, options), &tokens(9), 0, 0)
     };
-    let refusals: [(fn(Node<'_>) -> bool, bool, &str); 3] = [
+    let refusals: [(Refusal, bool, &str); 3] = [
         (|node| node.op().name() == "set_rows", true, "set_rows"),
         (
             |node| node.op().name() == "flash_attn_ext",

@@ -1,24 +1,20 @@
 //! The gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4): the shares of keys are computed again, so
 //! nothing but the operands is kept from the forward pass.
 
-use super::block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
+use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
 use super::{Extents, Memory, too_large};
 use crate::detect::Isa;
+use crate::kernel::{KernelContext, Phase, Scratch};
+use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
 use crate::kernels::softmax::{Slopes, scale_row};
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::outer::{self, Outer, OuterFn};
-use crate::table::Kernel;
-use samite_core::{DType, Error, Op, Result};
+use samite_core::{DType, Error, Node, Op, Result};
 
-/// The kernel of the gradients of attention. A task is a head of keys.
-pub(crate) const GRADIENT: Kernel = Kernel {
-    scratch: |node, _, threads| {
-        let floats = floats(&Extents::of(node, 1)?)?;
-        floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
-    },
-    build,
-};
+/// Bytes of scratch memory: for each thread, as a task is a head of keys.
+pub(crate) fn scratch(node: Node<'_>, _: Isa, threads: usize) -> Option<usize> {
+    let floats = floats(&Extents::of(node, 1)?)?;
+    floats.checked_mul(size_of::<f32>())?.checked_mul(threads)
+}
 
 /// Numbers in the memory of a worker: queries and gradients of results, as they are and turned; shares of all keys and their gradients; gradients
 /// of queries.
@@ -46,31 +42,32 @@ struct Gradient {
     products: OuterFn,
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let &Op::FlashAttnBack { scale } = site.node.op() else {
-        let op = site.node.op();
+/// The gradients of queries, keys and values.
+pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let &Op::FlashAttnBack { scale } = context.node.op() else {
+        let op = context.node.op();
         return Err(Error::invalid(format!(
             "{op} is not a gradient of attention"
         )));
     };
-    let extents = Extents::of(site.node, 1).ok_or_else(too_large)?;
+    let extents = Extents::of(context.node, 1).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
-    let bytes = (GRADIENT.scratch)(site.node, site.isa, site.threads).ok_or_else(too_large)?;
+    let bytes = scratch(context.node, context.isa, context.threads).ok_or_else(too_large)?;
     let blocks = Blocks::new(extents);
     let gradient = Gradient {
         extents,
         blocks,
         scale,
-        isa: site.isa,
-        g: site.source(0)?,
-        q: site.source(1)?,
-        k: site.source(2)?,
-        v: site.source(3)?,
-        mask: site.optional(4),
-        result: site.result(),
-        scratch: site.scratch(bytes)?,
+        isa: context.isa,
+        g: context.source(0)?,
+        q: context.source(1)?,
+        k: context.source(2)?,
+        v: context.source(3)?,
+        mask: context.optional(4),
+        result: context.result(),
+        scratch: context.scratch(bytes)?,
         floats,
-        products: outer::sums(site.isa, DType::F32)
+        products: outer::sums(context.isa, DType::F32)
             .ok_or_else(|| Error::invalid("there is no kernel for sums of f32 rows"))?,
     };
     let work = extents.work() * 2.5;

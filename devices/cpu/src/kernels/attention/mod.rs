@@ -1,30 +1,31 @@
 //! Attention in one step, with online softmax ([Milakov and Gimelshein 2018](https://arxiv.org/abs/1805.02867)), and its gradient.
 //!
-//! - [`few`]: few tokens, many keys: decoding. Products of rows.
-//! - [`many`]: prompts and training. Products of blocks of queries and keys.
+//! - [`decode`]: few tokens, many keys: decoding. Products of rows.
+//! - [`prompt`]: prompts and training. Products of blocks of queries and keys.
 //! - [`gradient`]: the gradients of queries, keys and values.
 //!
 //! Which one computes a node depends on shapes only.
 
-mod block;
-mod few;
-mod gradient;
-mod many;
+mod decode;
+pub(crate) mod gradient;
+mod kv_rows;
+mod kv_types;
+mod prompt;
+mod query_block;
 
 use crate::detect::Isa;
+use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
-use crate::prepare::{Phase, Scratch, Site};
-use crate::simd::keys::{self, Rows};
-use crate::simd::math;
-use crate::table::{Kernel, Reason, decodable};
-use samite_core::{DType, Error, Node, Op, Result};
 
-pub(crate) use gradient::GRADIENT;
+use crate::kernel::{Kernel, Reason, decodable};
+use crate::simd::math;
+use kv_rows::Rows;
+use samite_core::{DType, Error, Node, Op, Result};
 
 /// Tokens from which on they are computed in blocks. Fewer are often of different sequences: alone, a token does not have to
 /// look at the keys of the others.
-const MANY: usize = 32;
+const PROMPT_TOKENS: usize = 32;
 
 /// Extents of queries, keys and values.
 #[derive(Clone, Copy)]
@@ -108,7 +109,7 @@ impl Logits {
 /// The type of elements as they are multiplied.
 fn element(operand: &Operand) -> DType {
     match operand.dtype() {
-        dtype if keys::is_loaded(dtype) => dtype,
+        dtype if kv_rows::is_loaded(dtype) => dtype,
         _ => DType::F32,
     }
 }
@@ -120,24 +121,24 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
             .ok_or("keys or values are missing")?;
         decodable(layout.dtype())?;
     }
-    Ok(Kernel {
-        scratch: |node, isa, threads| {
-            if Extents::of(node, 0)?.tokens < MANY {
-                few::scratch(node, threads)
+    Ok(Kernel::with_scratch(
+        |node, isa, threads| {
+            if Extents::of(node, 0)?.tokens < PROMPT_TOKENS {
+                decode::scratch(node, threads)
             } else {
-                many::scratch(node, isa, threads)
+                prompt::scratch(node, isa, threads)
             }
         },
         build,
-    })
+    ))
 }
 
-fn build(site: &Site<'_>) -> Result<Vec<Phase>> {
-    let extents = Extents::of(site.node, 0).ok_or_else(too_large)?;
-    if extents.tokens < MANY {
-        few::build(site)
+fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let extents = Extents::of(context.node, 0).ok_or_else(too_large)?;
+    if extents.tokens < PROMPT_TOKENS {
+        decode::build(context)
     } else {
-        many::build(site)
+        prompt::build(context)
     }
 }
 
@@ -186,21 +187,21 @@ struct Operands {
 }
 
 impl Operands {
-    fn of(site: &Site<'_>) -> Result<Self> {
-        let op = site.node.op();
+    fn of(context: &KernelContext<'_>) -> Result<Self> {
+        let op = context.node.op();
         let logits =
             Logits::of(op).ok_or_else(|| Error::invalid(format!("{op} is not attention")))?;
-        let q = site.source(0)?;
+        let q = context.source(0)?;
         Ok(Operands {
             logits,
-            isa: site.isa,
+            isa: context.isa,
             slopes: Slopes::new(q.shape()[2], logits.max_bias),
             q,
-            k: site.source(1)?,
-            v: site.source(2)?,
-            mask: site.optional(3),
-            sinks: Sinks(site.optional(4)),
-            result: site.result(),
+            k: context.source(1)?,
+            v: context.source(2)?,
+            mask: context.optional(3),
+            sinks: Sinks(context.optional(4)),
+            result: context.result(),
         })
     }
 }
@@ -245,7 +246,7 @@ unsafe fn decode_rows(
     decoded: &mut [f32],
 ) {
     let (n0, dtype) = (operand.shape()[0], operand.dtype());
-    if let Some(decode) = keys::decode_of(isa, dtype)
+    if let Some(decode) = kv_rows::decode_of(isa, dtype)
         && operand.has_dense_rows()
     {
         let rows = Rows {

@@ -1,0 +1,132 @@
+//! Columns of activations as BF16, for AMX: rounded, or split into two planes that keep 16 bits of each element.
+
+use super::SLAB;
+use crate::activations::slabs::Slabs;
+use crate::detect::Bf16Tiles;
+use crate::simd::float::Vector;
+use std::arch::x86_64::*;
+
+/// Elements of a tile of rows or columns.
+pub(crate) const STEP: usize = 32;
+
+/// Bytes of a slab of a column in one plane. The slabs of two tiles of columns stay in the first-level cache while panels
+/// pass by.
+pub(crate) const PLANE_BYTES: usize = SLAB * 2;
+
+/// Most planes of rows or columns.
+pub(crate) const MOST_PLANES: usize = 2;
+
+/// Distance of columns in bytes: not a power of two, which would crowd a few sets of a cache.
+pub(crate) const fn stride(planes: usize) -> usize {
+    planes * PLANE_BYTES + 64
+}
+
+/// Columns of slabs that have the elements' upper bits as BF16, then perhaps the rests as BF16; behind the last element come
+/// zeros up to a multiple of 32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Bf16Slabs {
+    token: Bf16Tiles,
+    /// One or two.
+    planes: usize,
+    pub slabs: Slabs,
+}
+
+impl Bf16Slabs {
+    /// For `columns` columns of `k` elements; `None` if the size overflows.
+    pub fn new(token: Bf16Tiles, planes: usize, k: usize, columns: usize) -> Option<Self> {
+        let slabs = Slabs::new(SLAB, stride(planes), k, columns)?;
+        Some(Bf16Slabs {
+            token,
+            planes,
+            slabs,
+        })
+    }
+
+    /// Splits elements of a column from element `start` on, a multiple of 256.
+    ///
+    /// # Safety
+    /// `out` must be the place of one of the columns that `self` describes, writable and aligned to 64; columns have
+    /// these elements.
+    pub unsafe fn split(&self, x: &[f32], start: usize, out: *mut u8) {
+        let _ = self.token;
+        for (x, to) in self.slabs.pieces(x, start, out) {
+            // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
+            unsafe {
+                match self.planes {
+                    1 => round(x, to),
+                    _ => split(x, to),
+                }
+            }
+        }
+    }
+}
+
+/// Loads 16 elements; those behind the end are zeros.
+#[inline(always)]
+unsafe fn load(x: &[f32], i: usize) -> __m512 {
+    let from = x.as_ptr().wrapping_add(i);
+    // SAFETY: lanes behind the end are not read.
+    unsafe {
+        match x.len().saturating_sub(i) {
+            count if count < __m512::LANES => __m512::load_part(from, count),
+            _ => __m512::load(from),
+        }
+    }
+}
+
+/// Splits elements into their upper bits and the rests, which come behind them.
+///
+/// # Safety
+/// There must be room for both, up to a multiple of 32 elements, and the instructions must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn split(x: &[f32], to: *mut u8) {
+    for i in (0..x.len().next_multiple_of(STEP)).step_by(__m512::LANES) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = load(x, i);
+            let high = _mm512_and_si512(_mm512_castps_si512(x), upper());
+            // What is not finite has no rest.
+            let finite = !_mm512_fpclass_ps_mask::<NOT_FINITE>(x);
+            let rest = _mm512_maskz_sub_ps(finite, x, _mm512_castsi512_ps(high));
+            // Rounded, half up in magnitude; it is far from the largest number.
+            let rest = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
+            _mm256_storeu_si256(to.add(2 * i).cast(), narrow(high));
+            _mm256_storeu_si256(to.add(2 * i + PLANE_BYTES).cast(), narrow(rest));
+        }
+    }
+}
+
+/// Rounds elements to BF16, to the nearest, ties to even.
+///
+/// # Safety
+/// There must be room for a multiple of 32 elements, and the instructions must be there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn round(x: &[f32], to: *mut u8) {
+    for i in (0..x.len().next_multiple_of(STEP)).step_by(__m512::LANES) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let bits = _mm512_castps_si512(load(x, i));
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = narrow(_mm512_add_epi32(bits, half));
+            _mm256_storeu_si256(to.add(2 * i).cast(), rounded);
+        }
+    }
+}
+
+/// The upper halves of lanes.
+#[inline(always)]
+unsafe fn narrow(x: __m512i) -> __m256i {
+    // SAFETY: callers are compiled for AVX-512.
+    unsafe { _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x)) }
+}
+
+/// Quiet and signalling NaN, and both infinities, for `vfpclassps`.
+pub(crate) const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+
+/// The bits of an f32 that are those of a BF16.
+#[inline(always)]
+pub(crate) fn upper() -> __m512i {
+    // SAFETY: callers are compiled for AVX-512.
+    unsafe { _mm512_set1_epi32(0xffff_0000_u32 as i32) }
+}

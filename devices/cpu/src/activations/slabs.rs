@@ -1,0 +1,70 @@
+//! Columns in slabs, of as many elements as products take at a time.
+
+use crate::product::Column;
+
+/// How columns lie in memory: the first slabs of all of them, then the second ones, and so on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slabs {
+    /// Elements of a slab.
+    len: usize,
+    /// Bytes of a slab, which are the distance of columns.
+    pub slab_bytes: usize,
+    /// How many slabs a column has.
+    count: usize,
+    /// Distance in bytes of the slabs of a column.
+    pub distance: usize,
+}
+
+impl Slabs {
+    /// For `columns` columns of `k` elements in slabs of `len` elements and so many bytes; `None` if the size overflows.
+    pub fn new(len: usize, slab_bytes: usize, k: usize, columns: usize) -> Option<Self> {
+        let (count, distance) = (k.div_ceil(len), columns.checked_mul(slab_bytes)?);
+        distance.checked_mul(count)?;
+        Some(Slabs {
+            len,
+            slab_bytes,
+            count,
+            distance,
+        })
+    }
+
+    /// Bytes of a column.
+    pub fn column_bytes(&self) -> usize {
+        self.slab_bytes * self.count
+    }
+
+    /// Bytes of all columns.
+    pub fn total(&self) -> usize {
+        self.distance * self.count
+    }
+
+    /// Elements from element `start` on, which begins a slab, in slabs, and where in the column each of these is.
+    #[inline(always)]
+    pub fn pieces(
+        self,
+        x: &[f32],
+        start: usize,
+        column: *mut u8,
+    ) -> impl Iterator<Item = (&[f32], *mut u8)> {
+        let first = start / self.len;
+        let at = move |i| column.wrapping_add((first + i) * self.distance);
+        x.chunks(self.len).enumerate().map(move |(i, x)| (x, at(i)))
+    }
+
+    /// Copies columns to `to`, side by side in slabs again; the distance of a column's slabs there.
+    ///
+    /// # Safety
+    /// The columns must be there, and room for them.
+    pub unsafe fn gather(&self, columns: &[Column], to: *mut u8) -> usize {
+        let distance = columns.len() * self.slab_bytes;
+        for slab in 0..self.count {
+            for (c, column) in columns.iter().enumerate() {
+                let from = column.x.wrapping_add(slab * self.distance);
+                let to = to.wrapping_add(slab * distance + c * self.slab_bytes);
+                // SAFETY: the caller's contract.
+                unsafe { to.copy_from_nonoverlapping(from, self.slab_bytes) };
+            }
+        }
+        distance
+    }
+}

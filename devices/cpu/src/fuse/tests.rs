@@ -1,0 +1,398 @@
+//! Tests of fused regions.
+
+use super::*;
+use crate::harness::*;
+use crate::packed_buffer_type::packed_buffer_type;
+use crate::tune;
+use samite_core::{
+    Glu, Rope, RopeMode, Slot, TensorGroup, TensorRef, Usage, host_buffer_type, shape,
+};
+use std::sync::Arc;
+
+const WIDTH: usize = 512;
+const INNER: usize = 768;
+
+/// Whether products on this processor need columns in another form, so that there is something to do together.
+fn packs_columns() -> bool {
+    crate::unpacked::product(tune::detect(None), DType::Q8_0).is_some()
+}
+
+/// A place in memory of its own, unless the tensor is stored.
+fn own_place(graph: &Graph, id: TensorId) -> TensorRef {
+    if let Some(stored) = &graph.tensor(id).stored {
+        return stored.tensor().clone();
+    }
+    let layout = graph.tensor(id).layout;
+    let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
+    TensorRef {
+        buffer: buffer.unwrap(),
+        slot: Slot { offset: 0, layout },
+    }
+}
+
+/// The parts of all computed nodes of a graph, each in memory of its own.
+fn fusions_of(graph: &Graph, threads: usize) -> Vec<Fusion> {
+    let nodes: Vec<_> = graph.ids().collect();
+    let places: Vec<_> = nodes.iter().map(|&id| Some(own_place(graph, id))).collect();
+    let work = Placed {
+        graph,
+        nodes: &nodes,
+        places: &places,
+        workspace: None,
+        compiled: None,
+    };
+    let fusions = fusions(&work, tune::detect(None), threads);
+    work.computed()
+        .map(|node| fusions[node.id().index()])
+        .collect()
+}
+
+/// A layer's worth of nodes that can be computed together: its inputs and the result.
+struct Layer {
+    graph: Graph,
+    inputs: Vec<(TensorId, usize)>,
+    /// Everything that is computed.
+    nodes: Vec<TensorId>,
+    result: TensorId,
+}
+
+impl Layer {
+    /// For so many columns.
+    fn new(columns: usize) -> Self {
+        let mut g = Graph::new();
+        let mut inputs = vec![];
+        let mut new = |g: &mut Graph, extents: &[usize]| {
+            inputs.push((input(g, extents), extents.iter().product()));
+            inputs[inputs.len() - 1].0
+        };
+        let x = new(&mut g, &[WIDTH, columns]);
+        let scale = new(&mut g, &[WIDTH]);
+        let [q, k, gate, up] = [WIDTH, 64, INNER, INNER].map(|rows| {
+            let weights = new(&mut g, &[WIDTH, rows]);
+            g.cast(weights, DType::Q8_0).unwrap()
+        });
+        let down = new(&mut g, &[INNER, WIDTH]);
+        let down = g.cast(down, DType::Q4_0).unwrap();
+        let positions = integers(&mut g, &[columns]);
+        let normed = g.rms_norm(x, 1e-5).unwrap();
+        let normed = g.mul(normed, scale).unwrap();
+        let q = g.mul_mat(q, normed).unwrap();
+        let k = g.mul_mat(k, normed).unwrap();
+        let heads = |g: &mut Graph, x, count| g.reshape(x, [64, count, columns, 1]).unwrap();
+        let k = heads(&mut g, k, 1);
+        let k = g.rms_norm(k, 1e-5).unwrap();
+        let small = new(&mut g, &[64]);
+        let k = g.mul(k, small).unwrap();
+        let k = g
+            .rope(k, positions, None, Rope::new(64, RopeMode::Neox, 1e4))
+            .unwrap();
+        let q = heads(&mut g, q, WIDTH / 64);
+        let q = g.add(q, k).unwrap();
+        let q = g.reshape(q, [WIDTH, columns, 1, 1]).unwrap();
+        let middle = g.add(q, x).unwrap();
+        let normed = g.rms_norm(middle, 1e-5).unwrap();
+        let normed = g.mul(normed, scale).unwrap();
+        let [gate, up] = [gate, up].map(|weights| g.mul_mat(weights, normed).unwrap());
+        let gated = g.glu_split(gate, up, Glu::Swiglu).unwrap();
+        let out = g.mul_mat(down, gated).unwrap();
+        let result = g.add(out, middle).unwrap();
+        let nodes = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+        Layer {
+            graph: g,
+            inputs,
+            nodes,
+            result,
+        }
+    }
+
+    fn fusions(&self) -> Vec<Fusion> {
+        fusions_of(&self.graph, 1)
+    }
+
+    fn run(&self, threads: usize) -> Vec<f32> {
+        let mut bench = Bench::new(&self.graph, &device(threads)).unwrap();
+        for (seed, &(id, count)) in self.inputs.iter().enumerate() {
+            bench.write(id, &numbers(seed as u32, count));
+        }
+        bench.run().unwrap();
+        let first = bench.read(self.result);
+        bench.run().unwrap();
+        assert_eq!(first, bench.read::<f32>(self.result));
+        first
+    }
+}
+
+#[test]
+fn parts_of_a_layer() {
+    if !packs_columns() {
+        return;
+    }
+    use Fusion::*;
+    let mut layer = Layer::new(3);
+    layer.graph.set_output(layer.result);
+    let weights = [Alone; 5];
+    let attention = [
+        Absorbed,
+        Absorbed,
+        FusedPrologue,
+        SharesActivations,
+        Absorbed,
+        ScaledNorm,
+        Alone,
+    ];
+    let rest = [
+        Alone,
+        WrittenByPrologue,
+        Absorbed,
+        Absorbed,
+        FusedPrologue,
+        SharesActivations,
+        Absorbed,
+        FusedPrologue,
+        Alone,
+    ];
+    let mut expected = [&weights[..], &attention, &rest].concat();
+    assert_eq!(layer.fusions(), expected);
+    expected
+        .iter_mut()
+        .filter(|fusion| **fusion == SharesActivations)
+        .for_each(|fusion| *fusion = JoinsPhase);
+    assert_eq!(fusions_of(&layer.graph, 2), expected);
+}
+
+#[test]
+fn products_that_touch_each_other_are_apart() {
+    if !packs_columns() {
+        return;
+    }
+    let mut g = Graph::new();
+    let x = input(&mut g, &[WIDTH, 4]);
+    let [a, b] = [64, 64].map(|rows| {
+        let weights = input(&mut g, &[WIDTH, rows]);
+        g.cast(weights, DType::Q8_0).unwrap()
+    });
+    let products = [a, b].map(|weights| g.mul_mat(weights, x).unwrap());
+    let nodes: Vec<_> = g.ids().collect();
+    let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
+    let fusion = |places: &[Option<TensorRef>]| {
+        let work = Placed {
+            graph: &g,
+            nodes: &nodes,
+            places,
+            workspace: None,
+            compiled: None,
+        };
+        fusions(&work, tune::detect(None), 2)[products[1].index()]
+    };
+    assert_eq!(fusion(&places), Fusion::JoinsPhase);
+    // The second result where the first one's weights are, which nobody needs any more.
+    let layout = g.tensor(products[1]).layout;
+    let buffer = places[a.index()]
+        .as_ref()
+        .map(|place| Arc::clone(&place.buffer));
+    places[products[1].index()] = buffer.map(|buffer| TensorRef {
+        buffer,
+        slot: Slot { offset: 0, layout },
+    });
+    assert_eq!(fusion(&places), Fusion::SharesActivations);
+}
+
+#[test]
+fn nothing_is_left_out_that_is_read_elsewhere() {
+    if !packs_columns() {
+        return;
+    }
+    // Without outputs, all results are wanted.
+    let mut layer = Layer::new(3);
+    assert!(!layer.fusions().contains(&Fusion::Absorbed));
+    layer.graph.set_output(layer.result);
+    let number =
+        |layer: &Layer, fusion: Fusion| layer.fusions().iter().filter(|&&p| p == fusion).count();
+    assert_eq!(number(&layer, Fusion::Absorbed), 6);
+    let whole = layer.graph.clone();
+    for &id in &layer.nodes {
+        layer.graph = whole.clone();
+        layer.graph.set_output(id);
+        let at = layer.nodes.iter().position(|&node| node == id).unwrap();
+        assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
+        layer.graph = whole.clone();
+        layer.graph.copy_of(id, "copy").unwrap();
+        assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
+        layer.graph = whole.clone();
+        layer.graph.cont(id).unwrap();
+        assert_ne!(layer.fusions()[at], Fusion::Absorbed, "{id}");
+    }
+}
+
+#[test]
+fn results_are_the_same() {
+    for columns in [1, 2, 40] {
+        let mut layer = Layer::new(columns);
+        let apart = layer.run(1);
+        assert!(apart.iter().all(|x| x.is_finite()));
+        layer.graph.set_output(layer.result);
+        for threads in [1, 2, 3] {
+            assert!(
+                layer.run(threads) == apart,
+                "{columns} columns, {threads} threads"
+            );
+        }
+    }
+}
+
+#[test]
+fn other_rows_are_not_made() {
+    if !packs_columns() {
+        return;
+    }
+    let fusion = |extents: [usize; 2]| {
+        let mut g = Graph::new();
+        let weights = input(&mut g, &[extents[0], 64]);
+        let weights = g.cast(weights, DType::Q8_0).unwrap();
+        let [a, b] = [WIDTH, WIDTH].map(|k| input(&mut g, &[k, 4]));
+        let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+        let [k, rows] = extents;
+        let strides = [k * 4, k * rows * 4, k * rows * 4];
+        let rows = g.view(gated, [k, rows, 1, 1], strides, 0).unwrap();
+        let out = g.mul_mat(weights, rows).unwrap();
+        g.set_output(out);
+        *fusions_of(&g, 1).last().unwrap()
+    };
+    assert_eq!(fusion([WIDTH, 4]), Fusion::FusedPrologue);
+    for other in [[WIDTH, 3], [WIDTH / 2, 4], [WIDTH / 2, 8]] {
+        assert_eq!(fusion(other), Fusion::Alone, "{other:?}");
+    }
+}
+
+#[test]
+fn columns_of_experts_are_shared() {
+    let mut g = Graph::new();
+    let [gate, up, down] = [[WIDTH, 64, 4], [WIDTH, 64, 4], [64, WIDTH, 4]].map(|extents| {
+        let weights = g.input("w", DType::F32, shape(&extents).unwrap()).unwrap();
+        (
+            weights,
+            extents.iter().product::<usize>(),
+            g.cast(weights, DType::Q8_0).unwrap(),
+        )
+    });
+    let x = input(&mut g, &[WIDTH, 1, 5]);
+    let chosen = integers(&mut g, &[2, 5]);
+    let product = |g: &mut Graph, weights, x| g.mul_mat_id(weights, x, chosen).unwrap();
+    let (a, b) = (product(&mut g, gate.2, x), product(&mut g, up.2, x));
+    let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+    let out = product(&mut g, down.2, gated);
+    let run = |g: &Graph| {
+        let mut bench = Bench::new(g, &device(2)).unwrap();
+        for (seed, (id, count, _)) in [gate, up, down].into_iter().enumerate() {
+            bench.write(id, &numbers(seed as u32, count));
+        }
+        bench.write(x, &numbers(9, 5 * WIDTH));
+        bench.write(chosen, &[0, 3, 1, 2, 2, 0, 3, 1, 0, 1]);
+        bench.run().unwrap();
+        bench.read::<f32>(out)
+    };
+    let apart = run(&g);
+    g.set_output(out);
+    assert!(run(&g) == apart);
+    if packs_columns() {
+        assert_eq!(
+            fusions_of(&g, 1)[3..],
+            [
+                Fusion::Alone,
+                Fusion::SharesActivations,
+                Fusion::Absorbed,
+                Fusion::FusedPrologue
+            ]
+        );
+    }
+}
+
+#[test]
+fn angles_are_computed_again_only_where_others_are_needed() {
+    let mut g = Graph::new();
+    let x = input(&mut g, &[64, 2, 3]);
+    let [positions, others] = [(); 2].map(|()| integers(&mut g, &[3]));
+    let plain = Rope::new(64, RopeMode::Neox, 1e4);
+    let rope = |g: &mut Graph, rope| g.rope(x, positions, None, rope).unwrap();
+    let first = rope(&mut g, plain);
+    let same = rope(&mut g, plain);
+    let slower = rope(&mut g, Rope::new(64, RopeMode::Neox, 1e6));
+    let back = rope(&mut g, plain);
+    let written = g.cpy(others, positions).unwrap();
+    let moved = rope(&mut g, plain);
+    use Fusion::*;
+    let expected = [Alone, SharesAngles, Alone, Alone, Alone, Alone];
+    assert_eq!(fusions_of(&g, 1), expected);
+
+    let mut bench = Bench::new(&g, &device(2)).unwrap();
+    bench.write(x, &numbers(3, 64 * 6));
+    bench.write(positions, &[5, 6, 7]);
+    bench.write(others, &[8, 9, 10]);
+    bench.run().unwrap();
+    assert_eq!(bench.read::<i32>(written), [8, 9, 10]);
+    let [first, same, slower, back, moved] =
+        [first, same, slower, back, moved].map(|id| bench.read::<f32>(id));
+    assert!(first == same && first == back);
+    assert!(first != slower && first != moved && slower != moved);
+}
+
+/// Packed weights of random numbers.
+fn packed(g: &mut Graph, dtype: DType, [k, rows]: [usize; 2], seed: u32) -> TensorId {
+    let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
+    let mut bytes = vec![0; layout.bytes()];
+    samite_quant::encode_row(dtype, &numbers(seed, k * rows), &mut bytes).unwrap();
+    let kind = packed_buffer_type();
+    let group = TensorGroup::allocate(&kind, Usage::Weights, &[("w", layout)]).unwrap();
+    group.tensors[0].tensor().write(0, &bytes).unwrap();
+    g.stored(&group.tensors[0]).unwrap()
+}
+
+#[test]
+fn products_and_the_gated_unit_of_them_are_one_step() {
+    let (k, columns) = (256, 521);
+    for (dtype, rows) in [(DType::Q8_0, 1056), (DType::Q4_K, 1030), (DType::F16, 1024)] {
+        for (norm, swapped, third) in [
+            (false, false, true),
+            (true, true, false),
+            (true, false, false),
+        ] {
+            let mut g = Graph::new();
+            let x = input(&mut g, &[k, columns]);
+            let scale = input(&mut g, &[k]);
+            let weights = [1, 2, 3].map(|seed| packed(&mut g, dtype, [k, rows], seed));
+            let mut y = x;
+            if norm {
+                y = g.rms_norm(x, 1e-5).unwrap();
+                y = g.mul(y, scale).unwrap();
+            }
+            let [a, b] = [0, 1].map(|i| g.mul_mat(weights[i], y).unwrap());
+            let first = g.node(a);
+            let product = Product::of(first, tune::detect(None)).unwrap();
+            let (a, b) = if swapped { (b, a) } else { (a, b) };
+            let gated = g.glu_split(a, b, Glu::Swiglu).unwrap();
+            // Its columns may still be there.
+            let out = if third {
+                g.mul_mat(weights[2], y).unwrap()
+            } else {
+                gated
+            };
+            let run = |g: &Graph, threads| {
+                let mut bench = Bench::new(g, &device(threads)).unwrap();
+                bench.write(x, &numbers(5, k * columns));
+                bench.write(scale, &numbers(6, k));
+                bench.run().unwrap();
+                [gated, out].map(|id| bench.read::<f32>(id))
+            };
+            let apart = run(&g, 1);
+            assert!(apart.iter().flatten().all(|x| x.is_finite()));
+            [gated, out].into_iter().for_each(|id| g.set_output(id));
+            for threads in [1, 2] {
+                assert!(run(&g, threads) == apart, "{dtype}, {threads} threads");
+            }
+            let one = fusions_of(&g, 1).contains(&Fusion::GatedEpilogue);
+            assert_eq!(one, product.goes_by_panels(), "{dtype}");
+            g.set_output(b);
+            assert!(!fusions_of(&g, 1).contains(&Fusion::GatedEpilogue));
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! Attention of few tokens, mostly one, to many keys.
+//!
+//! A task handles up to [`COLUMNS`] heads of one token that share a head of keys and values. It walks over the keys in blocks. Keys
+//! are split among tasks and the partial results are merged in a second phase.
+
+use super::kv_rows::{
+    BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
+};
+use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
+use crate::detect::{Isa, vectorized};
+use crate::kernel::{KernelContext, Phase, Scratch};
+use crate::kernels::reduce::{max_of, sum_of};
+use crate::kernels::softmax::scale_row;
+use crate::product::Column;
+use crate::simd::math;
+use samite_core::{DType, Node, Result};
+
+/// Most query rows of a task.
+const COLUMNS: usize = 8;
+
+/// Keys of a task where they are split: whole blocks.
+const SPLIT: usize = 512;
+
+/// Query rows from which on there are enough tasks without splitting keys.
+const ENOUGH_ROWS: usize = 64;
+
+/// How the work is divided.
+#[derive(Clone, Copy)]
+struct Plan {
+    extents: Extents,
+    /// Heads of a task, all of one key head.
+    head_block: usize,
+    splits: usize,
+    decode_keys: bool,
+    decode_values: bool,
+    /// Bytes of partial results, then bytes of a worker's memory.
+    partials: usize,
+    worker: usize,
+    total: usize,
+}
+
+fn plan(node: Node<'_>, threads: usize) -> Option<Plan> {
+    let extents = Extents::of(node, 0)?;
+    let Extents { d, dv, keys, .. } = extents;
+    let rows = extents.rows();
+    let splits = if rows < ENOUGH_ROWS {
+        keys.div_ceil(SPLIT).max(1)
+    } else {
+        1
+    };
+    let partials = if splits == 1 {
+        0
+    } else {
+        rows.checked_mul(splits)?
+            .checked_mul(dv.checked_add(2)?)?
+            .checked_mul(4)?
+            .checked_next_multiple_of(64)?
+    };
+    let [decode_keys, decode_values] = [1, 2].map(|i| {
+        node.source_layout(i)
+            .is_some_and(|layout| !is_loaded(layout.dtype()))
+    });
+    let decoded = |decode, size| BLOCK.checked_mul(if decode { size } else { 0 });
+    let floats = COLUMNS
+        .checked_mul(dv.checked_add(2 * BLOCK)?)?
+        .checked_add(decoded(decode_keys, d)?)?
+        .checked_add(decoded(decode_values, dv)?)?;
+    let worker = floats.checked_mul(4)?.checked_next_multiple_of(64)?;
+    Some(Plan {
+        extents,
+        head_block: extents.group().clamp(1, COLUMNS),
+        splits,
+        decode_keys,
+        decode_values,
+        partials,
+        worker,
+        total: partials.checked_add(worker.checked_mul(threads)?)?,
+    })
+}
+
+pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
+    Some(plan(node, threads)?.total)
+}
+
+/// Everything that tasks need.
+#[derive(Clone, Copy)]
+struct Attention {
+    plan: Plan,
+    operands: Operands,
+    scratch: Scratch,
+    products: RowsFn,
+    weighted_sums: RowsFn,
+    decode_mask: DecodeFn,
+}
+
+/// What a row of the mask adds to the logits of a block of keys: minus infinity where a key is hidden, or there is none.
+type Bias = [f32; BLOCK];
+
+/// One query row of a task.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    head: usize,
+    slope: f32,
+    /// Weights are `exp(logit - base)`: a logit that none so far exceeds by more than [`SLACK`].
+    base: f32,
+    /// Their sums so far.
+    sums: [f32; LANES],
+}
+
+/// By how much logits may exceed the base of weights. Looking for the largest one of each block, and scaling what was summed up
+/// with a smaller one, would take as long as the weights themselves, and they would wait for it.
+const SLACK: f32 = 8.0;
+
+/// Weights that are summed up side by side.
+const LANES: usize = 16;
+
+pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let plan = plan(context.node, context.threads).ok_or_else(too_large)?;
+    let extents = plan.extents;
+    let operands = Operands::of(context)?;
+    let attention = Attention {
+        plan,
+        operands,
+        scratch: context.scratch(plan.total)?,
+        products: products_of(context.isa, element(&operands.k)).ok_or_else(no_kernel)?,
+        weighted_sums: weighted_sums_of(context.isa, element(&operands.v)).ok_or_else(no_kernel)?,
+        decode_mask: decode_of(context.isa, DType::F16).ok_or_else(no_kernel)?,
+    };
+    let rows = extents.rows();
+    let tasks = plan.splits
+        * extents.group().div_ceil(plan.head_block)
+        * extents.tokens
+        * extents.kv_heads
+        * extents.batch;
+    let attend = Phase::new(tasks, extents.work(), move |tasks, worker| {
+        for task in tasks {
+            // SAFETY: tasks are inside of the shapes, which inference checked to fit; tasks write different parts of the
+            // result or of the partial results; workers have their own memory.
+            unsafe { attention.task(task, worker) };
+        }
+        Ok(())
+    });
+    let merge = (plan.splits > 1).then(|| {
+        let cost = (rows * plan.splits * extents.dv) as f64 * 0.3;
+        Phase::new(rows, cost, move |tasks, _| {
+            for row in tasks {
+                // SAFETY: as above; the phase before wrote all partial results.
+                unsafe { attention.merge(row) };
+            }
+            Ok(())
+        })
+    });
+    Ok([attend].into_iter().chain(merge).collect())
+}
+
+impl Attention {
+    /// # Safety
+    /// See [`Operand`](crate::operand::Operand); `task` and `worker` must exist.
+    unsafe fn task(&self, task: usize, worker: usize) {
+        let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
+        let group = extents.group();
+        let head_blocks = group.div_ceil(plan.head_block);
+        // Rows of all heads of keys lie side by side in a cache: one after the other, they use all of what processors fetch.
+        let (rest, block) = divide(task, head_blocks);
+        let (rest, kv_head) = divide(rest, extents.kv_heads);
+        let (rest, split) = divide(rest, plan.splits);
+        let (batch, token) = divide(rest, extents.tokens);
+
+        let first_head = block * plan.head_block;
+        let count = plan.head_block.min(group - first_head);
+
+        // SAFETY: the plan has room for each worker's part.
+        let mut memory = unsafe {
+            let at = plan.partials + worker * plan.worker;
+            Memory::new(self.scratch, at, plan.worker / size_of::<f32>())
+        };
+        let (scores, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
+        let (biases, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
+        let sums = memory.floats(count * extents.dv);
+        let room = |decode: bool, size: usize| if decode { BLOCK * size } else { 0 };
+        let decoded_keys = memory.floats(room(plan.decode_keys, extents.d));
+        let decoded_values = memory.floats(room(plan.decode_values, extents.dv));
+        sums.fill(0.0);
+        let mut rows = [Row::default(); COLUMNS];
+        let none = Column {
+            x: std::ptr::null(),
+            out: std::ptr::null_mut(),
+        };
+        let (mut queries, mut weights) = ([none; COLUMNS], [none; COLUMNS]);
+        for (c, scores) in scores.iter_mut().enumerate() {
+            let head = kv_head * group + first_head + c;
+            rows[c] = Row {
+                head,
+                slope: own.slopes.of(head),
+                base: f32::NEG_INFINITY,
+                sums: [0.0; LANES],
+            };
+            queries[c] = Column {
+                x: own.q.at([token, head, batch]),
+                out: scores.as_mut_ptr(),
+            };
+            weights[c] = Column {
+                x: scores.as_ptr().cast(),
+                out: sums.as_mut_ptr().wrapping_add(c * extents.dv),
+            };
+        }
+        let (rows, queries, weights) = (&mut rows[..count], &queries[..count], &weights[..count]);
+        // Mostly all heads share a row of the mask.
+        let is_shared = own.mask.is_none_or(|mask| mask.shape()[2] == 1);
+        let biases = &mut biases[..if is_shared { 1 } else { count }];
+
+        let (start, end) = if plan.splits == 1 {
+            (0, extents.keys)
+        } else {
+            (split * SPLIT, ((split + 1) * SPLIT).min(extents.keys))
+        };
+        for key in (start..end).step_by(BLOCK) {
+            let mut len = 0;
+            for (bias, row) in biases.iter_mut().zip(&*rows) {
+                let place = [token, row.head, batch];
+                // SAFETY: masks are at least as long as there are keys.
+                unsafe { self.read_mask(place, key, BLOCK.min(end - key), bias) };
+                len = len.max(shown(own.isa, bias));
+            }
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: the keys and values are inside of their shapes, and the worker's memory has room for them.
+            unsafe {
+                let place = [key, kv_head, batch];
+                let (first, stride) =
+                    rows_of(own.isa, &own.k, plan.decode_keys, place, len, decoded_keys);
+                let keys = Rows {
+                    first,
+                    stride,
+                    count: len,
+                    len: extents.d,
+                };
+                (self.products)(&keys, queries);
+                soften(own.isa, own.logits, rows, biases, scores, sums);
+                let (first, stride) = rows_of(
+                    own.isa,
+                    &own.v,
+                    plan.decode_values,
+                    place,
+                    len,
+                    decoded_values,
+                );
+                let values = Rows {
+                    first,
+                    stride,
+                    count: len,
+                    len: extents.dv,
+                };
+                (self.weighted_sums)(&values, weights);
+            }
+        }
+
+        for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(extents.dv.max(1))) {
+            let place = [row.head, token, batch];
+            let sum = sum_of(&row.sums, |x| x);
+            // SAFETY: the row is inside of the result, or of the partial results; this task alone writes it.
+            unsafe {
+                if plan.splits == 1 {
+                    let out = own.result.row_mut::<f32>(place);
+                    out.copy_from_slice(sums);
+                    let factor = own.sinks.factor(row.head, row.base, sum);
+                    scale_row(own.isa, out, factor);
+                } else {
+                    let number = row.head + extents.heads * (token + extents.tokens * batch);
+                    let partial = self.partial(number, split);
+                    partial[0] = row.base;
+                    partial[1] = sum;
+                    partial[2..].copy_from_slice(sums);
+                }
+            }
+        }
+    }
+
+    /// Reads what a query's row of the mask says about `len` keys from `key` on.
+    ///
+    /// # Safety
+    /// It must cover them.
+    #[inline]
+    unsafe fn read_mask(
+        &self,
+        [token, head, batch]: [usize; 3],
+        key: usize,
+        len: usize,
+        bias: &mut Bias,
+    ) {
+        *bias = [f32::NEG_INFINITY; BLOCK];
+        let Some(mask) = self.operands.mask else {
+            return bias[..len].fill(0.0);
+        };
+        let [_, _, m2, m3] = mask.shape();
+        let row = mask.at([token, divide(head, m2).1, divide(batch, m3).1]);
+        let row = Rows {
+            first: row.wrapping_add(key * size_of::<u16>()),
+            stride: 0,
+            count: 1,
+            len,
+        };
+        // SAFETY: the caller's contract; the instructions were detected.
+        unsafe { (self.decode_mask)(&row, bias.as_mut_ptr()) }
+    }
+
+    /// The partial result of a row: base and sum of weights, weighted values.
+    ///
+    /// # Safety
+    /// Row and split must exist, and nobody else may use them.
+    #[allow(clippy::mut_from_ref)] // scratch memory is an address
+    unsafe fn partial(&self, row: usize, split: usize) -> &mut [f32] {
+        let len = self.plan.extents.dv + 2;
+        let at = self.scratch.at((row * self.plan.splits + split) * len * 4);
+        // SAFETY: the plan has room for them.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
+    }
+
+    /// # Safety
+    /// Row number `row` must exist, and all its partial results.
+    unsafe fn merge(&self, row: usize) {
+        let (plan, extents) = (&self.plan, &self.plan.extents);
+        let (head, rest) = (row % extents.heads, row / extents.heads);
+        let place = [head, rest % extents.tokens, rest / extents.tokens];
+        // SAFETY: the caller's contract.
+        unsafe {
+            let out = self.operands.result.row_mut::<f32>(place);
+            let parts = (0..plan.splits).map(|split| &*self.partial(row, split));
+            let base = parts
+                .clone()
+                .map(|part| part[0])
+                .fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = 0.0;
+            out.fill(0.0);
+            for part in parts.filter(|part| part[1] != 0.0) {
+                let factor = math::exp(part[0] - base);
+                sum += part[1] * factor;
+                self.operands.isa.run(|| {
+                    out.iter_mut()
+                        .zip(&part[2..])
+                        .for_each(|(x, y)| *x += *y * factor);
+                });
+            }
+            let factor = self.operands.sinks.factor(head, base, sum);
+            scale_row(self.operands.isa, out, factor);
+        }
+    }
+}
+
+/// Quotient and remainder. Division takes long, and mostly there is just one.
+#[inline(always)]
+fn divide(number: usize, by: usize) -> (usize, usize) {
+    if by == 1 {
+        (number, 0)
+    } else {
+        (number / by, number % by)
+    }
+}
+
+/// How many keys there are up to the last one that is not hidden.
+#[inline]
+fn shown(isa: Isa, bias: &Bias) -> usize {
+    isa.run(|| {
+        let numbered = bias.iter().zip(1i32..);
+        let shown = numbered.map(|(x, number)| if *x == f32::NEG_INFINITY { 0 } else { number });
+        shown.fold(0, i32::max) as usize
+    })
+}
+
+vectorized! {
+    /// Turns the products of rows with a block of keys into weights, and adds them to the rows' sums. Where the base of weights changes,
+    /// what was summed up so far, also of values, is scaled.
+    fn soften(
+        logits: Logits,
+        rows: &mut [Row],
+        biases: &[Bias],
+        scores: &mut [[f32; BLOCK]],
+        values: &mut [f32],
+    ) {
+        let Logits { scale, softcap, .. } = logits;
+        let len = values.len() / rows.len();
+        for (c, (row, scores)) in rows.iter_mut().zip(scores).enumerate() {
+            scores.iter_mut().for_each(|x| *x *= scale);
+            if softcap != 0.0 {
+                scores.iter_mut().for_each(|x| *x = softcap * math::tanh(*x));
+            }
+            let most = row.base + SLACK;
+            let mut exceeds = false;
+            for (x, bias) in scores.iter_mut().zip(&biases[c.min(biases.len() - 1)]) {
+                let sum = *x + row.slope * *bias;
+                // Whatever an unused place of a cache holds must not be seen.
+                *x = if *bias == f32::NEG_INFINITY { f32::NEG_INFINITY } else { sum };
+                exceeds |= *x > most;
+            }
+            if exceeds {
+                let base = max_of(scores);
+                let factor = math::bounded_exp::<FUSED>(row.base - base);
+                row.base = base;
+                row.sums.iter_mut().for_each(|x| *x *= factor);
+                values[c * len..][..len].iter_mut().for_each(|x| *x *= factor);
+            }
+            // A row that has seen no key yet has none, and no weights.
+            let base = if row.base == f32::NEG_INFINITY { 0.0 } else { row.base };
+            let mut sums = row.sums;
+            for scores in scores.as_chunks_mut::<LANES>().0 {
+                for (x, sum) in scores.iter_mut().zip(&mut sums) {
+                    *x = math::bounded_exp::<FUSED>(*x - base);
+                    *sum += *x;
+                }
+            }
+            row.sums = sums;
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Rows that are loaded as F32, also those in blocks of 32 elements that share a scale: all types that caches have.
+
+use crate::simd::float::{Element, Vector};
+use half::f16;
+use samite_quant::IQ4_NL_VALUES;
+use samite_quant::blocks::{
+    Block, BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0,
+};
+use std::marker::PhantomData;
+
+/// What rows consist of.
+pub(crate) trait Stored {
+    /// Elements for which one line of memory is asked for.
+    const LINE: usize;
+    /// Whether rows may end within a register.
+    const HAS_PARTS: bool;
+
+    /// Where the line is that is asked for with element `i`, in bytes from the row's beginning.
+    fn line(i: usize) -> usize;
+
+    /// Loads elements from element `i` on, a multiple of how many are loaded.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
+
+    /// Loads `count` elements, fewer than there are lanes, from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V;
+}
+
+impl<E: Element> Stored for E {
+    const LINE: usize = 64 / E::BYTES;
+    const HAS_PARTS: bool = true;
+
+    #[inline(always)]
+    fn line(i: usize) -> usize {
+        i * E::BYTES
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { E::load(from, i) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
+        // SAFETY: the caller's contract.
+        unsafe { E::load_part(from, i, count) }
+    }
+}
+
+/// Elements of a block.
+const LEN: usize = 32;
+
+/// Rows of blocks of [`LEN`] elements.
+pub(crate) struct Blocks<B>(PhantomData<B>);
+
+impl<B: Loaded> Stored for Blocks<B> {
+    const LINE: usize = LEN;
+    const HAS_PARTS: bool = false;
+
+    /// The first byte of the row, then the last one of every other block, which may be in the next line.
+    #[inline(always)]
+    fn line(i: usize) -> usize {
+        let block = i / LEN;
+        block * size_of::<B>() + block.min(1) * (size_of::<B>() - 1)
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
+        const { assert!(B::LEN == LEN && HALF.is_multiple_of(V::LANES)) };
+        // SAFETY: the caller's contract; the lanes are of one half of one block.
+        unsafe { B::load(&*from.cast::<B>().add(i / LEN), i % LEN) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part<V: Vector>(_: *const u8, _: usize, _: usize) -> V {
+        unreachable!("a block is whole registers")
+    }
+}
+
+/// Bytes of a block's halved codes.
+const HALF: usize = LEN / 2;
+
+/// A block of [`LEN`] elements.
+pub(crate) trait Loaded: Block {
+    /// Loads elements from element `i` on.
+    ///
+    /// # Safety
+    /// As [`Vector`]; all of them must be of one half of the block.
+    unsafe fn load<V: Vector>(&self, i: usize) -> V;
+}
+
+/// Codes of 4 or 5 bits from element `i` on.
+///
+/// # Safety
+/// As [`Loaded::load`].
+#[inline(always)]
+unsafe fn codes<V: Vector>(low: &[u8; HALF], fifth: [u8; 4], i: usize) -> V {
+    let fifth = u32::from_le_bytes(fifth) >> i;
+    // SAFETY: the caller's contract.
+    unsafe { V::load_codes(low.as_ptr().add(i % HALF), i / HALF * 4, fifth) }
+}
+
+/// `d (q - zero)`, which is exact.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn around<V: Vector>(codes: V, d: f16, zero: f32) -> V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let d = V::splat_f16(d);
+        codes.mul_add(d, d.mul_add(V::splat(-zero), V::splat(0.0)))
+    }
+}
+
+/// `d q + m`
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn above<V: Vector>(codes: V, d: f16, m: f16) -> V {
+    // SAFETY: the caller's contract.
+    unsafe { codes.mul_add(V::splat_f16(d), V::splat_f16(m)) }
+}
+
+impl Loaded for BlockQ8_0 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: the caller's contract, here and below.
+        unsafe { V::load_i8(self.qs.as_ptr().add(i)).mul_add(V::splat_f16(self.d), V::splat(0.0)) }
+    }
+}
+
+impl Loaded for BlockQ4_0 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: as above.
+        unsafe { around(codes::<V>(&self.qs, [0; 4], i), self.d, 8.0) }
+    }
+}
+
+impl Loaded for BlockQ4_1 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: as above.
+        unsafe { above(codes::<V>(&self.qs, [0; 4], i), self.d, self.m) }
+    }
+}
+
+impl Loaded for BlockQ5_0 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: as above.
+        unsafe { around(codes::<V>(&self.qs, self.qh, i), self.d, 16.0) }
+    }
+}
+
+impl Loaded for BlockQ5_1 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: as above.
+        unsafe { above(codes::<V>(&self.qs, self.qh, i), self.d, self.m) }
+    }
+}
+
+impl Loaded for BlockIq4Nl {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(&self, i: usize) -> V {
+        // SAFETY: as above.
+        unsafe {
+            let from = self.qs.as_ptr().add(i % HALF);
+            let values = V::load_values(from, i / HALF * 4, &VALUES);
+            values.mul_add(V::splat_f16(self.d), V::splat(0.0))
+        }
+    }
+}
+
+static VALUES: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut i = 0;
+    while i < values.len() {
+        values[i] = IQ4_NL_VALUES[i] as f32;
+        i += 1;
+    }
+    values
+};

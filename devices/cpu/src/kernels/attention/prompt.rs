@@ -1,0 +1,530 @@
+//! Attention of many tokens: a task is some blocks of query rows, which walk over blocks of keys together.
+
+use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
+use super::{Extents, Memory, Operands, rows_of, too_large};
+use crate::detect::Isa;
+use crate::kernel::{KernelContext, Phase, Scratch};
+use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
+use crate::kernels::outer::int16::{self, Rounded};
+use crate::kernels::softmax::scale_row;
+use crate::operand::Operand;
+use samite_core::{DType, Layout, Node, Result};
+use std::array::from_fn;
+
+/// Keys of a block.
+const KEYS: usize = 64;
+
+const _: () = assert!(KEYS <= u8::MAX as usize);
+
+/// Most blocks of query rows of a task: keys, and mostly values, become operands once for all.
+const MOST_BLOCKS: usize = 8;
+
+/// Tasks of a thread before they get more than one block.
+const ENOUGH_TASKS: usize = 8;
+
+const _: () = assert!(ROWS == int16::BESIDE && ROWS.is_multiple_of(int16::STEP));
+
+/// How queries are multiplied with keys, and weights with values.
+#[derive(Clone, Copy)]
+enum Arithmetic {
+    /// As they are.
+    F32(OuterFn),
+    /// Rounded to [numbers of 16 bits](crate::kernels::outer::int16), where keys and values are of lower precision than F32.
+    Int16(int16::Products),
+}
+
+/// How the work is divided.
+#[derive(Clone, Copy)]
+struct Plan {
+    extents: Extents,
+    blocks: Blocks,
+    /// Blocks of a task.
+    each: usize,
+    arithmetic: Arithmetic,
+    /// Numbers in the memory of a worker for each of a task's blocks: queries and sums of values.
+    own: [usize; 2],
+    /// Numbers that blocks need one after the other: decoded keys and values, lanes, and rounded keys, values and weights.
+    shared: [usize; 6],
+    floats: usize,
+    /// Where all heads have one mask: how many masks, blocks of tokens and blocks of keys it has classes for.
+    classes: [usize; 3],
+}
+
+impl Plan {
+    /// `None` if it takes too much memory.
+    fn new(node: Node<'_>, isa: Isa, threads: usize) -> Option<Self> {
+        let extents = Extents::of(node, 0)?;
+        let Extents { d, dv, .. } = extents;
+        let blocks = Blocks::new(extents);
+        let all = blocks.of_a_head().checked_mul(blocks.kv_heads())?;
+        let tasks = threads.max(1).checked_mul(ENOUGH_TASKS)?;
+        let each = (all / tasks).clamp(1, MOST_BLOCKS);
+        let arithmetic = Arithmetic::of(node, isa, extents)?;
+        let (queries, lanes, [keys, values, weights]) = match arithmetic {
+            Arithmetic::F32(_) => (d.checked_mul(ROWS)?, KEYS * ROWS, [0; 3]),
+            Arithmetic::Int16(_) => {
+                let [keys, values] = [Rounded::words(d, KEYS)?, Rounded::words(KEYS, dv)?];
+                let rounded = [keys, values, Rounded::words(KEYS, ROWS)?];
+                let lanes = d.max(KEYS).checked_mul(ROWS)?;
+                (Rounded::words(d, ROWS)?, lanes, rounded)
+            }
+        };
+        let own = [queries, dv.checked_mul(ROWS)?];
+        let [decoded_keys, decoded_values] = [d.checked_mul(KEYS)?, dv.checked_mul(KEYS)?];
+        let shared = [decoded_keys, decoded_values, lanes, keys, values, weights];
+        let sum = |parts: &[usize]| {
+            let mut parts = parts.iter();
+            parts.try_fold(0_usize, |sum, part| sum.checked_add(*part))
+        };
+        let floats = sum(&own)?.checked_mul(each)?.checked_add(sum(&shared)?)?;
+        let classes = match node.source_layout(3).map(Layout::shape) {
+            Some([_, _, 1, masks]) => [masks, blocks.of_tokens(), extents.keys.div_ceil(KEYS)],
+            _ => [0; 3],
+        };
+        Some(Plan {
+            extents,
+            blocks,
+            each,
+            arithmetic,
+            own,
+            shared,
+            floats,
+            classes,
+        })
+    }
+
+    /// Bytes of the memory of all workers, and of the classes behind it.
+    fn bytes(&self, threads: usize) -> Option<[usize; 2]> {
+        let floats = self.floats.checked_mul(threads)?;
+        let [masks, tokens, keys] = self.classes;
+        let classes = masks.checked_mul(tokens)?.checked_mul(keys)?;
+        Some([
+            floats.checked_mul(size_of::<f32>())?,
+            classes.checked_mul(size_of::<Class>())?,
+        ])
+    }
+}
+
+impl Arithmetic {
+    /// `None` if there is no kernel.
+    fn of(node: Node<'_>, isa: Isa, Extents { d, dv, .. }: Extents) -> Option<Self> {
+        let is_coarse = |source| {
+            let layout = node.source_layout(source);
+            layout.is_some_and(|layout| layout.dtype() != DType::F32)
+        };
+        let fits = d.is_multiple_of(int16::STEP) && dv.is_multiple_of(int16::STEP);
+        match int16::products(isa) {
+            Some(products) if fits && is_coarse(1) && is_coarse(2) => {
+                Some(Arithmetic::Int16(products))
+            }
+            _ => outer::sums(isa, DType::F32).map(Arithmetic::F32),
+        }
+    }
+}
+
+pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
+    let [workers, classes] = Plan::new(node, isa, threads)?.bytes(threads)?;
+    workers.checked_add(classes)
+}
+
+/// Everything that tasks need.
+#[derive(Clone, Copy)]
+struct Attention {
+    plan: Plan,
+    operands: Operands,
+    scratch: Scratch,
+    /// Where classes of the mask lie.
+    classes: *mut Class,
+}
+
+// SAFETY: addresses, as in `Scratch`.
+unsafe impl Send for Attention {}
+// SAFETY: as above.
+unsafe impl Sync for Attention {}
+
+pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
+    let plan = Plan::new(context.node, context.isa, context.threads).ok_or_else(too_large)?;
+    let [workers, classes] = plan.bytes(context.threads).ok_or_else(too_large)?;
+    let scratch = context.scratch(workers.checked_add(classes).ok_or_else(too_large)?)?;
+    let attention = Attention {
+        plan,
+        operands: Operands::of(context)?,
+        scratch,
+        classes: scratch.at(workers).cast(),
+    };
+    let of_a_head = plan.blocks.of_a_head().div_ceil(plan.each);
+    let tasks = of_a_head * plan.blocks.kv_heads();
+    let rows = Phase::new(tasks, plan.extents.work(), move |tasks, worker| {
+        for task in tasks {
+            let first = task % of_a_head * plan.each;
+            // SAFETY: blocks are inside of the shapes, which inference checked to fit; they write different rows of the
+            // result; workers have their own memory.
+            unsafe { attention.blocks(task / of_a_head, first, worker) };
+        }
+        Ok(())
+    });
+    let [masks, tokens, _] = plan.classes;
+    Ok(match attention.operands.mask {
+        Some(mask) if classes > 0 => {
+            let cost = (masks * plan.extents.tokens * plan.extents.keys) as f64 * 0.05;
+            let classify = Phase::new(masks * tokens, cost, move |tasks, _| {
+                for task in tasks {
+                    // SAFETY: there are so many masks and blocks of tokens, and each task has classes of its own.
+                    unsafe { attention.classify(mask, task / tokens, task % tokens) };
+                }
+                Ok(())
+            });
+            vec![classify, rows]
+        }
+        _ => vec![rows],
+    })
+}
+
+/// A block and what it has seen so far.
+struct State<'a> {
+    block: Block,
+    sums: Sums,
+    /// Turned queries.
+    queries: &'a mut [f32],
+    /// Sums of weighted values: a row for each row of the block.
+    values: &'a mut [f32],
+}
+
+/// What blocks need one after the other.
+struct Shared<'a> {
+    /// Decoded ones of the current block of keys.
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    /// Queries before they are rounded; logits, which become weights.
+    lanes: &'a mut [Lanes],
+    rounded_keys: &'a mut [f32],
+    rounded_values: &'a mut [f32],
+    rounded_weights: &'a mut [f32],
+}
+
+/// Rows of keys or values as they are multiplied: the first one, and their distance in bytes.
+type Place = (*const u8, usize);
+
+impl Attention {
+    /// Writes the classes of a block of tokens.
+    ///
+    /// # Safety
+    /// There must be such a block.
+    unsafe fn classify(&self, mask: Operand, number: usize, tokens: usize) {
+        let Plan {
+            blocks, extents, ..
+        } = self.plan;
+        let block = blocks.with_tokens(number, tokens);
+        for key in (0..extents.keys).step_by(KEYS) {
+            let len = KEYS.min(extents.keys - key);
+            // SAFETY: masks are at least as large as there are tokens and keys, and there is room for all classes.
+            unsafe { self.place(&block, key).write(block.class(mask, key, len)) };
+        }
+    }
+
+    /// Where the class of a block lies.
+    fn place(&self, block: &Block, key: usize) -> *mut Class {
+        let [masks, tokens, keys] = self.plan.classes;
+        let row = block.batch % masks * tokens + self.plan.blocks.tokens_of(block);
+        self.classes.wrapping_add(row * keys + key / KEYS)
+    }
+
+    /// What the mask does to `len` keys from `key` on for a block.
+    ///
+    /// # Safety
+    /// They must exist, and classes be written, if there are any.
+    unsafe fn class(&self, block: &Block, key: usize, len: usize) -> Class {
+        let class = |visible: usize, changes| Class {
+            visible: visible as u8,
+            changes,
+        };
+        // SAFETY: the caller's contract; masks are at least as large as there are tokens and keys.
+        unsafe {
+            match self.operands.mask {
+                None => class(len, false),
+                Some(_) if self.plan.classes[0] > 0 => self.place(block, key).read(),
+                // Of each head's own mask, all is looked at once.
+                Some(mask) => class(block.visible(mask, key, len), true),
+            }
+        }
+    }
+
+    /// Blocks of head `kv_head` of keys from number `first` on.
+    ///
+    /// # Safety
+    /// See [`Operand`](crate::operand::Operand); blocks and worker must exist.
+    unsafe fn blocks(&self, kv_head: usize, first: usize, worker: usize) {
+        let Plan { blocks, floats, .. } = self.plan;
+        let Extents {
+            dv, keys: all_keys, ..
+        } = self.plan.extents;
+        let own = &self.operands;
+        let at = worker * floats * size_of::<f32>();
+        // SAFETY: each worker has such a part of the scratch memory.
+        let mut memory = unsafe { Memory::new(self.scratch, at, floats) };
+        let [
+            keys,
+            values,
+            lanes,
+            rounded_keys,
+            rounded_values,
+            rounded_weights,
+        ] = self.plan.shared.map(|count| memory.floats(count));
+        let shared = &mut Shared {
+            keys,
+            values,
+            lanes: lanes.as_chunks_mut().0,
+            rounded_keys,
+            rounded_values,
+            rounded_weights,
+        };
+        let end = blocks.of_a_head().min(first + self.plan.each);
+        let mut states: [Option<State<'_>>; MOST_BLOCKS] = from_fn(|i| {
+            let number = first + i;
+            let [queries, values] =
+                (number < end).then(|| self.plan.own.map(|count| memory.floats(count)))?;
+            values.fill(0.0);
+            let block = blocks.block(kv_head, number);
+            // SAFETY: the block exists.
+            unsafe { self.turn(block, queries, shared) };
+            Some(State {
+                block,
+                sums: Sums::NONE,
+                queries,
+                values,
+            })
+        });
+        let Block { kv_head, batch, .. } = blocks.block(kv_head, first);
+
+        for key in (0..all_keys).step_by(KEYS) {
+            let place = [key, kv_head, batch];
+            let most = KEYS.min(all_keys - key);
+            let class = |state: &State<'_>| {
+                // SAFETY: the keys exist, and the phase before wrote classes.
+                unsafe { self.class(&state.block, key, most) }
+            };
+            let classes = states.each_ref().map(|state| state.as_ref().map(class));
+            let seen = classes.iter().flatten().map(|class| class.visible);
+            let len = usize::from(seen.max().unwrap_or(0));
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: so many keys and values are inside of their shapes.
+            unsafe {
+                let keys = self.keys(place, len, shared);
+                // Those that the block before was multiplied with, and how many.
+                let mut ready: Option<(usize, Place)> = None;
+                let states = states
+                    .iter_mut()
+                    .flatten()
+                    .zip(classes.into_iter().flatten());
+                for (state, class) in states.filter(|(_, class)| class.visible > 0) {
+                    let len = usize::from(class.visible);
+                    let clear = self.weigh(state, key, class, keys, shared);
+                    let values = match ready {
+                        Some((count, values)) if count == len && !clear => values,
+                        _ => self.values(place, len, clear.then_some(state.block), shared),
+                    };
+                    ready = (!clear).then_some((len, values));
+                    self.add(state, len, values, shared);
+                }
+            }
+        }
+
+        for state in states.iter().flatten() {
+            for (row, (head, token)) in state.block.places().enumerate() {
+                // SAFETY: the row is inside of the result, and this task alone writes it.
+                unsafe {
+                    let out = own.result.row_mut::<f32>([head, token, batch]);
+                    out.copy_from_slice(&state.values[row * dv..][..dv]);
+                    let Sums { max, sum, .. } = &state.sums;
+                    scale_row(own.isa, out, own.sinks.factor(head, max[row], sum[row]));
+                }
+            }
+        }
+    }
+
+    /// Turns the queries of a block.
+    ///
+    /// # Safety
+    /// The block must exist.
+    unsafe fn turn(&self, block: Block, queries: &mut [f32], shared: &mut Shared<'_>) {
+        let (own, d) = (&self.operands, self.plan.extents.d);
+        let rows = block
+            .places()
+            .map(|(head, token)| own.q.at([token, head, block.batch]).cast_const().cast());
+        let scale = own.logits.scale;
+        // SAFETY: queries are f32 without gaps in rows of `d`.
+        unsafe {
+            match self.plan.arithmetic {
+                Arithmetic::F32(_) => block.turn(rows, scale, queries.as_chunks_mut().0),
+                Arithmetic::Int16(products) => {
+                    block.turn(rows, scale, &mut shared.lanes[..d]);
+                    let to = Rounded::at(queries, d, ROWS);
+                    (products.round)(shared.lanes.as_ptr().cast(), d, ROWS, to);
+                }
+            }
+        }
+    }
+
+    /// Makes `len` keys from `place` on ready to be multiplied.
+    ///
+    /// # Safety
+    /// They must exist.
+    unsafe fn keys(&self, place: [usize; 3], len: usize, shared: &mut Shared<'_>) -> Place {
+        let (Operands { isa, k, .. }, d) = (&self.operands, self.plan.extents.d);
+        let decode = k.dtype() != DType::F32;
+        // SAFETY: the caller's contract; there is room for all.
+        unsafe {
+            let keys = rows_of(*isa, k, decode, place, len, shared.keys);
+            if let Arithmetic::Int16(products) = self.plan.arithmetic {
+                let to = Rounded::at(shared.rounded_keys, d, KEYS);
+                int16::round_columns(*isa, &shared.keys[..len * d], to, products.crossed);
+            }
+            keys
+        }
+    }
+
+    /// Makes `len` values from `place` on ready to be multiplied: zeros where no row of block `clear` has a weight, if there is one.
+    ///
+    /// # Safety
+    /// They must exist.
+    unsafe fn values(
+        &self,
+        place: [usize; 3],
+        len: usize,
+        clear: Option<Block>,
+        shared: &mut Shared<'_>,
+    ) -> Place {
+        let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
+        // Int16 would be converted once for every few columns.
+        let decode = clear.is_some() || v.dtype() != DType::F32;
+        // SAFETY: the caller's contract; there is room for all.
+        unsafe {
+            let values = rows_of(*isa, v, decode, place, len, shared.values);
+            if let Some(block) = clear {
+                let unseen = (0..len).filter(|key| is_unseen(&block, &shared.lanes[*key]));
+                unseen.for_each(|key| shared.values[key * dv..][..dv].fill(0.0));
+            }
+            if let Arithmetic::Int16(products) = self.plan.arithmetic {
+                let to = Rounded::at(shared.rounded_values, KEYS, dv);
+                (products.round)(shared.values.as_ptr(), len, dv, to);
+            }
+            values
+        }
+    }
+
+    /// Computes the weights of the visible keys of a block of such a class from number `key` on; whether no row sees one of them.
+    ///
+    /// # Safety
+    /// They must be ready at `keys`.
+    unsafe fn weigh(
+        &self,
+        state: &mut State<'_>,
+        key: usize,
+        class: Class,
+        keys: Place,
+        shared: &mut Shared<'_>,
+    ) -> bool {
+        let (own, d) = (&self.operands, self.plan.extents.d);
+        let (block, len) = (state.block, usize::from(class.visible));
+        let logits = &mut shared.lanes[..len];
+        // SAFETY: the caller's contract; there is room for all logits.
+        unsafe {
+            match self.plan.arithmetic {
+                Arithmetic::F32(products) => products(&Outer {
+                    rows: state.queries.as_ptr().cast(),
+                    row_stride: LANES_STRIDE,
+                    len: block.lanes(),
+                    terms: d,
+                    factors: keys.0.cast(),
+                    column_stride: keys.1,
+                    term_stride: size_of::<f32>(),
+                    out: logits.as_mut_ptr().cast(),
+                    out_stride: LANES_STRIDE,
+                    columns: len,
+                    add: false,
+                }),
+                Arithmetic::Int16(products) => (products.along)(&int16::Outer {
+                    rows: Rounded::at(state.queries, d, ROWS),
+                    lanes: ROWS,
+                    groups: d.div_ceil(int16::GROUP),
+                    factors: Rounded::at(shared.rounded_keys, d, KEYS),
+                    columns: len,
+                    out: logits.as_mut_ptr().cast(),
+                    before: None,
+                }),
+            }
+            if own.logits.softcap != 0.0 {
+                cap(own.isa, logits, own.logits.softcap);
+            }
+            let hidden = own
+                .mask
+                .filter(|_| class.changes)
+                .is_some_and(|mask| block.mask(mask, &own.slopes, key, logits));
+            soften(own.isa, logits, &mut state.sums);
+            if let Arithmetic::Int16(products) = self.plan.arithmetic {
+                let to = Rounded::at(shared.rounded_weights, KEYS, ROWS);
+                (products.round)(logits.as_ptr().cast(), len, ROWS, to);
+            }
+            hidden && logits.iter().any(|weights| is_unseen(&block, weights))
+        }
+    }
+
+    /// Adds the first `len` values of the current block of keys, weighted.
+    ///
+    /// # Safety
+    /// They must be ready at `values`.
+    unsafe fn add(
+        &self,
+        state: &mut State<'_>,
+        len: usize,
+        values: Place,
+        shared: &mut Shared<'_>,
+    ) {
+        let (isa, dv) = (self.operands.isa, self.plan.extents.dv);
+        let rows = state.block.rows();
+        match self.plan.arithmetic {
+            Arithmetic::F32(products) => {
+                let sums = state.values.chunks_exact_mut(dv.max(1));
+                let sums = sums.zip(&state.sums.factor).take(rows);
+                for (sums, &factor) in sums.filter(|(_, factor)| **factor != 1.0) {
+                    scale_row(isa, sums, factor);
+                }
+                // SAFETY: the caller's contract.
+                unsafe {
+                    products(&Outer {
+                        rows: values.0,
+                        row_stride: values.1,
+                        len: dv,
+                        terms: len,
+                        factors: shared.lanes.as_ptr().cast(),
+                        column_stride: size_of::<f32>(),
+                        term_stride: LANES_STRIDE,
+                        out: state.values.as_mut_ptr(),
+                        out_stride: dv * size_of::<f32>(),
+                        columns: rows,
+                        add: true,
+                    });
+                }
+            }
+            // SAFETY: the caller's contract.
+            Arithmetic::Int16(products) => unsafe {
+                (products.beside)(&int16::Outer {
+                    rows: Rounded::at(shared.rounded_values, KEYS, dv),
+                    lanes: dv,
+                    groups: len.div_ceil(int16::GROUP),
+                    factors: Rounded::at(shared.rounded_weights, KEYS, ROWS),
+                    columns: rows,
+                    out: state.values.as_mut_ptr(),
+                    before: Some(&state.sums.factor),
+                });
+            },
+        }
+    }
+}
+
+/// Whether no row of a block has a weight for a key.
+fn is_unseen(block: &Block, weights: &Lanes) -> bool {
+    weights[..block.rows()].iter().all(|weight| *weight == 0.0)
+}

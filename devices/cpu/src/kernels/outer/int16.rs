@@ -1,0 +1,354 @@
+//! [Sums of outer products](crate::kernels::outer::float) of [numbers of 16 bits](crate::simd::int16), for attention.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use crate::detect::{Isa, vectorized};
+use crate::simd::float::F32;
+use crate::simd::int16::{self, Int16Simd, Terms};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2::Ymm, avx512::Zmm};
+use std::array::from_fn;
+
+pub(crate) use crate::simd::int16::GROUP;
+
+/// Lanes of rows are a multiple of this.
+pub(crate) const STEP: usize = 32;
+
+/// How many columns lie side by side.
+pub(crate) const BESIDE: usize = 64;
+
+/// `out[j][i] = sum of rows[k][i] * factor[j][k]`.
+pub(crate) struct Outer<'a> {
+    /// A number of terms for each lane.
+    pub rows: Rounded,
+    pub lanes: usize,
+    /// Groups of terms.
+    pub groups: usize,
+    /// As many for each column.
+    pub factors: Rounded,
+    pub columns: usize,
+    /// Sums: a row of lanes for each column.
+    pub out: *mut f32,
+    /// What each column's sums are multiplied with before more is added; `None` if they start here.
+    pub before: Option<&'a [f32; BESIDE]>,
+}
+
+/// Columns in whole groups of numbers, in pairs, scales, and what sums of [crossed](crate::packed::int8) products start with.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounded {
+    pairs: *mut i32,
+    scales: *mut f32,
+    starts: *mut i32,
+}
+
+impl Rounded {
+    /// What `columns` columns of `len` elements take, in words of 32 bits; `None` if it is too much.
+    pub fn words(len: usize, columns: usize) -> Option<usize> {
+        let groups = len.div_ceil(GROUP).checked_mul(columns)?;
+        groups.checked_mul(GROUP / 2 + 2)
+    }
+
+    /// Those that `words` has room for.
+    pub fn at(words: &mut [f32], len: usize, columns: usize) -> Self {
+        let groups = len.div_ceil(GROUP) * columns;
+        let (pairs, scales) = words.split_at_mut(groups * (GROUP / 2));
+        let (scales, starts) = scales.split_at_mut(groups);
+        assert!(starts.len() >= groups, "there is no room for starts");
+        Rounded {
+            pairs: pairs.as_mut_ptr().cast(),
+            scales: scales.as_mut_ptr(),
+            starts: starts.as_mut_ptr().cast(),
+        }
+    }
+
+    /// Those of the first column or lane.
+    #[inline(always)]
+    fn terms(self, step: usize) -> Terms {
+        Terms {
+            pairs: self.pairs,
+            scales: self.scales,
+            starts: self.starts,
+            step,
+        }
+    }
+}
+
+/// What attention computes with numbers of 16 bits.
+///
+/// # Safety
+/// The instruction set must be there, and all addresses valid for what they are said to hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Products {
+    /// Rounds some terms, one row of them after the other, of each of some lanes, a multiple of [`STEP`]: `(rows, terms, lanes, to)`.
+    pub round: unsafe fn(*const f32, usize, usize, Rounded),
+    /// Sums of products with columns that follow one another, as [`round_columns`] makes them.
+    pub along: unsafe fn(&Outer<'_>),
+    /// Sums of products with up to [`BESIDE`] columns that lie side by side, as `round` makes so many lanes.
+    pub beside: unsafe fn(&Outer<'_>),
+    /// Whether products are crossed.
+    pub crossed: bool,
+}
+
+vectorized! {
+    /// Rounds columns of whole groups; `crossed` if [products](Products) are.
+    ///
+    /// # Safety
+    /// There must be room for all.
+    pub(crate) unsafe fn round_columns(x: &[f32], to: Rounded, crossed: bool) {
+        for (i, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
+            // Compilers would gather elements of many groups, which is slow.
+            let x = std::hint::black_box(x);
+            // SAFETY: the caller's contract.
+            unsafe { int16::round_group(x, to.terms(1), i, crossed) }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Products::round`].
+#[inline(always)]
+unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
+    for (group, first) in (0..terms).step_by(GROUP).enumerate() {
+        for lane in (0..lanes).step_by(V::LANES) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                int16::round::<V, F32>(
+                    rows.add(first * lanes + lane).cast(),
+                    lanes,
+                    GROUP.min(terms - first),
+                    to.terms(lanes).behind(lane, lane),
+                    group,
+                );
+            }
+        }
+    }
+}
+
+/// How columns of factors lie.
+trait Columns {
+    /// Words from a pair of a column to the next one, and from a scale to the next one.
+    const NEXT: usize;
+    /// Words from a column's first pair to that of the next column, for so many groups.
+    fn pairs(groups: usize) -> usize;
+    /// Words from a column's first scale to that of the next column, for so many groups.
+    fn scales(groups: usize) -> usize;
+}
+
+/// One behind the other.
+struct Along;
+
+/// Side by side.
+struct Beside;
+
+impl Columns for Along {
+    const NEXT: usize = 1;
+    #[inline(always)]
+    fn pairs(groups: usize) -> usize {
+        groups * (GROUP / 2)
+    }
+    #[inline(always)]
+    fn scales(groups: usize) -> usize {
+        groups
+    }
+}
+
+impl Columns for Beside {
+    const NEXT: usize = BESIDE;
+    #[inline(always)]
+    fn pairs(_groups: usize) -> usize {
+        1
+    }
+    #[inline(always)]
+    fn scales(_groups: usize) -> usize {
+        1
+    }
+}
+
+/// `R` registers of `C` columns at a time.
+///
+/// # Safety
+/// As [`Products`].
+#[inline(always)]
+unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: &Outer<'_>) {
+    const { assert!(STEP.is_multiple_of(R * V::LANES) && C <= 6) };
+    for lane in (0..outer.lanes).step_by(R * V::LANES) {
+        for column in (0..outer.columns).step_by(C) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                match outer.columns - column {
+                    1 => tile::<V, X, R, 1>(outer, lane, column),
+                    2 => tile::<V, X, R, 2>(outer, lane, column),
+                    3 => tile::<V, X, R, 3>(outer, lane, column),
+                    4 if C > 4 => tile::<V, X, R, 4>(outer, lane, column),
+                    5 if C > 5 => tile::<V, X, R, 5>(outer, lane, column),
+                    _ => tile::<V, X, R, C>(outer, lane, column),
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`sums`].
+#[inline(always)]
+unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
+    outer: &Outer<'_>,
+    lane: usize,
+    column: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let rows = outer.rows.terms(outer.lanes).behind(lane, lane);
+        let apart = [X::pairs(outer.groups), X::scales(outer.groups)];
+        let first = outer.factors.terms(X::NEXT);
+        let factors = int16::Columns {
+            first: first.behind(column * apart[0], column * apart[1]),
+            apart,
+        };
+        let mut sums = [[V::splat_float(0.0); R]; C];
+        for group in 0..outer.groups {
+            let whole = int16::products::<V, R, C>(rows, factors, group);
+            let scales: [_; R] = from_fn(|r| V::load_floats(rows.scale(group).add(r * V::LANES)));
+            for c in 0..C {
+                let factor = V::splat_float(factors.at(c).scale(group).read());
+                for r in 0..R {
+                    let scale = V::mul(scales[r], factor);
+                    V::accumulate(&mut sums[c][r], V::floats(whole[c][r]), scale);
+                }
+            }
+        }
+        for c in 0..C {
+            for r in 0..R {
+                let out = outer
+                    .out
+                    .add((column + c) * outer.lanes + lane + r * V::LANES);
+                let mut sum = sums[c][r];
+                if let Some(before) = outer.before {
+                    let before = V::splat_float(before[column + c]);
+                    sum = V::mul_add(V::load_floats(out), before, sum);
+                }
+                V::store_floats(sum, out);
+            }
+        }
+    }
+}
+
+/// Compiles everything for one instruction set: so many registers of rows with so many columns at a time.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compile {
+    ($name:ident, $simd:ty, $rows:literal x $columns:literal, $features:literal) => {
+        mod $name {
+            use super::*;
+
+            #[target_feature(enable = $features)]
+            unsafe fn round(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
+                // SAFETY: the caller's contract.
+                unsafe { super::round::<$simd>(rows, terms, lanes, to) }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn sums<X: Columns>(outer: &Outer<'_>) {
+                // SAFETY: the caller's contract.
+                unsafe { super::sums::<$simd, X, $rows, $columns>(outer) }
+            }
+
+            pub const PRODUCTS: Products = Products {
+                round,
+                along: sums::<Along>,
+                beside: sums::<Beside>,
+                crossed: <$simd as crate::simd::int8::Simd>::CROSSED,
+            };
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(avx512, Zmm<true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx512_crossed, Zmm<true, true>, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx_vnni, Ymm<true>, 2 x 4, "avx2,fma,f16c,avxvnni");
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, Ymm<false>, 2 x 4, "avx2,fma,f16c");
+
+/// What attention computes with numbers of 16 bits; `None` if it is not faster than with F32.
+pub(crate) fn products(isa: Isa) -> Option<Products> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) if isa.is_crossed() => Some(avx512_crossed::PRODUCTS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.vnni() => Some(avx512::PRODUCTS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(token) if token.vnni() => Some(avx_vnni::PRODUCTS),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => Some(avx2::PRODUCTS),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::harness::numbers;
+    use proptest::prelude::*;
+
+    /// Products for all instruction sets that have them.
+    fn all_products() -> Vec<Products> {
+        Isa::all().into_iter().filter_map(products).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        #[test]
+        fn sums_agree_with_plain_loops(
+            steps in 1usize..5, terms in 1usize..140, columns in 1usize..=BESIDE, add: bool, seed: u32,
+        ) {
+            let lanes = steps * STEP;
+            let len = terms.next_multiple_of(GROUP);
+            let rows = numbers(seed, terms * lanes);
+            let factors = numbers(!seed, len * BESIDE);
+            // The same factors, term by term.
+            let turned: Vec<_> = (0..len * BESIDE).map(|i| factors[i % BESIDE * len + i / BESIDE]).collect();
+            let before = [0.5; BESIDE];
+            for products in all_products() {
+                let room = |columns| vec![f32::NAN; Rounded::words(len, columns).unwrap()];
+                let (mut rounded, mut along, mut beside) = (room(lanes), room(BESIDE), room(BESIDE));
+                let rounded = Rounded::at(&mut rounded, len, lanes);
+                let along = Rounded::at(&mut along, len, BESIDE);
+                let beside = Rounded::at(&mut beside, len, BESIDE);
+                // SAFETY: there is room for all, and the instructions were detected.
+                unsafe {
+                    (products.round)(rows.as_ptr(), terms, lanes, rounded);
+                    round_columns(Isa::Generic, &factors, along, products.crossed);
+                    (products.round)(turned.as_ptr(), len, BESIDE, beside);
+                }
+                for (function, factors_of) in [(products.along, along), (products.beside, beside)] {
+                    let start = if add { 0.25 } else { f32::NAN };
+                    let mut out = vec![start; lanes * columns];
+                    let work = Outer {
+                        rows: rounded,
+                        lanes,
+                        groups: len / GROUP,
+                        factors: factors_of,
+                        columns,
+                        out: out.as_mut_ptr(),
+                        before: add.then_some(&before),
+                    };
+                    // SAFETY: as above.
+                    unsafe { function(&work) };
+                    let (mut error, mut power) = (0.0, 0.0);
+                    for (i, got) in out.into_iter().enumerate() {
+                        let (column, lane) = (i / lanes, i % lanes);
+                        let products = (0..terms).map(|k| rows[k * lanes + lane] * factors[column * len + k]);
+                        let sum = products.map(f64::from).sum::<f64>();
+                        let start = if add { 0.125 } else { 0.0 };
+                        error += (f64::from(got) - start - sum).powi(2);
+                        power += sum * sum;
+                    }
+                    prop_assert!(error < 3e-8 * power, "{error} {power}");
+                }
+            }
+        }
+    }
+}

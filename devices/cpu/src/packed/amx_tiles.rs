@@ -1,0 +1,75 @@
+//! Tiles of AMX: their sizes, which are a setting of the thread, and columns that can be loaded as one.
+
+use crate::product::Column;
+use std::arch::asm;
+use std::mem::MaybeUninit;
+
+/// Columns of a tile.
+pub(crate) const TILE: usize = 16;
+
+/// Whether columns make a whole tile, at equal distances in memory.
+#[inline(always)]
+pub(crate) fn are_regular(tile: &[Column], stride: usize) -> bool {
+    tile.len() == TILE
+        && tile
+            .windows(2)
+            .all(|pair| pair[1].x == pair[0].x.wrapping_add(stride))
+}
+
+/// The sizes of tiles, as the processor takes them; all zero if tiles are not in use.
+#[repr(C, align(64))]
+pub(crate) struct Configuration {
+    pub palette: u8,
+    pub start_row: u8,
+    pub reserved: [u8; 14],
+    pub row_bytes: [u16; 16],
+    pub rows: [u8; 16],
+}
+
+impl Configuration {
+    /// Tiles 0 to 3 are for products, 4 and 5 for columns, 6 and 7 for weights, of groups of `group` elements.
+    pub fn new(group: usize) -> Self {
+        let (columns, weights) = (group as u16, group as u8 / 4);
+        Configuration {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [
+                64, 64, 64, 64, columns, columns, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0,
+            ],
+            rows: [
+                16, 16, 16, 16, 16, 16, weights, weights, 0, 0, 0, 0, 0, 0, 0, 0,
+            ],
+        }
+    }
+
+    /// All tiles are whole: 16 rows of 64 bytes.
+    pub fn whole() -> Self {
+        Self::new(64)
+    }
+
+    /// What this thread has now.
+    #[inline(always)]
+    pub unsafe fn current() -> Self {
+        let mut configuration = MaybeUninit::<Self>::uninit();
+        // SAFETY: the caller's contract: AMX is there; all bytes are written.
+        unsafe {
+            asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
+            configuration.assume_init()
+        }
+    }
+
+    /// Makes it this thread's.
+    #[inline(always)]
+    pub unsafe fn set(&self) {
+        // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
+        unsafe {
+            if self.palette == 0 {
+                // The system need not save tiles that nobody uses.
+                asm!("tilerelease", options(nostack, preserves_flags, nomem));
+            } else {
+                asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, preserves_flags, readonly));
+            }
+        }
+    }
+}

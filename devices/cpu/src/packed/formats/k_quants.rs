@@ -1,0 +1,291 @@
+//! Q2_K, Q3_K, Q4_K, Q5_K and Q6_K: blocks of 256, whose groups have scales of their own.
+
+// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
+// of functions that may use the instructions.
+#![allow(clippy::needless_range_loop)]
+
+use super::{high, low, moved, number, or_masked, scaled, six_bit_scale, two_bits};
+use crate::activations::SLAB;
+use crate::activations::int8::Sums;
+use crate::packed::decode::{Format, Rows, Sink, WithMinimums, WithOffset, eight_times};
+use crate::packed::layout::Field;
+use crate::simd::int8::Simd;
+use samite_core::DType;
+
+/// Scales and minimums of 6 bits, eight of each for a block of 256: bytes 0..4 have the lower four scales, bytes 4..8
+/// the lower four minimums, bytes 8..12 nibbles of the others, whose high bits are above those of the first eight.
+struct SixBits<V: Simd> {
+    scales: [V::Words; 2],
+    minimums: [V::Words; 2],
+    d: V::Floats,
+    d_min: V::Floats,
+}
+
+impl<V: Simd> SixBits<V> {
+    /// Those of a block with the factors of all scales and of all minimums.
+    #[inline(always)]
+    unsafe fn new(fields: Rows, d: V::Floats, d_min: V::Floats) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+            let c = fields.words::<V>(2);
+            let six = V::splat(0x3f3f_3f3f);
+            SixBits {
+                scales: [
+                    V::and(a, six),
+                    or_masked::<V>(low::<V>(c), V::shr(a, 2), 0x30),
+                ],
+                minimums: [
+                    V::and(b, six),
+                    or_masked::<V>(high::<V>(c), V::shr(b, 2), 0x30),
+                ],
+                d,
+                d_min,
+            }
+        }
+    }
+
+    /// Gives away those of a group.
+    #[inline(always)]
+    unsafe fn give<F: Format>(&self, group: usize, to: &mut impl Sink<F, V>) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let (word, byte) = (group / 4, group % 4 * 8);
+            let scale = number::<V>(self.scales[word], byte, 8);
+            let minimum = number::<V>(self.minimums[word], byte, 8);
+            to.scale(group, scaled::<V>(scale, self.d));
+            to.minimum(group, scaled::<V>(minimum, self.d_min));
+        }
+    }
+}
+
+pub(crate) struct Q2K;
+
+impl Format for Q2K {
+    const DTYPE: DType = DType::Q2_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<16, 3>;
+    const FIELDS: &[Field] = &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)];
+    const MIXED: usize = 8;
+    const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 3;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let codes = fields.behind(blocks * 16);
+            let (d, d_min) = (rows.halves::<V>(0), d_min.halves::<V>(0));
+            for part in 0..2 {
+                eight_times!(i => {
+                    ahead.ask_eighth::<V>(10 * part, 7, i);
+                    let codes = two_bits::<V>(codes, part * 8 + i);
+                    for j in 0..4 {
+                        to.codes(part * 32 + j * 8 + i, codes[j]);
+                    }
+                });
+                eight_times!(i => {
+                    let group = part * 8 + i;
+                    ahead.ask_eighth::<V>(10 * part + 7, 4, i);
+                    let both = V::load_u8(fields.unit(group, 1));
+                    to.scale(group, scaled::<V>(number::<V>(both, 0, 4), d));
+                    to.minimum(group, scaled::<V>(number::<V>(both, 4, 4), d_min));
+                });
+            }
+        }
+    }
+}
+
+pub(crate) struct Q3K;
+
+impl Format for Q3K {
+    const DTYPE: DType = DType::Q3_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithOffset<16, 7>;
+    const FIELDS: &[Field] = &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)];
+    const MIXED: usize = 8;
+    const SUMS: Sums = Sums::Offset(4);
+    const LARGEST: usize = 7;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d = rows.halves::<V>(0);
+            let fields = rows.behind(blocks * 2);
+            let bits = fields.behind(blocks * 12);
+            let codes = bits.behind(blocks * 32);
+            // Scales of six bits: bytes 0..8 have the lower four of the first int8, then of the others; bytes 8..12 have
+            // the upper two of all.
+            let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
+            let upper = fields.words::<V>(2);
+            for part in 0..2 {
+                eight_times!(i => {
+                    ahead.ask_eighth::<V>(14 * part, 10, i);
+                    let codes = two_bits::<V>(codes, part * 8 + i);
+                    let bits = V::shr(bits.words::<V>(i), 4 * part);
+                    for j in 0..4 {
+                        let third = moved::<V>(bits, j, 2);
+                        let codes = or_masked::<V>(codes[j], third, 4);
+                        to.codes(part * 32 + j * 8 + i, codes);
+                    }
+                });
+                eight_times!(i => {
+                    let (group, byte) = (part * 8 + i, i % 4 * 8);
+                    ahead.ask_eighth::<V>(14 * part + 10, 4, i);
+                    let lower = if i < 4 { a } else { b };
+                    let low = number::<V>(lower, byte + part * 4, 4);
+                    let high = number::<V>(upper, byte + group / 4 * 2, 2);
+                    to.scale(group, six_bit_scale::<V>(low, high, d));
+                });
+            }
+        }
+    }
+}
+
+pub(crate) struct Q4K;
+
+impl Format for Q4K {
+    const DTYPE: DType = DType::Q4_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<32, 15>;
+    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)];
+    const MIXED: usize = 2;
+    const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 15;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let codes = fields.behind(blocks * 12);
+            let scales = SixBits::<V>::new(fields, rows.halves::<V>(0), d_min.halves::<V>(0));
+            for i in 0..4 {
+                for j in 0..8 {
+                    ahead.ask::<V>(9 * i + j);
+                    let both = codes.words::<V>(i * 8 + j);
+                    to.codes(i * 16 + j, low::<V>(both));
+                    to.codes(i * 16 + 8 + j, high::<V>(both));
+                }
+                ahead.ask::<V>(9 * i + 8);
+                scales.give(2 * i, to);
+                scales.give(2 * i + 1, to);
+            }
+        }
+    }
+}
+
+pub(crate) struct Q5K;
+
+impl Format for Q5K {
+    const DTYPE: DType = DType::Q5_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithMinimums<32, 31>;
+    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)];
+    const MIXED: usize = 2;
+    const SUMS: Sums = Sums::Minus;
+    const LARGEST: usize = 31;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d_min = rows.behind(blocks * 2);
+            let fields = d_min.behind(blocks * 2);
+            let bits = fields.behind(blocks * 12);
+            let nibbles = bits.behind(blocks * 32);
+            let scales = SixBits::<V>::new(fields, rows.halves::<V>(0), d_min.halves::<V>(0));
+            // A loop, since one column and two are read slower without.
+            for i in 0..4 {
+                eight_times!(j => {
+                    ahead.ask_eighth::<V>(11 * i, 10, j);
+                    // Bit `i` is that of element `32 * i` and following ones.
+                    let bits = bits.words::<V>(j);
+                    let both = nibbles.words::<V>(i * 8 + j);
+                    let codes = [low::<V>(both), high::<V>(both)];
+                    for k in 0..2 {
+                        // Bits that are moved out of their byte are masked.
+                        let fifth = V::shl(V::shr(bits, 2 * i + k), 4);
+                        to.codes(i * 16 + k * 8 + j, or_masked::<V>(codes[k], fifth, 16));
+                    }
+                });
+                ahead.ask::<V>(11 * i + 10);
+                scales.give(2 * i, to);
+                scales.give(2 * i + 1, to);
+            }
+        }
+    }
+}
+
+pub(crate) struct Q6K;
+
+impl Format for Q6K {
+    const DTYPE: DType = DType::Q6_K;
+    const BLOCK: usize = SLAB;
+    type Scheme = WithOffset<16, 63>;
+    const FIELDS: &[Field] = &Q6_K_FIELDS;
+    const MIXED: usize = 8;
+    const SUMS: Sums = Sums::Offset(32);
+    const LARGEST: usize = 63;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+        // SAFETY: the caller's contract; a slab is one block.
+        unsafe {
+            debug_assert_eq!(blocks, 1);
+            let ahead = rows.ahead::<Self>(0);
+            let d = rows.halves::<V>(0);
+            let scales = rows.behind(blocks * 2);
+            let codes = scales.behind(blocks * 16);
+            for part in 0..2 {
+                let codes = codes.behind(blocks * 96 * part);
+                eight_times!(j => {
+                    ahead.ask_eighth::<V>(26 * part, 24, j);
+                    let (a, b) = (codes.words::<V>(3 * j), codes.words::<V>(3 * j + 1));
+                    let bits = codes.words::<V>(3 * j + 2);
+                    let codes = [low::<V>(a), low::<V>(b), high::<V>(a), high::<V>(b)];
+                    for i in 0..4 {
+                        let upper = moved::<V>(bits, 2 * i, 4);
+                        let codes = or_masked::<V>(codes[i], upper, 0x30);
+                        to.codes(part * 32 + i * 8 + j, codes);
+                    }
+                });
+                eight_times!(i => {
+                    let group = part * 8 + i;
+                    ahead.ask_eighth::<V>(26 * part + 24, 3, i);
+                    let scales = V::load_i8(scales.unit(group, 1));
+                    to.scale(group, scaled::<V>(scales, d));
+                });
+            }
+        }
+    }
+}
+
+/// Codes of six bits come from three words each, which lie next to each other: words that are needed together, but lie apart, are more than
+/// some processors' own prefetching can follow.
+const Q6_K_FIELDS: [Field; 50] = {
+    let mut fields = [(208, 2, 2); 50];
+    fields[1] = (192, 16, 1);
+    let mut i = 0;
+    while i < 16 {
+        // The lower bits of elements 4 * i and of those 32 behind, and the upper bits of both and of those 64 and 96 behind.
+        let (half, at) = (i / 8, i % 8 * 4);
+        fields[2 + 3 * i] = (64 * half + at, 4, 4);
+        fields[3 + 3 * i] = (64 * half + at + 32, 4, 4);
+        fields[4 + 3 * i] = (128 + 32 * half + at, 4, 4);
+        i += 1;
+    }
+    fields
+};

@@ -1,0 +1,146 @@
+//! How packed blocks of each type become bytes, one file for each family of types, and what these have in common.
+
+// Loops over arrays of registers are written with indices, and there are no closures with registers: they must become part
+// of functions that may use the instructions.
+#![allow(clippy::needless_range_loop)]
+
+use super::decode::{Format, Rows, Sink};
+use crate::simd::int8::Simd;
+
+mod codebook;
+mod k_quants;
+mod legacy;
+mod ternary;
+
+pub(crate) use codebook::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(crate) use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(crate) use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use ternary::{Tq1_0, Tq2_0};
+
+/// What an expression is for the format of a type, if it can be packed.
+macro_rules! for_format {
+    ($dtype:expr, $format:ident => $result:expr) => {
+        for_format!($dtype, $format => $result; Q8_0 Q8_0, Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, IQ4_NL Iq4Nl,
+            IQ4_XS Iq4Xs, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
+            TQ1_0 Tq1_0, TQ2_0 Tq2_0)
+    };
+    ($dtype:expr, $format:ident => $result:expr; $($name:ident $type:ident),*) => {
+        match $dtype {
+            $(samite_core::DType::$name => {
+                type $format = $crate::packed::formats::$type;
+                Some($result)
+            })*
+            _ => None,
+        }
+    };
+}
+pub(crate) use for_format;
+
+/// The lower halves of bytes.
+#[inline(always)]
+unsafe fn low<V: Simd>(x: V::Words) -> V::Words {
+    // SAFETY: the caller's contract.
+    unsafe { V::and(x, V::splat(0x0f0f_0f0f)) }
+}
+
+/// The upper halves of bytes.
+#[inline(always)]
+unsafe fn high<V: Simd>(x: V::Words) -> V::Words {
+    // SAFETY: the caller's contract.
+    unsafe { low::<V>(V::shr(x, 4)) }
+}
+
+/// `a | b & mask`, with the same mask for all bytes.
+#[inline(always)]
+unsafe fn or_masked<V: Simd>(a: V::Words, b: V::Words, mask: u8) -> V::Words {
+    // SAFETY: the caller's contract.
+    unsafe { V::or(a, V::and(b, V::splat(i32::from_ne_bytes([mask; 4])))) }
+}
+
+/// `bits` of whole numbers, the lowest of which is bit `at`.
+#[inline(always)]
+unsafe fn number<V: Simd>(x: V::Words, at: usize, bits: usize) -> V::Words {
+    // SAFETY: the caller's contract.
+    unsafe { V::and(V::shr(x, at), V::splat((1 << bits) - 1)) }
+}
+
+/// Each bit moved from place `from` to place `to` of its byte; what the others of the byte are then is not said.
+#[inline(always)]
+unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match from.checked_sub(to) {
+            Some(bits) => V::shr(x, bits),
+            None => V::shl(x, to - from),
+        }
+    }
+}
+
+/// Scales of six bits with an offset of 32, from the lower four and the upper two bits, times `d`.
+#[inline(always)]
+unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let scale = V::or(low, V::shl(high, 4));
+        scaled::<V>(V::add(scale, V::splat(-32)), d)
+    }
+}
+
+/// Whole numbers times others.
+#[inline(always)]
+unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe { V::mul(V::floats(numbers), d) }
+}
+
+/// The lower and the upper halves of word `i` of each row: in blocks of 32 elements `4 * i..4 * i + 4` and those 16 behind.
+#[inline(always)]
+unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let both = rows.words::<V>(i);
+        [low::<V>(both), high::<V>(both)]
+    }
+}
+
+/// Gives away the codes of block `i` of 32 elements: halves of bytes, or entries of a table by these.
+#[inline(always)]
+unsafe fn four_bits<F: Format, V: Simd>(
+    rows: Rows,
+    codes: Rows,
+    i: usize,
+    table: Option<&[i8; 16]>,
+    to: &mut impl Sink<F, V>,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let ahead = rows.ahead::<F>(i);
+        for j in 0..4 {
+            ahead.ask::<V>(j);
+            let codes = nibbles::<V>(codes, i * 4 + j);
+            for half in 0..2 {
+                let at = j + 4 * half;
+                let codes = match table {
+                    Some(table) => V::look_up(table, codes[half]),
+                    None => codes[half],
+                };
+                to.codes(i * 8 + at, codes);
+            }
+        }
+        ahead.ask::<V>(4);
+    }
+}
+
+/// Codes of two bits in word `i`: four times four elements, each 32 behind those before.
+#[inline(always)]
+unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let all = rows.words::<V>(i);
+        let mut codes = [all; 4];
+        for j in 0..4 {
+            codes[j] = V::and(V::shr(all, 2 * j), V::splat(0x0303_0303));
+        }
+        codes
+    }
+}

@@ -1,0 +1,474 @@
+//! Products of packed rows with many columns by AMX, whose instructions multiply tiles: 16 columns with 16 rows, 32
+//! elements of each, at once.
+//!
+//! The multipliers are so fast that the rest has to keep up: products are scaled and summed up by AVX-512 while the next
+//! tiles are being multiplied. Codes are signed here, so sums of columns are needed for minimums only.
+//!
+//! The instructions are written out, as the compiler does not have them as functions yet. See chapter 18 of Intel's
+//! [Software Developer's Manual](https://www.intel.com/sdm), volume 1.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::avx512_vnni;
+use crate::activations::SLAB;
+use crate::activations::int8::{ColumnSpec, Sums};
+use crate::packed::amx_tiles::{Configuration, TILE, are_regular};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Sink, Slab, SlabWriter, column_layout};
+use crate::packed::{LANES, PANEL, Sum, store_all};
+use crate::product::{Column, Panel};
+use crate::simd::avx512::Zmm;
+use crate::simd::prefetch;
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+/// Columns from which on tiles are faster, though not all of their places are used.
+const WORTH_TILES: usize = 12;
+
+/// Columns that are multiplied with one slab.
+const COLUMNS: usize = 128;
+
+/// Groups that a tile of columns is multiplied with before their products are summed up.
+const PART: usize = 4;
+
+/// Products of the codes of a tile of columns with a part of a panel.
+#[repr(C, align(64))]
+struct Products([[[[i32; LANES]; 2]; PART]; TILE]);
+
+/// What is needed besides weights and columns.
+#[repr(C, align(64))]
+struct Memory {
+    slab: Slab,
+    /// Those of a tile are made while those of the one before are summed up.
+    products: [Products; 2],
+    /// Codes of columns that do not lie next to each other.
+    gathered: [[u8; PART * 32]; TILE],
+    /// Sums of the parts of a slab, if they are multiplied with the column's scale in the end.
+    parts: [Sum; COLUMNS],
+    results: [Sum; COLUMNS],
+}
+
+/// Multiplies whole panels.
+///
+/// # Safety
+/// As [`PanelFn`](crate::product::PanelFn), with panels as [`PackedProduct`](crate::packed::PackedProduct) says; AMX must be
+/// there and permitted.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if columns.len() < WORTH_TILES {
+            return super::multiply::<F, avx512_vnni::Instructions>(panel, columns);
+        }
+        let mut memory = MaybeUninit::<Memory>::uninit();
+        let memory = memory.as_mut_ptr();
+        // Rows of a tile behind the last column must hold something.
+        (&raw mut (*memory).gathered).write_bytes(0, 1);
+        // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
+        let before = Configuration::current();
+        Configuration::new(F::GROUP).set();
+        for columns in columns.chunks(COLUMNS) {
+            for row in (0..panel.rows).step_by(PANEL) {
+                panels::<F>(panel, row, columns, memory);
+            }
+        }
+        before.set();
+    }
+}
+
+/// Multiplies the panel that begins at row `row` with at most [`COLUMNS`] columns.
+///
+/// # Safety
+/// As [`multiply`], with tiles configured.
+#[inline(always)]
+unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memory: *mut Memory) {
+    // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+    unsafe {
+        let results = (&raw mut (*memory).results).cast::<Sum>();
+        results.write_bytes(0, columns.len());
+        for slab in PanelSlab::all::<F>(panel, row) {
+            decode::<F>(&slab, &raw mut (*memory).slab);
+            let groups = slab.len / F::GROUP;
+            all_groups::<SchemeOf<F>>(memory, slab.number * panel.slabs, groups, columns);
+        }
+        store_all(panel, row, columns, results);
+    }
+}
+
+/// What the products of a format are compiled for.
+type SchemeOf<F> = <<F as Format>::Scheme as Scheme>::Wide;
+
+/// Decodes a slab to signed codes.
+///
+/// # Safety
+/// As [`PanelSlab::decode`].
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
+    for first in (0..PANEL).step_by(LANES) {
+        // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+        unsafe { part.unpack::<F, Zmm<true>, _>(first, &mut Signed(SlabWriter::new(slab, first))) }
+    }
+}
+
+/// Multiplies all groups of a decoded slab with all columns, whose slabs begin at byte `at`.
+///
+/// # Safety
+/// The slab must be decoded, the columns and their results be there, and the instructions.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, columns: &[Column]) {
+    for first in (0..groups).step_by(PART) {
+        let part = GroupBlock::<S> {
+            memory,
+            at,
+            first,
+            groups,
+            scheme: PhantomData,
+        };
+        // SAFETY: the caller's contract.
+        unsafe {
+            match groups - first {
+                1 => part.all::<1>(columns),
+                2 => part.all::<2>(columns),
+                3 => part.all::<3>(columns),
+                _ => part.all::<PART>(columns),
+            }
+        }
+    }
+}
+
+/// Where the parts of a column's slab are.
+const fn layout<S: Scheme>() -> ColumnSpec {
+    column_layout::<S, false>()
+}
+
+/// Makes codes signed.
+struct Signed(SlabWriter);
+
+impl<F: Format> Sink<F, Zmm<true>> for Signed {
+    #[inline(always)]
+    unsafe fn codes(&mut self, i: usize, codes: __m512i) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let codes = match F::SUMS {
+                Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
+                Sums::Minus => codes,
+            };
+            Sink::<F, Zmm<true>>::codes(&mut self.0, i, codes);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&mut self, group: usize, scales: __m512) {
+        // SAFETY: the caller's contract.
+        unsafe { Sink::<F, Zmm<true>>::scale(&mut self.0, group, scales) }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
+        // SAFETY: the caller's contract.
+        unsafe { Sink::<F, Zmm<true>>::minimum(&mut self.0, group, minimums) }
+    }
+}
+
+/// Up to [`PART`] groups of a slab.
+struct GroupBlock<S> {
+    memory: *mut Memory,
+    /// Where the slab begins in a column, in bytes.
+    at: usize,
+    /// The first group in the slab.
+    first: usize,
+    /// Groups of the slab.
+    groups: usize,
+    scheme: PhantomData<S>,
+}
+
+impl<S: Scheme> GroupBlock<S> {
+    /// Multiplies `N` groups with all columns.
+    ///
+    /// # Safety
+    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn all<const N: usize>(&self, columns: &[Column]) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let weights = Weights::<N>::load::<S>(&raw const (*self.memory).slab, self.first);
+            // Three things go on at a time: a tile of columns is multiplied with one group in each step; the products of
+            // the step before are stored; and some columns of the tile before that are summed up.
+            let steps = columns.len().div_ceil(TILE) * N;
+            let (mut codes, mut stride) = (std::ptr::null(), 0);
+            for step in 0..steps + N + 1 {
+                if step > 0 && step <= steps {
+                    self.store(step - 1, (step - 1) % N, (step - 1) / N);
+                }
+                if step < steps {
+                    let (number, group) = (step / N, step % N);
+                    let tile = &columns[number * TILE..];
+                    let (tile, next) = tile.split_at(TILE.min(tile.len()));
+                    if group == 0 {
+                        (codes, stride) = self.codes_of(tile);
+                    }
+                    self.multiply(codes, stride, step, group);
+                    for column in next.iter().skip(group * (TILE / N)).take(TILE / N) {
+                        self.ask_for(column);
+                    }
+                }
+                if let Some(done) = step.checked_sub(N + 1) {
+                    let (number, part) = (done / N, done % N);
+                    let last = if part == N - 1 {
+                        TILE
+                    } else {
+                        TILE / N * (part + 1)
+                    };
+                    for c in TILE / N * part..last {
+                        let c = number * TILE + c;
+                        if let Some(column) = columns.get(c) {
+                            self.sum_up(&weights, column, c);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for what is needed of a column.
+    #[inline(always)]
+    fn ask_for(&self, column: &Column) {
+        let codes = column.x.wrapping_add(self.at + self.first * S::GROUP);
+        prefetch(codes);
+        prefetch(codes.wrapping_add(64));
+    }
+
+    /// Where the codes of a tile of columns begin, and the distance of columns.
+    #[inline(always)]
+    unsafe fn codes_of(&self, tile: &[Column]) -> (*const u8, usize) {
+        let stride = layout::<S>().slab_bytes();
+        let at = self.at + self.first * S::GROUP;
+        if are_regular(tile, stride) {
+            return (tile[0].x.wrapping_add(at), stride);
+        }
+        // SAFETY: columns have that many elements, and there is room for a tile.
+        unsafe {
+            let gathered = &raw mut (*self.memory).gathered;
+            for (to, column) in (*gathered).iter_mut().zip(tile) {
+                // A slab's scales follow its codes, so a whole part can be read.
+                to.as_mut_ptr()
+                    .copy_from_nonoverlapping(column.x.wrapping_add(at), PART * S::GROUP);
+            }
+            (gathered.cast(), PART * 32)
+        }
+    }
+
+    /// Multiplies the codes of a tile of columns with those of a group.
+    #[inline(always)]
+    unsafe fn multiply(&self, x: *const u8, stride: usize, step: usize, group: usize) {
+        // SAFETY: the caller's contract: tiles are configured for these sizes.
+        unsafe {
+            let weights = (&raw const (*self.memory).slab.codes)
+                .cast::<u8>()
+                .add((self.first + group) * S::GROUP * PANEL);
+            let x = x.add(group * S::GROUP);
+            // Two sets of tiles in turn: one is stored while the other is being made.
+            if step.is_multiple_of(2) {
+                multiply_tile!("tmm0", "tmm1", "tmm4", x, stride, weights);
+            } else {
+                multiply_tile!("tmm2", "tmm3", "tmm5", x, stride, weights);
+            }
+        }
+    }
+
+    /// Stores the products of a tile of columns with a group.
+    #[inline(always)]
+    unsafe fn store(&self, step: usize, group: usize, number: usize) {
+        // SAFETY: there is room for the products of a tile.
+        unsafe {
+            let products = (&raw mut (*self.memory).products[number % 2])
+                .cast::<u8>()
+                .add(group * PANEL * 4);
+            if step.is_multiple_of(2) {
+                store_tile!("tmm0", "tmm1", products);
+            } else {
+                store_tile!("tmm2", "tmm3", products);
+            }
+        }
+    }
+
+    /// Adds the products of column number `c` to its sums.
+    #[inline(always)]
+    unsafe fn sum_up<const N: usize>(&self, weights: &Weights<N>, column: &Column, c: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let x = column.x.add(self.at);
+            let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
+            let result = |half: usize| (&raw mut (*self.memory).results[c][half]).cast::<f32>();
+            let part = |half: usize| (&raw mut (*self.memory).parts[c][half]).cast::<f32>();
+            let mut sums = if !S::SLAB_SCALE {
+                [0, 1].map(|half| _mm512_load_ps(result(half)))
+            } else if self.first > 0 {
+                [0, 1].map(|half| _mm512_load_ps(part(half)))
+            } else {
+                [_mm512_setzero_ps(); 2]
+            };
+            for group in 0..N {
+                let at = 4 * (self.first + group);
+                let scale = if S::SLAB_SCALE {
+                    _mm512_setzero_ps()
+                } else {
+                    _mm512_set1_ps(x.add(SLAB + at).cast::<f32>().read())
+                };
+                for half in 0..2 {
+                    let product = (&raw const (*products)[group][half]).cast();
+                    let product = _mm512_cvtepi32_ps(_mm512_load_si512(product));
+                    let scales = weights.scales[group][half];
+                    sums[half] = if S::SLAB_SCALE {
+                        _mm512_fmadd_ps(product, scales, sums[half])
+                    } else {
+                        _mm512_fmadd_ps(_mm512_mul_ps(product, scales), scale, sums[half])
+                    };
+                }
+                if S::MINIMUMS {
+                    let sum = x.add(layout::<S>().sums_at() + at).cast::<f32>().read();
+                    for half in 0..2 {
+                        let minimums = weights.minimums[group][half];
+                        sums[half] = _mm512_fmadd_ps(minimums, _mm512_set1_ps(sum), sums[half]);
+                    }
+                }
+            }
+            if S::SLAB_SCALE && self.first + N < self.groups {
+                for half in 0..2 {
+                    _mm512_store_ps(part(half), sums[half]);
+                }
+                return;
+            }
+            for half in 0..2 {
+                if S::SLAB_SCALE {
+                    let scale = _mm512_set1_ps(x.add(SLAB).cast::<f32>().read());
+                    let sum = _mm512_load_ps(result(half));
+                    sums[half] = _mm512_fmadd_ps(sums[half], scale, sum);
+                }
+                _mm512_store_ps(result(half), sums[half]);
+            }
+        }
+    }
+}
+
+/// Scales and minimums of `N` groups.
+struct Weights<const N: usize> {
+    scales: [[__m512; 2]; N],
+    minimums: [[__m512; 2]; N],
+}
+
+impl<const N: usize> Weights<N> {
+    #[inline(always)]
+    unsafe fn load<S: Scheme>(slab: *const Slab, first: usize) -> Self {
+        // SAFETY: the caller's contract: the slab has these groups.
+        unsafe {
+            let all = |from: *const [[f32; LANES]; 2]| {
+                std::array::from_fn(|group| {
+                    [0, 1].map(|half| {
+                        _mm512_load_ps((&raw const (*from.add(first + group))[half]).cast())
+                    })
+                })
+            };
+            let zero = _mm512_setzero_ps();
+            Weights {
+                scales: all((&raw const (*slab).scales).cast()),
+                minimums: if S::MINIMUMS {
+                    all((&raw const (*slab).minimums).cast())
+                } else {
+                    [[zero; 2]; N]
+                },
+            }
+        }
+    }
+}
+
+/// Multiplies a tile of columns with the codes of a group for both halves of a panel.
+macro_rules! multiply_tile {
+    ($first:tt, $second:tt, $columns:tt, $x:expr, $stride:expr, $weights:expr) => {
+        asm!(
+            concat!("tileloadd ", $columns, ", [{x} + {stride}]"),
+            "tileloadd tmm6, [{weights} + {weights_stride}]",
+            "tileloadd tmm7, [{weights} + {weights_stride} + 64]",
+            concat!("tilezero ", $first),
+            concat!("tilezero ", $second),
+            concat!("tdpbssd ", $first, ", ", $columns, ", tmm6"),
+            concat!("tdpbssd ", $second, ", ", $columns, ", tmm7"),
+            x = in(reg) $x,
+            stride = in(reg) $stride,
+            weights = in(reg) $weights,
+            weights_stride = in(reg) 2 * 64usize,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use multiply_tile;
+
+/// Stores the products of a tile of columns with a group for both halves of a panel.
+macro_rules! store_tile {
+    ($first:tt, $second:tt, $products:expr) => {
+        asm!(
+            concat!("tilestored [{products} + {stride}], ", $first),
+            concat!("tilestored [{products} + {stride} + 64], ", $second),
+            products = in(reg) $products,
+            stride = in(reg) PART * PANEL * 4,
+            options(nostack, preserves_flags),
+        )
+    };
+}
+use store_tile;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detect::Isa;
+    use crate::packed::formats::Q8_0;
+
+    #[test]
+    fn configurations_of_others_are_left_as_they_are() {
+        let Some(_tiles) = Isa::all().into_iter().find_map(|isa| match isa {
+            Isa::Avx512(token) => token.tiles(),
+            _ => None,
+        }) else {
+            return;
+        };
+        let mut out = [0.0f32; 32];
+        let column = [[0u64; 8]; 8];
+        let weights = [[0u64; 8]; 32 * 34 / 64];
+        let columns = [Column {
+            x: column.as_ptr().cast(),
+            out: out.as_mut_ptr(),
+        }; WORTH_TILES];
+        let panel = Panel {
+            weights: weights.as_ptr().cast(),
+            stride: 0,
+            rows: 32,
+            k: 32,
+            first: 0,
+            slabs: 0,
+            past_caches: false,
+            reading: crate::product::Reading::DEFAULT,
+            scratch: std::ptr::null_mut(),
+        };
+        // SAFETY: AMX was detected; everything is as large as it has to be.
+        let [during, after] = unsafe {
+            Configuration::new(16).set();
+            multiply::<Q8_0>(&panel, &columns);
+            let during = Configuration::current();
+            Configuration {
+                palette: 0,
+                ..Configuration::new(0)
+            }
+            .set();
+            multiply::<Q8_0>(&panel, &columns);
+            [during, Configuration::current()]
+        };
+        assert_eq!(during.rows[6], 4);
+        assert_eq!(during.row_bytes[4], 16);
+        assert_eq!(after.palette, 0);
+        assert_eq!(out, [0.0; 32]);
+    }
+}

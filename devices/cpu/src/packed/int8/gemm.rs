@@ -1,0 +1,426 @@
+//! Products with many columns: a slab of a panel is decoded to bytes in the first-level cache, then multiplied with all columns by a
+//! micro-kernel, a few registers of rows and columns at a time. Micro-kernels exist once for each [`Scheme`], not for each type.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::{Level, first_sums, is_offset, scaled, store_sums};
+use crate::activations::SLAB;
+use crate::activations::int8::{CROSSED, ColumnSpec, WORDS};
+use crate::packed::decode::{Format, PanelSlab, Scheme, Slab, column_layout, column_spec};
+use crate::packed::tile::{ASKING, Results, are_side_by_side, side_by_side};
+use crate::packed::{PANEL, Sum, store_all};
+use crate::product::{Column, Panel};
+use crate::simd::int8::{Simd, room};
+use std::mem::MaybeUninit;
+
+/// Most columns that are multiplied with one slab, so many that unpacking it takes little of the time: a multiple of how many
+/// are multiplied at a time, which equal parts are rounded up to.
+pub(crate) const COLUMNS: usize = 528;
+
+/// Room for slabs of columns.
+#[repr(C, align(64))]
+struct Tile<const C: usize>([[u8; 2 * SLAB]; C]);
+
+/// Multiplies panels with columns.
+///
+/// # Safety
+/// As [`multiply`](super::multiply), with at most [`COLUMNS`] columns.
+#[inline(always)]
+pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
+    let mut slab = MaybeUninit::<Slab>::uninit();
+    let mut results = MaybeUninit::<Results<COLUMNS>>::uninit();
+    let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
+    let beside = are_side_by_side(columns, column_spec::<F, L::Simd>().slab_bytes());
+    for row in (0..panel.rows).step_by(PANEL) {
+        // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+        unsafe {
+            results.write_bytes(0, COLUMNS.min(columns.len() + 1));
+            for part in PanelSlab::all::<F>(panel, row) {
+                L::decode::<F>(&part, slab);
+                for first in (0..PANEL).step_by(L::ROWS) {
+                    let strip = Strip {
+                        slab,
+                        beside,
+                        first,
+                        weights: part.end::<F>(),
+                        lines: (F::DTYPE.block_bytes() * PANEL * F::GROUP).div_ceil(F::BLOCK * 64),
+                        spread: columns.len() >= ASKING * L::COLUMNS,
+                        at: part.number * panel.slabs,
+                        next: panel.slabs,
+                        groups: part.len / F::GROUP,
+                    };
+                    L::strip::<L::Scheme<F::Scheme>>(&strip, columns, results);
+                }
+            }
+            store_all(panel, row, columns, results);
+        }
+    }
+}
+
+/// Rows of an unpacked slab and its place in columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Strip {
+    slab: *const Slab,
+    /// Whether columns' slabs lie [side by side](are_side_by_side).
+    beside: bool,
+    /// The first row.
+    first: usize,
+    /// Where the next slab of weights lies.
+    weights: *const u8,
+    /// How many of its lines are asked for with each group, if all are asked for with the first tile of columns.
+    lines: usize,
+    /// Whether they are asked for with the first [`ASKING`] tiles of columns.
+    spread: bool,
+    /// Where the slab begins in a column, in bytes.
+    at: usize,
+    /// Where the next one begins, seen from there.
+    next: usize,
+    groups: usize,
+}
+
+impl Strip {
+    /// Where the parts of a column's slab are.
+    const fn columns<S: Scheme, V: Simd>() -> ColumnSpec {
+        if V::CROSSED {
+            column_layout::<S, true>()
+        } else {
+            column_layout::<S, false>()
+        }
+    }
+
+    /// The first line of weights that a tile of columns asks for, and how many it asks for with each group.
+    #[inline(always)]
+    fn weights_to_ask_for(&self, tile: usize) -> (*const u8, usize) {
+        let (skipped, lines) = match (self.first, self.spread) {
+            (0, true) if tile < ASKING => (tile * self.groups, self.lines.div_ceil(ASKING)),
+            (0, false) if tile == 0 => (0, self.lines),
+            _ => (0, 0),
+        };
+        (self.weights.wrapping_add(skipped * lines * 64), lines)
+    }
+
+    /// Multiplies `R` registers of rows with all columns.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    pub unsafe fn all<S: Scheme, V: Simd, const R: usize, const C: usize>(
+        &self,
+        columns: &[Column],
+        results: *mut Sum,
+    ) {
+        let (full, rest) = columns.as_chunks::<C>();
+        let mut copy = MaybeUninit::<Tile<C>>::uninit();
+        let copy = copy.as_mut_ptr().cast::<u8>();
+        // What comes behind so many columns is not in the first-level cache.
+        let next = |count: usize| match columns.get(count) {
+            Some(next) => next.x.wrapping_add(self.at),
+            None => columns[0].x.wrapping_add(self.at + self.next),
+        };
+        let bytes = Self::columns::<S, V>().slab_bytes();
+        // SAFETY: the caller's contract; a copy has room for so many columns.
+        unsafe {
+            for (i, tile) in full.iter().enumerate() {
+                let x = side_by_side(tile, self.beside, self.at, bytes, copy);
+                let next = next(C * (i + 1));
+                self.run::<S, V, R, C>(x, next, results.add(C * i), i);
+            }
+            if rest.is_empty() {
+                return;
+            }
+            // An odd last column is multiplied twice: for each number of columns there would be as much code again.
+            let last = rest.len() - 1;
+            let is_odd = last.is_multiple_of(2);
+            let x = side_by_side(rest, self.beside && !is_odd, self.at, bytes, copy);
+            if is_odd {
+                let from = copy.add(last * bytes);
+                copy.add((last + 1) * bytes)
+                    .copy_from_nonoverlapping(from, bytes);
+            }
+            let (next, i) = (next(columns.len()), full.len());
+            let results = results.add(C * full.len());
+            match last / 2 {
+                0 => self.run::<S, V, R, 2>(x, next, results, i),
+                1 if C > 4 => self.run::<S, V, R, 4>(x, next, results, i),
+                _ => self.run::<S, V, R, C>(x, next, results, i),
+            }
+        }
+    }
+
+    /// Multiplies rows with the columns whose slabs are at `x`, one behind the other, and adds the products to `results`.
+    /// Meanwhile asks for as many slabs from `next` on and, if this is one of the first tiles of columns, for the weights that
+    /// come next.
+    ///
+    /// # Safety
+    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    #[inline(always)]
+    unsafe fn run<S: Scheme, V: Simd, const R: usize, const C: usize>(
+        &self,
+        x: *const u8,
+        next: *const u8,
+        results: *mut Sum,
+        tile: usize,
+    ) {
+        let (mut ask, lines) = self.weights_to_ask_for(tile);
+        // SAFETY: the caller's contract.
+        unsafe {
+            let zero = V::splat_float(0.0);
+            let row = |r: usize| self.first + r * V::LANES;
+            let mut all = [x; C];
+            for c in 0..C {
+                all[c] = x.wrapping_add(c * Self::columns::<S, V>().slab_bytes());
+            }
+            let x = all;
+            let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
+            let mut sums = [[zero; R]; C];
+            for c in 0..C {
+                for r in 0..R {
+                    sums[c][r] = first_sums::<S, V>(result(c, r));
+                }
+            }
+            let layout = Self::columns::<S, V>();
+            let (sums_at, starts_at) = (layout.sums_at(), layout.starts_at());
+            for group in 0..self.groups {
+                let step = C * Self::columns::<S, V>().slab_bytes() / (SLAB / S::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    V::prefetch(next.wrapping_add(group * step + line * 64));
+                }
+                let step = C * size_of::<Sum>() / (SLAB / S::GROUP);
+                for line in 0..step.div_ceil(64) {
+                    let at = C * size_of::<Sum>() + group * step + line * 64;
+                    V::prefetch(results.cast::<u8>().wrapping_add(at));
+                }
+                for _ in 0..lines {
+                    V::prefetch(ask);
+                    ask = ask.wrapping_add(64);
+                }
+                let mut whole = [[V::start(V::splat(0)); R]; C];
+                if V::CROSSED {
+                    for c in 0..C {
+                        let start = x[c].add(starts_at + 4 * group).cast::<i32>().read();
+                        for r in 0..R {
+                            let starts = (&raw const (*self.slab).starts[group][row(r)]).cast();
+                            whole[c][r] = V::start(V::add(V::load(starts), V::splat(start)));
+                        }
+                    }
+                } else if is_offset::<S, V>() {
+                    for c in 0..C {
+                        let start = x[c].add(sums_at + 4 * group).cast::<i32>().read();
+                        whole[c] = [V::start(V::splat(start)); R];
+                    }
+                }
+                if V::CROSSED {
+                    self.crossed::<S, V, R, C>(group, x, &mut whole);
+                } else if V::COLUMN_PAIRS {
+                    self.pairs::<S, V, R, C>(group, x, &mut whole);
+                } else {
+                    self.products::<S, V, R, C>(group, x, &mut whole);
+                }
+                let mut scales = [zero; R];
+                for r in 0..R {
+                    scales[r] = V::load_floats(&raw const (*self.slab).scales[group][row(r)]);
+                }
+                for c in 0..C {
+                    for r in 0..R {
+                        let (sum, whole) = (&mut sums[c][r], V::total(whole[c][r]));
+                        if S::SLAB_SCALE {
+                            V::accumulate(sum, V::floats(whole), scales[r]);
+                        } else {
+                            let product = scaled::<S, V>(whole, scales[r]);
+                            let scale = x[c].add(SLAB + 4 * group).cast::<f32>().read();
+                            V::accumulate(sum, product, V::splat_float(scale));
+                        }
+                    }
+                }
+                if S::MINIMUMS {
+                    for r in 0..R {
+                        let minimums =
+                            V::load_floats(&raw const (*self.slab).minimums[group][row(r)]);
+                        for c in 0..C {
+                            let sum = x[c].add(sums_at + 4 * group).cast::<f32>().read();
+                            V::accumulate(&mut sums[c][r], minimums, V::splat_float(sum));
+                        }
+                    }
+                }
+            }
+            for c in 0..C {
+                for r in 0..R {
+                    store_sums::<S, V>(sums[c][r], x[c], result(c, r));
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a group to sums; `x` are the columns' slabs.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn products<S: Scheme, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        let steps = S::GROUP / 4;
+        for i in 0..steps {
+            let at = group * steps + i;
+            let is_last = i + 1 == steps;
+            // SAFETY: the caller's contract.
+            unsafe {
+                let mut w = [V::splat(0); R];
+                for r in 0..R {
+                    w[r] = self.codes::<V>(at, r);
+                }
+                for c in 0..C {
+                    let x = x[c].add(4 * at).cast::<i32>().read_unaligned();
+                    let x = V::splat(x);
+                    for r in 0..R {
+                        V::dot(&mut sums[c][r], w[r], x, S::FULL);
+                        if is_last
+                            || room(S::LARGEST) < steps && (i + 1).is_multiple_of(room(S::LARGEST))
+                        {
+                            V::carry(&mut sums[c][r]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), half of them [crossed](self).
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn crossed<S: Scheme, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        const { assert!(CROSSED == 2) };
+        let at = group * WORDS;
+        // Without a loop, in which addresses take more instructions, and some of either kind in turn, since they wait for different units.
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.pair::<V, R, C>(at, x, sums);
+            self.word::<V, R, C>(at + 4, x, sums);
+            self.word::<V, R, C>(at + 5, x, sums);
+            self.pair::<V, R, C>(at + 1, x, sums);
+            self.word::<V, R, C>(at + 6, x, sums);
+            self.word::<V, R, C>(at + 7, x, sums);
+        }
+    }
+
+    /// Adds the crossed products of word `at` and the one that it is crossed with.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pair<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [[V::splat(0); 2]; R];
+            for r in 0..R {
+                w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + CROSSED, r)];
+            }
+            for c in 0..C {
+                let x = |at: usize| V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                let (first, second) = (x(at), x(at + CROSSED));
+                for r in 0..R {
+                    let (a, b) = (V::add_bytes(w[r][0], second), V::add_bytes(w[r][1], first));
+                    V::dot_here(&mut sums[c][r], a, b);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of word `at`.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn word<V: Simd, const R: usize, const C: usize>(
+        &self,
+        at: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let mut w = [V::splat(0); R];
+            for r in 0..R {
+                w[r] = self.codes::<V>(at, r);
+            }
+            for c in 0..C {
+                let x = V::splat(x[c].add(4 * at).cast::<i32>().read_unaligned());
+                for r in 0..R {
+                    V::dot_here(&mut sums[c][r], w[r], x);
+                }
+            }
+        }
+    }
+
+    /// [`products`](Strip::products), of two columns at a time as long as there are two.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn pairs<S: Scheme, V: Simd, const R: usize, const C: usize>(
+        &self,
+        group: usize,
+        x: [*const u8; C],
+        sums: &mut [[V::Sum; R]; C],
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::mix([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+            for i in (0..S::GROUP / 4).step_by(2) {
+                let at = group * (S::GROUP / 4) + i;
+                let mut w = [[V::splat(0); 2]; R];
+                for r in 0..R {
+                    w[r] = [self.codes::<V>(at, r), self.codes::<V>(at + 1, r)];
+                }
+                for c in (1..C).step_by(2) {
+                    let codes = [x[c - 1].wrapping_add(4 * at), x[c].wrapping_add(4 * at)];
+                    for r in 0..R {
+                        let pair = [sums[c - 1][r], sums[c][r]];
+                        let pair = V::dot_pairs(pair, w[r], codes, S::FULL);
+                        [sums[c - 1][r], sums[c][r]] = pair;
+                    }
+                }
+            }
+            for c in (1..C).step_by(2) {
+                for r in 0..R {
+                    [sums[c - 1][r], sums[c][r]] = V::separate([sums[c - 1][r], sums[c][r]]);
+                }
+            }
+            if !C.is_multiple_of(2) {
+                let last = std::array::from_mut(&mut sums[C - 1]);
+                self.products::<S, V, R, 1>(group, [x[C - 1]], last);
+            }
+        }
+    }
+
+    /// Four codes of each row of register `r`.
+    ///
+    /// # Safety
+    /// As [`run`](Strip::run).
+    #[inline(always)]
+    unsafe fn codes<V: Simd>(&self, at: usize, r: usize) -> V::Words {
+        let row = self.first + r * V::LANES;
+        // SAFETY: the caller's contract.
+        unsafe { V::load((&raw const (*self.slab).codes[at][row]).cast()) }
+    }
+}

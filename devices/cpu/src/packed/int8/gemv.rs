@@ -1,0 +1,199 @@
+//! Products with one column, up to four with AVX2, up to eight with AVX-512: codes are multiplied as they come out of memory.
+//!
+//! Each type has its own code here, as decoding and multiplying are one loop.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::{first_sums, gemv_columns, is_offset, scaled, store_sums};
+use crate::activations::SLAB;
+use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
+use crate::packed::tile::Results;
+use crate::packed::{LANES, PANEL, store_all};
+use crate::product::{Column, Panel, Reading};
+use crate::simd::int8::{Simd, room};
+use samite_core::DType;
+
+/// Whether a group has two sums of products at a time. More columns keep the multipliers busy without.
+#[inline(always)]
+const fn is_split<F: Format>(columns: usize) -> bool {
+    F::MIXED == 1 && columns < 4
+}
+
+/// Whether multiplying codes as they come takes longer than reading them.
+#[inline(always)]
+const fn is_busy<F: Format>(columns: usize) -> bool {
+    columns == 8 && !matches!(F::DTYPE, DType::Q8_0)
+}
+
+/// Multiplies panels with `C` columns, in some streams one among the other.
+///
+/// # Safety
+/// As [`multiply`](super::multiply).
+#[inline(always)]
+pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
+    panel: &Panel,
+    columns: &[Column; C],
+) {
+    let Reading { ahead, streams } = panel.reading;
+    let panels = panel.rows.div_ceil(PANEL);
+    // Each stream has panels that lie one after the other.
+    let run = panels.div_ceil(streams.clamp(1, STREAMS));
+    for first in 0..run {
+        let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
+        let rows = |stream: usize| (stream * run + first) * PANEL;
+        let count = (first..panels).step_by(run).len();
+        // SAFETY: the caller's contract: there are so many panels and columns.
+        unsafe {
+            for part in PanelSlab::all::<F>(panel, 0) {
+                let mut x = [std::ptr::null(); C];
+                for c in 0..C {
+                    x[c] = columns[c].x.wrapping_add(part.number * panel.slabs);
+                }
+                for half in (0..PANEL).step_by(V::LANES) {
+                    for (stream, results) in results.iter_mut().enumerate().take(count) {
+                        let results = results.0.as_mut_ptr();
+                        let place = |c: usize| results.add(c).cast::<f32>().add(half);
+                        let mut products = GemvSums::<V, C>::new(x, ahead);
+                        for c in 0..C {
+                            products.sums[c] = first_sums::<F::Scheme, V>(place(c));
+                        }
+                        let part = part.of_row(panel, rows(stream));
+                        part.unpack::<F, V, _>(half, &mut products);
+                        for c in 0..C {
+                            store_sums::<F::Scheme, V>(products.sums[c], x[c], place(c));
+                        }
+                    }
+                }
+            }
+            for (stream, results) in results.iter().enumerate().take(count) {
+                store_all(panel, rows(stream), columns, results.0.as_ptr());
+            }
+        }
+    }
+}
+
+/// Most panels that few columns are multiplied with one among the other.
+const STREAMS: usize = 4;
+
+/// Most groups whose codes come one among the other.
+const MOST_MIXED: usize = 8;
+
+/// Multiplies rows of a register with columns while they are unpacked.
+struct GemvSums<V: Simd, const C: usize> {
+    /// The columns' slabs.
+    x: [*const u8; C],
+    /// Products of codes, for each group whose codes come now; two sums where that is one, so that none is waited for.
+    whole: [[[V::Sum; 2]; C]; MOST_MIXED],
+    /// Without the column's scale if there is one for the slab.
+    sums: [V::Floats; C],
+    /// How many bytes before they come weights are asked for.
+    ahead: usize,
+}
+
+impl<V: Simd, const C: usize> GemvSums<V, C> {
+    #[inline(always)]
+    unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
+        // SAFETY: the instructions are there, by the caller's contract.
+        unsafe {
+            GemvSums {
+                x,
+                whole: [[[V::start(V::splat(0)); 2]; C]; MOST_MIXED],
+                sums: [V::splat_float(0.0); C],
+                ahead,
+            }
+        }
+    }
+
+    /// Which sums a group has.
+    #[inline(always)]
+    fn place<F: Format>(group: usize) -> usize {
+        const { assert!(F::MIXED <= MOST_MIXED) };
+        group % F::MIXED
+    }
+}
+
+impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
+    // Measured: what the compiler makes of plain halves of bytes and one column is better.
+    const EVENLY: bool = if C == 1 {
+        F::LARGEST != 15
+    } else {
+        C <= gemv_columns::<F, V>()
+    };
+    #[inline(always)]
+    fn ahead(&self) -> usize {
+        self.ahead
+    }
+
+    // Where multipliers are the limit, addresses with an index take another instruction each time; where adders have room left, loops are
+    // faster.
+    const UNROLLED: bool = is_busy::<F>(C) && !V::CROSSED;
+
+    #[inline(always)]
+    unsafe fn codes(&mut self, i: usize, codes: V::Words) {
+        let place = Self::place::<F>(i / (F::GROUP / 4));
+        let chain = if is_split::<F>(C) { i / 4 % 2 } else { 0 };
+        for c in 0..C {
+            // SAFETY: columns have as many elements as there are codes.
+            unsafe {
+                let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
+                let whole = &mut self.whole[place][c][chain];
+                // With a group's first codes, the sum starts.
+                if C > 1 && is_offset::<F::Scheme, V>() && i.is_multiple_of(F::GROUP / 4) {
+                    let start = self.x[c].add(F::COLUMNS.sums_at() + i / (F::GROUP / 4) * 4);
+                    *whole = V::start(V::splat(start.cast::<i32>().read()));
+                }
+                V::dot(whole, codes, V::splat(x), F::FULL);
+                if room(F::LARGEST) < F::GROUP / 4 {
+                    V::carry(whole);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
+        let place = Self::place::<F>(group);
+        for c in 0..C {
+            // SAFETY: as in `codes`.
+            unsafe {
+                let chains = &mut self.whole[place][c];
+                if room(F::LARGEST) >= F::GROUP / 4 {
+                    for chain in chains.iter_mut() {
+                        V::carry(chain);
+                    }
+                }
+                let mut whole = V::total(chains[0]);
+                if is_split::<F>(C) {
+                    whole = V::add(whole, V::total(chains[1]));
+                }
+                *chains = [V::start(V::splat(0)); 2];
+                if C == 1 && is_offset::<F::Scheme, V>() {
+                    // An addition, since the compiler then leaves requests for memory where they are.
+                    let start = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
+                    whole = V::add(whole, V::splat(start.cast::<i32>().read()));
+                }
+                let sum = &mut self.sums[c];
+                if F::Scheme::SLAB_SCALE {
+                    *sum = V::mul_add(V::floats(whole), scales, *sum);
+                } else {
+                    let product = scaled::<F::Scheme, V>(whole, scales);
+                    let scale = self.x[c].add(SLAB + 4 * group).cast::<f32>().read();
+                    *sum = V::mul_add(product, V::splat_float(scale), *sum);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
+        for c in 0..C {
+            // SAFETY: as in `codes`.
+            unsafe {
+                let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
+                let sum = V::splat_float(sum.cast::<f32>().read());
+                self.sums[c] = V::mul_add(minimums, sum, self.sums[c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Products of packed rows with columns of 8 bits.
+//!
+//! - [`gemv`]: few columns. Codes are multiplied as they come out of memory.
+//! - [`gemm`]: more columns. A slab of a panel, 32 rows of up to 256 elements, is decoded to bytes in the first-level cache. The
+//!   micro-kernel multiplies it with all columns, a few registers of rows and columns at a time.
+//! - `amx`: more columns with AMX, tile by tile.
+//!
+//! Products of a slab are added to sums in memory.
+//!
+//! Each element of a result is summed in one order whatever the number of rows and columns is, whichever of these ways it
+//! takes, and whatever the instruction set is.
+//!
+//! # Crossed products
+//!
+//! Two products cost one multiplication (Winograd, "A New Algorithm for Inner Product", 1968): `(w1 + x2) * (w2 + x1)` is
+//! `w1 * x1 + w2 * x2 + w1 * w2 + x1 * x2`, and sums of the last two are the same for all columns or all rows, so that they are computed once
+//! and subtracted. What takes the place of a multiplication is two additions. Some processors (Zen 4
+//! and 5) add bytes with four units, of which two multiply: if half of the products are crossed, all four have work. Others multiply and add
+//! with the same two units. So [what is faster](crate::tune) is measured. Numbers are whole, and results are the same.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+mod gemm;
+mod gemv;
+
+use super::Sum;
+use super::decode::{Format, PanelSlab, Scheme, Slab, column_spec};
+use super::formats::for_format;
+use super::tile::equal_part;
+use crate::activations::SLAB;
+use crate::activations::int8::ColumnSpec;
+use crate::detect::Isa;
+use crate::product::{Column, Panel, PanelFn};
+use crate::simd;
+use crate::simd::int8::Simd;
+use crate::simd::math::ROUND;
+use samite_core::DType;
+use std::array::from_fn;
+
+use gemm::Strip;
+
+/// The product for a type and what it needs columns to be.
+pub(crate) fn product(isa: Isa, dtype: DType) -> Option<(PanelFn, ColumnSpec)> {
+    // Others have none that are crossed.
+    #[cfg(target_arch = "x86_64")]
+    if isa.is_crossed()
+        && let Some(product) = for_format!(dtype, F => product_of::<F, avx512_vnni_crossed::Instructions>();
+            Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, MXFP4 Mxfp4)
+    {
+        return Some(product);
+    }
+    for_format!(dtype, F => compiled::<F>(isa))
+}
+
+/// The product of portable code.
+#[cfg(test)]
+pub(crate) fn portable_product(dtype: DType) -> Option<PanelFn> {
+    for_format!(dtype, F => product_of::<F, portable::Instructions>().0)
+}
+
+/// The product for an instruction set, whose token proves that the function may be called.
+fn compiled<F: Format>(isa: Isa) -> (PanelFn, ColumnSpec) {
+    match isa {
+        // With shorter groups, tiles are not faster.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.tiles().is_some() && F::GROUP == 32 => {
+            (amx::multiply::<F>, F::COLUMNS)
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(token) if token.vnni() => product_of::<F, avx512_vnni::Instructions>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) => product_of::<F, avx512::Instructions>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(token) if token.vnni() => product_of::<F, avx_vnni::Instructions>(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2(_) => product_of::<F, avx2::Instructions>(),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(token) if token.i8mm() => product_of::<F, i8mm::Instructions>(),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Dotprod(_) => product_of::<F, dotprod::Instructions>(),
+        _ => product_of::<F, base::Instructions>(),
+    }
+}
+
+/// The product for an instruction set.
+fn product_of<F: Format, L: Level>() -> (PanelFn, ColumnSpec) {
+    (multiply::<F, L>, column_spec::<F, L::Simd>())
+}
+
+/// An instruction set that products are compiled for. Its functions stay functions of their own, so that each is compiled once.
+///
+/// # Safety
+/// The instruction set must be there. The rest is as said where the functions of the same name are.
+pub(crate) trait Level {
+    type Simd: Simd;
+    /// What micro-kernels are compiled for: the scheme of a format, or its [wide](Scheme::Wide) one.
+    type Scheme<S: Scheme>: Scheme;
+    /// Where products with up to four columns are, which are the same whether others are crossed or not.
+    type Gemv: Level;
+    /// Rows and columns that the micro-kernel multiplies at a time.
+    const ROWS: usize;
+    const COLUMNS: usize;
+
+    unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]);
+    unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]);
+    unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab);
+    unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum);
+}
+
+/// Compiles products for one instruction set: so many registers of rows with so many columns at a time.
+macro_rules! compile {
+    ($name:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
+        compile!($name as $name, $simd, $scheme, $rows x $columns $(, $features)?);
+    };
+    ($name:ident as $gemv:ident, $simd:ty, $scheme:ident, $rows:literal x $columns:literal $(, $features:literal)?) => {
+        pub(crate) mod $name {
+            use super::*;
+
+            pub(crate) struct Instructions;
+
+            impl Level for Instructions {
+                type Simd = $simd;
+                type Scheme<S: Scheme> = scheme!(S, $scheme);
+                type Gemv = super::$gemv::Instructions;
+                const ROWS: usize = $rows * <$simd as Simd>::LANES;
+                const COLUMNS: usize = $columns;
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
+                    // SAFETY: the caller's contract.
+                    unsafe { super::gemv::multiply::<F, $simd, C>(panel, columns) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]) {
+                    // SAFETY: the caller's contract.
+                    unsafe { super::gemm::multiply::<F, Self>(panel, columns) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
+                    // SAFETY: the caller's contract.
+                    unsafe { part.decode::<F, $simd>(slab) }
+                }
+
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum) {
+                    // A copy, whose fields stay in registers.
+                    let strip = *strip;
+                    // SAFETY: the caller's contract.
+                    unsafe { strip.all::<S, $simd, $rows, $columns>(columns, results) }
+                }
+            }
+        }
+    };
+}
+
+/// The scheme that micro-kernels are compiled for.
+macro_rules! scheme {
+    ($scheme:ident, narrow) => {
+        $scheme
+    };
+    ($scheme:ident, wide) => {
+        $scheme::Wide
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+compile!(avx512_vnni, simd::avx512::Zmm<true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx512_vnni_crossed as avx512_vnni, simd::avx512::Zmm<true, true>, wide, 2 x 6, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx512, simd::avx512::Zmm<false>, narrow, 2 x 4, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+compile!(avx_vnni, simd::avx2::Ymm<true>, wide, 2 x 4, "avx2,fma,f16c,avxvnni");
+#[cfg(target_arch = "x86_64")]
+compile!(avx2, simd::avx2::Ymm<false>, narrow, 2 x 4, "avx2,fma,f16c");
+#[cfg(target_arch = "aarch64")]
+compile!(i8mm, simd::neon::Neon<true, true>, wide, 4 x 4, "neon,dotprod,i8mm");
+#[cfg(target_arch = "aarch64")]
+compile!(dotprod, simd::neon::Neon<true, false>, wide, 4 x 4, "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+compile!(base, simd::neon::Neon<false, false>, narrow, 2 x 4);
+#[cfg(target_arch = "x86_64")]
+compile!(base, simd::sse2::Xmm, wide, 2 x 3);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use portable as base;
+#[cfg(any(test, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile!(portable, simd::generic_int8::Portable, wide, 1 x 2);
+
+/// Most columns that are multiplied with codes as they come out of memory: all sums must stay in registers, of which codes of five
+/// bits need some, too.
+#[inline(always)]
+const fn gemv_columns<F: Format, V: Simd>() -> usize {
+    match F::LARGEST {
+        _ if F::MIXED > 2 => 1,
+        31 => V::GEMV_COLUMNS / 2,
+        _ => V::GEMV_COLUMNS,
+    }
+}
+
+/// Whether sums of products start with what the offset of codes adds.
+#[inline(always)]
+const fn is_offset<S: Scheme, V: Simd>() -> bool {
+    !(S::MINIMUMS || S::FULL && V::SIGNED)
+}
+
+/// A group's products of codes, times the scales of rows, rounded once: for columns with a scale for each group.
+///
+/// # Safety
+/// The instructions must be there.
+#[inline(always)]
+unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if is_offset::<S, V>() {
+            // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
+            let offset = V::mul(scales, V::splat_float(-ROUND));
+            V::mul_add(V::from_bits(products), scales, offset)
+        } else {
+            V::mul(V::floats(products), scales)
+        }
+    }
+}
+
+/// Multiplies whole panels.
+///
+/// # Safety
+/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
+pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match *columns {
+            [] => return,
+            [a] => return L::Gemv::gemv::<F, 1>(panel, &[a]),
+            _ => {}
+        }
+        // What is computed twice is stored twice in the same place.
+        let last = columns.len() - 1;
+        if const { F::BLOCK == SLAB || gemv_columns::<F, L::Simd>() >= 2 } && last == 1 {
+            return L::Gemv::gemv::<F, 2>(panel, &[columns[0], columns[1]]);
+        }
+        if const { gemv_columns::<F, L::Simd>() > 2 } && last < 4 {
+            return L::Gemv::gemv::<F, 4>(panel, &from_fn(|c| columns[c.min(last)]));
+        }
+        if const { gemv_columns::<F, L::Simd>() > 4 } && last < 8 {
+            return L::gemv::<F, 8>(panel, &from_fn(|c| columns[c.min(last)]));
+        }
+        const { assert!(gemm::COLUMNS.is_multiple_of(L::COLUMNS)) };
+        for columns in columns.chunks(equal_part(columns.len(), gemm::COLUMNS, L::COLUMNS)) {
+            L::gemm::<F>(panel, columns);
+        }
+    }
+}
+
+/// What sums of a slab begin with: those of the slabs before, which are at `from`, if they are not added in the end.
+///
+/// # Safety
+/// They must be there, and the instructions.
+#[inline(always)]
+unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if S::SLAB_SCALE {
+            V::splat_float(0.0)
+        } else {
+            V::load_floats(from)
+        }
+    }
+}
+
+/// Stores sums of a slab, which began with [`first_sums`], where those were; `x` is the column's slab.
+///
+/// # Safety
+/// The slab and the sums must be there, and the instructions.
+#[inline(always)]
+unsafe fn store_sums<S: Scheme, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if S::SLAB_SCALE {
+            let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());
+            sums = V::mul_add(sums, scale, V::load_floats(to));
+        }
+        V::store_floats(sums, to);
+    }
+}

@@ -1,0 +1,81 @@
+//! The end of products of packed rows: sums of a panel are stored, past the caches where they are of no more use there.
+
+use super::{LANES, PANEL};
+use crate::product::{Column, Panel};
+
+/// Sums of one column for the rows of a panel.
+pub(crate) type Sum = [[f32; LANES]; 2];
+
+/// Stores the sums of all columns for the rows of the panel that begins at row `row`. Where results go past the caches, whoever
+/// calls a product must call [`all_stored`] afterwards.
+///
+/// # Safety
+/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
+#[inline(always)]
+pub(crate) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
+    let rows = PANEL.min(panel.rows - row);
+    for (c, column) in columns.iter().enumerate() {
+        let out = column.out.wrapping_add(panel.first + row);
+        // SAFETY: the caller's contract; results do not overlap with sums.
+        unsafe { store(results.add(c).cast(), out, rows, panel.past_caches) };
+    }
+}
+
+/// Stores one column's results for `rows` rows of a panel, as [`store_all`].
+///
+/// # Safety
+/// There must be room for a panel's results at `from`, aligned to 16 bytes, and for those of the rows at `out`, elsewhere.
+#[inline(always)]
+pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_caches: bool) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
+            stream(from, out);
+        } else if rows == PANEL {
+            // Without calling a function that copies any number of them.
+            out.copy_from_nonoverlapping(from, PANEL);
+        } else {
+            out.copy_from_nonoverlapping(from, rows);
+        }
+    }
+}
+
+/// Copies the sums of a panel to whole lines. While weights stream through the caches, a result's line is in none: to
+/// read it first, and to write it back when it is displaced, costs more time than products of as many bytes of weights.
+///
+/// # Safety
+/// `sums` must be there, `out` be writable and aligned to a line. Both are aligned to 16 bytes.
+#[inline(always)]
+unsafe fn stream(sums: *const f32, out: *mut f32) {
+    // SAFETY: the caller's contract; the instruction is part of every x86-64.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        for i in (0..PANEL).step_by(4) {
+            use std::arch::x86_64::{_mm_loadu_ps, _mm_stream_ps};
+            _mm_stream_ps(out.add(i), _mm_loadu_ps(sums.add(i)));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        out.copy_from_nonoverlapping(sums, PANEL);
+    }
+}
+
+/// Whether results of a matrix of so many bytes with so many columns should go past the caches: not where neither displaces
+/// much.
+pub(crate) fn past_caches(weights: usize, rows: usize, columns: usize) -> bool {
+    const MANY_COLUMNS: usize = 64;
+    if columns < MANY_COLUMNS {
+        weights > 256 << 10
+    } else {
+        rows.saturating_mul(columns) > (2 << 20) / 4
+    }
+}
+
+/// Makes what products stored past the caches visible to other threads before anything that is written later.
+#[inline(always)]
+pub(crate) fn all_stored() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is part of every x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}

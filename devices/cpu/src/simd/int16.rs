@@ -1,0 +1,334 @@
+//! Numbers of 16 bits: whole ones up to [`LARGEST`], with a scale for each [`GROUP`] of them. VNNI's instruction for these multiplies
+//! and adds twice as many pairs at a time as one for F32 does. AVX2 has one that multiplies as many, and more units that add than
+//! units that multiply.
+//!
+//! An element's error is at most 1/16382 of the largest of its group. For numbers of about the same size that is less than rounding
+//! them to F16 would cost.
+
+// Loops over arrays of registers are written with indices: they must unroll completely.
+#![allow(clippy::needless_range_loop)]
+
+use super::float::{Element, Vector};
+use super::int8::Simd;
+#[cfg(target_arch = "x86_64")]
+use super::int8::{functions, in_place};
+use super::math;
+use super::math::ROUND;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Ymm, avx512::Zmm};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Elements that share a scale.
+pub(crate) const GROUP: usize = 32;
+
+/// The largest number: the sum of a group's products fits into 32 bits.
+const LARGEST: i32 = 8191;
+const _: () = assert!((LARGEST as i64).pow(2) * GROUP as i64 <= i32::MAX as i64);
+
+/// Instruction sets that multiply numbers of 16 bits, and what it takes to round to these.
+///
+/// # Safety
+/// As [`Simd`].
+pub(crate) trait Int16Simd: Simd<Floats: Vector> {
+    /// Adds the products of both halves of each word to `sum`.
+    unsafe fn dot_i16(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    /// The same, exactly where it is called, as [`dot_here`](Simd::dot_here).
+    unsafe fn dot_i16_here(sum: &mut Self::Words, a: Self::Words, b: Self::Words);
+    /// Sums of halves, of which the lowest 16 bits stay.
+    unsafe fn add_i16(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The larger ones of signed words.
+    unsafe fn max(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The inverse of [`from_bits`](Simd::from_bits).
+    unsafe fn bits(floats: Self::Floats) -> Self::Words;
+    unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<const CROSSED: bool> Int16Simd for Zmm<true, CROSSED> {
+    functions! {
+        fn dot_i16(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512(sum, a, b) }
+        fn dot_i16_here(sum: &mut __m512i, a: __m512i, b: __m512i) { dot_512_here(sum, a, b) }
+        fn add_i16(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi16(a, b) }
+        fn max(a: __m512i, b: __m512i) -> __m512i { _mm512_max_epi32(a, b) }
+        fn bits(floats: __m512) -> __m512i { _mm512_castps_si512(floats) }
+        fn divide(a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<const VNNI: bool> Int16Simd for Ymm<VNNI> {
+    functions! {
+        fn dot_i16(sum: &mut __m256i, a: __m256i, b: __m256i) {
+            if VNNI {
+                dot_256(sum, a, b);
+            } else {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(a, b));
+            }
+        }
+        fn dot_i16_here(sum: &mut __m256i, a: __m256i, b: __m256i) { Self::dot_i16(sum, a, b) }
+        fn add_i16(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi16(a, b) }
+        fn max(a: __m256i, b: __m256i) -> __m256i { _mm256_max_epi32(a, b) }
+        fn bits(floats: __m256) -> __m256i { _mm256_castps_si256(floats) }
+        fn divide(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+in_place! {
+    /// The instruction, which compilers make two of.
+    fn dot_512(__m512i), "avx512f", zmm_reg, "vpdpwssd"
+}
+
+#[cfg(target_arch = "x86_64")]
+in_place! {
+    /// [`Int16Simd::dot_i16_here`]
+    fn dot_512_here(__m512i), "avx512f", zmm_reg, "vpdpwssd", in order
+}
+
+#[cfg(target_arch = "x86_64")]
+in_place! {
+    /// The same for AVX-VNNI.
+    fn dot_256(__m256i), "avx2", ymm_reg, "{{vex}} vpdpwssd"
+}
+
+/// Pairs of a group whose products are [crossed](crate::packed::int8), each with its neighbour: the first half. Sums of two numbers fit into 16 bits. Those of
+/// crossed products may not fit into 32 on the way, where they come round, but what is left in the end does.
+const CROSSED: usize = GROUP / 4;
+
+/// Groups of terms of a column, or of each of some lanes that lie side by side.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    /// Two neighbouring elements each, the first one in the lower half.
+    pub pairs: *mut i32,
+    /// One for each group.
+    pub scales: *mut f32,
+    /// What each group adds to what sums of crossed products start with. Only there for those.
+    pub starts: *mut i32,
+    /// How many words behind a pair, a scale or a start the next one is.
+    pub step: usize,
+}
+
+/// # Safety
+/// The groups must be there.
+impl Terms {
+    /// Those whose first pair and scale are so many words behind the first ones.
+    #[inline(always)]
+    pub unsafe fn behind(self, pairs: usize, scales: usize) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe {
+            Terms {
+                pairs: self.pairs.add(pairs),
+                scales: self.scales.add(scales),
+                starts: self.starts.add(scales),
+                ..self
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(self, group: usize, i: usize) -> *mut i32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.pairs.add((group * (GROUP / 2) + i) * self.step) }
+    }
+
+    #[inline(always)]
+    pub unsafe fn scale(self, group: usize) -> *mut f32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.scales.add(group * self.step) }
+    }
+
+    #[inline(always)]
+    unsafe fn start(self, group: usize) -> *mut i32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.starts.add(group * self.step) }
+    }
+}
+
+/// Groups of terms of some columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns {
+    pub first: Terms,
+    /// How many words behind a column's first pair, and its first scale or start, is that of the next one.
+    pub apart: [usize; 2],
+}
+
+impl Columns {
+    /// # Safety
+    /// There must be so many columns.
+    #[inline(always)]
+    pub unsafe fn at(self, column: usize) -> Terms {
+        let [pairs, scales] = self.apart.map(|apart| column * apart);
+        // SAFETY: the caller's contract.
+        unsafe { self.first.behind(pairs, scales) }
+    }
+}
+
+/// Rounds a column's group of elements, whose pairs must follow one another; `crossed` if products are.
+///
+/// # Safety
+/// There must be room for all.
+#[inline(always)]
+pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let numbers = &mut *to.pair(group, 0).cast::<[i16; GROUP]>();
+        *to.scale(group) = math::round(x, LARGEST as f32, numbers, |bits| bits as i16);
+        if crossed {
+            // Numbers of a group that is not finite may be anything.
+            let subtract = |sum: i32, (a, b)| sum.wrapping_sub(i32::from(a) * i32::from(b));
+            let four = numbers[..2 * CROSSED].as_chunks::<4>().0.iter();
+            let pairs = four.flat_map(|&[a, b, c, d]| [(a, c), (b, d)]);
+            *to.start(group) = pairs.fold(0, subtract);
+        }
+    }
+}
+
+/// Rounds `count` elements, at most [`GROUP`], of each lane of a register: `from` is that of the first lane, and `step` elements
+/// behind it is the next one. Elements that are not there become zeros.
+///
+/// # Safety
+/// They must be there, room for all pairs of a group, scales and starts, and the instructions.
+#[inline(always)]
+pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
+    from: *const u8,
+    step: usize,
+    count: usize,
+    to: Terms,
+    group: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let load = |i: usize| E::load::<V::Floats>(from, i * step);
+        // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
+        let mut largest = V::splat(0);
+        for i in 0..count {
+            let magnitude = V::and(V::bits(load(i)), V::splat(i32::MAX));
+            largest = V::max(largest, magnitude);
+        }
+        let largest = V::from_bits(largest);
+        let scale = V::mul(largest, V::splat_float(1.0 / LARGEST as f32));
+        V::store_floats(scale, to.scale(group));
+        // If all are zero, their products are NaN, whose lower bits are zeros, too. Those below 2.4e-35 become zeros.
+        let inverse = V::divide(V::splat_float(LARGEST as f32), largest);
+        let number = |i: usize| {
+            if i < count {
+                V::bits(V::mul_add(load(i), inverse, V::splat_float(ROUND)))
+            } else {
+                V::splat(0)
+            }
+        };
+        for pair in 0..GROUP / 2 {
+            let low = V::and(number(2 * pair), V::splat(0xffff));
+            let both = V::or(low, V::shl(number(2 * pair + 1), 16));
+            V::store(both, to.pair(group, pair).cast());
+        }
+        if V::CROSSED {
+            let mut products = V::splat(0);
+            for pair in (0..CROSSED).step_by(2) {
+                let load = |pair: usize| V::load(to.pair(group, pair).cast());
+                V::dot_i16(&mut products, load(pair), load(pair + 1));
+            }
+            let negative = V::add(V::xor(products, V::splat(-1)), V::splat(1));
+            V::store(negative, to.start(group).cast());
+        }
+    }
+}
+
+/// Sums of the products of a group's terms: those of the lanes of `R` registers, of which `rows` are the first ones, with those of columns.
+///
+/// # Safety
+/// They must be there, and the instructions.
+#[inline(always)]
+pub(crate) unsafe fn products<V: Int16Simd, const R: usize, const C: usize>(
+    rows: Terms,
+    columns: Columns,
+    group: usize,
+) -> [[V::Words; R]; C] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut sums = [[V::splat(0); R]; C];
+        if V::CROSSED {
+            for c in 0..C {
+                let start = V::splat(columns.at(c).start(group).read());
+                for r in 0..R {
+                    let starts = V::load(rows.start(group).add(r * V::LANES).cast());
+                    sums[c][r] = V::add(starts, start);
+                }
+            }
+            // Some of either kind in turn: they wait for different units.
+            for i in (0..CROSSED).step_by(2) {
+                two_pairs_crossed::<V, R, C>([group, i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, CROSSED + i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, CROSSED + i + 1], rows, columns, &mut sums);
+            }
+        } else {
+            for i in (0..GROUP / 2).step_by(4) {
+                pair::<V, R, C>([group, i], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 1], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 2], rows, columns, &mut sums);
+                pair::<V, R, C>([group, i + 3], rows, columns, &mut sums);
+            }
+        }
+        sums
+    }
+}
+
+/// Adds the products of pair `i` of a group.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn pair<V: Int16Simd, const R: usize, const C: usize>(
+    [group, i]: [usize; 2],
+    rows: Terms,
+    columns: Columns,
+    sums: &mut [[V::Words; R]; C],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut w = [V::splat(0); R];
+        for r in 0..R {
+            w[r] = V::load(rows.pair(group, i).add(r * V::LANES).cast());
+        }
+        for c in 0..C {
+            let x = V::splat(columns.at(c).pair(group, i).read());
+            for r in 0..R {
+                if V::CROSSED {
+                    V::dot_i16_here(&mut sums[c][r], w[r], x);
+                } else {
+                    V::dot_i16(&mut sums[c][r], w[r], x);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of pair `i` of a group and the next one, crossed.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
+    [group, i]: [usize; 2],
+    rows: Terms,
+    columns: Columns,
+    sums: &mut [[V::Words; R]; C],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut w = [[V::splat(0); 2]; R];
+        for r in 0..R {
+            let at = |i: usize| rows.pair(group, i).add(r * V::LANES);
+            w[r] = [V::load(at(i).cast()), V::load(at(i + 1).cast())];
+        }
+        for c in 0..C {
+            let x = [i, i + 1].map(|i| columns.at(c).pair(group, i).read());
+            let x = [V::splat(x[0]), V::splat(x[1])];
+            for r in 0..R {
+                let (a, b) = (V::add_i16(w[r][0], x[1]), V::add_i16(w[r][1], x[0]));
+                V::dot_i16_here(&mut sums[c][r], a, b);
+            }
+        }
+    }
+}

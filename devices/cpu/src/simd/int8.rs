@@ -1,0 +1,280 @@
+//! What products of packed rows need of an instruction set. Formats and products are written once over [`Simd`].
+
+/// Functions of an implementation of [`Simd`], or of a trait that needs it.
+macro_rules! functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? { $($body:tt)* })*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe)]
+        unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            // SAFETY: the trait's contract.
+            unsafe { $($body)* }
+        }
+    )*};
+}
+#[allow(unused_imports)] // some architectures have no implementation beside the portable one
+pub(crate) use functions;
+
+/// An instruction that changes a register by two others, written out. Its register class needs the feature. Those that are `in order` stay in
+/// the order of their calls.
+#[cfg(target_arch = "x86_64")]
+macro_rules! in_place {
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal) => {
+        in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; pure, }
+    };
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal, in order) => {
+        in_place! { $(#[$meta])* fn $name($type), $feature, $class, $instruction; }
+    };
+    ($(#[$meta:meta])* fn $name:ident($type:ty), $feature:literal, $class:ident, $instruction:literal; $($pure:ident,)?) => {
+        $(#[$meta])*
+        #[inline]
+        #[target_feature(enable = $feature)]
+        fn $name(changed: &mut $type, a: $type, b: $type) {
+            // SAFETY: the instruction is there; it changes nothing but the register.
+            unsafe {
+                std::arch::asm!(
+                    concat!($instruction, " {}, {}, {}"),
+                    inout($class) * changed,
+                    in($class) a,
+                    in($class) b,
+                    options($($pure,)? nomem, nostack, preserves_flags)
+                )
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use in_place;
+
+/// Registers with 32 bits for each of some rows.
+///
+/// All numbers are the same whatever the instruction set is: products of codes are exact, `mul_add` rounds once.
+///
+/// # Safety
+/// All functions may only be called where the instruction set is there. Pointers must be valid for what is read or
+/// written; they need no alignment.
+pub(crate) trait Simd {
+    /// Rows of a register: a divisor of [`LANES`](crate::packed::LANES).
+    const LANES: usize;
+    /// Whether codes that need all eight bits are signed in products.
+    const SIGNED: bool;
+    /// Most columns that are multiplied with codes as they come out of memory, without unpacking them first.
+    const GEMV_COLUMNS: usize = 1;
+    /// Whether pairs of columns are multiplied with eight codes at a time: [`dot_pairs`](Simd::dot_pairs).
+    const COLUMN_PAIRS: bool = false;
+    /// Whether bytes are added by more of the processor's units than multiply, so that half as many products with twice as many sums
+    /// [pay](crate::packed::int8). If so, codes are unsigned in products.
+    const CROSSED: bool = false;
+
+    /// Four codes of each row, or a whole number.
+    type Words: Copy;
+    /// A number of each row.
+    type Floats: Copy;
+    /// Products of codes that are being summed.
+    type Sum: Copy;
+
+    /// Asks for memory that is needed soon, at any address. Nothing where processors find out by themselves.
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        super::prefetch(at);
+    }
+
+    /// The same, exactly where it is called.
+    #[inline(always)]
+    unsafe fn prefetch_here(at: *const u8) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::prefetch(at) }
+    }
+
+    /// Adds `a * b` to a sum, rounded once, where the sum is: compilers may want to copy it.
+    #[inline(always)]
+    unsafe fn accumulate(sum: &mut Self::Floats, a: Self::Floats, b: Self::Floats) {
+        // SAFETY: the caller's contract.
+        unsafe { *sum = Self::mul_add(a, b, *sum) }
+    }
+
+    /// 32 bits of each row.
+    unsafe fn load(at: *const u8) -> Self::Words;
+    /// A byte of each row as a whole number.
+    unsafe fn load_u8(at: *const u8) -> Self::Words;
+    /// A signed byte of each row as a whole number.
+    unsafe fn load_i8(at: *const u8) -> Self::Words;
+    /// 16 bits of each row as a whole number.
+    unsafe fn load_u16(at: *const u8) -> Self::Words;
+    unsafe fn store(words: Self::Words, to: *mut u8);
+    /// The same 32 bits for each row.
+    unsafe fn splat(word: i32) -> Self::Words;
+    unsafe fn and(a: Self::Words, b: Self::Words) -> Self::Words;
+    unsafe fn or(a: Self::Words, b: Self::Words) -> Self::Words;
+    unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Sums of whole numbers.
+    unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Sums of bytes, of which the lowest eight bits stay.
+    unsafe fn add_bytes(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// All bits of each byte that is above a limit, both with a sign, and none of others.
+    unsafe fn above(bytes: Self::Words, limit: i8) -> Self::Words;
+    /// Whole numbers shifted left.
+    unsafe fn shl(words: Self::Words, bits: usize) -> Self::Words;
+    /// Whole numbers shifted right, zeros first.
+    unsafe fn shr(words: Self::Words, bits: usize) -> Self::Words;
+    /// Entries of a table by bytes below 16.
+    unsafe fn look_up(table: &[i8; 16], bytes: Self::Words) -> Self::Words;
+    /// Bits `4 * i..4 * i + 4` as four bytes each: 16 where a bit is set, 0 elsewhere.
+    #[inline(always)]
+    unsafe fn fifth_bits(words: Self::Words, i: usize) -> Self::Words {
+        // SAFETY: the caller's contract.
+        unsafe {
+            // Bit 0 stays in byte 0, bit 1 moves by 7 bits to byte 1, and so on.
+            let nibble = Self::and(Self::shr(words, 4 * i), Self::splat(15));
+            let pair = Self::or(nibble, Self::shl(nibble, 7));
+            let all = Self::or(pair, Self::shl(pair, 14));
+            Self::and(Self::shl(all, 4), Self::splat(0x1010_1010))
+        }
+    }
+
+    /// A half-precision number of each row.
+    unsafe fn load_f16(at: *const u8) -> Self::Floats;
+    unsafe fn load_floats(at: *const f32) -> Self::Floats;
+    unsafe fn store_floats(floats: Self::Floats, to: *mut f32);
+    /// The same number for each row.
+    unsafe fn splat_float(x: f32) -> Self::Floats;
+    /// Whole numbers as floating-point ones.
+    unsafe fn floats(words: Self::Words) -> Self::Floats;
+    /// The numbers whose bits these are.
+    unsafe fn from_bits(words: Self::Words) -> Self::Floats;
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a * b + c`, rounded once.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// A sum that starts with these whole numbers.
+    unsafe fn start(start: Self::Words) -> Self::Sum;
+    /// Adds the products of four codes of each row with `x`, four signed codes of a column for each row. `full` says
+    /// that codes need all eight bits: signed ones if [`SIGNED`](Simd::SIGNED). Otherwise they are below 128.
+    unsafe fn dot(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words, full: bool);
+    /// Adds the products of eight codes of each row with those of two columns, of which `x` are the first bytes, to the
+    /// [mixed](Simd::mix) sums of the columns.
+    #[inline(always)]
+    unsafe fn dot_pairs(
+        mut sums: [Self::Sum; 2],
+        codes: [Self::Words; 2],
+        x: [*const u8; 2],
+        full: bool,
+    ) -> [Self::Sum; 2] {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            for (i, codes) in codes.into_iter().enumerate() {
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let x = x.add(4 * i).cast::<i32>().read_unaligned();
+                    Self::dot(sum, codes, Self::splat(x), full);
+                }
+            }
+        }
+        sums
+    }
+    /// Sums of two columns in the order that [`dot_pairs`](Simd::dot_pairs) adds to.
+    #[inline(always)]
+    unsafe fn mix(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
+        sums
+    }
+    /// The inverse of [`mix`](Simd::mix).
+    #[inline(always)]
+    unsafe fn separate(sums: [Self::Sum; 2]) -> [Self::Sum; 2] {
+        sums
+    }
+    /// [`dot`](Simd::dot) of codes that may need all bits, exactly where it is called: compilers may want to make one sum's products one after
+    /// the other, each of which waits for the one before.
+    #[inline(always)]
+    unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words) {
+        // SAFETY: the caller's contract.
+        unsafe { Self::dot(sum, codes, x, true) }
+    }
+    /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
+    /// that are not full, after each of full ones, and before [`total`](Simd::total).
+    #[inline(always)]
+    unsafe fn carry(_sum: &mut Self::Sum) {}
+    unsafe fn total(sum: Self::Sum) -> Self::Words;
+}
+
+/// After how many products of codes up to `largest` sums must be [carried](Simd::carry).
+pub(crate) const fn room(largest: usize) -> usize {
+    // Two products, with codes of columns up to 128, come together in 16 bits.
+    let room = i16::MAX as usize / (2 * 128 * largest);
+    if room > 0 { room } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::generic_int8::Portable;
+    use proptest::prelude::*;
+
+    /// Rows of [`Portable`], which others are compared with.
+    const ROWS: usize = Portable::LANES;
+
+    /// Results of the functions that have some work to do, for rows of `a`, `b` and `c`.
+    fn results<V: Simd>(a: [u32; ROWS], b: [u32; ROWS], c: [u32; ROWS]) -> Vec<[u32; ROWS]> {
+        let mut out = vec![];
+        let mut keep = |words: &dyn Fn(usize) -> V::Words| {
+            let mut all = [0; ROWS];
+            for row in (0..ROWS).step_by(V::LANES) {
+                // SAFETY: there are so many rows; the instruction set is the architecture's own.
+                unsafe { V::store(words(row), (&raw mut all[row]).cast()) };
+            }
+            out.push(all);
+        };
+        let at = |x: &[u32; ROWS], row: usize| (&raw const x[row]).cast::<u8>();
+        // SAFETY: as above.
+        unsafe {
+            keep(&|row| V::load_u8(at(&a, 0).add(row)));
+            keep(&|row| V::load_i8(at(&a, 0).add(row)));
+            keep(&|row| V::load_u16(at(&a, 0).add(2 * row)));
+            keep(&|row| V::add_bytes(V::load(at(&a, row)), V::load(at(&b, row))));
+            for limit in [-43, 0, 42] {
+                keep(&|row| V::above(V::load(at(&a, row)), limit));
+            }
+            for i in 0..8 {
+                keep(&|row| V::fifth_bits(V::load(at(&a, row)), i));
+                keep(&|row| V::shl(V::load(at(&a, row)), i));
+                keep(&|row| V::shr(V::load(at(&a, row)), i));
+            }
+            keep(&|row| {
+                let bytes = V::and(V::load(at(&a, row)), V::splat(0x0f0f_0f0f));
+                V::look_up(&samite_quant::IQ4_NL_VALUES, bytes)
+            });
+            let mut floats = |floats: &dyn Fn(usize) -> V::Floats| {
+                let mut all = [0.0; ROWS];
+                for row in (0..ROWS).step_by(V::LANES) {
+                    V::store_floats(floats(row), &raw mut all[row]);
+                }
+                // Any NaN is as good as another.
+                let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+                out.push(all.map(bits));
+            };
+            floats(&|row| V::load_f16(at(&a, 0).add(2 * row)));
+            floats(&|row| V::floats(V::load(at(&a, row))));
+            floats(&|row| {
+                let [a, b, c] = [&a, &b, &c].map(|x| V::load_floats(at(x, row).cast()));
+                V::mul_add(a, b, c)
+            });
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_are_the_same_as_those_of_portable_code(
+            a: [u32; ROWS],
+            b: [u32; ROWS],
+            c: [u32; ROWS],
+            near: bool,
+        ) {
+            // So that a sum often lies between two numbers.
+            let like = |x: u32| (x & 0x83ff_ffff) | 0x3c00_0000;
+            let [a, b, c] = if near { [a, b, c].map(|x| x.map(like)) } else { [a, b, c] };
+            #[cfg(target_arch = "x86_64")]
+            let own = results::<crate::simd::sse2::Xmm>(a, b, c);
+            #[cfg(target_arch = "aarch64")]
+            let own = results::<crate::simd::neon::Neon<false, false>>(a, b, c);
+            prop_assert_eq!(own, results::<Portable>(a, b, c));
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! TQ1_0 and TQ2_0, decoded by AVX2.
+
+use super::decode::{Affine, Block256, block256_affine, number, two_bits};
+use samite_quant::blocks::{BlockTq1_0, BlockTq2_0};
+use std::arch::x86_64::*;
+
+block256_affine! {
+    BlockTq2_0: |b| Affine::ternary(number(b.d));
+    |group| two_bits(&b.qs, group)
+}
+
+impl Block256 for BlockTq1_0 {
+    /// All codes, since bytes have digits of several groups, and what TQ2_0 has.
+    type Unpacked = ([u8; 256], Affine);
+
+    #[inline(always)]
+    unsafe fn unpack(&self) -> Self::Unpacked {
+        // SAFETY: only called where AVX2 and F16C are there, here and below.
+        (self.codes(), Affine::ternary(unsafe { number(self.d) }))
+    }
+
+    #[inline(always)]
+    unsafe fn codes(&self, (codes, _): &Self::Unpacked, group: usize) -> __m256i {
+        // SAFETY: as above; `group` is below 8.
+        unsafe { _mm256_loadu_si256(codes.as_chunks::<32>().0.as_ptr().add(group).cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales((_, affine): &Self::Unpacked, group: usize) -> __m256 {
+        // SAFETY: the caller's contract, here and below.
+        unsafe { BlockTq2_0::scales(affine, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn halves((_, affine): &Self::Unpacked, group: usize) -> [(f32, f32); 2] {
+        // SAFETY: as above.
+        unsafe { BlockTq2_0::halves(affine, group) }
+    }
+
+    #[inline(always)]
+    unsafe fn offsets(
+        (_, affine): &Self::Unpacked,
+        sums: *const f32,
+        half_sums: *const f32,
+    ) -> __m256 {
+        // SAFETY: as above.
+        unsafe { BlockTq2_0::offsets(affine, sums, half_sums) }
+    }
+}
