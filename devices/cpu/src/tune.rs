@@ -334,6 +334,8 @@ fn fastest(ways: &[impl Fn() -> Duration], default: usize) -> usize {
 /// A product to be timed.
 struct Work {
     product: PackedProduct,
+    /// Elsewhere kept only because the product has its address.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
     weights: Arc<HostMemory>,
     panel: Panel,
     columns: Vec<Column>,

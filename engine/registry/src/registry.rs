@@ -50,7 +50,7 @@ impl Registry {
     /// The backends that come with samite, as far as the crate's features have them. A new one is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
         let backends: Vec<Arc<dyn Backend>> = vec![
-            #[cfg(feature = "blas")]
+            #[cfg(all(any(unix, windows), feature = "blas"))]
             Arc::new(samite_blas::BlasBackend::default()),
             #[cfg(feature = "cpu")]
             Arc::new(samite_cpu::CpuBackend::new(options.cpu)),
@@ -293,7 +293,7 @@ mod tests {
         let registry = Registry::built_in(BuiltIn::default());
         let names: Vec<_> = registry.backends().iter().map(|b| b.name()).collect();
         let wanted: Vec<_> = [
-            ("blas", cfg!(feature = "blas")),
+            ("blas", cfg!(all(any(unix, windows), feature = "blas"))),
             ("cpu", cfg!(feature = "cpu")),
             ("ggml", cfg!(all(unix, feature = "ggml"))),
             ("reference", cfg!(feature = "reference")),
