@@ -3,7 +3,7 @@
 //! The scheduler turns a [`Graph`](samite_core::Graph) into a [`Plan`], which is plain data, in four steps:
 //!
 //! 1. [`placement`]: a device and a reason for every node.
-//! 2. [`split`]: runs of nodes on one device, with the copies between them.
+//! 2. [`split`]: cuts between devices, with the copies that nodes read behind them.
 //! 3. [`memory_plan`]: a place in memory for every tensor, exact to the byte, by kind of memory.
 //! 4. [`order`]: which work waits for which, where devices work on their own time.
 //!
