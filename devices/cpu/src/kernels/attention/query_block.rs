@@ -171,10 +171,10 @@ impl Block {
     /// # Safety
     /// As [`visible`](Block::visible).
     pub unsafe fn class(&self, mask: Operand, key: usize, len: usize) -> Class {
-        // SAFETY: the caller's contract.
+        // SAFETY: `visible` asks the same.
         let visible = unsafe { self.visible(mask, key, len) };
         let changes = self.masks(mask).any(|(row, _)| {
-            // SAFETY: the caller's contract.
+            // SAFETY: `row` is a row of the mask with `len` keys from `key` on, and `visible` is at most `len`.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), visible) };
             row.iter().fold(0, |any, m| any | m) != 0
         });
