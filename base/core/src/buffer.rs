@@ -1,8 +1,8 @@
 //! Buffer types and buffers.
 //!
-//! A [`BufferType`] is a kind of memory with an alignment, limits and a layout; a [`Buffer`] is a piece of it. What a
+//! A [`BufferType`] is a kind of memory with an alignment, limits and a form of its own for tensors; a [`Buffer`] is a piece of it. What a
 //! tensor's bytes look like inside a buffer is decided by the buffer type: `write` and `read` always take and give
-//! the standard layout of the tensor's [`DType`](crate::DType), and a packed type converts.
+//! the tensor's bytes as its [`Layout`](crate::Layout) describes them (the *standard layout*), and a packed type converts.
 
 use crate::error::Result;
 use crate::graph::Node;
@@ -112,7 +112,7 @@ pub trait BufferType: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Whether a weight of this layout, used as source 0 of `node`, may live here. Types for special layouts accept only
+    /// Whether a weight of this layout, used as source 0 of `node`, may lie here. Types that pack accept only
     /// what their device has kernels for.
     fn accepts(&self, _node: Node<'_>) -> Support {
         Support::Yes

@@ -160,7 +160,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Special layouts for weights, most wanted first.
+    /// Memory that gives weights a form of its own, such as packed, most wanted first.
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
         Vec::new()
     }
@@ -171,6 +171,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     }
 
     /// Makes host memory a buffer of this device without copying. Who asks for it must be able to copy instead.
+    ///
+    /// Such memory is not the device's own, so the device may do less with it:
+    ///
+    /// - Read-only memory, such as a mapped file, is never written to: [`Buffer::is_writable`] says no, and writes are errors.
+    /// - A tensor begins where it is, at a multiple of the [import's alignment](Device::import_alignment) or of a mapped file's, which can
+    ///   be less than [`BufferType::alignment`]. A device refuses a tensor that it cannot use there.
+    /// - Its bytes keep the standard layout, since others read them too. Weights are packed only in memory that the device allocated.
+    /// - Others may access it at any time: the device enters its [gate](crate::memory) like everybody else.
     ///
     /// # Errors
     /// [`Error::Unsupported`] without [`Capabilities::import_host`], or for memory that cannot be imported: its
@@ -274,8 +282,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A wish of [`Device::optimize`]: nothing else may take the memory that `tensor` lies in before `until` was computed, its result
-/// included.
+/// A wish of [`Device::optimize`]: no other tensor may take the memory that `tensor` lies in before `until` was computed, not even the
+/// result of `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Keep {
     /// Any tensor of the graph; for a view, it is the memory of what it looks at.
@@ -284,7 +292,16 @@ pub struct Keep {
     pub until: TensorId,
 }
 
-/// A point in a stream's work. Recording again moves the point.
+/// A point in a stream's work that the host and other streams can wait for.
+///
+/// - [`Device::create_event`] makes one, where [`Capabilities::events`] says so.
+/// - [`Stream::record`] sets the point: behind everything that was queued in that stream before. Recording again moves the point.
+/// - [`Event::synchronize`] lets the host wait, [`Stream::wait`] another stream, also one of another device.
+/// - Without a point, nobody waits.
+/// - Who waits, waits for the point of that moment. Recording again does not change what is awaited already, so that an event
+///   can be used in each run while work of the last one is still queued.
+/// - When the wait is over, what the work before the point wrote is visible to whoever waited. If that work failed, the wait fails, or the stream in which it
+///   is queued.
 pub trait Event: Send + Sync + fmt::Debug {
     /// Blocks the host until the recorded point is reached; at once if nothing was recorded.
     ///
@@ -296,7 +313,7 @@ pub trait Event: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A part of a graph with a place in memory for every tensor: what a device compiles.
+/// A part of a graph with a place in memory for every tensor: what a stream [prepares](Stream::prepare).
 ///
 /// A device need not write results that nobody reads after the run: those of graphs that have [outputs](crate::Graph::set_output) or
 /// write to operands, if they are no outputs, not [copied](crate::Flags::copied), and operands of nodes of this part only.

@@ -4,8 +4,8 @@
 //! [system's](Environment::system). A test puts others in its place: a clock that it moves, files that become shorter, threads that
 //! take turns, a network that loses bytes. Then a run depends on nothing but its input, and can be repeated.
 //!
-//! Devices are such a seam already: [`Device`](crate::Device), [`Stream`](crate::Stream) and [`Event`](crate::Event) stand for hardware that works
-//! at its own pace.
+//! Hardware that works at its own pace is not in here: [`Device`](crate::Device), [`Stream`](crate::Stream) and [`Event`](crate::Event) are traits
+//! already, so a test brings devices of its own. Files are read through an environment only; they are written directly.
 
 mod clock;
 mod files;
@@ -19,7 +19,7 @@ pub use threads::{SystemThreads, Threads};
 
 use std::sync::Arc;
 
-/// Time, files, threads and connections.
+/// Time, files, threads and connections, as a component is given them.
 #[derive(Clone, Debug)]
 pub struct Environment {
     /// Time.

@@ -20,6 +20,9 @@ pub enum Access {
 
 /// Any number of readers or one writer of each byte. Unlike with `RwLock`, entering and leaving are separate calls, so
 /// that a set of gates can be held without storing guards.
+///
+/// There is no queue: who comes later may enter first, and readers that overlap without a break keep a writer out. A queue would let a reader
+/// wait behind a writer that waits for that reader's own thread, which may read the same bytes twice at once.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
@@ -28,7 +31,7 @@ pub(crate) struct Gate {
 
 #[derive(Default)]
 struct GateState {
-    /// Who is inside: a few.
+    /// Who is inside. These are few, so that a list is searched faster than a tree would be.
     inside: Vec<(Range<usize>, Access)>,
     /// How many wait for somebody to leave.
     waiting: usize,
@@ -36,10 +39,11 @@ struct GateState {
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
+        // Nothing can panic between two changes of the state that belong together, so it is right after a panic too.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody inside is in the way.
+    /// Waits until nobody inside conflicts, then is inside.
     pub fn enter(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let excluded = |(other, theirs): &(Range<usize>, Access)| {
@@ -58,7 +62,7 @@ impl Gate {
         state.inside.push((bytes, access));
     }
 
-    /// Lets others in. `bytes` and `access` are as they were on entering.
+    /// Undoes one [`enter`](Gate::enter) with the same `bytes` and `access`, and wakes who waits.
     pub fn leave(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let left = (bytes, access);
@@ -80,7 +84,7 @@ impl Gate {
         self.lock().waiting
     }
 
-    /// Calls `f` inside.
+    /// Calls `f` inside. Leaves also if `f` panics.
     pub fn with<R>(&self, bytes: Range<usize>, access: Access, f: impl FnOnce() -> R) -> R {
         struct Leave<'a>(&'a Gate, Range<usize>, Access);
         impl Drop for Leave<'_> {

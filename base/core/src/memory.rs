@@ -65,9 +65,10 @@ pub struct HostMemory {
     gate: Gate,
 }
 
-// SAFETY: the memory is plain bytes owned (or kept alive) by this value, and every access to it passes the gate.
+// SAFETY: the memory is plain bytes owned (or kept alive) by this value, and belongs to no thread: it may be used and freed by any. A borrowed owner is `Send`.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above: the gate admits either readers or one writer of each byte.
+// SAFETY: the methods that take `&self` touch the bytes inside of the gate only, which admits either readers or one writer of each byte; the other fields
+// never change. `base` only returns the address: who uses it promises to be inside of the gate.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -107,9 +108,10 @@ impl HostMemory {
     /// Memory that somebody else allocated, such as a mapped file. `owner` is dropped with the last reference.
     ///
     /// # Safety
-    /// `base` must point to `len` initialised bytes that stay valid for reads (and for writes, if `writable`) as long as
-    /// `owner` lives. Nobody may write to them except through this value and, if `writable`, read them
-    /// otherwise either.
+    /// As long as `owner` lives:
+    ///
+    /// - `base` points to `len` initialised bytes, valid for reads, and for writes if `writable`.
+    /// - Nobody writes to them except through this value. If `writable`, nobody reads them otherwise either.
     pub unsafe fn borrow(
         base: NonNull<u8>,
         len: usize,
@@ -159,8 +161,8 @@ impl HostMemory {
         }
     }
 
-    /// Enters the gate for `len` bytes at `offset` until the answer is dropped: for work that goes on after the call that started it,
-    /// such as a copy by a device. Meanwhile safe methods that conflict wait, those of the same thread too.
+    /// Enters the gate for `len` bytes at `offset` until what is returned is dropped: for work that goes on after the call that started it,
+    /// such as a copy by a device. Meanwhile accesses that conflict wait; one by the thread that would drop it waits forever.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if there are not so many bytes, or for writing to read-only memory.
@@ -191,7 +193,7 @@ impl HostMemory {
                 self.len
             )));
         }
-        // SAFETY: `offset` is inside of the allocation or at its end.
+        // SAFETY: `offset` was just checked to be at most `self.len`, so the result is inside of the allocation or at its end.
         Ok(unsafe { self.base.add(offset) })
     }
 
@@ -246,7 +248,7 @@ impl HostMemory {
     ) -> Result<R> {
         let at = self.range(offset, len)?;
         Ok(self.gate.with(span(offset, len), Access::Read, || {
-            // SAFETY: in range, initialised (zeroed or borrowed as such), and not written to while the gate is held.
+            // SAFETY: `range` checked the bytes; they are initialised (zeroed or borrowed as such), and not written to while the gate is held.
             f(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
         }))
     }
@@ -263,7 +265,7 @@ impl HostMemory {
     ) -> Result<R> {
         let at = self.writable_range(offset, len)?;
         Ok(self.gate.with(span(offset, len), Access::Write, || {
-            // SAFETY: in range, initialised, and nobody else's while the gate is held.
+            // SAFETY: `writable_range` checked the bytes; they are initialised, may be written to, and are nobody else's while the gate is held.
             f(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) })
         }))
     }
@@ -280,7 +282,8 @@ impl HostMemory {
         len: usize,
     ) -> Result<()> {
         let (from, into) = (self.range(offset, len)?, to.writable_range(to_offset, len)?);
-        // SAFETY: both are valid for `len` bytes and guarded by the gates entered below; `copy_to` may overlap.
+        // SAFETY: both ranges were checked, and `copy` is only called inside of the gates entered below, so that nobody writes to `from` or touches
+        // `into` meanwhile; ranges may overlap in `copy_to`.
         let copy = || unsafe { from.copy_to(into, len) };
         let (read, written) = (span(offset, len), span(to_offset, len));
         if std::ptr::eq(self, to) {
@@ -312,7 +315,7 @@ pub struct HeldGate {
 impl HeldGate {
     /// The first of the bytes. Until the gate is left, they may be read through the pointer, and written to with [`Access::Write`].
     pub fn base(&self) -> NonNull<u8> {
-        // SAFETY: the range was checked to be inside of the memory.
+        // SAFETY: `hold`, which alone makes this value, checked the range, and `memory` keeps the allocation alive.
         unsafe { self.memory.base.add(self.bytes.start) }
     }
 
@@ -327,8 +330,8 @@ impl HeldGate {
     }
 }
 
-/// A copy that is under way: its bytes are held from its beginning on the device until it was made, or is given up. For devices that
-/// copy from and to host memory on their own time.
+/// A copy that has begun and was not made yet. It holds the gates of the bytes that it reads and writes, from [`begin`](HeldCopy::begin) until it is made by
+/// [`end`](HeldCopy::end), or given up by dropping it. For devices that copy from and to host memory on their own time.
 #[derive(Debug)]
 pub struct HeldCopy {
     from: HeldGate,
@@ -369,7 +372,7 @@ impl HeldCopy {
     /// Makes the copy.
     pub fn end(self) {
         let (from, to) = (self.from.base(), self.to.base());
-        // SAFETY: both have as many bytes, none in common, and both gates are held: one for reading, one for writing.
+        // SAFETY: `begin` checked that both have as many bytes and none in common; both gates are still held, one for reading, one for writing.
         unsafe { from.copy_to_nonoverlapping(to, self.from.len()) }
     }
 }
@@ -383,7 +386,7 @@ impl Drop for HeldGate {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Owner::Allocated(layout) = self.owner {
-            // SAFETY: allocated with this layout in `allocate`.
+            // SAFETY: `allocate` got `base` from the same allocator with this layout; this is the last use of the value, so the memory is freed once.
             unsafe { dealloc(self.base.as_ptr(), layout) }
         }
     }
@@ -497,7 +500,7 @@ mod tests {
         let owner = Arc::new(vec![7u8; 16]);
         let base = NonNull::from(owner.as_slice()).cast();
         let [part, whole] = [0, 16].map(|len| {
-            // SAFETY: as above.
+            // SAFETY: the vector is never written to, and each piece keeps it alive by a reference of its own.
             unsafe { HostMemory::borrow(base, len, false, Box::new(Arc::clone(&owner))) }
         });
         let mut set = MemorySet::default();

@@ -16,7 +16,7 @@
 //! A string is a `u64` length and bytes. An array is the type of its elements (`u32`), their number (`u64`) and the
 //! elements. The format is specified in `docs/gguf.md` of the ggml project; where that leaves a choice, this crate does
 //! what ggml's own reader does, so that both accept the same files. There are two exceptions: this crate refuses what no
-//! real file has (tensors without elements or dimensions, absurd counts), and accepts long tensor names.
+//! real file has (tensors without elements or dimensions; more keys than [`MAX_KEYS`], more tensors than [`MAX_TENSORS`]), and accepts tensor names of up to [`MAX_NAME_BYTES`].
 //!
 //! # Contract
 //! - [`GgufFile::open`] opens a model, whole or split into parts; [`Header::from_bytes`] reads one that is in memory.
@@ -28,8 +28,8 @@
 //! - Data is reached in place ([`GgufFile::tensor_bytes`], [`Part::mapping`]), read piece by piece
 //!   ([`GgufFile::read_tensor_into`]), or streamed by several threads ([`GgufFile::load`], [`GgufFile::load_chunks`]) with
 //!   progress and cancellation.
-//! - [`Writer`] streams a file out; on disk it appears complete or not at all. [`rewrite`] edits metadata. What a file says
-//!   with keys that nobody here knows survives, in order.
+//! - [`Writer`] streams a file out; on disk it appears complete or not at all. [`rewrite`] edits metadata. Keys that
+//!   nobody here knows survive it, in order.
 //! - [`Error`] is one line that names file, field and byte offset, and what to do.
 //!
 //! # Example
@@ -58,7 +58,7 @@
 //! # }
 //! ```
 //!
-//! The only `unsafe` code is in the module that maps files; [`Mapping`] says what it asks of the user.
+//! The only `unsafe` code is in the module that maps files. [`Mapping`] says what the user must promise: that nobody changes a file while it is mapped.
 
 mod atomic;
 mod convert;

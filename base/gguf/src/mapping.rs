@@ -40,7 +40,7 @@ impl Mapping {
     pub fn host_memory(self: &Arc<Self>) -> Arc<HostMemory> {
         let base = NonNull::from(&self.map[..]).cast();
         // SAFETY: The mapping is valid for reads as long as the second reference, which is the owner, lives. It is
-        // mapped read-only, so this process cannot write to it.
+        // mapped read-only, so this process cannot write to it; that no other process writes to the file is the user's duty, as the type says.
         unsafe { HostMemory::borrow(base, self.map.len(), false, Box::new(Arc::clone(self))) }
     }
 

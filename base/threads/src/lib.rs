@@ -1,11 +1,11 @@
-//! Worker threads for kernels: a team that enters a job together, with a barrier and a counter that gives out work.
+//! Worker threads for kernels.
 //!
-//! A [`Pool`] keeps the threads of one device. [`Pool::run`] lets all of them call one function; in it, a [`Team`] shares out work and lets the
-//! threads meet.
+//! A [`Pool`] keeps the threads of one device. [`Pool::run`] lets all of them call one function, the *job*. In it, a [`Team`] has a counter that gives out
+//! work, and a barrier at which the threads meet.
 //!
 //! Workers wait by spinning for some microseconds, then by sleeping, so that an idle engine uses no CPU and a busy one
 //! does not pay for waking up. The calling thread is worker 0. If the pool is busy with another caller's job, the
-//! caller does its job alone: nothing waits for anything that could wait for it.
+//! caller does its job alone. If it waited instead, and that job waited for something that the caller holds, such as the gate of some memory, neither would go on.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,8 +35,8 @@ struct Shared {
     shutdown: AtomicBool,
 }
 
-// SAFETY: `job` is written only by the one caller that holds `Pool::caller`, while no worker runs: before `started` is
-// raised and after `finished` was.
+// SAFETY: only `job` needs it; a job is `Sync`, so that all threads may call it. The place is written only by the one caller that holds `Pool::caller`, while no
+// worker reads it: before `started` is raised and after `finished` was. Both publish what was written before.
 unsafe impl Sync for Shared {}
 
 /// The threads of one device. They are started by the first job that needs them.
@@ -79,17 +79,17 @@ impl Pool {
         self.threads
     }
 
-    /// Lets a team of all threads, or of the caller alone if the others are busy, call `job`.
+    /// Lets all threads call `job`, or the caller alone if the others are busy, and returns when all have returned.
     ///
     /// # Errors
     /// If the job panicked in some thread. The pool stays usable.
     pub fn run(&self, job: Job<'_>) -> Result<(), Panicked> {
-        let busy = if self.threads == 1 {
+        let free = if self.threads == 1 {
             None
         } else {
             self.caller.try_lock().ok()
         };
-        let Some(mut workers) = busy else {
+        let Some(mut workers) = free else {
             let team = Team::alone();
             return catch_unwind(AssertUnwindSafe(|| job(0, &team))).map_err(|_| Panicked);
         };
@@ -101,8 +101,8 @@ impl Pool {
             .store(workers.handles.len(), Ordering::Relaxed);
         shared.panicked.store(false, Ordering::Relaxed);
         let finished = shared.finished.get();
-        // SAFETY: the lifetime is only hidden: this function does not return before all workers are done with the job,
-        // and no worker runs now, so nobody else looks at the place.
+        // SAFETY: the lifetime is only hidden: this function does not return or unwind before all workers are done with the job, since panics are
+        // caught. Nobody else looks at the place: other callers have no lock, and the job before was waited for, so all workers wait for `started`.
         unsafe {
             *shared.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
         }
@@ -114,7 +114,7 @@ impl Pool {
         if !workers.handles.is_empty() {
             shared.finished.wait(finished, self.spins);
         }
-        // SAFETY: all workers are done.
+        // SAFETY: all workers are done, since the last one raised `finished`, or there are none; the lock keeps other callers away.
         unsafe { *shared.job.get() = None };
         if mine.is_err() || shared.panicked.load(Ordering::Relaxed) {
             return Err(Panicked);

@@ -38,7 +38,7 @@ impl Team {
         }
     }
 
-    /// Forgets the job before. Nobody is in a barrier.
+    /// Forgets the last job. Must not be called while anybody is in a barrier.
     pub(crate) fn reset(&self) {
         self.next.store(0, Ordering::Relaxed);
         self.stop_asked.store(false, Ordering::Relaxed);
@@ -78,7 +78,8 @@ impl Team {
     /// Waits until all workers are here, and gives out work from 0 again. All get the same answer: whether to go on.
     #[inline]
     pub fn barrier(&self) -> bool {
-        // In this order: who sees the generation that `abandon` made sees that the team is broken, and who does not is woken by it.
+        // In this order: `abandon` sets `broken`, then raises the generation. Who reads the new generation here also reads `broken`; who reads the old one
+        // waits for it to change, and so is woken.
         let generation = self.generation.get();
         if self.broken.load(Ordering::SeqCst) {
             return false;
@@ -86,7 +87,7 @@ impl Team {
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
             self.arrived.store(0, Ordering::Relaxed);
             self.next.store(0, Ordering::Relaxed);
-            // Decided once for all: nobody can pass the next barrier before everybody has read it.
+            // Decided here, for all of them: nobody can pass the next barrier, and change it, before everybody has read it.
             self.stop
                 .store(self.stop_asked.load(Ordering::Acquire), Ordering::Relaxed);
             self.generation.raise();

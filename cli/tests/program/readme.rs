@@ -143,6 +143,30 @@ fn links_lead_somewhere() {
     assert!(count > 30, "{count}");
 }
 
+#[test]
+fn paths_that_documents_name_exist() {
+    let floors = [
+        "base", "benches", "cli", "devices", "docs", "engine", "models", "runtime",
+    ];
+    let docs = std::fs::read_dir(root().join("docs")).unwrap();
+    let docs = docs.map(|entry| entry.unwrap().path());
+    let texts = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    let texts = texts.chain(["README.md", "CONTRIBUTING.md"].map(|name| root().join(name)));
+    let mut count = 0;
+    for file in texts {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for code in text.split('`').skip(1).step_by(2) {
+            let is_path = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+            let first = code.split_once('/').map(|(first, _)| first);
+            if code.chars().all(is_path) && first.is_some_and(|first| floors.contains(&first)) {
+                assert!(root().join(code).exists(), "{}: {code}", file.display());
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 30, "{count}");
+}
+
 /// Numbers with two decimals in a row of a table.
 fn ratios(row: &str) -> Vec<&str> {
     let words = row.split([' ', '|']);

@@ -200,7 +200,7 @@ pub(crate) struct Scratch(*mut u8);
 
 // SAFETY: an address like `Operand`.
 unsafe impl Send for Scratch {}
-// SAFETY: as above.
+// SAFETY: `at` only computes an address; the kernel that reads or writes there keeps workers apart.
 unsafe impl Sync for Scratch {}
 
 impl Scratch {

@@ -9,20 +9,20 @@
 //! [`supports`](samite_core::Device::supports)), resolves addresses, strides and parameters, and yields a flat list of
 //! phases, each a closure over a number of independent tasks. *Running* enters the gates of all memory involved and
 //! walks the list: phases that are too small to be shared run in the calling thread, the others are shared out among the
-//! workers, with a barrier behind. Nothing is allocated.
+//! workers, which meet at a barrier after each. Nothing is allocated.
 //!
-//! Some nodes are computed together, as the last of them: products of the same columns pack them once, and norms and
-//! gated units between products are never in memory. An observer then sees that the others take no time.
+//! Some nodes are computed together: products of the same columns quantize those once, and what norms and
+//! gated units between products make is never in memory. An observer is told the time of the last of them, and no time for the others.
 //!
 //! # Packed weights
 //! The device offers memory of its own for weights, `cpu-packed`, an
-//! [extra buffer type](samite_core::Device::extra_buffer_types). It takes as many bytes as a file, rearranged for
-//! products that are several times as fast, more so where there is AMX; what is written is packed, what is read unpacked.
+//! [extra buffer type](samite_core::Device::extra_buffer_types). A tensor takes as many bytes there as in a file, rearranged so that
+//! products are several times as fast, more so where there is AMX. What is written is packed, what is read is unpacked.
 //!
-//! # Where a product is
-//! A product has three parts: the registers of an instruction set, the decoding of a type, and the micro-kernel that multiplies. The
+//! # Where a product is computed
+//! A product of weights and columns (a column is the activations of one token) has three parts: the registers of an instruction set, the decoding of a type, and the micro-kernel that multiplies. The
 //! registers are in `simd/`: `sse2.rs`, `avx2.rs`, `avx512.rs`, `neon.rs`, `generic*.rs`. Decoding of packed weights and most
-//! micro-kernels are written once over these. So for a type, look into this table:
+//! micro-kernels are written once over these. Models pack the weights of products unless told otherwise. So for a type, look into this table:
 //!
 //! | types | decoding, packed | decoding, as in the file, x86-64 | as in the file, aarch64 |
 //! |---|---|---|---|
@@ -44,6 +44,8 @@
 //! | quantized, as in the file | more | the same | `unpacked/x86/mod.rs` | `unpacked/x86/mod.rs` | `unpacked/x86/gemm_avx512.rs` | as VNNI |
 //! | floats, as in the file | any | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` | `unpacked/float.rs` |
 //!
+//! Decoding "as in the file" on x86-64 has its traits and common steps in `unpacked/x86/decode.rs`, and needs AVX2.
+//!
 //! For example, packed Q4_K on AVX2 is decoded by `impl Format for Q4K` in `packed/formats/k_quants.rs`, with the registers `Ymm` of
 //! `simd/avx2.rs`, and multiplied by `packed/int8/gemv.rs` or `packed/int8/gemm.rs`. Columns are quantized in `activations/`,
 //! whose front page says which form is for which product.
@@ -61,7 +63,7 @@
 //! | `operand`, `kernel` | tensors in memory; what a kernel is, and its phases |
 //! | `tune` | choices that are measured on the machine |
 //! | `kernels` | the operations |
-//! | `table` | which kernel computes which operation: a new one needs an entry here and a function in `kernels` |
+//! | `table` | which kernel computes which operation: a new operation needs an entry here and a function in `kernels` |
 //! | `fuse`, `program` | fused regions; compiled graphs and how they run |
 //! | `packed_buffer_type`, `calibrate`, `device` | memory for packed weights, limits of the machine, the device |
 //!

@@ -22,7 +22,7 @@ pub(crate) struct Operand {
 
 // SAFETY: an operand is an address; what may be done with it is the contract of the unsafe methods.
 unsafe impl Send for Operand {}
-// SAFETY: as above.
+// SAFETY: shared, it only gives the address away; the unsafe methods ask their callers to keep workers apart.
 unsafe impl Sync for Operand {}
 
 /// Some elements of one row: `len` elements from element `start` on.

@@ -5,10 +5,10 @@
 //! in logical order, computes, and writes the result. Operands are read first, so a result may lie in the
 //! memory of an operand, and a kernel that fails has written nothing.
 //!
-//! The device is also a test double. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
+//! The device also stands for a GPU in tests. A [`ReferenceDevice`] has memory of its own that the host cannot see, so
 //! that copies are real. [`ReferenceOptions`] make it small, asynchronous, without some operations, or a processor
-//! instead of a GPU. A [`Latch`] holds its work back, and a [`FaultPlan`] makes a chosen call fail, or the device get lost. It checks
-//! what fast devices trust: it refuses work whose operands lie in another device's memory, or in a layout that is not the graph's.
+//! instead of a GPU. A [`Latch`] holds its work back, and a [`FaultPlan`] makes a chosen call fail, or the device get lost. The device also
+//! checks what fast devices trust: it refuses work whose operands lie in another device's memory, or have another layout there than in the graph.
 //!
 //! ```
 //! use samite_core::{DType, Device, Graph};

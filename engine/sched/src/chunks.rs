@@ -1,7 +1,7 @@
 //! The scheduler's own memory: a buffer for each chunk of the memory plans, as large as the largest of them needs.
 
 use crate::devices::DeviceSet;
-use crate::layout::{Blocks, MemoryPlan};
+use crate::memory_plan::{Blocks, MemoryPlan};
 use samite_core::{Buffer, Error, Result, Slot, TensorInfo, TensorRef, Usage};
 use std::sync::Arc;
 

@@ -114,7 +114,7 @@ impl DeviceSet {
         &self.memories
     }
 
-    /// Which memory results on `device` get, by its position in [`MemoryPlan::chunks`](crate::layout::MemoryPlan::chunks): its own, or for a device that works on host memory the
+    /// Which memory results on `device` get, by its position in [`MemoryPlan::chunks`](crate::memory_plan::MemoryPlan::chunks): its own, or for a device that works on host memory the
     /// [host memory](Device::host_buffer_type) of the first device that has some which it can use, so that copies between them are quick.
     pub fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]

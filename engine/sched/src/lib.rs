@@ -3,8 +3,8 @@
 //! The scheduler turns a [`Graph`](samite_core::Graph) into a [`Plan`], which is plain data, in four steps:
 //!
 //! 1. [`placement`]: a device and a reason for every node.
-//! 2. [`split`]: runs of nodes on one device, with the copies between them.
-//! 3. [`layout`]: a place in memory for every tensor, exact to the byte, by kind of memory.
+//! 2. [`split`]: cuts between devices, with the copies that nodes read behind them.
+//! 3. [`memory_plan`]: a place in memory for every tensor, exact to the byte, by kind of memory.
 //! 4. [`order`]: which work waits for which, where devices work on their own time.
 //!
 //! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a [picture](Plan::to_svg), and
@@ -25,7 +25,7 @@ mod detour;
 mod devices;
 mod executor;
 pub mod explain;
-pub mod layout;
+pub mod memory_plan;
 mod options;
 pub mod order;
 mod picture;

@@ -17,8 +17,8 @@ pub enum Fallback {
 /// Options of a [`Scheduler`](crate::Scheduler).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many copies of inputs and of tensors between devices exist, so that consecutive runs can overlap on
-    /// asynchronous devices. 1 for none; ggml's pipeline parallelism uses 4.
+    /// How many *pipeline copies* there are: instances of inputs and of tensors that are copied between devices, so that consecutive runs can overlap on
+    /// asynchronous devices. With 1, runs do not overlap; ggml's pipeline parallelism uses 4.
     pub copies: usize,
     /// Lets faster devices take over operations whose weights are in host memory, where they want to.
     pub offload: bool,

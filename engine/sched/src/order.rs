@@ -6,7 +6,7 @@
 //! consecutive runs that every reuse of a pipeline copy is seen, with a vector clock for each lane (Mattern 1988).
 
 use crate::devices::DeviceSet;
-use crate::layout::{Blocks, MemoryPlan};
+use crate::memory_plan::{Blocks, MemoryPlan};
 use crate::split::{Lowered, Split};
 use samite_core::{BufferType, Graph, MemoryId, Result, TensorId};
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! The plan: everything that is decided about one graph, as data.
 
 use crate::devices::DeviceSet;
-use crate::layout::{self, MemoryPlan};
+use crate::memory_plan::{self, MemoryPlan};
 use crate::options::{Assignments, Options};
 use crate::order::{self, Action, Lane};
 use crate::placement::{self, Placement, Refusal};
@@ -45,7 +45,7 @@ impl Plan {
         let live = graph.live();
         let placement = placement::place(graph, &live, devices, assignments, options)?;
         let lowered = split::cut(graph, &live, devices, &placement)?;
-        let memory = layout::plan(&lowered, &live, devices, copies)?;
+        let memory = memory_plan::plan(&lowered, &live, devices, copies)?;
         let actions = order::order(&lowered, &memory, devices, copies)?;
         let mut writers: HashMap<TensorId, Vec<usize>> = HashMap::new();
         for split in &lowered.splits {

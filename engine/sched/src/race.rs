@@ -4,7 +4,7 @@
 //! the waits were found: it has its own account of who reads and writes which bytes, and its own clocks. It is run by tests over random graphs
 //! and devices.
 
-use crate::layout::Blocks;
+use crate::memory_plan::Blocks;
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use samite_core::{MemoryId, TensorId};

@@ -1,7 +1,9 @@
 //! One run of a plan, as a state machine.
 //!
-//! It says what comes next, and does nothing itself: no device, clock or thread is touched here. Whoever performs a step says how it
-//! went, and gets the next one. So the order of a run, and what is done when a step fails, can be tested without devices.
+//! It says what comes next, and does nothing itself: no device, clock or thread is touched here. The [executor](crate::executor) performs each step, says how it
+//! went, and gets the next one. So the steps of a run, and what is done when one fails, can be tested without devices.
+//!
+//! The order of actions and their waits are not decided here: the plan has them, from [`order`](crate::order).
 
 use crate::order::{Action, Lane, Wait};
 use samite_core::{Error, Result};
@@ -17,7 +19,7 @@ pub(crate) enum Step {
     Record(usize),
     /// Wait until a lane has done all that was issued.
     Finish(Lane),
-    /// Wait until all lanes have, whether that fails or not.
+    /// Wait until all lanes have done what was issued, and ignore further failures: the first one ends the run.
     Drain,
     /// Nothing: the run is over.
     End(Result<()>),
@@ -26,24 +28,27 @@ pub(crate) enum Step {
 /// How actions follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// As the waits of the plan say.
+    /// An action begins when those that it waits for, by the plan, have ended. Actions of different lanes overlap.
     Overlapped,
-    /// Each is done before the next one is issued, so that its results can be looked at.
+    /// Each is done before the next one is issued, so that its results can be looked at. The plan's waits are left out: those for this run hold by
+    /// themselves, and the caller has waited for earlier runs.
     OneByOne,
 }
 
-/// What was said last.
+/// Which step was given out last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The wait of this number, of the action `next`.
+    /// The action `next` was not issued yet: the wait of this number comes now, if it has so many.
     Waiting(usize),
+    /// The action `next` was issued.
     Issued,
-    /// The action `next` has its end; the one behind it comes now.
+    /// Nothing is left to do about the action `next`; the one behind it comes now.
     Ended,
+    /// Something failed.
     Draining,
 }
 
-/// A run that goes on.
+/// A run that has begun and not ended.
 #[derive(Debug)]
 pub(crate) struct Run {
     pace: Pace,
@@ -65,7 +70,9 @@ impl Run {
         }
     }
 
-    /// The first step, or the one after a step that ended with `last`. `cancelled` says whether the run should stop. `actions` are always the same.
+    /// The step after one that ended with `last`; the first one if that is `Ok` and nothing was done yet. `actions` are the same in each call.
+    ///
+    /// A run that is `cancelled` stops before its next action. Within one, the device that performs it looks at the token.
     pub fn step(&mut self, actions: &[Action], last: Result<()>, cancelled: bool) -> Step {
         if self.state == State::Draining {
             return Step::End(self.failure.take().map_or(Ok(()), Err));
@@ -108,7 +115,7 @@ impl Run {
         }
     }
 
-    /// Nothing may be left in flight that could hurt the next run.
+    /// Ends the run with `failure`, but only after everything that was issued is done: work in flight would touch memory that the next run, or another plan, uses.
     fn fail(&mut self, failure: Error) -> Step {
         self.failure = Some(failure);
         self.state = State::Draining;

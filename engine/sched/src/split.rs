@@ -1,6 +1,7 @@
-//! Cutting a placed graph into splits, with the copies between them.
+//! Cutting a graph whose nodes have devices into splits, with the copies between them.
 //!
-//! A *split* is a run of nodes on one device. What a split reads from memory that its device cannot use is copied
+//! A *split* is consecutive nodes that one device runs as a whole. A new one begins where the next node is on another device, or where a
+//! further weight must be copied: then the first copy's memory can be used again. What a split reads from memory that its device cannot use is copied
 //! before: the lowered graph has one more leaf for each such copy, and the split's nodes read that leaf instead.
 
 use crate::devices::DeviceSet;
@@ -10,7 +11,7 @@ use samite_core::{Error, Graph, Keep, Op, Result, TensorId, Usage};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
-/// A run of nodes on one device.
+/// Consecutive nodes that one device runs as a whole.
 #[derive(Clone, Debug, Serialize)]
 pub struct Split {
     /// Number of the device.
@@ -71,7 +72,7 @@ struct Cutter<'a> {
     known: HashMap<(TensorId, usize, usize), TensorId>,
 }
 
-/// Cuts the live part of a placed graph.
+/// Cuts the live part of a graph whose nodes have devices.
 ///
 /// # Errors
 /// If a device orders nodes against their dependencies, or wants to keep memory until something happens that does not.

@@ -2,16 +2,16 @@
 //!
 //! # How a token goes through
 //! 1. [`Model::load`] opens the file, reads and checks its [`Hyperparameters`], and asks the [architecture](arch) which
-//!    tensors there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; where
-//!    the device can read the mapped file itself, nothing is copied. All of this is a [`ModelPlan`] before a byte
-//!    is loaded; a [`ContextPlan`] adds what follows, without data and without memory.
-//! 2. [`Context::new`] takes the rest of the memory: the KV cache, each layer's part on its layer's device, and what the
-//!    scheduler needs for the largest graph. If it does not fit, that shows here.
+//!    tensors there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; with `--mmap`, where
+//!    the device can read the mapped file itself, nothing is copied. All of this is decided in a [`ModelPlan`], before a byte
+//!    is loaded. A [`ContextPlan`] does the same for step 2. Plans need neither data nor memory for it.
+//! 2. [`Context::new`] allocates all other memory: the KV cache, each layer's part on its layer's device, and what the
+//!    scheduler needs for the largest graph. If it does not fit, the error comes here and not while tokens are decoded.
 //! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It is cut into micro-batches. Each token
 //!    gets a free [cell](Cells) of the cache, wherever one is, and a row of the mask that says which cells it sees:
 //!    those of its sequence at positions up to its own.
-//! 4. The architecture has built a graph for this number of tokens, from embeddings to logits. It depends on nothing else,
-//!    because cells, positions and mask are inputs; the number of cells that attention looks at grows in steps. So the graph of
+//! 4. The architecture has built a graph from embeddings to logits. Cells, positions and mask are its inputs. So it depends on three numbers only:
+//!    tokens, tokens whose logits are wanted, and cells that attention looks at, which grow in steps. So the graph of
 //!    the last token serves the next one: **a steady decode step builds no graph, makes no plan and allocates nothing.**
 //! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
 //!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.

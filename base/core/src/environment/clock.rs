@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 /// A clock that never goes back.
 ///
-/// A simulated one takes one [`Instant`] when it is made, and adds the time that passed in the simulation.
+/// An [`Instant`] cannot be made from a number. So a simulated clock asks the system for one when it is made, and adds the time that
+/// passed in the simulation.
 pub trait Clock: Send + Sync + Debug {
     /// Now.
     fn now(&self) -> Instant;
 
-    /// Returns when `time` has passed.
+    /// Blocks the thread until `time` has passed on this clock.
     fn sleep(&self, time: Duration);
 }
 

@@ -23,13 +23,13 @@ pub trait File: Send + Sync + Debug {
     /// What the system says.
     fn size(&self) -> Result<u64>;
 
-    /// Fills `buffer` from byte `offset` on. Threads may read at the same time.
+    /// Fills `buffer` from byte `offset` on. There is no position in the file, so that threads can read at the same time.
     ///
     /// # Errors
     /// [`ErrorKind::UnexpectedEof`] if the file ends before; or what the system says.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
-    /// The file of the operating system, if it is one: for mapping it.
+    /// The file of the operating system, if it is one, to map it into memory. Without one, files are read.
     fn as_system_file(&self) -> Option<&std::fs::File> {
         None
     }
@@ -79,7 +79,7 @@ impl File for std::fs::File {
         Ok(())
     }
 
-    // Systems that cannot do that have no files to speak of.
+    // The standard library reads at an offset on Unix and Windows only.
     #[cfg(not(any(unix, windows)))]
     fn read_exact_at(&self, _buffer: &mut [u8], _offset: u64) -> Result<()> {
         Err(ErrorKind::Unsupported.into())

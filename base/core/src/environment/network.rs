@@ -1,11 +1,11 @@
-//! Connections to other processes.
+//! Connections to other processes. Nothing uses them yet: they are for devices on other machines.
 
 use std::fmt::Debug;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// Makes connections: streams of bytes, as TCP's.
+/// Makes connections: streams of bytes that arrive complete and in order, as TCP's do.
 pub trait Network: Send + Sync + Debug {
     /// Connects to `address`, such as `host:port`.
     ///
@@ -20,7 +20,7 @@ pub trait Network: Send + Sync + Debug {
     fn listen(&self, address: &str) -> Result<Box<dyn Listener>>;
 }
 
-/// Where others connect to.
+/// An address at which connections are accepted.
 pub trait Listener: Send + Sync + Debug {
     /// The address, with the port that was chosen.
     ///
@@ -49,10 +49,10 @@ pub trait Connection: Send + Debug {
     /// [`ErrorKind::TimedOut`] if nothing comes for longer than the [timeout](Connection::set_timeout); or what the system says.
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize>;
 
-    /// How long a call may wait; `None` for ever. At first, for ever.
+    /// Sets how long [`send`](Connection::send) and [`receive`](Connection::receive) may wait. `None`, as at first, is for ever.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for no time at all; or what the system says.
+    /// [`ErrorKind::InvalidInput`] for a timeout of zero; or what the system says.
     fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<()>;
 }
 
@@ -77,7 +77,7 @@ impl Network for SystemNetwork {
     }
 }
 
-/// Small messages are sent at once: whoever waits for an answer sends nothing more.
+/// Turns off Nagle's algorithm, which holds a small message back until more is sent: who waits for an answer sends nothing more.
 fn connection(stream: TcpStream) -> Result<Box<dyn Connection>> {
     stream.set_nodelay(true)?;
     Ok(Box::new(stream))
@@ -109,7 +109,7 @@ impl Connection for TcpStream {
     }
 }
 
-/// Calls again after a signal. Some systems call a timeout [`ErrorKind::WouldBlock`].
+/// Calls again after a signal. Unix reports a timeout as [`ErrorKind::WouldBlock`], Windows as [`ErrorKind::TimedOut`]: here it is always the latter.
 fn retry(mut call: impl FnMut() -> Result<usize>) -> Result<usize> {
     loop {
         match call() {

@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 /// Runs several pieces of work at once.
 pub trait Threads: Send + Sync + Debug {
-    /// How many pieces run at once with profit.
+    /// How many pieces the machine can run at once.
     fn parallelism(&self) -> usize;
 
     /// Calls `work` with every number below `count`, all at once or in any order, and returns when all are done. The calling thread takes part.
@@ -15,7 +15,7 @@ pub trait Threads: Send + Sync + Debug {
     fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync));
 }
 
-/// Threads of the operating system. Where it refuses one, others do its work.
+/// Threads of the operating system. Where it refuses one, the calling thread does that piece after its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemThreads;
 

@@ -81,7 +81,8 @@ unsafe fn load(x: &[f32], i: usize) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn split(x: &[f32], to: *mut u8) {
     for i in (0..x.len().next_multiple_of(STEP)).step_by(__m512::LANES) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `i` stays below the number of elements, rounded up to 32, for which there is room; `load` masks what is behind
+        // the end of `x`.
         unsafe {
             let x = load(x, i);
             let high = _mm512_and_si512(_mm512_castps_si512(x), upper());
@@ -103,7 +104,8 @@ unsafe fn split(x: &[f32], to: *mut u8) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn round(x: &[f32], to: *mut u8) {
     for i in (0..x.len().next_multiple_of(STEP)).step_by(__m512::LANES) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `i` stays below the number of elements, rounded up to 32, for which there is room; `load` masks what is behind
+        // the end of `x`.
         unsafe {
             let bits = _mm512_castps_si512(load(x, i));
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));

@@ -23,7 +23,8 @@ pub(crate) fn slabs(k: usize, columns: usize, each: usize) -> Option<Slabs> {
 /// elements.
 pub(crate) unsafe fn copy(slabs: Slabs, x: &[f32], start: usize, out: *mut u8) {
     for (x, slab) in slabs.pieces(x, start, out) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the column at `out` has all these elements, so each piece has its slab, aligned to 4; `x` is borrowed, so the
+        // writable column is elsewhere.
         unsafe {
             slab.cast::<f32>()
                 .copy_from_nonoverlapping(x.as_ptr(), x.len())

@@ -34,7 +34,8 @@ impl Int16Slabs {
     /// these elements.
     pub unsafe fn round(&self, x: &[f32], start: usize, out: *mut u8) {
         for (x, slab) in self.slabs.pieces(x, start, out) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the column at `out` has all these elements, so each piece has a slab there that is writable and aligned, as
+            // `round` asks.
             unsafe { round(self.isa, x, slab, self.crossed) };
         }
     }

@@ -87,7 +87,8 @@ impl Int8Slabs {
     /// these elements.
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         for (x, slab) in self.slabs.pieces(x, start, out) {
-            // SAFETY: the caller's contract.
+            // SAFETY: the column at `out` has all these elements, so each piece has a slab there that is writable and aligned, as
+            // `quantize` asks.
             unsafe { quantize(self.isa, &self.spec, x, slab) };
         }
     }

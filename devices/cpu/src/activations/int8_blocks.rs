@@ -26,7 +26,7 @@ vectorized! {
     /// # Safety
     /// As [`Int8Blocks::quantize`].
     pub unsafe fn quantize(int8: &Int8Blocks, x: &[f32], start: usize, out: *mut u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: both functions ask the same.
         unsafe { int8.quantize(x, start, out) }
     }
 }

@@ -80,7 +80,8 @@ impl ActivationForm {
     /// # Safety
     /// `out` must be the place of a column of this form, which has these elements; `isa` was detected.
     pub unsafe fn write(self, x: &[f32], start: usize, out: *mut u8, isa: Isa) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `out` is a column of this form with these elements, so that each form's function finds the room that it asks
+        // for; `x` is borrowed, so it is elsewhere.
         unsafe {
             match self {
                 ActivationForm::F32 => {

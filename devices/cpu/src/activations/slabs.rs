@@ -61,7 +61,8 @@ impl Slabs {
             for (c, column) in columns.iter().enumerate() {
                 let from = column.x.wrapping_add(slab * self.distance);
                 let to = to.wrapping_add(slab * distance + c * self.slab_bytes);
-                // SAFETY: the caller's contract.
+                // SAFETY: slab `slab` of column `c` is below the number of both, so it exists in the columns and in `to`, which
+                // is other memory.
                 unsafe { to.copy_from_nonoverlapping(from, self.slab_bytes) };
             }
         }

@@ -174,7 +174,7 @@ unsafe fn convert(isa: Isa, source: &Operand, result: &Operand, range: Range<usi
         });
         let mut written = 0;
         pieces(result.layout(), start..end, |to| {
-            // SAFETY: as above.
+            // SAFETY: the piece is inside of the result's row; quantized rows are cut at blocks, as `kernel` checked.
             unsafe { result.store(isa, to.row, to.start, &buffer[written..][..to.len]) };
             written += to.len;
         });

@@ -105,7 +105,8 @@ unsafe fn map_piece(
     out: &mut [f32],
     f: impl Fn(f32) -> f32 + Copy,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the piece is inside of `x`, so there are as many elements at `from`. They are not read as a slice where `out` is
+    // the same memory; places that overlap in another way were refused.
     unsafe {
         match dense(x, x.shape()[0], piece.row, piece.start) {
             Some(from) if from != out.as_ptr() => {
@@ -180,7 +181,7 @@ pub(crate) unsafe fn add_row(
         start: 0,
         len: result.shape()[0],
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the piece is a whole row that is inside of all three shapes, since these are equal.
     unsafe { zip_piece(isa, a, b, piece, result.row_mut(row), |a, b| a + b) };
 }
 
@@ -250,7 +251,7 @@ unsafe fn zip_piece(
 unsafe fn dense(operand: &Operand, n0: usize, row: [usize; 3], start: usize) -> Option<*const f32> {
     let dense =
         operand.shape()[0] == n0 && operand.dtype() == DType::F32 && operand.has_dense_rows();
-    // SAFETY: the caller's contract.
+    // SAFETY: the element is inside of the shape, so its address is inside of the operand's memory.
     dense.then(|| unsafe { operand.at(row).cast::<f32>().add(start).cast_const() })
 }
 

@@ -99,7 +99,7 @@ impl Lists {
     /// See [`Operand`]; nobody else may use the lists.
     unsafe fn fill(&self, ids: &Operand) -> Result<(), Fault> {
         let [used, tokens, ..] = ids.shape();
-        // SAFETY: the caller's contract.
+        // SAFETY: nobody else uses the lists, so they may be borrowed for writing.
         let (ends, order) = unsafe { self.parts_mut() };
         // SAFETY: all choices are inside of the shape.
         let expert = |choice: usize| unsafe {

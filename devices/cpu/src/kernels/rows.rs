@@ -22,7 +22,7 @@ pub(crate) unsafe fn row_number(
     i: usize,
     limit: usize,
 ) -> Result<usize, Fault> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the element exists, and the caller has entered its memory.
     let value = unsafe { numbers.integer(row, i) };
     match usize::try_from(value) {
         Ok(number) if number < limit => Ok(number),

@@ -18,7 +18,7 @@ unsafe fn copy_row(
 ) {
     let dtype = source.dtype();
     let (from_stride, to_stride) = (source.strides()[0], result.strides()[0]);
-    // SAFETY: the caller's contract.
+    // SAFETY: both places exist, for all blocks of the row; result and source have one type, so that blocks have one size.
     unsafe {
         copy_blocks(
             source.at(from),

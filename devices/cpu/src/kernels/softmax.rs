@@ -44,7 +44,7 @@ impl Slopes {
 /// See [`Operand`]; the mask must have such a row, at least as long as `x`.
 unsafe fn add_mask(isa: Isa, mask: &Operand, row: [usize; 3], slope: f32, x: &mut [f32]) {
     if mask.dtype() == DType::F32 && mask.layout().has_contiguous_rows() {
-        // SAFETY: the caller's contract.
+        // SAFETY: the mask has this row, which is F32 without gaps, as was just checked.
         let mask = unsafe { mask.row::<f32>(row) };
         return add_scaled(isa, x, &mask[..x.len()], slope);
     }

@@ -515,7 +515,8 @@ impl Group {
 /// They must be there, and tiles be configured.
 #[inline(always)]
 unsafe fn load_rows(tiles: *const u8) {
-    // SAFETY: the caller's contract.
+    // SAFETY: two tiles of 1024 bytes lie at `tiles`, whose rows of 64 bytes are `s` apart; tiles 6 and 7 are configured as
+    // large.
     unsafe {
         asm!(
             "tileloadd tmm6, [{w} + {s}]",
@@ -532,7 +533,7 @@ unsafe fn load_rows(tiles: *const u8) {
 /// Tiles must be configured.
 #[inline(always)]
 unsafe fn products<const T: usize>() {
-    // SAFETY: the caller's contract.
+    // SAFETY: tiles are configured, and only tile registers are used.
     unsafe {
         asm!(
             "tdpbf16ps tmm0, tmm4, tmm6",

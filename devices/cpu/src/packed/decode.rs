@@ -338,7 +338,7 @@ impl PanelSlab {
             evenly: S::EVENLY,
             ..Rows::new(self.at.wrapping_add(half), row % LANES)
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: `rows` lies in this part of the panel, which is there and has `blocks` blocks of each row.
         unsafe { decode::<F, V, S>(rows, blocks, to) }
     }
 }
@@ -416,7 +416,7 @@ impl Ahead {
             return;
         }
         let at = self.at.wrapping_add((self.first + line) * 64);
-        // SAFETY: the caller's contract.
+        // SAFETY: asking for a line is allowed at any address; the caller has the instruction.
         unsafe {
             if self.evenly {
                 V::prefetch_here(at);
@@ -430,7 +430,7 @@ impl Ahead {
     #[inline(always)]
     pub unsafe fn ask_eighth<V: Simd>(self, first: usize, lines: usize, i: usize) {
         for line in i * lines / 8..(i + 1) * lines / 8 {
-            // SAFETY: the caller's contract.
+            // SAFETY: as with `ask`: any address is allowed.
             unsafe { self.ask::<V>(first + line) }
         }
     }
@@ -487,14 +487,15 @@ impl Rows {
     /// Four bytes of each row.
     #[inline(always)]
     pub unsafe fn words<V: Simd>(self, i: usize) -> V::Words {
-        // SAFETY: the caller's contract.
+        // SAFETY: unit `i` of these rows is inside of the block, so as many units as `V` has lanes follow: rows lie side by side,
+        // `LANES` in a half.
         unsafe { V::load(self.unit(i, 4)) }
     }
 
     /// A half-precision number of each row.
     #[inline(always)]
     pub unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
-        // SAFETY: the caller's contract.
+        // SAFETY: as with `words`, with units of two bytes.
         unsafe { V::load_f16(self.unit(i, 2)) }
     }
 }

@@ -44,7 +44,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     multiply_decoded: unsafe fn(&SlabPart, &[Column], *mut Sum, usize),
 ) {
     if let ([column], false) = (columns, panel.past_caches) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the panel and the column are there, as a `PanelFn` asks.
         return unsafe { one_column::<V, E, R>(panel, column) };
     }
     let mut memory = MaybeUninit::<Memory>::uninit();
@@ -87,7 +87,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
 #[inline(always)]
 unsafe fn one_column<V: Vector, E: Element, const R: usize>(panel: &Panel, column: &Column) {
     let mut row = 0;
-    // SAFETY: the caller's contract.
+    // SAFETY: `P` panels are multiplied only where the last of them begins below `panel.rows`; packed memory has whole panels.
     unsafe {
         while row + 3 * PANEL < panel.rows {
             some_panels::<V, E, R, 4>(panel, row, column);
@@ -110,7 +110,7 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
     row: usize,
     column: &Column,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the instructions of `V` are there, as a `PanelFn` asks; no memory is touched.
     let mut sums = unsafe { [[[V::splat(0.0); R]; 1]; P] };
     for first in (0..panel.k).step_by(SLAB) {
         let parts: [SlabPart; P] =
@@ -118,14 +118,14 @@ unsafe fn some_panels<V: Vector, E: Element, const R: usize, const P: usize>(
         let x = column.x.wrapping_add(parts[0].at).cast();
         for i in 0..parts[0].len {
             for p in 0..P {
-                // SAFETY: the caller's contract.
+                // SAFETY: `i` is below the elements of this part, which panels and column have; panels exist from row `row` on.
                 unsafe { parts[p].step::<V, E, R, 1>(i, [x], &mut sums[p]) };
             }
         }
     }
     for p in 0..P {
         let mut sum = Sum::default();
-        // SAFETY: the caller's contract.
+        // SAFETY: `R` registers are a panel, so that they fill `sum`; `store_all` writes the rows that exist.
         unsafe {
             for r in 0..R {
                 sums[p][0][r].store((&raw mut sum).cast::<f32>().add(r * V::LANES));

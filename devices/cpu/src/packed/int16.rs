@@ -39,7 +39,7 @@ impl Slab {
     /// `slab` must be there.
     #[inline(always)]
     unsafe fn terms(slab: *mut Slab, row: usize) -> Terms {
-        // SAFETY: the caller's contract.
+        // SAFETY: the slab is there, and `row` is below the rows of a panel; only addresses are computed.
         unsafe {
             Terms {
                 pairs: &raw mut (*slab).pairs[0][row],

@@ -27,7 +27,8 @@ pub(crate) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], re
 /// There must be room for a panel's results at `from`, aligned to 16 bytes, and for those of the rows at `out`, elsewhere.
 #[inline(always)]
 pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_caches: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: there is room for `rows` numbers at `out`, a whole panel of them in the first two cases, and as many are read at
+    // `from`. `stream` writes past the caches to multiples of 64, which the address was found to be.
     unsafe {
         if past_caches && rows == PANEL && out.addr().is_multiple_of(64) {
             stream(from, out);

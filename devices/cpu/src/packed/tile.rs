@@ -45,7 +45,7 @@ pub(crate) unsafe fn side_by_side(
     }
     for (c, column) in columns.iter().enumerate() {
         let x = column.x.wrapping_add(at);
-        // SAFETY: the caller's contract.
+        // SAFETY: the slab is there, and `copy`, which is other memory, has room for one for each column.
         unsafe { copy.add(c * bytes).copy_from_nonoverlapping(x, bytes) };
     }
     copy

@@ -22,7 +22,7 @@ unsafe fn mask(count: usize) -> __m256i {
 /// AVX.
 #[inline(always)]
 pub(crate) unsafe fn sum(x: __m256) -> f32 {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller has AVX; no memory is touched.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -37,7 +37,7 @@ pub(crate) unsafe fn sum(x: __m256) -> f32 {
 #[inline(always)]
 pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
     let mut sums = [0.0; 8];
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller has AVX; the eight numbers that are stored fill `sums`.
     unsafe {
         let low = _mm256_permute2f128_ps::<0x20>(a, b);
         let high = _mm256_permute2f128_ps::<0x31>(a, b);
@@ -52,7 +52,7 @@ pub(crate) unsafe fn halves([a, b]: [__m256; 2]) -> [f32; 8] {
 /// AVX2; 8 bytes must be readable.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> __m256i {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller has AVX2, and 8 bytes at `from`, which are all that is loaded.
     unsafe {
         let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
         let shifted = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
@@ -77,7 +77,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: as above.
+        // SAFETY: 8 numbers are readable by the trait's contract; the load needs no alignment.
         unsafe { _mm256_loadu_ps(from) }
     }
 
@@ -89,13 +89,13 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: 8 numbers of two bytes are readable by the trait's contract; the type is used only where F16C is there, too.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: 8 numbers of two bytes are readable by the trait's contract.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
@@ -104,13 +104,13 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: as above.
+        // SAFETY: 8 bytes are readable by the trait's contract, and no more are loaded.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: as above.
+        // SAFETY: 8 bytes are readable by the trait's contract, as `codes` asks.
         unsafe {
             let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let fifth = _mm256_srlv_epi32(_mm256_set1_epi32(fifth as i32), numbers);
@@ -134,7 +134,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: as above.
+        // SAFETY: 8 numbers are writable by the trait's contract; the store needs no alignment.
         unsafe { _mm256_storeu_ps(to, self) }
     }
 
@@ -146,7 +146,7 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where FMA is there, too; no memory is touched.
         unsafe { _mm256_fmadd_ps(self, b, c) }
     }
 

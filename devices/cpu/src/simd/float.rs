@@ -46,7 +46,7 @@ pub(crate) trait Vector: Copy {
     /// The sums of all lanes of some registers, each in the same order.
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: the caller's contract.
+        // SAFETY: the instruction set is there by the trait's contract, and `sum` asks for nothing else.
         of.map(|x| unsafe { x.sum() })
     }
 }
@@ -86,7 +86,7 @@ const MOST_LANES: usize = 16;
 #[inline(always)]
 unsafe fn padded(from: *const u16, count: usize) -> [u16; MOST_LANES] {
     let mut padded = [0; MOST_LANES];
-    // SAFETY: the caller's contract.
+    // SAFETY: `count` elements are readable, and at most as many as `padded`, a new array, has.
     unsafe { std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), count) };
     padded
 }
@@ -96,13 +96,13 @@ impl Element for F32 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
         unsafe { V::load(from.cast::<f32>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
         unsafe { V::load_part(from.cast::<f32>().add(i), count) }
     }
 }
@@ -112,13 +112,13 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
         unsafe { V::load_f16(from.cast::<u16>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
         unsafe { V::load_f16_part(from.cast::<u16>().add(i), count) }
     }
 }
@@ -129,13 +129,13 @@ impl Element for Bf16 {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: as many elements as `V` has lanes are readable from element `i` on, and the instructions of `V` are there.
         unsafe { V::load_bf16(from.cast::<u16>().add(i)) }
     }
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: `count` elements are readable from element `i` on, fewer than `V` has lanes, and the instructions of `V` are there.
         unsafe { V::load_bf16_part(from.cast::<u16>().add(i), count) }
     }
 }

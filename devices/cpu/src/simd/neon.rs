@@ -114,7 +114,7 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: as above.
+        // SAFETY: 4 numbers are writable by the trait's contract, and NEON is part of the architecture.
         unsafe { vst1q_f32(to, self) }
     }
 

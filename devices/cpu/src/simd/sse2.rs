@@ -16,7 +16,7 @@ unsafe fn even(words: __m128i) -> __m128i {
 /// Each byte with an odd number as 16 bits.
 #[inline(always)]
 unsafe fn odd(words: __m128i) -> __m128i {
-    // SAFETY: as above.
+    // SAFETY: SSE2 is part of the architecture; no memory is touched.
     unsafe { _mm_srai_epi16::<8>(words) }
 }
 
@@ -24,7 +24,7 @@ unsafe fn odd(words: __m128i) -> __m128i {
 /// exact, and where the sum is not, the last bit is set.
 #[inline(always)]
 unsafe fn mul_add(a: __m128d, b: __m128d, c: __m128d) -> __m128d {
-    // SAFETY: as above.
+    // SAFETY: SSE2 is part of the architecture; no memory is touched.
     unsafe {
         let product = _mm_mul_pd(a, b);
         let sum = _mm_add_pd(product, c);

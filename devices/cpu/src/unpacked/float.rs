@@ -110,7 +110,8 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(rows: &Panel, columns: &[Column]) {
-                // SAFETY: the caller's contract.
+                // SAFETY: `panel` asks the same of rows and columns; the features above are those of the vector type, and only a
+                // detected instruction set leads here.
                 unsafe { panel::<$vector, E, $rows, $columns>(rows, columns) }
             }
         }

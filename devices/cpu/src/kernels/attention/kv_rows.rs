@@ -50,7 +50,8 @@ unsafe fn products<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let (fours, rest) = columns.as_chunks::<4>();
     let (pairs, rest) = rest.as_chunks::<2>();
     let mut ahead = BLOCK * rows.stride;
-    // SAFETY: the caller's contract.
+    // SAFETY: rows and columns are as a `RowsFn` asks, and each strip gets as many columns as its constant says. What is `ahead`
+    // is only asked for.
     unsafe {
         for four in fours {
             strip::<V, E, 4, 4, 2>(rows, four, ahead);
@@ -151,7 +152,7 @@ unsafe fn weighted<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let (fours, rest) = columns.as_chunks::<4>();
     let (pairs, rest) = rest.as_chunks::<2>();
     let mut ahead = BLOCK * rows.stride;
-    // SAFETY: the caller's contract.
+    // SAFETY: rows and columns are as a `RowsFn` asks; `used` has a number for each row. What is `ahead` is only asked for.
     unsafe {
         for four in fours {
             weighted_columns::<V, E, 4>(rows, four, used, ahead);
@@ -262,7 +263,8 @@ unsafe fn decode<V: Vector, E: Stored>(rows: &Rows, out: *mut f32) {
     let whole = rows.len - rows.len % V::LANES;
     for row in 0..rows.count {
         let (from, to) = (rows.row(row), out.wrapping_add(row * rows.len));
-        // SAFETY: the caller's contract.
+        // SAFETY: `i` and the part behind end at `rows.len`, and `row` is below `rows.count`: those elements are readable, and
+        // `out` has room for them.
         unsafe {
             for i in (0..whole).step_by(V::LANES) {
                 E::load::<V>(from, i).store(to.add(i));

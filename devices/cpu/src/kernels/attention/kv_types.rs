@@ -42,7 +42,7 @@ impl<E: Element> Stored for E {
 
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: `Element::load` asks the same of `from` and `i`.
         unsafe { E::load(from, i) }
     }
 

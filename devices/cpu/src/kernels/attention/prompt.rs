@@ -139,7 +139,7 @@ struct Attention {
 
 // SAFETY: addresses, as in `Scratch`.
 unsafe impl Send for Attention {}
-// SAFETY: as above.
+// SAFETY: tasks share the addresses; each phase says which part a task may read or write.
 unsafe impl Sync for Attention {}
 
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {

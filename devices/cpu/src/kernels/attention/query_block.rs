@@ -171,10 +171,10 @@ impl Block {
     /// # Safety
     /// As [`visible`](Block::visible).
     pub unsafe fn class(&self, mask: Operand, key: usize, len: usize) -> Class {
-        // SAFETY: the caller's contract.
+        // SAFETY: `visible` asks the same.
         let visible = unsafe { self.visible(mask, key, len) };
         let changes = self.masks(mask).any(|(row, _)| {
-            // SAFETY: the caller's contract.
+            // SAFETY: `row` is a row of the mask with `len` keys from `key` on, and `visible` is at most `len`.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), visible) };
             row.iter().fold(0, |any, m| any | m) != 0
         });
@@ -191,7 +191,7 @@ impl Block {
     pub unsafe fn visible(&self, mask: Operand, key: usize, len: usize) -> usize {
         let mut visible = 0;
         for (row, _) in self.masks(mask) {
-            // SAFETY: the caller's contract.
+            // SAFETY: `row` is a row of the mask, which has `len` keys from `key` on; nobody writes to a mask that is read.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), len) };
             // Those before are known to be seen; mostly the last one is, too.
             visible += seen(&row[visible..]);
@@ -216,7 +216,7 @@ impl Block {
     ) -> bool {
         let mut hidden = false;
         for (row, lanes) in self.masks(mask) {
-            // SAFETY: the caller's contract.
+            // SAFETY: `row` is a row of the mask, which has a number for each key that there are logits of; nobody writes to a mask that is read.
             let row = unsafe { std::slice::from_raw_parts(row.add(key), logits.len()) };
             // Mostly, only those at the end are hidden. Whatever an unused place of a cache holds must not be seen.
             let (logits, unseen) = logits.split_at_mut(seen(row));

@@ -216,7 +216,8 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn sums<E: Element>(work: &Outer) {
-                // SAFETY: the caller's contract.
+                // SAFETY: `outer` asks the same of the work; the features above are those of the vector type, and only a detected
+                // instruction set leads here.
                 unsafe { outer::<$vector, E, $registers, $columns, $narrow>(work) }
             }
         }

@@ -39,7 +39,8 @@ pub(crate) use for_format;
 /// The lower halves of bytes.
 #[inline(always)]
 unsafe fn low<V: Simd>(x: V::Words) -> V::Words {
-    // SAFETY: the caller's contract.
+    // SAFETY: the instructions of `V` are there, since only functions that were compiled for them call this; no memory is
+    // touched. The same holds for the functions up to `scaled`.
     unsafe { V::and(x, V::splat(0x0f0f_0f0f)) }
 }
 
@@ -96,7 +97,7 @@ unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
 /// The lower and the upper halves of word `i` of each row: in blocks of 32 elements `4 * i..4 * i + 4` and those 16 behind.
 #[inline(always)]
 unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches registers only.
     unsafe {
         let both = rows.words::<V>(i);
         [low::<V>(both), high::<V>(both)]

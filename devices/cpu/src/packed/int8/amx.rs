@@ -57,7 +57,7 @@ struct Memory {
 /// there and permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: AMX is there and permitted, so that tiles may be configured; panels and columns are as a `PanelFn` asks, and `memory` has room for each part of `COLUMNS` columns.
     unsafe {
         if columns.len() < WORTH_TILES {
             return super::multiply::<F, avx512_vnni::Instructions>(panel, columns);

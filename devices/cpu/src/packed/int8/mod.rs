@@ -131,7 +131,8 @@ macro_rules! compile {
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn gemv<F: Format, const C: usize>(panel: &Panel, columns: &[Column; C]) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the features above are those of the registers, and only a detected instruction set leads here; the
+                    // rest is asked of the caller of `gemv` in the same words.
                     unsafe { super::gemv::multiply::<F, $simd, C>(panel, columns) }
                 }
 
@@ -266,7 +267,7 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
 /// They must be there, and the instructions.
 #[inline(always)]
 unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
-    // SAFETY: the caller's contract.
+    // SAFETY: the sums of as many rows as `V` has lanes are at `from`.
     unsafe {
         if S::SLAB_SCALE {
             V::splat_float(0.0)
@@ -282,7 +283,8 @@ unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
 /// The slab and the sums must be there, and the instructions.
 #[inline(always)]
 unsafe fn store_sums<S: Scheme, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
-    // SAFETY: the caller's contract.
+    // SAFETY: a column's slab has its scale behind `SLAB` codes, aligned to 4, and the sums of as many rows as `V` has lanes are
+    // at `to`.
     unsafe {
         if S::SLAB_SCALE {
             let scale = V::splat_float(x.add(SLAB).cast::<f32>().read());

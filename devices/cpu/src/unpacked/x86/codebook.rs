@@ -34,7 +34,7 @@ impl Block256 for BlockIq4Xs {
 
     #[inline(always)]
     unsafe fn scales(unpacked: &[f32; 8], group: usize) -> __m256 {
-        // SAFETY: as above.
+        // SAFETY: callers are compiled for AVX2; `group` is below 8.
         unsafe { _mm256_set1_ps(*unpacked.get_unchecked(group)) }
     }
 

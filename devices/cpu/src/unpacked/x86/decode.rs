@@ -271,7 +271,7 @@ macro_rules! block256_of_16 {
 
             #[inline(always)]
             unsafe fn scales(unpacked: &ScalesOf16, group: usize) -> __m256 {
-                // SAFETY: as above.
+                // SAFETY: callers are compiled for AVX2, and `group` is below 8, as `two_scales` asks.
                 unsafe { two_scales(unpacked, group) }
             }
 

@@ -78,7 +78,7 @@ impl<T: Block32> DecodeGroups for Blocks32<T> {
     #[inline(always)]
     unsafe fn unpack(row: *const u8, first: usize, groups: usize, to: usize, out: &mut Unpacked) {
         for group in 0..groups {
-            // SAFETY: the caller's contract.
+            // SAFETY: the row has `groups` groups from group `first` on, and each is one block, aligned as `Operand::resolve` checked. `to` is below the rows of `out`.
             unsafe {
                 let block = (*row.cast::<T>().add(first + group)).codes();
                 let half = (block.scale, block.offset);
@@ -97,7 +97,8 @@ impl<T: Block256> DecodeGroups for Blocks256<T> {
 
     #[inline(always)]
     unsafe fn unpack(row: *const u8, first: usize, _: usize, to: usize, out: &mut Unpacked) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the row has a block at group `first`, and `group` is below the groups of a block. `to` is below the rows of
+        // `out`.
         unsafe {
             let block = &*row.cast::<T>().add(first / GROUPS);
             let unpacked = block.unpack();
@@ -233,7 +234,8 @@ unsafe fn multiply<const HALVES: bool>(
     at: usize,
     masks: [__mmask16; 2],
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `part` groups were decoded, so they may be turned and multiplied; columns are divided without a rest; results of
+    // rows that are masked are not touched.
     unsafe {
         for group in 0..part[1] {
             let Unpacked { codes, turned, .. } = unpacked;

@@ -24,7 +24,8 @@ pub(crate) trait RowDot {
 /// As [`PanelFn`](crate::product::PanelFn), and AVX-512 with VNNI must be there.
 #[inline(always)]
 pub(crate) unsafe fn gemv<T: RowDot>(panel: &Panel, column: &Column, int8: &Int8Blocks) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the panel has so many rows, each of `k` elements, and the column's results have room for a product for each from
+    // `first` on.
     unsafe {
         let x = parts(column, int8);
         let out = column.out.add(panel.first);
@@ -64,7 +65,7 @@ unsafe fn dot<const SIGNED: bool>(codes: __m512i, x: *const u8) -> __m512 {
 /// Each of the two lowest numbers for one half of a register.
 #[inline(always)]
 unsafe fn spread(two: __m128) -> __m512 {
-    // SAFETY: as above.
+    // SAFETY: callers are compiled for AVX-512; only registers are used.
     unsafe {
         let halves = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
         _mm512_permutexvar_ps(halves, _mm512_castps128_ps512(two))

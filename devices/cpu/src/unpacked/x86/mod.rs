@@ -215,7 +215,7 @@ unsafe fn strip<T: MicroKernel, B: ByteDot, const R: usize, const C: usize>(
     int8: &Int8Blocks,
 ) {
     let mut row = 0;
-    // SAFETY: the caller's contract.
+    // SAFETY: a tile begins only where `R` rows, or one, are left in the panel; all columns are there.
     unsafe {
         while row + R <= panel.rows {
             T::tile::<B, R, C>(panel, row, columns, int8);
@@ -236,7 +236,8 @@ unsafe fn panel<T: MicroKernel, B: ByteDot>(panel: &Panel, columns: &[Column]) {
         return; // such columns could not be allocated
     };
     let (groups, rest) = columns.as_chunks::<4>();
-    // SAFETY: the caller's contract.
+    // SAFETY: `strip` asks for the panel and for columns of its length, which the callers of a `PanelFn` provide; `int8`
+    // describes them, as it depends on `k` only.
     unsafe {
         for group in groups {
             strip::<T, B, 1, 4>(panel, group, &int8);
@@ -249,13 +250,13 @@ unsafe fn panel<T: MicroKernel, B: ByteDot>(panel: &Panel, columns: &[Column]) {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<T: MicroKernel>(rows: &Panel, columns: &[Column]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `compiled` gives this function out only with a token for AVX2 or more; rows and columns are as a `PanelFn` asks.
     unsafe { panel::<T, Avx2>(rows, columns) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn vnni<T: MicroKernel + DecodeGroups + RowDot>(rows: &Panel, columns: &[Column]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `compiled` gives this function out only with a token for AVX-512 VNNI; rows and columns are as a `PanelFn` asks.
     unsafe {
         if columns.len() >= GEMM_COLUMNS {
             return gemm::<T>(rows, columns);

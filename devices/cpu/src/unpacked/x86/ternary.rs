@@ -33,7 +33,7 @@ impl Block256 for BlockTq1_0 {
 
     #[inline(always)]
     unsafe fn halves((_, affine): &Self::Unpacked, group: usize) -> [(f32, f32); 2] {
-        // SAFETY: as above.
+        // SAFETY: `halves` of the inner type asks for the same group and instructions.
         unsafe { BlockTq2_0::halves(affine, group) }
     }
 
