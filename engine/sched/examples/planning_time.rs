@@ -8,7 +8,8 @@ use samite_core::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{
-    Assignments, DeviceSet, Fallback, Options, Plan, Scheduler, layout, order, placement, split,
+    Assignments, DeviceSet, Fallback, Options, Plan, Scheduler, memory_plan, order, placement,
+    split,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,7 +84,7 @@ fn main() -> Result<()> {
                 let after_place = Instant::now();
                 let lowered = split::cut(&graph, &live, &set, &placed)?;
                 let after_cut = Instant::now();
-                let memory = layout::plan(&lowered, &live, &set, copies)?;
+                let memory = memory_plan::plan(&lowered, &live, &set, copies)?;
                 let after_layout = Instant::now();
                 let actions = order::order(&lowered, &memory, &set, copies)?;
                 let end = Instant::now();
