@@ -4,7 +4,6 @@ use crate::interrupt;
 use crate::shown::{one_line, say};
 use std::fmt::Display;
 use std::io::ErrorKind;
-use std::process::ExitCode;
 
 /// Why a command did not succeed.
 #[derive(Debug)]
@@ -34,21 +33,21 @@ impl Failure {
     }
 
     /// Prints the message and returns the exit code.
-    pub fn report(self) -> ExitCode {
+    pub fn report(self) -> i32 {
         match self {
             Failure::Usage(message) => {
                 say(format_args!("error: {} (see --help)", one_line(&message)));
-                ExitCode::from(2)
+                2
             }
             Failure::Error(message) => {
                 say(format_args!("error: {}", one_line(&message)));
-                ExitCode::FAILURE
+                1
             }
             Failure::Interrupted => {
                 say("interrupted");
-                ExitCode::from(interrupt::exit_code())
+                interrupt::exit_code()
             }
-            Failure::OutputClosed => ExitCode::SUCCESS,
+            Failure::OutputClosed => 0,
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::progress;
 use crate::shown::say;
 use samite::CancelToken;
 use samite::gguf::remove_unfinished_files;
+use std::io::Write;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
@@ -34,16 +35,23 @@ pub fn handle() {
         let _no_more = remove_unfinished_files();
         progress::clear();
         say("interrupted");
-        std::process::exit(exit_code);
+        leave(exit_code)
     });
 }
 
 /// What the program exits with after the signal that came.
-pub fn exit_code() -> u8 {
-    EXIT_CODE
-        .load(Ordering::SeqCst)
-        .try_into()
-        .unwrap_or(u8::MAX)
+pub fn exit_code() -> i32 {
+    EXIT_CODE.load(Ordering::SeqCst)
+}
+
+/// Ends the program at once. Libraries that devices loaded are not asked to clean up: some wait for threads of theirs that never end.
+pub fn leave(exit_code: i32) -> ! {
+    // Whoever wrote something has heard of failures.
+    let _ = std::io::stdout().flush();
+    #[cfg(unix)]
+    signal_hook::low_level::exit(exit_code);
+    #[cfg(not(unix))]
+    std::process::exit(exit_code)
 }
 
 /// A token that signals cancel. Who asks for it looks at it every now and then.

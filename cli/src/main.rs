@@ -17,7 +17,6 @@ mod trace_file;
 mod warnings;
 
 use clap::Parser;
-use std::process::ExitCode;
 
 /// One compute graph woven through many devices: run, inspect, convert and measure language models in GGUF files.
 #[derive(Debug, Parser)]
@@ -32,14 +31,11 @@ struct Cli {
     command: commands::Command,
 }
 
-fn main() -> ExitCode {
+fn main() {
     warnings::print();
     let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
         Cli::try_parse_from(arguments)
             .map_or_else(failure::wrong_arguments, |cli| cli.command.run())
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    interrupt::leave(result.map_or_else(failure::Failure::report, |()| 0))
 }

@@ -3,7 +3,8 @@
 use crate::{Run, command};
 use samite_testing::skipped;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// What `samite devices -v` says with plugins in `path`.
 fn devices(path: &Path) -> String {
@@ -70,8 +71,21 @@ fn compile(
     name: &str,
     flags: impl IntoIterator<Item = String>,
 ) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/plugin.c");
-    let path = directory.join(format!("libggml-{name}.so"));
+    compile_file(
+        "plugin.c",
+        directory.join(format!("libggml-{name}.so")),
+        flags,
+    )
+}
+
+/// Compiles a fixture to a library at `path`.
+fn compile_file(
+    source: &str,
+    path: PathBuf,
+    flags: impl IntoIterator<Item = String>,
+) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let source = folder.join(source);
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut cc = Command::new(compiler);
     cc.args(["-shared", "-fPIC", "-o"]).arg(&path).arg(source);
@@ -384,4 +398,32 @@ fn upstreams_vulkan_plugin_writes_the_same_text() {
     ] {
         assert_eq!(greedy(folder, &model, flags), expected, "{flags:?}");
     }
+}
+
+#[test]
+fn a_library_that_never_ends_keeps_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(library) = compile_file("blas.c", dir.path().join("libblas.so"), []) else {
+        return;
+    };
+    let mut program = Command::new(env!("CARGO_BIN_EXE_samite"))
+        .args(["devices", "-v"])
+        .env("SAMITE_BLAS_PATH", &library)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while program.try_wait().unwrap().is_none() {
+        if begin.elapsed() > Duration::from_secs(60) {
+            program.kill().unwrap();
+            panic!("the program waits for the library");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = program.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("libblas.so"),
+        "{text}"
+    );
 }
