@@ -8,7 +8,8 @@ use samite_core::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{
-    Assignments, DeviceSet, Fallback, Options, Plan, Scheduler, layout, order, placement, split,
+    Assignments, DeviceSet, Fallback, Options, Plan, Scheduler, memory_plan, order, placement,
+    split,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -83,8 +84,8 @@ fn main() -> Result<()> {
                 let after_place = Instant::now();
                 let lowered = split::cut(&graph, &live, &set, &placed)?;
                 let after_cut = Instant::now();
-                let memory = layout::plan(&lowered, &live, &set, copies)?;
-                let after_layout = Instant::now();
+                let memory = memory_plan::plan(&lowered, &live, &set, copies)?;
+                let after_memory = Instant::now();
                 let actions = order::order(&lowered, &memory, &set, copies)?;
                 let end = Instant::now();
                 println!(
@@ -95,11 +96,11 @@ fn main() -> Result<()> {
                     actions.len()
                 );
                 println!(
-                    "    place {:?}, cut {:?}, layout {:?}, order {:?}",
+                    "    place {:?}, cut {:?}, memory {:?}, order {:?}",
                     after_place - start,
                     after_cut - after_place,
-                    after_layout - after_cut,
-                    end - after_layout
+                    after_memory - after_cut,
+                    end - after_memory
                 );
                 let plan = Plan::new(&graph, &set, Assignments::NONE, &options)?;
                 let start = Instant::now();
