@@ -2,7 +2,7 @@
 //!
 //! A [`BufferType`] is a kind of memory with an alignment, limits and a form of its own for tensors; a [`Buffer`] is a piece of it. What a
 //! tensor's bytes look like inside a buffer is decided by the buffer type: `write` and `read` always take and give
-//! the tensor's bytes as its [`Layout`](crate::Layout) describes them (the *standard layout*), and a packed type converts.
+//! the tensor's bytes as its [`Layout`] describes them (the *standard layout*), and a packed type converts.
 
 use crate::error::Result;
 use crate::graph::Node;

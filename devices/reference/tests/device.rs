@@ -425,3 +425,36 @@ fn a_copy_holds_the_hosts_memory_from_its_beginning_to_its_end() {
     assert_eq!(values(&to), [1.0, 3.0]);
     assert_eq!(values(&from), [9.0, 3.0]);
 }
+
+#[test]
+fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
+    let latch = Latch::new();
+    let held = ReferenceDevice::new(ReferenceOptions {
+        asynchronous: true,
+        events: true,
+        latch: Some(Arc::clone(&latch)),
+        ..ReferenceOptions::default()
+    });
+    let (t, event) = (tensor(&*held, 1), held.create_event().unwrap());
+    let mut first = held.open_stream().unwrap();
+    let mut second = asynchronous().open_stream().unwrap();
+    latch.close();
+    first.write(&t, 0, &f32s(&[1.0])).unwrap();
+    first.record(&*event).unwrap();
+    second.wait(&*event).unwrap();
+    // The point moves while the first one is awaited.
+    first.write(&t, 0, &f32s(&[2.0])).unwrap();
+    first.record(&*event).unwrap();
+    latch.let_pass(1);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || done.send(second.synchronize()));
+    let waited = is_done.recv_timeout(Duration::from_secs(20));
+    let seen = values(&t);
+    // Whatever happened, nobody stays behind the latch.
+    latch.open();
+    waiter.join().unwrap().unwrap();
+    waited.expect("it waits for the second point").unwrap();
+    assert_eq!(seen, [1.0]);
+    event.synchronize().unwrap();
+    assert_eq!(values(&t), [2.0]);
+}

@@ -85,7 +85,7 @@ fn main() -> Result<()> {
                 let lowered = split::cut(&graph, &live, &set, &placed)?;
                 let after_cut = Instant::now();
                 let memory = memory_plan::plan(&lowered, &live, &set, copies)?;
-                let after_layout = Instant::now();
+                let after_memory = Instant::now();
                 let actions = order::order(&lowered, &memory, &set, copies)?;
                 let end = Instant::now();
                 println!(
@@ -96,11 +96,11 @@ fn main() -> Result<()> {
                     actions.len()
                 );
                 println!(
-                    "    place {:?}, cut {:?}, layout {:?}, order {:?}",
+                    "    place {:?}, cut {:?}, memory {:?}, order {:?}",
                     after_place - start,
                     after_cut - after_place,
-                    after_layout - after_cut,
-                    end - after_layout
+                    after_memory - after_cut,
+                    end - after_memory
                 );
                 let plan = Plan::new(&graph, &set, Assignments::NONE, &options)?;
                 let start = Instant::now();
