@@ -185,7 +185,7 @@ pub struct ModelArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Where parts of the model go, for example `layers=0-3:cpu`, `*_exps*:cpu`, `output:blas`; several separated by `;`
+    /// Where parts of the model go, among the devices in use: `layers=0-3:cpu`, `*_exps*:cpu`, `output:blas`; several separated by `;`
     #[arg(long, value_name = "RULES", help_heading = "Placement", value_parser = NonEmptyStringValueParser::new())]
     place: Vec<String>,
 

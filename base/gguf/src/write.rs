@@ -1,7 +1,7 @@
 //! Writing of files: the header first, then the tensor data in order.
 
 use crate::atomic::AtomicFile;
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, ErrorKind, Result, quoted};
 use crate::file::GgufFile;
 use crate::header::{DEFAULT_ALIGNMENT, MAGIC, VERSION, check_alignment};
 use crate::load::LoadOptions;
@@ -465,7 +465,12 @@ pub fn rewrite(
         .iter()
         .map(|info| TensorSpec::from_info(info, info.dtype));
     let mut writer = Writer::create(target, &metadata, specs.collect::<Result<_>>()?)?;
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(PIECE).map_err(|_| {
+        let message = format!("there is no memory for a buffer of {PIECE} bytes");
+        Error::new(ErrorKind::OutOfMemory, "", message)
+    })?;
+    buffer.resize(PIECE, 0);
     for info in source.tensors() {
         let part = source.part_of(info)?;
         for start in (0..info.size).step_by(PIECE) {

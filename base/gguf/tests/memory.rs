@@ -1,24 +1,32 @@
-//! No bytes make the reader panic, or take more memory than they are themselves and a constant.
+//! No bytes make the reader panic, or take more memory than they are themselves and a constant. Files are written with little
+//! memory, or refused.
 
 mod common;
 
 use common::valid;
 use proptest::prelude::*;
-use samite_gguf::{Header, Writer};
+use samite_gguf::{
+    AtomicFile, ErrorKind, GgufFile, Header, LoadMode, LoadOptions, Writer, rewrite,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::io::Write;
 
-/// Counts what the current thread has allocated, and the most that it had at once.
+/// Counts what the current thread has allocated, and the most that it had at once; refuses what is larger than a limit.
 struct Counting;
 
 thread_local! {
     static NOW: Cell<usize> = const { Cell::new(0) };
     static PEAK: Cell<usize> = const { Cell::new(0) };
+    static LARGEST: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-// SAFETY: Everything is handed to the system's allocator unchanged; the counters allocate nothing.
+// SAFETY: Everything is refused, or handed to the system's allocator unchanged; the counters allocate nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if LARGEST.try_with(|largest| layout.size() > largest.get()) == Ok(true) {
+            return std::ptr::null_mut();
+        }
         // Thread-local values are gone while a thread ends.
         let _ = NOW.try_with(|now| {
             now.set(now.get().wrapping_add(layout.size()));
@@ -177,4 +185,27 @@ fn a_large_vocabulary_takes_no_more_memory_than_its_bytes() {
         bytes.len()
     );
     assert_eq!(Header::from_bytes(&bytes).unwrap().metadata, metadata);
+}
+
+#[test]
+fn files_are_written_with_little_memory_or_not_at_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source.gguf");
+    std::fs::write(&source, valid()).unwrap();
+    let model = GgufFile::open(&source, LoadMode::Read).unwrap();
+    let content = vec![1; 200_000];
+    let written = dir.path().join("written");
+    LARGEST.set(100_000);
+    let mut file = AtomicFile::create(&written).unwrap();
+    for piece in content.chunks(1000) {
+        file.write_all(piece).unwrap();
+    }
+    file.commit().unwrap();
+    let target = dir.path().join("target.gguf");
+    let refused = rewrite(&model, &target, model.metadata(), &LoadOptions::default());
+    LARGEST.set(usize::MAX);
+    assert_eq!(std::fs::read(&written).unwrap(), content);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    // Nothing else is left.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
 }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite merge-lora model.gguf merged.gguf --lora adapter.gguf
-  samite merge-lora model.gguf merged.gguf --lora-scaled adapter.gguf:0.5 --dtype q8_0")]
+  samite merge-lora in.gguf out.gguf --lora-scaled lora.gguf:0.5 --dtype q8_0")]
 pub struct MergeLoraArgs {
     /// Model that the adapters belong to
     input: PathBuf,

@@ -15,7 +15,8 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite plan -m model.gguf
-  samite plan -m model.gguf --device reference,cpu --place 'layers=0-3:reference' --svg plan.svg")]
+  samite plan -m model.gguf --svg plan.svg
+  samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'")]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,

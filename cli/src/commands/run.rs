@@ -19,7 +19,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   samite run \"Once upon a time\"
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
-  samite run -m model.gguf -p \"List:\" --stop \"\\n\" --place 'layers=0-3:reference'
+  samite run -m model.gguf -p \"The sky is\" --stop \".\"
+  samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
     #[command(flatten)]

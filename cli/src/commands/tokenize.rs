@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite tokenize \"Once upon a time\"
-  samite tokenize -m model.gguf --ids < book.txt")]
+  samite tokenize -m model.gguf --ids -f book.txt")]
 pub struct TokenizeArgs {
     /// GGUF file with the vocabulary; that of the model that is part of this program by default
     #[arg(short, long, value_name = "FILE")]
@@ -26,12 +26,16 @@ pub struct TokenizeArgs {
         short,
         long,
         value_name = "TEXT",
-        conflicts_with = "text",
+        conflicts_with_all = ["text", "file"],
         allow_hyphen_values = true
     )]
     prompt: Option<String>,
     /// Text
+    #[arg(conflicts_with = "file")]
     text: Option<String>,
+    /// File with the text
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
     /// Do not add the beginning-of-text token
     #[arg(long)]
     no_bos: bool,
@@ -58,9 +62,10 @@ pub fn run(args: TokenizeArgs) -> Outcome {
         Failure::error(format_args!("{}: has no vocabulary", file.path().display()))
     })?;
     let tokenizer = Tokenizer::new(vocabulary).map_err(Failure::error)?;
-    let source = match args.prompt.or(args.text) {
-        Some(text) => Source::text(text),
-        None => Source::stdin(),
+    let source = match (args.prompt.or(args.text), &args.file) {
+        (Some(text), _) => Source::text(text),
+        (None, Some(path)) => Source::file(path)?,
+        (None, None) => Source::stdin(),
     };
     let mut output = Output {
         out: BufWriter::with_capacity(1 << 16, std::io::stdout().lock()),

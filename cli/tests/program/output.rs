@@ -129,6 +129,13 @@ fn standard_input_is_the_prompt() {
     with_input("run -m M", &megabyte).fails(1, &["more tokens than the context of 256"]);
     let ids = with_input("tokenize -m M --show-count", &megabyte).ok();
     assert!(ids.ends_with("1000000 tokens\n"));
+    let file = model.with_extension("txt");
+    std::fs::write(&file, "ab").unwrap();
+    let from = |words: &str| with_model(&model, &format!("tokenize -m M --ids {words}"));
+    let file = file.to_str().unwrap();
+    assert_eq!(from(&format!("-f {file}")).ok(), from("ab").ok());
+    from(&format!("ab --file {file}")).fails(2, &["--file"]);
+    from("-f /none").fails(1, &["/none: cannot read the file"]);
     assert_eq!(with_input("tokenize -m M --ids", b"").ok(), "[1]\n");
     assert_eq!(with_input("tokenize -m M --ids --no-bos", b"").ok(), "[]\n");
     assert_eq!(

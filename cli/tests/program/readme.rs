@@ -11,8 +11,8 @@ fn readme() -> String {
     std::fs::read_to_string(root().join("README.md")).unwrap()
 }
 
-/// Runs a line of the README that begins with `samite`, in the root of the repository, with further arguments.
-fn run(line: &str, more: &[&str]) -> Output {
+/// Runs a line that begins with `samite`, in a folder, with further arguments.
+fn run(folder: &Path, line: &str, more: &[&str]) -> Output {
     let quoted = line.split('\'').enumerate();
     let arguments = quoted.flat_map(|(number, part)| match number % 2 {
         0 => part.split_whitespace().map(str::to_owned).collect(),
@@ -21,15 +21,21 @@ fn run(line: &str, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_samite"))
         .args(arguments.skip(1))
         .args(more)
-        .current_dir(root())
+        .current_dir(folder)
         .stdin(Stdio::null())
         .output()
         .unwrap()
 }
 
-/// What such a line prints.
+/// What such a line prints in the root of the repository.
 fn samite(line: &str) -> String {
-    let output = run(line, &[]);
+    printed(&root(), line)
+}
+
+/// What such a line prints.
+#[track_caller]
+fn printed(folder: &Path, line: &str) -> String {
+    let output = run(folder, line, &[]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {error}");
     String::from_utf8(output.stdout).unwrap()
@@ -218,9 +224,41 @@ fn the_training_command_works_once_its_text_was_made() {
         .replace("models/stories/train.toml", copy.to_str().unwrap())
         .replace("folder", out.to_str().unwrap());
     // A run that is stopped early says so by its exit code, so what counts is that it learnt and kept what it learnt.
-    let output = run(&line, &["--stop-after", "1"]);
+    let output = run(&root(), &line, &["--stop-after", "1"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!error.contains("error:"), "{error}");
     let files = std::fs::read_dir(out).unwrap().count();
     assert!(files > 0, "{error}");
+}
+
+#[test]
+fn examples_are_not_broken_and_places_in_them_work() {
+    let (folder, model) = crate::tiny();
+    std::fs::rename(model, folder.path().join("model.gguf")).unwrap();
+    let readme = readme();
+    let (_, row) = readme.split_once("| `samite run` |").unwrap();
+    let row = row.lines().next().unwrap().split('`');
+    let mut examples: Vec<_> = row.map(|part| format!("samite run {part}")).collect();
+    let help = samite("samite --help");
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let (commands, _) = commands.split_once("Options:").unwrap();
+    // What begins further to the right goes on with a line.
+    let names = commands.lines().filter_map(|line| {
+        let line = line.strip_prefix("  ")?;
+        line.split(' ').next().filter(|name| !name.is_empty())
+    });
+    for command in names {
+        let help = samite(&format!("samite help {command}"));
+        let (_, shown) = help.split_once("Examples:\n").unwrap_or_default();
+        for example in shown.lines() {
+            // Of a line that is broken, the rest would be alone.
+            assert!(example.contains("samite "), "{command}: {example}");
+            examples.push(example.trim().to_owned());
+        }
+    }
+    examples.retain(|example| example.contains("--place"));
+    assert_eq!(examples.len(), 3, "{examples:?}");
+    for example in examples {
+        printed(folder.path(), &example);
+    }
 }

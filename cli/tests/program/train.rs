@@ -372,7 +372,19 @@ fn one_folder_is_for_one_process() {
 fn endless_data_are_refused() {
     let (dir, config) = project();
     let endless = changed(&config, &[("train.txt", "/dev/zero")]);
-    train(&endless, &dir.path().join("out"), "").fails(1, &["/dev/zero", "is a device"]);
+    let out = dir.path().join("out");
+    train(&endless, &out, "").fails(1, &["/dev/zero", "is a device"]);
+    for (text, part) in [
+        ("[data]\nbatch = [3\n", "no.toml: line 2: "),
+        ("\u{0}", "no.toml: line 1: "),
+        (&"#".repeat((1 << 20) + 1), "no.toml: is no configuration"),
+    ] {
+        let no = dir.path().join("no.toml");
+        std::fs::write(&no, text).unwrap();
+        train(&no, &out, "").fails(1, &[part]);
+    }
+    let zero = Path::new("/dev/zero");
+    train(zero, &out, "").fails(1, &["/dev/zero: is no configuration", "name a TOML file"]);
 }
 
 #[test]

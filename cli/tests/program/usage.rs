@@ -126,7 +126,7 @@ fn completions_and_manual_pages_are_written() {
     for part in [
         ".TH samite-merge-lora",
         "\\fBsamite merge\\-lora\\fR",
-        "adapter.gguf:0.5",
+        "lora.gguf:0.5",
     ] {
         assert!(page.contains(part), "no {part} in: {page}");
     }
@@ -140,7 +140,10 @@ fn devices_and_rules_that_do_not_exist() {
         ("--device cpu,cpu", "named twice"),
         ("--device ''", "no device is named"),
         ("--place nope*:cpu", "'nope*:cpu' matches nothing"),
-        ("--place layers=0-1:gpu7", "gpu7"),
+        (
+            "--place layers=0-1:gpu7",
+            "'gpu7': it is not among the devices in use: ",
+        ),
         ("--place layers=2-1:cpu", "2-1"),
         ("--place ::", "'::'"),
         ("--place ''", "--place"),

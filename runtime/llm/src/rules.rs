@@ -250,7 +250,7 @@ pub(crate) fn resolve(
         };
         let number = devices.position(device).ok_or_else(|| {
             Error::rule(format!(
-                "placement rule for device '{device}': there is no such device; there are: {}",
+                "placement rule for device '{device}': it is not among the devices in use: {}; add it to them",
                 devices.names()
             ))
         })?;

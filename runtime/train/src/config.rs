@@ -4,6 +4,8 @@ use crate::error::{Error, Result};
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// A training run. Two runs with the same configuration and the same data go the same way, bit for bit.
@@ -152,6 +154,9 @@ fn hundred() -> u64 {
 /// Everything that takes memory stays far below what would overflow.
 const MOST: usize = 1 << 24;
 
+/// Longer files are no configurations. Some files, such as devices, have no end.
+const MOST_BYTES: u64 = 1 << 20;
+
 impl Config {
     /// Reads and checks a configuration.
     ///
@@ -159,9 +164,20 @@ impl Config {
     /// [`Error::Io`]; [`Error::Config`] with line and field.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|error| Error::io(path, error))?;
-        let mut config = Self::from_toml(&text)
-            .map_err(|error| Error::config(format!("{}: {error}", path.display())))?;
+        let wrong = |problem: &dyn std::fmt::Display| {
+            Error::config(format!("{}: {problem}", path.display()))
+        };
+        let mut text = String::new();
+        let read =
+            File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_string(&mut text));
+        match read {
+            Ok(length) if length as u64 <= MOST_BYTES => {}
+            Err(error) if error.kind() != ErrorKind::InvalidData => {
+                return Err(Error::io(path, error));
+            }
+            _ => return Err(wrong(&"is no configuration: name a TOML file")),
+        }
+        let mut config = Self::from_toml(&text).map_err(|error| wrong(&error))?;
         let folder = path.parent().unwrap_or(Path::new(""));
         config.data.train = folder.join(&config.data.train);
         config.data.held_out = folder.join(&config.data.held_out);
@@ -176,8 +192,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with line and field.
     pub fn from_toml(text: &str) -> Result<Self> {
-        let config: Config =
-            toml::from_str(text).map_err(|error| Error::config(error.to_string()))?;
+        let config: Config = toml::from_str(text).map_err(|error| in_line(text, &error))?;
         config.check()?;
         Ok(config)
     }
@@ -312,6 +327,18 @@ impl ModelConfig {
     }
 }
 
+/// What is wrong with a text, with the number of the line.
+fn in_line(text: &str, error: &toml::de::Error) -> Error {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    Error::config(match before {
+        Some(before) => {
+            let line = before.matches('\n').count() + 1;
+            format!("line {line}: {}", error.message())
+        }
+        None => error.message().to_owned(),
+    })
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -344,7 +371,7 @@ pub(crate) mod tests {
             ("heads = 4", "heads = 5", "model.width"),
             ("kv_heads = 2", "kv_heads = 3", "model.kv_heads"),
             ("batch = 3", "batch = 0", "training.batch"),
-            ("batch = 3", "bach = 3", "bach"),
+            ("batch = 3", "bach = 3", "line 15: unknown field `bach`"),
             ("clip = 1.0", "clip = -1.0", "training.clip"),
             ("rate = 0.01", "rate = nan", "training.schedule.rate"),
             ("context = 16", "context = 99999999999", "model.context"),
