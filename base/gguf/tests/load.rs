@@ -398,3 +398,38 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
     let error = GgufFile::open_in(&disk, "m.gguf", LoadMode::Mmap).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
+
+/// A model of which the last bytes are missing, in one file or in two parts.
+#[test]
+fn a_header_is_opened_without_the_data_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let sizes = [4096, 100, 5000];
+    model(&path, &sizes);
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 1000]).unwrap();
+    for mode in MODES {
+        let error = GgufFile::open(&path, mode).unwrap_err();
+        assert!(error.to_string().contains("truncated"), "{error}");
+        let file = GgufFile::open_header(&path, mode).unwrap();
+        assert_eq!(file.tensors().len(), sizes.len());
+        // What is there can be read, and nothing is kept in memory for it.
+        assert!(file.lock_warning().is_none());
+        let read = |name: &str| {
+            let info = file.tensor(name).unwrap();
+            let mut bytes = vec![0; info.size];
+            let result = file.read_tensor_into(info, &mut bytes);
+            result.map(|()| bytes)
+        };
+        assert_eq!(read("t0").unwrap(), content_of(0, 4096));
+        assert_eq!(read("t1").unwrap(), content_of(1, 100));
+        let error = read("t2").unwrap_err().to_string();
+        assert!(
+            error.contains("t2") && error.contains("its data is missing"),
+            "{error}"
+        );
+        let last = file.tensor("t2").unwrap();
+        assert!(file.tensor_bytes(last).is_err());
+        assert!(file.prefetch(last).is_err() && file.release(last).is_err());
+    }
+}

@@ -4,8 +4,10 @@
 mod common;
 
 use common::Bytes;
+use samite_core::environment::{File, Files};
 use samite_gguf::{ErrorKind, GgufFile, LoadMode, LoadOptions, rewrite};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 fn fixture(no: u32) -> PathBuf {
@@ -36,6 +38,47 @@ fn a_model_is_opened_from_any_of_its_parts() {
             file.read_tensor_into(info, &mut data).unwrap();
             assert_eq!(data, (index as f32).to_le_bytes().repeat(index + 1));
         }
+    }
+}
+
+/// The parts, which only this knows by their names.
+#[derive(Debug)]
+struct Parts([Vec<u8>; 2]);
+
+impl Files for Parts {
+    fn open(&self, path: &Path) -> std::io::Result<Arc<dyn File>> {
+        let index = (1..=2).position(|no| path.file_name() == fixture(no).file_name());
+        let part = index.map(|index| self.0[index].clone());
+        let part = part.ok_or(std::io::ErrorKind::NotFound)?;
+        let part: &'static [u8] = Vec::leak(part);
+        Ok(Arc::new(part))
+    }
+}
+
+#[test]
+fn all_parts_come_from_the_files_that_were_given() {
+    let parts = Parts([1, 2].map(|no| std::fs::read(fixture(no)).unwrap()));
+    for no in [1, 2] {
+        let name = fixture(no).file_name().unwrap().to_owned();
+        let file = GgufFile::open_in(&parts, name, LoadMode::Read).unwrap();
+        assert_eq!((file.parts().len(), file.tensors().len()), (2, 3));
+    }
+}
+
+#[test]
+fn headers_of_all_parts_are_opened_without_the_data_behind_them() {
+    let dir = tempfile::tempdir().unwrap();
+    for no in [1, 2] {
+        // Padding, and the last four bytes of data.
+        let bytes = std::fs::read(fixture(no)).unwrap();
+        let path = dir.path().join(fixture(no).file_name().unwrap());
+        std::fs::write(path, &bytes[..bytes.len() - 28]).unwrap();
+    }
+    for no in [1, 2] {
+        let path = dir.path().join(fixture(no).file_name().unwrap());
+        assert!(GgufFile::open(&path, LoadMode::Mmap).is_err());
+        let file = GgufFile::open_header(&path, LoadMode::Mmap).unwrap();
+        assert_eq!((file.parts().len(), file.tensors().len()), (2, 3));
     }
 }
 

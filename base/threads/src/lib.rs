@@ -274,6 +274,8 @@ mod tests {
             .unwrap();
             assert_eq!(passed.load(Ordering::Relaxed), 0);
         }
+        // The next job goes on.
+        stress(&pool, 10);
     }
 
     #[test]

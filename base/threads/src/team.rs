@@ -98,6 +98,45 @@ impl Team {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_given_out_in_smaller_and_smaller_parts_but_not_too_small_ones() {
+        let team = Team::new(2, 0);
+        let take = |units, least| {
+            let mut parts = Vec::new();
+            loop {
+                let taken = team.take(units, least);
+                if taken.is_empty() {
+                    team.reset();
+                    return parts;
+                }
+                parts.push(taken);
+            }
+        };
+        assert_eq!(
+            take(32, 3),
+            [
+                0..4,
+                4..7,
+                7..10,
+                10..13,
+                13..16,
+                16..19,
+                19..22,
+                22..25,
+                25..28,
+                28..31,
+                31..32
+            ]
+        );
+        assert_eq!(take(10, 4), [0..4, 4..8, 8..10]);
+        assert_eq!(take(0, 4), []);
+    }
+}
+
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

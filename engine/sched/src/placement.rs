@@ -572,7 +572,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Moves cheap nodes to a device of their operands or users, if less is copied then: first towards the users, then towards the operands.
+    /// Moves cheap nodes to a device of their operands or users, if less is copied then: once in the order of the graph, once in the other.
     fn move_across_boundaries(&mut self) {
         let mut neighbours = Neighbours {
             readers: vec![Vec::new(); self.graph.len()],
@@ -590,7 +590,9 @@ impl<'a> Placer<'a> {
             }
         }
         let ids: Vec<_> = self.ids().filter(|&id| self.is_cheap(id)).collect();
-        for &id in ids.iter().rev().chain(&ids) {
+        // Forwards first: once a layer's first norm is on the layer's device, so is the layer's input, and nothing else that reads it gains by
+        // being elsewhere.
+        for &id in ids.iter().chain(ids.iter().rev()) {
             self.move_nearer(id, &neighbours);
         }
     }

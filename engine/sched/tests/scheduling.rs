@@ -93,6 +93,119 @@ split 1 on host: 4 operations, 1 tensors (64 B) copied in
     );
 }
 
+/// Where a sum goes whose operands are products on the host and whose user is a product on the fast device, what it is copied for,
+/// and how many bytes are copied in all.
+fn place_sum(
+    host: Arc<dyn Device>,
+    change: impl FnOnce(&mut Graph, [TensorId; 3], &dyn Fn(&mut Graph, TensorId)) -> TensorId,
+) -> (String, Option<Reason>, usize) {
+    let fast = fast();
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
+    let products = ["a", "b", "c"].map(|name| {
+        let w = graph.stored(&weights(&host, name, f32s(&[8, 8]))).unwrap();
+        graph.mul_mat(w, x).unwrap()
+    });
+    let use_on_fast = |graph: &mut Graph, result: TensorId| {
+        let w = graph.stored(&weights(&fast, "d", f32s(&[8, 8]))).unwrap();
+        let used = graph.mul_mat(w, result).unwrap();
+        graph.set_output(used);
+    };
+    let sum = change(&mut graph, products, &use_on_fast);
+    let devices = vec![Arc::clone(&fast), host];
+    let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[0.5; 16])).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let plan = scheduler.current_plan().unwrap();
+    let placement = plan.placement();
+    let device = placement.devices[sum.index()].unwrap();
+    for id in graph.ids().filter(|&id| graph.memory_of(id) == sum) {
+        assert_eq!(placement.devices[id.index()], Some(device));
+    }
+    let reason = placement.reasons[sum.index()].clone();
+    let name = plan.devices().get(device).name().to_owned();
+    (name, reason, plan.bytes_copied())
+}
+
+#[test]
+fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
+    let nearer = |saved| Some(Reason::Nearer { saved });
+    let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
+        let sum = graph.add(a, b).unwrap();
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
+    // However many use it, it is copied once.
+    let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
+        let sum = graph.add(a, b).unwrap();
+        use_on_fast(graph, sum);
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
+    // A sum of a sum follows it.
+    let placed = place_sum(host(), |graph, [a, b, c], use_on_fast| {
+        let first = graph.add(a, b).unwrap();
+        let sum = graph.add(first, c).unwrap();
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
+    // Views go with it.
+    let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
+        let sum = graph.add(a, b).unwrap();
+        let view = graph.reshape(sum, [8, 1, 2, 1]).unwrap();
+        use_on_fast(graph, view);
+        sum
+    });
+    assert_eq!(placed, ("host".to_owned(), nearer(64), 64));
+}
+
+#[test]
+fn a_sum_stays_with_its_user_if_nothing_is_gained() {
+    // One tensor twice crosses once, too.
+    let placed = place_sum(host(), |graph, [a, ..], use_on_fast| {
+        let sum = graph.add(a, a).unwrap();
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!((&*placed.0, placed.2), ("fast", 64));
+    // One of the operands crosses in any case.
+    for is_viewed in [false, true] {
+        let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
+            use_on_fast(graph, a);
+            let sum = graph.add(a, b).unwrap();
+            let used = match is_viewed {
+                true => graph.reshape(sum, [8, 1, 2, 1]).unwrap(),
+                false => sum,
+            };
+            use_on_fast(graph, used);
+            sum
+        });
+        assert_eq!((&*placed.0, placed.2), ("fast", 128), "viewed: {is_viewed}");
+    }
+    // What is read from outside stays where it was decided to be.
+    let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
+        let sum = graph.add(a, b).unwrap();
+        graph.set_output(sum);
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!((&*placed.0, placed.2), ("fast", 128));
+    // The device of the operands cannot add.
+    let weak = device("host", |options| {
+        (options.kind, options.without_ops) = (samite_core::DeviceKind::Cpu, vec!["add".into()]);
+    });
+    let placed = place_sum(weak, |graph, [a, b, _], use_on_fast| {
+        let sum = graph.add(a, b).unwrap();
+        use_on_fast(graph, sum);
+        sum
+    });
+    assert_eq!((&*placed.0, placed.2), ("fast", 128));
+}
+
 #[test]
 fn alternating_reasons_are_counted() {
     let (fast, host) = (fast(), host());
@@ -381,6 +494,64 @@ fn watchers_see_nodes_and_can_stop() {
     assert!(matches!(stopped, Err(Error::Cancelled)));
     scheduler.run(&CancelToken::new()).unwrap();
     assert_eq!(read(&mut scheduler, y, 16).unwrap(), plain);
+}
+
+/// A graph whose nodes take a while: so many squares, one of the other.
+fn squares(count: usize, elements: usize) -> (Graph, TensorId, TensorId) {
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [elements, 1, 1, 1]).unwrap();
+    let mut y = x;
+    for _ in 0..count {
+        y = graph.sqr(y).unwrap();
+    }
+    graph.set_output(y);
+    (graph, x, y)
+}
+
+#[test]
+fn watchers_see_what_asynchronous_devices_have_done() {
+    let slow = device("slow", |o| (o.asynchronous, o.events) = (true, true));
+    let elements = 1 << 18;
+    let (graph, x, y) = squares(2, elements);
+    let mut scheduler = Scheduler::new(vec![slow], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    for value in [2.0f32, 3.0] {
+        let values = bytes(&vec![value; elements]);
+        scheduler.write(x, 0, &values).unwrap();
+        let mut last = vec![0; 4];
+        let see = |_, place: &samite_core::TensorRef| {
+            place.read((elements - 1) * 4, &mut last)?;
+            Ok(Watch::Continue)
+        };
+        scheduler
+            .run_watched(&CancelToken::new(), |id| id == y, see)
+            .unwrap();
+        assert_eq!(last, bytes(&[value.powi(4)]));
+    }
+}
+
+#[test]
+fn nodes_of_one_device_follow_each_other_in_traces() {
+    let slow = device("slow", |o| (o.asynchronous, o.events) = (true, true));
+    let (graph, ..) = squares(3, 1 << 18);
+    let mut scheduler = Scheduler::new(vec![slow], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.start_trace();
+    // The second is issued while the first still runs.
+    for _ in 0..2 {
+        scheduler.run(&CancelToken::new()).unwrap();
+    }
+    scheduler.synchronize().unwrap();
+    let events = scheduler.trace().unwrap().take_events();
+    let nodes = events.iter().filter(|event| event["cat"] == "node");
+    let span = |event: &serde_json::Value| ["ts", "dur"].map(|key| event[key].as_f64().unwrap());
+    let mut spans: Vec<_> = nodes.map(span).collect();
+    assert_eq!(spans.len(), 6);
+    spans.sort_by(|a, b| a[0].total_cmp(&b[0]));
+    for pair in spans.windows(2) {
+        let [start, took] = pair[0];
+        assert!(start + took <= pair[1][0] + 0.01, "{spans:?}");
+    }
 }
 
 #[test]

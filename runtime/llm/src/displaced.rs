@@ -48,3 +48,40 @@ pub(crate) fn report(displaced: &[Displaced], fallback: Fallback) -> Result<()> 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_for_one_reason_is_counted_together() {
+        let displaced = |what: &str, wanted: &str, reason: &str| Displaced {
+            what: what.to_owned(),
+            wanted: wanted.to_owned(),
+            reason: reason.to_owned(),
+            device: "cpu".to_owned(),
+        };
+        let all = [
+            displaced("a", "gpu", "too large"),
+            displaced("b", "gpu", "of a wrong type"),
+            displaced("c", "gpu", "too large"),
+            displaced("d", "other", "too large"),
+        ];
+        let denied = |displaced: &[Displaced]| {
+            let error = report(displaced, Fallback::Deny).unwrap_err();
+            error.to_string()
+        };
+        let message = denied(&all);
+        assert!(
+            message.contains("a belongs on gpu, which refuses it: too large; so do 1 more. "),
+            "{message}"
+        );
+        let message = denied(&all[3..]);
+        assert!(
+            message.contains("d belongs on other, which refuses it: too large. "),
+            "{message}"
+        );
+        assert!(report(&[], Fallback::Deny).is_ok());
+        assert!(report(&all, Fallback::Allow).is_ok());
+    }
+}

@@ -306,6 +306,21 @@ mod tests {
     }
 
     #[test]
+    fn the_likeliest_of_what_is_typical_is_not_always_the_likeliest() {
+        let choose = |typical_p| {
+            let params = SamplerParams {
+                typical_p,
+                ..SamplerParams::greedy()
+            };
+            let logits = [0.2f32, 0.4, 0.2, 0.2].map(f32::ln);
+            Sampler::new(params).unwrap().sample(&logits).unwrap()
+        };
+        // The surprise expected is 1.33: that of the likeliest token, 0.92, is further away than those of the others, 1.61.
+        assert_eq!(choose(1.0), 1);
+        assert_ne!(choose(0.1), 1);
+    }
+
+    #[test]
     fn biases_ban_and_favour() {
         let logit_bias = vec![(1, f32::NEG_INFINITY), (0, 5.0)];
         let mut sampler = Sampler::new(SamplerParams {

@@ -185,6 +185,21 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_a_stream_that_ended_counts_in_the_next() {
+        let mut stop = StopSequences::new(["ab"]).unwrap();
+        let nothing_stops = |emit| StopStep {
+            emit,
+            stopped: None,
+        };
+        assert_eq!(stop.push(b"xa").emit, b"x");
+        assert_eq!(stop.finish(), b"a");
+        assert_eq!(stop.push(b"b"), nothing_stops(b"b"));
+        assert_eq!(stop.push(b"a").emit, b"");
+        stop.reset();
+        assert_eq!(stop.push(b"b"), nothing_stops(b"b"));
+    }
+
+    #[test]
     fn without_strings_everything_passes() {
         let mut stop = StopSequences::new(Vec::<String>::new()).unwrap();
         assert_eq!(

@@ -160,6 +160,17 @@ fn parts_of_a_layer() {
     assert_eq!(fusions_of(&layer.graph, 2), expected);
 }
 
+/// Lets a tensor lie so many bytes behind the beginning of another one.
+fn lie_behind(places: &mut [Option<TensorRef>], id: TensorId, other: TensorId, bytes: usize) {
+    let place = places[other.index()].clone().unwrap();
+    let layout = places[id.index()].as_ref().unwrap().slot.layout;
+    let offset = place.slot.offset + bytes;
+    places[id.index()] = Some(TensorRef {
+        buffer: place.buffer,
+        slot: Slot { offset, layout },
+    });
+}
+
 #[test]
 fn products_that_touch_each_other_are_apart() {
     if !packs_columns() {
@@ -167,34 +178,157 @@ fn products_that_touch_each_other_are_apart() {
     }
     let mut g = Graph::new();
     let x = input(&mut g, &[WIDTH, 4]);
-    let [a, b] = [64, 64].map(|rows| {
-        let weights = input(&mut g, &[WIDTH, rows]);
+    let weights = [(); 3].map(|()| {
+        let weights = input(&mut g, &[WIDTH, 64]);
         g.cast(weights, DType::Q8_0).unwrap()
     });
-    let products = [a, b].map(|weights| g.mul_mat(weights, x).unwrap());
+    let products = weights.map(|weights| g.mul_mat(weights, x).unwrap());
     let nodes: Vec<_> = g.ids().collect();
-    let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
-    let fusion = |places: &[Option<TensorRef>]| {
+    let fusion = |change: &dyn Fn(&mut [Option<TensorRef>])| {
+        let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
+        change(&mut places);
         let work = Placed {
             graph: &g,
             nodes: &nodes,
-            places,
+            places: &places,
             workspace: None,
             compiled: None,
         };
-        fusions(&work, tune::detect(None), 2)[products[1].index()]
+        let fusions = fusions(&work, tune::detect(None), 2);
+        [1, 2].map(|i| fusions[products[i].index()])
     };
-    assert_eq!(fusion(&places), Fusion::JoinsPhase);
-    // The second result where the first one's weights are, which nobody needs any more.
-    let layout = g.tensor(products[1]).layout;
-    let buffer = places[a.index()]
-        .as_ref()
-        .map(|place| Arc::clone(&place.buffer));
-    places[products[1].index()] = buffer.map(|buffer| TensorRef {
-        buffer,
-        slot: Slot { offset: 0, layout },
-    });
-    assert_eq!(fusion(&places), Fusion::SharesActivations);
+    use Fusion::{JoinsPhase, SharesActivations};
+    assert_eq!(fusion(&|_| {}), [JoinsPhase; 2]);
+    let lies = |product: usize, other| {
+        fusion(&|places: &mut [_]| lie_behind(places, products[product], other, 0))
+    };
+    // A later result where the weights of an earlier product are, which nobody needs any more.
+    assert_eq!(lies(1, weights[0]), [SharesActivations, JoinsPhase]);
+    assert_eq!(lies(2, weights[1]), [JoinsPhase, SharesActivations]);
+    assert_eq!(lies(2, weights[0]), [JoinsPhase, SharesActivations]);
+    // An earlier result where the weights of a later product are.
+    assert_eq!(lies(0, weights[1]), [SharesActivations, JoinsPhase]);
+    assert_eq!(lies(0, weights[2]), [JoinsPhase, SharesActivations]);
+    // Two results in one place.
+    assert_eq!(lies(2, products[0]), [JoinsPhase, SharesActivations]);
+    // A result over the columns.
+    assert_eq!(lies(2, x), [JoinsPhase, SharesActivations]);
+}
+
+#[test]
+fn what_is_written_between_products_ends_the_sharing_of_columns() {
+    if !packs_columns() {
+        return;
+    }
+    use Fusion::{Alone, SharesActivations};
+    let last = |between: &dyn Fn(&mut Graph, TensorId)| {
+        let mut g = Graph::new();
+        let x = input(&mut g, &[WIDTH, 4]);
+        let [a, b] = [(); 2].map(|()| {
+            let weights = input(&mut g, &[WIDTH, 64]);
+            g.cast(weights, DType::Q8_0).unwrap()
+        });
+        g.mul_mat(a, x).unwrap();
+        between(&mut g, x);
+        g.mul_mat(b, x).unwrap();
+        *fusions_of(&g, 1).last().unwrap()
+    };
+    assert_eq!(last(&|_, _| {}), SharesActivations);
+    // What needs no scratch memory and writes only its result changes nothing.
+    let silu = |g: &mut Graph, x| {
+        g.unary(x, samite_core::Unary::Silu).unwrap();
+    };
+    assert_eq!(last(&silu), SharesActivations);
+    // What takes the scratch memory for itself.
+    let sort = |g: &mut Graph, x| {
+        g.argsort(x, samite_core::SortOrder::Ascending).unwrap();
+    };
+    assert_eq!(last(&sort), Alone);
+    let cpy = |g: &mut Graph, x| {
+        let other = input(g, &[WIDTH, 4]);
+        g.cpy(other, x).unwrap();
+    };
+    assert_eq!(last(&cpy), Alone);
+    let set_rows = |g: &mut Graph, x| {
+        let rows = input(g, &[WIDTH, 2]);
+        let numbers = integers(g, &[2]);
+        g.set_rows(rows, numbers, x).unwrap();
+    };
+    assert_eq!(last(&set_rows), Alone);
+}
+
+#[test]
+fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
+    use Fusion::{Absorbed, Alone, ScaledNorm};
+    let mut g = Graph::new();
+    let x = input(&mut g, &[WIDTH, 4]);
+    let scale = input(&mut g, &[WIDTH]);
+    let norm = g.rms_norm(x, 1e-5).unwrap();
+    let scaled = g.mul(norm, scale).unwrap();
+    let next = g.unary(scaled, samite_core::Unary::Silu).unwrap();
+    g.set_output(next);
+    let nodes: Vec<_> = g.ids().collect();
+    let parts = |other: Option<(TensorId, usize)>| {
+        let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
+        // Memory that is larger than `x` alone.
+        let layout = Layout::contiguous(DType::F32, [WIDTH, 8, 1, 1]).unwrap();
+        let buffer = host_buffer_type().allocate(layout.bytes(), Usage::Compute);
+        let buffer = buffer.unwrap();
+        for (id, offset) in [(x, 0), (scale, 6 * WIDTH * 4)] {
+            let layout = g.tensor(id).layout;
+            places[id.index()] = Some(TensorRef {
+                buffer: Arc::clone(&buffer),
+                slot: Slot { offset, layout },
+            });
+        }
+        if let Some((other, bytes)) = other {
+            lie_behind(&mut places, scaled, other, bytes);
+        }
+        let work = Placed {
+            graph: &g,
+            nodes: &nodes,
+            places: &places,
+            workspace: None,
+            compiled: None,
+        };
+        let fusions = fusions(&work, tune::detect(None), 1);
+        [norm, scaled].map(|id| fusions[id.index()])
+    };
+    assert_eq!(parts(None), [Absorbed, ScaledNorm]);
+    // Exactly over `x`, each row is read before it is written.
+    assert_eq!(parts(Some((x, 0))), [Absorbed, ScaledNorm]);
+    // Partly over it, rows are lost.
+    assert_eq!(parts(Some((x, WIDTH * 4))), [Alone; 2]);
+    // Over the scale, which every row needs.
+    assert_eq!(parts(Some((x, 4 * WIDTH * 4))), [Alone; 2]);
+    // Over an operand with gaps: its second row is not where that of the result is.
+    let mut g = Graph::new();
+    let base = input(&mut g, &[2 * WIDTH, 4]);
+    let row = 2 * WIDTH * 4;
+    let x = g.view(base, [WIDTH, 4, 1, 1], [row, 4 * row, 4 * row], 0);
+    let x = x.unwrap();
+    let scale = input(&mut g, &[WIDTH]);
+    let norm = g.rms_norm(x, 1e-5).unwrap();
+    let scaled = g.mul(norm, scale).unwrap();
+    let next = g.unary(scaled, samite_core::Unary::Silu).unwrap();
+    g.set_output(next);
+    let nodes: Vec<_> = g.ids().collect();
+    for (is_over, expected) in [(false, ScaledNorm), (true, Alone)] {
+        let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
+        lie_behind(&mut places, x, base, 0);
+        if is_over {
+            lie_behind(&mut places, scaled, x, 0);
+        }
+        let work = Placed {
+            graph: &g,
+            nodes: &nodes,
+            places: &places,
+            workspace: None,
+            compiled: None,
+        };
+        let fusions = fusions(&work, tune::detect(None), 1);
+        assert_eq!(fusions[scaled.index()], expected);
+    }
 }
 
 #[test]

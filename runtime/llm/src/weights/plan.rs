@@ -436,6 +436,16 @@ mod tests {
         assert_eq!(displaced.what, "tensor 'w' of type f32");
         assert_eq!((&*displaced.wanted, &*displaced.device), ("gpu", "cpu"));
         assert_eq!(displaced.reason, "it is not willing");
+        // The host rather than another device.
+        let devices = DeviceSet::new(vec![
+            unwilling("gpu"),
+            FakeDevice::device("other", DeviceKind::Gpu),
+            FakeDevice::device("cpu", DeviceKind::Cpu),
+        ])
+        .unwrap();
+        let (found, _) =
+            willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap();
+        assert_eq!(found.device, 2);
         let devices = DeviceSet::new(vec![unwilling("gpu"), unwilling("cpu")]).unwrap();
         let error = willing_device(&devices, &spec(WeightUse::Product), &info, choice).unwrap_err();
         assert_eq!(

@@ -56,6 +56,46 @@ fn splits_at_every_layer_change_nothing() {
     }
 }
 
+/// A layer ends with a sum, and its operands need not travel: only the sum does.
+#[test]
+fn one_hidden_state_crosses_each_boundary_between_layers() {
+    for architecture in ARCHITECTURES {
+        let file = TestModel::tiny(architecture);
+        let layers = SyntheticModel::tiny(architecture).n_layer;
+        for at in 1..layers {
+            for last in [reference("b"), cpu()] {
+                // The host first, the other device first.
+                for first_layers in ["a", last.name()] {
+                    let rest = if first_layers == "a" {
+                        last.name()
+                    } else {
+                        "a"
+                    };
+                    let rules =
+                        format!("layers=0-:{first_layers};layers={at}-:{rest};output:{rest}");
+                    let model = file.load(vec![reference("a"), Arc::clone(&last)], &rules);
+                    let plan = context(&model, precise()).plan(3).unwrap();
+                    let graph = plan.graph();
+                    let json = plan.to_json();
+                    let splits = json["splits"].as_array().unwrap().iter();
+                    let copies = splits.flat_map(|split| split["copies"].as_array().unwrap());
+                    let copied: Vec<_> = copies
+                        .map(|copy| copy["from"].as_u64().unwrap() as usize)
+                        .map(|from| graph.tensor(TensorId::from_index(from)))
+                        .filter(|tensor| tensor.is_computed() && *tensor.name != *"inp_embd")
+                        .map(|tensor| tensor.name.to_string())
+                        .collect();
+                    assert_eq!(
+                        copied,
+                        [format!("l_out-{}", at - 1)],
+                        "{architecture}, {rules}: {plan}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_split_puts_everything_where_the_rules_say() {
     let file = TestModel::tiny("llama");
