@@ -35,7 +35,7 @@ pub fn handle() {
         let _no_more = remove_unfinished_files();
         progress::clear();
         say("interrupted");
-        leave(exit_code)
+        end(exit_code)
     });
 }
 
@@ -44,10 +44,16 @@ pub fn exit_code() -> i32 {
     EXIT_CODE.load(Ordering::SeqCst)
 }
 
-/// Ends the program at once. Libraries that devices loaded are not asked to clean up: some wait for threads of theirs that never end.
+/// Ends the program when its work is done.
 pub fn leave(exit_code: i32) -> ! {
     // Whoever wrote something has heard of failures.
     let _ = std::io::stdout().flush();
+    end(exit_code)
+}
+
+/// Ends the program at once. Libraries that devices loaded are not asked to clean up: some wait for threads of theirs that never end.
+/// Standard output is left alone: another thread may be waiting for its reader.
+fn end(exit_code: i32) -> ! {
     #[cfg(unix)]
     signal_hook::low_level::exit(exit_code);
     #[cfg(not(unix))]
