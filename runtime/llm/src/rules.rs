@@ -450,7 +450,10 @@ mod tests {
             ("layers=3-1:cpu", "'3-1' is no range"),
             ("layers=x:cpu", "'x' is no range"),
             (":cpu", "missing"),
-            ("output:tpu", "there are: blas, gpu0, gpu1, cpu"),
+            (
+                "output:tpu",
+                "among the devices in use: blas, gpu0, gpu1, cpu",
+            ),
             ("layers=7-9:cpu", "'layers=7-9:cpu' matches nothing"),
             ("kv=3-:cpu", "'kv=3-:cpu' matches nothing"),
             ("*.bias:cpu", "'*.bias:cpu' matches nothing"),

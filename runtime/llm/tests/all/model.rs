@@ -364,7 +364,7 @@ fn rules_that_do_not_apply_are_refused() {
         load("output:gpu")
             .unwrap_err()
             .to_string()
-            .contains("there are: cpu")
+            .contains("among the devices in use: cpu")
     );
 }
 
