@@ -44,8 +44,6 @@ enum State {
     Issued,
     /// Nothing is left to do about the action `next`; the one behind it comes now.
     Ended,
-    /// Something failed.
-    Draining,
 }
 
 /// A run that has begun and not ended.
@@ -55,7 +53,7 @@ pub(crate) struct Run {
     /// The action that is worked on.
     next: usize,
     state: State,
-    /// The first failure: the one to report.
+    /// The first failure, the one to report: everything is being drained then.
     failure: Option<Error>,
 }
 
@@ -74,8 +72,8 @@ impl Run {
     ///
     /// A run that is `cancelled` stops before its next action. Within one, the device that performs it looks at the token.
     pub fn step(&mut self, actions: &[Action], last: Result<()>, cancelled: bool) -> Step {
-        if self.state == State::Draining {
-            return Step::End(self.failure.take().map_or(Ok(()), Err));
+        if let Some(failure) = self.failure.take() {
+            return Step::End(Err(failure));
         }
         if let Err(failure) = last {
             return self.fail(failure);
@@ -110,7 +108,6 @@ impl Run {
                     self.next += 1;
                     self.state = State::Waiting(0);
                 }
-                State::Draining => return Step::End(Ok(())),
             }
         }
     }
@@ -118,7 +115,6 @@ impl Run {
     /// Ends the run with `failure`, but only after everything that was issued is done: work in flight would touch memory that the next run, or another plan, uses.
     fn fail(&mut self, failure: Error) -> Step {
         self.failure = Some(failure);
-        self.state = State::Draining;
         Step::Drain
     }
 }

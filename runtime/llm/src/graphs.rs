@@ -7,8 +7,9 @@ use crate::error::Result;
 use crate::hparams::Hyperparameters;
 use crate::rules::Choice;
 use crate::weights::Weights;
-use samite_core::{Graph, Support};
+use samite_core::{Graph, Support, TensorId};
 use samite_sched::{Assignments, DeviceSet, Options, Plan};
+use std::collections::BTreeMap;
 
 /// What graphs are made of. Neither weights nor caches need memory for it.
 #[derive(Clone, Copy)]
@@ -47,25 +48,35 @@ impl GraphSource<'_> {
         })
     }
 
-    /// The layers whose cache cannot be where `kv` says, because the device there refuses an operation on it: layer, device and its reason.
-    pub fn refused_caches(&self, shape: GraphShape) -> Result<Vec<(usize, usize, String)>> {
+    /// The layers whose cache cannot be where `kv` says, because the device there refuses an operation on it, with device and reason. The
+    /// host is not asked: there is nowhere else to go.
+    pub fn refused_caches(&self, shape: GraphShape) -> Result<BTreeMap<usize, (usize, String)>> {
+        let host = self.devices.last();
+        let mut refused: BTreeMap<usize, (usize, String)> = BTreeMap::new();
+        if self.kv.iter().all(|choice| choice.device == host) {
+            return Ok(refused);
+        }
         let graph = self.build(shape)?.graph;
-        let mut refused: Vec<(usize, usize, String)> = Vec::new();
+        let mut asked: Vec<(Vec<TensorId>, Vec<usize>)> = vec![Default::default(); host];
         for id in graph.ids() {
-            let node = graph.node(id);
-            if !node.tensor().is_computed() {
-                continue;
-            }
-            let stored = node.tensor().operands();
-            let mut stored = stored.filter_map(|(_, source)| graph.node(source).stored());
-            let Some(il) = stored.find_map(|tensor| layer_of(self.layers, tensor)) else {
-                continue;
-            };
-            let device = self.kv[il].device;
-            if !refused.iter().any(|(known, ..)| *known == il)
-                && let Support::No(reason) = self.devices.get(device).supports(node)
+            let operands = graph.tensor(id).operands();
+            let mut stored = operands.filter_map(|(_, source)| graph.node(source).stored());
+            let layer = stored.find_map(|tensor| layer_of(self.layers, tensor));
+            if let Some(il) = layer.filter(|_| graph.tensor(id).is_computed())
+                && let Some((ids, layers)) = asked.get_mut(self.kv[il].device)
             {
-                refused.push((il, device, format!("{}: {reason}", node.op().name())));
+                ids.push(id);
+                layers.push(il);
+            }
+        }
+        for (device, (ids, layers)) in asked.iter().enumerate() {
+            let answers = self.devices.get(device).supports_each(&graph, ids);
+            for ((&id, &il), answer) in ids.iter().zip(layers).zip(answers) {
+                if let Support::No(reason) = answer {
+                    let operation = graph.node(id).op().name();
+                    let refusal = || (device, format!("{operation}: {reason}"));
+                    refused.entry(il).or_insert_with(refusal);
+                }
             }
         }
         Ok(refused)

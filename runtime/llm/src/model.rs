@@ -19,7 +19,7 @@ use samite_sched::{DeviceSet, Fallback};
 use samite_text::Tokenizer;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Is told the bytes that are loaded and the bytes in all; from any thread, by one at a time.
 pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
@@ -196,13 +196,10 @@ impl Model {
     /// If the file cannot be read, the model is not supported or contradicts itself, a rule does not apply, or a device
     /// has not enough memory; when cancelled.
     pub fn load(path: impl AsRef<Path>, options: &ModelOptions) -> Result<Arc<Self>> {
-        let clock = &options.environment.clock;
-        let start = clock.now();
+        let start = options.environment.clock.now();
         options.cancel.check()?;
         let file = GgufFile::open_in(&*options.environment.files, path, options.load_mode)?;
-        let mut model = Self::from_file(&file, options)?;
-        model.load_time = clock.now().saturating_duration_since(start);
-        Ok(Arc::new(model))
+        Self::from_file(&file, options, start)
     }
 
     /// Loads the model in an open file.
@@ -210,7 +207,7 @@ impl Model {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn from_gguf(file: &GgufFile, options: &ModelOptions) -> Result<Arc<Self>> {
-        Self::from_file(file, options).map(Arc::new)
+        Self::from_file(file, options, options.environment.clock.now())
     }
 
     /// The model in a file of which only the header is needed ([`GgufFile::open_header`]), as [`from_gguf`](Self::from_gguf) would
@@ -224,9 +221,8 @@ impl Model {
         Ok(Arc::new(Self::new(file, plan, weights)))
     }
 
-    fn from_file(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
-        let clock = &options.environment.clock;
-        let start = clock.now();
+    /// `start` is when loading began.
+    fn from_file(file: &GgufFile, options: &ModelOptions, start: Instant) -> Result<Arc<Self>> {
         let plan = ModelPlan::new(file, options)?;
         let silent: Progress = Arc::new(|_, _| {});
         let progress = options.progress.as_ref().unwrap_or(&silent);
@@ -234,8 +230,12 @@ impl Model {
             .weights
             .load(file, &plan.devices, options, &**progress)?;
         let mut model = Self::new(file, plan, weights);
-        model.load_time = clock.now().saturating_duration_since(start);
-        Ok(model)
+        model.load_time = options
+            .environment
+            .clock
+            .now()
+            .saturating_duration_since(start);
+        Ok(Arc::new(model))
     }
 
     fn new(file: &GgufFile, plan: ModelPlan, weights: Weights) -> Self {

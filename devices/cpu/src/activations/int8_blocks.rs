@@ -114,15 +114,7 @@ fn quantize_block(x: &[f32; 32], codes: &mut [i8; 32]) -> (f32, [f32; 2]) {
 mod tests {
     use super::*;
     use crate::detect::Isa;
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        (0..count as u32)
-            .map(|i| {
-                let hash = (i ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(13) >> 8;
-                hash as f32 / (1 << 23) as f32 - 0.9
-            })
-            .collect()
-    }
+    use crate::harness::numbers;
 
     #[test]
     fn quantized_columns_decode_to_about_themselves() {

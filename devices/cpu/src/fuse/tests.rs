@@ -30,21 +30,30 @@ fn own_place(graph: &Graph, id: TensorId) -> TensorRef {
     }
 }
 
+/// The parts of all tensors of a graph whose nodes lie at `places`.
+fn placed_fusions(
+    graph: &Graph,
+    nodes: &[TensorId],
+    places: &[Option<TensorRef>],
+    threads: usize,
+) -> Vec<Fusion> {
+    let work = Placed {
+        graph,
+        nodes,
+        places,
+        workspace: None,
+        compiled: None,
+    };
+    fusions(&work, tune::detect(None), threads)
+}
+
 /// The parts of all computed nodes of a graph, each in memory of its own.
 fn fusions_of(graph: &Graph, threads: usize) -> Vec<Fusion> {
     let nodes: Vec<_> = graph.ids().collect();
     let places: Vec<_> = nodes.iter().map(|&id| Some(own_place(graph, id))).collect();
-    let work = Placed {
-        graph,
-        nodes: &nodes,
-        places: &places,
-        workspace: None,
-        compiled: None,
-    };
-    let fusions = fusions(&work, tune::detect(None), threads);
-    work.computed()
-        .map(|node| fusions[node.id().index()])
-        .collect()
+    let fusions = placed_fusions(graph, &nodes, &places, threads);
+    let computed = nodes.iter().filter(|&&id| graph.tensor(id).is_computed());
+    computed.map(|id| fusions[id.index()]).collect()
 }
 
 /// A layer's worth of nodes that can be computed together: its inputs and the result.
@@ -187,14 +196,7 @@ fn products_that_touch_each_other_are_apart() {
     let fusion = |change: &dyn Fn(&mut [Option<TensorRef>])| {
         let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
         change(&mut places);
-        let work = Placed {
-            graph: &g,
-            nodes: &nodes,
-            places: &places,
-            workspace: None,
-            compiled: None,
-        };
-        let fusions = fusions(&work, tune::detect(None), 2);
+        let fusions = placed_fusions(&g, &nodes, &places, 2);
         [1, 2].map(|i| fusions[products[i].index()])
     };
     use Fusion::{JoinsPhase, SharesActivations};
@@ -284,14 +286,7 @@ fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
         if let Some((other, bytes)) = other {
             lie_behind(&mut places, scaled, other, bytes);
         }
-        let work = Placed {
-            graph: &g,
-            nodes: &nodes,
-            places: &places,
-            workspace: None,
-            compiled: None,
-        };
-        let fusions = fusions(&work, tune::detect(None), 1);
+        let fusions = placed_fusions(&g, &nodes, &places, 1);
         [norm, scaled].map(|id| fusions[id.index()])
     };
     assert_eq!(parts(None), [Absorbed, ScaledNorm]);
@@ -319,14 +314,7 @@ fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
         if is_over {
             lie_behind(&mut places, scaled, x, 0);
         }
-        let work = Placed {
-            graph: &g,
-            nodes: &nodes,
-            places: &places,
-            workspace: None,
-            compiled: None,
-        };
-        let fusions = fusions(&work, tune::detect(None), 1);
+        let fusions = placed_fusions(&g, &nodes, &places, 1);
         assert_eq!(fusions[scaled.index()], expected);
     }
 }

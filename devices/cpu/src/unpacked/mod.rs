@@ -31,17 +31,9 @@ mod tests {
     use super::*;
     use crate::activations::int8_blocks::Int8Blocks;
     use crate::detect::Isa;
+    use crate::harness::numbers;
     use crate::product::{Column, Panel};
     use samite_core::DType;
-
-    fn numbers(seed: u32, count: usize) -> Vec<f32> {
-        (0..count as u32)
-            .map(|i| {
-                let hash = (i ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(13) >> 8;
-                hash as f32 / (1 << 23) as f32 - 0.9
-            })
-            .collect()
-    }
 
     #[test]
     fn products_agree_with_decoded_rows() {

@@ -65,7 +65,7 @@ impl Search<'_> {
     /// All candidates by name, in ggml's order. Files that were named themselves come first, and nothing else of their name is taken from
     /// directories.
     fn candidates(&mut self) -> Vec<Vec<PathBuf>> {
-        let mut named: Vec<Vec<PathBuf>> = Vec::new();
+        let mut named: Vec<PathBuf> = Vec::new();
         let mut groups: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         for path in &self.options.paths {
             if !path.is_absolute() {
@@ -79,19 +79,16 @@ impl Search<'_> {
                     }
                     Err(reason) => self.reject(path, reason),
                 }
-            } else {
-                let group = vec![path.clone()];
-                if !named.contains(&group) {
-                    named.push(group);
-                }
+            } else if !named.contains(path) {
+                named.push(path.clone());
             }
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(name, _)| preference(name));
-        let mut chosen = named.clone();
+        let mut chosen: Vec<_> = named.iter().map(|path| vec![path.clone()]).collect();
         for (name, group) in groups {
             let of_name = |path: &PathBuf| backend_name(path) == Some(&name);
-            match named.iter().flatten().find(|path| of_name(path)) {
+            match named.iter().find(|path| of_name(path)) {
                 Some(instead) => {
                     for path in group.iter().filter(|path| *path != instead) {
                         self.reject(path, format!("{} was named", instead.display()));

@@ -104,7 +104,7 @@ impl KvPlan {
             ..*source
         };
         let mut displaced = Vec::new();
-        for (il, device, reason) in source.refused_caches(sizes.at_the_end(1))? {
+        for (il, (device, reason)) in source.refused_caches(sizes.at_the_end(1))? {
             displaced.push(Displaced {
                 what: format!("the KV cache of layer {il}"),
                 wanted: devices.get(device).name().to_owned(),

@@ -303,17 +303,19 @@ fn willing_device(
     info: &TensorInfo,
     choice: Choice,
 ) -> Result<(Choice, Option<Displaced>)> {
-    let mut reasons = Vec::new();
-    let mut refusal = None;
+    // By device, the wanted one first.
+    let mut refusals: Vec<(&str, String)> = Vec::new();
     let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
     for device in std::iter::once(choice.device).chain(others) {
         match can_use(devices.get(device), spec, info.dtype)? {
-            Support::Yes if device == choice.device => return Ok((choice, None)),
             Support::Yes => {
+                let Some((wanted, reason)) = refusals.into_iter().next() else {
+                    return Ok((choice, None));
+                };
                 let displaced = Displaced {
                     what: format!("tensor '{}' of type {}", spec.name, info.dtype),
-                    wanted: devices.get(choice.device).name().to_owned(),
-                    reason: refusal.unwrap_or_default(),
+                    wanted: wanted.to_owned(),
+                    reason,
                     device: devices.get(device).name().to_owned(),
                 };
                 let choice = Choice {
@@ -323,16 +325,17 @@ fn willing_device(
                 return Ok((choice, Some(displaced)));
             }
             Support::No(reason) => {
-                reasons.push(format!("{}: {reason}", devices.get(device).name()));
-                refusal.get_or_insert_with(|| reason.into_owned());
+                refusals.push((devices.get(device).name(), reason.into_owned()));
             }
         }
     }
+    let reasons = refusals.iter();
+    let reasons = reasons.map(|(device, reason)| format!("{device}: {reason}"));
     Err(Error::model(format!(
         "tensor \"{}\" of type {} can be used by no device: {}",
         info.name,
         info.dtype,
-        reasons.join("; ")
+        reasons.collect::<Vec<_>>().join("; ")
     )))
 }
 
