@@ -5,6 +5,7 @@ use crate::queue::Latch;
 use samite_core::DeviceKind;
 use samite_core::memory::HOST_ALIGNMENT;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a [`ReferenceDevice`](crate::ReferenceDevice) is and can do.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct ReferenceOptions {
     pub streams: bool,
     /// Where imported host memory must begin.
     pub import_alignment: usize,
+    /// How long operations take besides their computation, by [name](samite_core::Op::name): the thread that computes sleeps.
+    pub delays: Vec<(String, Duration)>,
     /// Holds queued work back until it is opened.
     pub latch: Option<Arc<Latch>>,
     /// Counts the device's calls and makes some of them fail.
@@ -71,6 +74,7 @@ impl Default for ReferenceOptions {
             compiles: false,
             streams: false,
             import_alignment: 1,
+            delays: Vec::new(),
             latch: None,
             faults: None,
         }

@@ -13,7 +13,7 @@ use samite_core::{
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) struct ReferenceStream {
     device: Arc<ReferenceDevice>,
@@ -24,6 +24,7 @@ pub(crate) struct ReferenceStream {
 /// Nodes with their kernels and places.
 struct Program {
     steps: Vec<(Call, Kernel)>,
+    delays: Vec<(String, Duration)>,
     /// Scratch memory, which is overwritten by every node.
     workspace: Option<TensorRef>,
 }
@@ -49,6 +50,10 @@ impl Program {
                 let buffer = &workspace.buffer;
                 let noise = 0x5a ^ number as u8;
                 buffer.fill(workspace.slot, 0, workspace.layout().bytes(), noise)?;
+            }
+            let delays = self.delays.iter();
+            for (_, delay) in delays.filter(|(name, _)| name == call.op.name()) {
+                std::thread::sleep(*delay);
             }
             kernel.run(call)?;
             if let Some(observer) = observer {
@@ -170,6 +175,7 @@ impl Stream for ReferenceStream {
             device: self.device.shared_name(),
             program: Arc::new(Program {
                 steps,
+                delays: self.device.options().delays.clone(),
                 workspace: workspace.cloned(),
             }),
         }))

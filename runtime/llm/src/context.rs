@@ -20,7 +20,7 @@ use crate::kv::{Cells, KvCache, Rotation};
 use crate::model::Model;
 use memory::MemoryReport;
 use samite_sched::{Plan, Scheduler};
-use staging::Staging;
+use staging::{Others, Staging};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -273,6 +273,12 @@ impl Context {
         let wanted = tokens.iter().filter(|token| token.wants_logits).count();
         let needed = wanted.checked_mul(n_vocab);
         try_resize(&mut self.logits, 0.0, needed, "logits")?;
+        // Pipeline copies let runs overlap, but only those of one graph.
+        let overlap = self.options.copies > 1;
+        let n_outputs = match overlap {
+            true => self.most_outputs(tokens),
+            false => 0,
+        };
         let mut rows = 0;
         let mut start = 0;
         while start < tokens.len() {
@@ -284,15 +290,28 @@ impl Context {
                 self.rows.push(token.wants_logits.then_some(rows));
                 rows += usize::from(token.wants_logits);
             }
-            self.run_part(batch, part, first_row..rows, tokens.len() - end)?;
+            let others = match overlap {
+                true => Others {
+                    n_to_come: tokens.len() - end,
+                    n_outputs,
+                },
+                false => Others::default(),
+            };
+            self.run_part(batch, part, first_row..rows, others)?;
             start = end;
         }
         Ok(())
     }
 
-    /// Where the micro-batch that begins at `start` ends: limited in tokens and in rows of logits.
+    /// Where the micro-batch that begins at `start` ends: limited in tokens and in rows of logits. Those that may overlap are of one size
+    /// as far as possible.
     fn micro_batch_end(&self, tokens: &[BatchToken], start: usize) -> usize {
-        let most = tokens.len().min(start + self.options.n_ubatch);
+        let n_ubatch = self.options.n_ubatch;
+        let size = match self.options.copies {
+            0 | 1 => n_ubatch,
+            _ => tokens.len().div_ceil(tokens.len().div_ceil(n_ubatch)),
+        };
+        let most = tokens.len().min(start + size);
         let mut outputs = 0;
         let too_many = tokens[start..most].iter().position(|token| {
             outputs += usize::from(token.wants_logits);
@@ -301,25 +320,32 @@ impl Context {
         too_many.map_or(most, |at| start + at)
     }
 
-    /// Runs a micro-batch; `n_to_come` tokens of the batch follow.
+    /// The most rows of logits that a micro-batch of these tokens wants.
+    fn most_outputs(&self, tokens: &[BatchToken]) -> usize {
+        let (mut most, mut start) = (0, 0);
+        while start < tokens.len() {
+            let end = self.micro_batch_end(tokens, start);
+            let wanted = tokens[start..end].iter().filter(|t| t.wants_logits);
+            most = most.max(wanted.count());
+            start = end;
+        }
+        most
+    }
+
     fn run_part(
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
         rows: Range<usize>,
-        n_to_come: usize,
+        others: Others,
     ) -> Result<()> {
-        // Consecutive runs overlap only if their graphs are the same: all micro-batches look as far as the last one.
-        let n_to_come = match self.options.copies {
-            0 | 1 => 0,
-            _ => n_to_come,
-        };
         let cells = &mut self.cache.cells;
-        let shape = self.staging.fill(batch, part, cells, n_to_come)?;
+        let shape = self.staging.fill(batch, part, cells, others)?;
         let inputs = self.load(shape)?;
         self.staging.write(&mut self.scheduler, inputs)?;
         self.scheduler.run(&self.options.cancel)?;
-        if let Some(logits) = inputs.logits {
+        // Reading waits for the run, so nothing is read that nobody wants.
+        if let Some(logits) = inputs.logits.filter(|_| !rows.is_empty()) {
             let n_vocab = self.model.hparams().n_vocab;
             let out = &mut self.logits[rows.start * n_vocab..rows.end * n_vocab];
             self.scheduler

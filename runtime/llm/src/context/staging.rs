@@ -7,6 +7,15 @@ use crate::kv::Cells;
 use half::f16;
 use samite_sched::Scheduler;
 
+/// What micro-batches of one batch have in common, so that they are runs of one graph: only such runs overlap.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Others {
+    /// Tokens that follow in other micro-batches, whose cells the graph reaches as well.
+    pub n_to_come: usize,
+    /// The most rows of logits that one of them wants.
+    pub n_outputs: usize,
+}
+
 /// Values of a graph's inputs, in buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
@@ -27,14 +36,13 @@ impl Staging {
         })
     }
 
-    /// Takes a cell for each token of `part`, a micro-batch of `batch`, and sets all values. `n_to_come` more tokens follow in
-    /// other micro-batches, whose cells the graph has to reach as well.
+    /// Takes a cell for each token of `part`, a micro-batch of `batch`, and sets all values. The graph has to suit `others`, too.
     pub fn fill(
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
         cells: &mut Cells,
-        n_to_come: usize,
+        others: Others,
     ) -> Result<GraphShape> {
         self.tokens.clear();
         self.positions.clear();
@@ -55,7 +63,10 @@ impl Staging {
                 self.outputs.push(i as i32);
             }
         }
-        let end = cells.end().saturating_add(n_to_come);
+        // What is computed in vain is the first token's logits.
+        let n_outputs = others.n_outputs.min(part.len());
+        self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
+        let end = cells.end().saturating_add(others.n_to_come);
         let n_kv = padded(end, cells.len(), cells.n_sequences());
         self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
         for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {

@@ -6,11 +6,13 @@ use samite_core::{
 };
 use samite_gguf::{GgufFile, LoadMode};
 use samite_llm::{
-    Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel,
+    Batch, Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule,
+    SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Fallback;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn the_cpu_agrees_with_the_reference() {
@@ -374,4 +376,87 @@ fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
         );
         assert!(error.starts_with(&wanted), "{error}");
     }
+}
+
+/// A micro-batch is on the first layers while the one before it is on the last ones.
+#[test]
+fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
+    // Computation is a small part of the time, whatever the machine does besides.
+    let file = TestModel::write(&SyntheticModel {
+        n_layer: 2,
+        n_head: 1,
+        n_head_kv: 1,
+        n_ff: 32,
+        ..SyntheticModel::tiny("llama")
+    });
+    let slow = |name: &str| -> Arc<dyn Device> {
+        ReferenceDevice::new(ReferenceOptions {
+            name: name.to_owned(),
+            asynchronous: true,
+            events: true,
+            copies: true,
+            // Keys and values: twenty milliseconds in each layer.
+            delays: vec![("set_rows".to_owned(), Duration::from_millis(10))],
+            ..ReferenceOptions::default()
+        })
+    };
+    let prompt = |copies: usize, n_tokens: usize| {
+        let model = file.load(vec![slow("a"), slow("b"), cpu()], "layers=1-:b;output:b");
+        let mut context = context(
+            &model,
+            ContextOptions {
+                copies,
+                n_ctx: Some(256),
+                n_ubatch: 32,
+                ..precise()
+            },
+        );
+        let mut batch = Batch::new();
+        for (i, &token) in tokens(n_tokens).iter().enumerate() {
+            batch.add(token, i as i32, &[0], i + 1 == n_tokens);
+        }
+        // Once to make the plan, once to measure.
+        context.decode(&batch).unwrap();
+        context.clear().unwrap();
+        context.scheduler_mut().start_trace();
+        let start = Instant::now();
+        context.decode(&batch).unwrap();
+        let took = start.elapsed();
+        let trace = context.scheduler_mut().finish_trace().unwrap();
+        let logits = context.logits(n_tokens - 1).unwrap().to_vec();
+        (took, trace.take_events(), logits)
+    };
+    // The time in which both devices store keys and values, in microseconds.
+    let both_work = |events: &[serde_json::Value]| {
+        let tracks: Vec<_> = events.iter().filter(|event| event["ph"] == "M").collect();
+        let spans = |device: &str| -> Vec<(f64, f64)> {
+            let is_track = |event: &&&serde_json::Value| event["args"]["name"] == device;
+            let track = &tracks.iter().find(is_track).unwrap()["tid"];
+            let nodes = events.iter().filter(|event| {
+                event["ph"] == "X" && event["tid"] == *track && event["name"] == "set_rows"
+            });
+            let number = |value: &serde_json::Value| value.as_f64().unwrap();
+            nodes
+                .map(|event| {
+                    let start = number(&event["ts"]);
+                    (start, start + number(&event["dur"]))
+                })
+                .collect()
+        };
+        let (a, b) = (spans("a"), spans("b"));
+        assert_eq!((a.len(), b.len()), (16, 16));
+        let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
+        pairs
+            .map(|(a, b)| (a.1.min(b.1) - a.0.max(b.0)).max(0.0))
+            .sum::<f64>()
+    };
+    let (alone, alone_events, alone_logits) = prompt(1, 256);
+    let (overlapped, events, logits) = prompt(4, 256);
+    assert_eq!(logits, alone_logits);
+    assert!(both_work(&alone_events) < 1000.0);
+    assert!(both_work(&events) > 60_000.0, "{}", both_work(&events));
+    let ratio = overlapped.as_secs_f64() / alone.as_secs_f64();
+    assert!(ratio <= 0.6, "{overlapped:?} instead of {alone:?}");
+    // The last micro-batch is smaller, and the results are the same.
+    assert_eq!(prompt(4, 93).2, prompt(1, 93).2);
 }
