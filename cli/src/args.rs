@@ -269,6 +269,10 @@ pub struct ModelArgs {
     #[arg(long)]
     no_flash: bool,
 
+    /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would take them over
+    #[arg(long, alias = "nopo")]
+    no_op_offload: bool,
+
     /// Copies of inputs and of tensors between devices, so that work on several asynchronous devices overlaps
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
@@ -432,6 +436,7 @@ impl ModelArgs {
             n_ubatch: self.ubatch_size,
             kv_types,
             flash: !self.no_flash,
+            offload: !self.no_op_offload,
             copies: usize::from(self.copies),
             fallback: self.fallback(),
             cancel: cancel.clone(),

@@ -47,8 +47,7 @@ impl Detour {
         to.copy_with(from, &mut self.bounce)
     }
 
-    /// Copies only those experts (slices of dimension 2) of a tensor in host memory that `ids` names, neighbours
-    /// together.
+    /// Copies only those experts (slices of dimension 2) of a tensor that `ids` names, neighbours together where the host can see them.
     pub fn copy_experts(
         &mut self,
         from: &TensorRef,
@@ -72,10 +71,6 @@ impl Detour {
                 }
             }
         }
-        let memory = from
-            .buffer
-            .host()
-            .ok_or_else(|| Error::invalid("expert weights outside of host memory"))?;
         let mut expert = 0;
         for run in used.chunk_by(|a, b| a == b) {
             let range = expert..expert + run.len();
@@ -85,16 +80,18 @@ impl Detour {
             }
             let (start, len) = (range.start * slice, run.len() * slice);
             let at = from.slot.offset + start;
-            match to.buffer.host() {
-                Some(target) => memory.copy_to(at, target, to.slot.offset + start, len)?,
+            match (from.buffer.host(), to.buffer.host()) {
+                (Some(memory), Some(target)) => {
+                    memory.copy_to(at, target, to.slot.offset + start, len)?
+                }
                 // As in other copies: the gate of memory that may be written to is not held while another one is waited for.
-                None if !memory.is_writable() => {
+                (Some(memory), None) if !memory.is_writable() => {
                     memory.with_bytes(at, len, |data| to.write(start, data))??;
                 }
-                None => {
+                _ => {
                     let bytes = self.bounce.bytes(slice)?;
                     for start in range.map(|expert| expert * slice) {
-                        memory.read(from.slot.offset + start, bytes)?;
+                        from.read(start, bytes)?;
                         to.write(start, bytes)?;
                     }
                 }

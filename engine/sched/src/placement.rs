@@ -398,10 +398,8 @@ impl<'a> Placer<'a> {
             return;
         };
         let tensor = stored.name().to_owned();
-        if self.options.offload
-            && self.devices.is_host(owner)
-            && stored.tensor().buffer.host().is_some()
-        {
+        // Weights in a layout of the host's device count, too: copies are made of what the tensor holds, not of how it lies there.
+        if self.options.offload && self.devices.is_host(owner) {
             for device in 0..owner {
                 if self.devices.get(device).wants_offload(node)
                     && self.supports(id, device).is_yes()

@@ -101,7 +101,7 @@ pub fn cut(
     }
     let mut lowered = cutter.lowered;
     lowered.optimize(devices)?;
-    lowered.find_expert_copies();
+    lowered.find_expert_copies(devices);
     Ok(lowered)
 }
 
@@ -229,7 +229,7 @@ impl Lowered {
 
     /// Finds copies of stored expert weights whose only use is by one `mul_mat_id` that starts its split: then
     /// the chosen experts are known before the copy, and only those have to move.
-    fn find_expert_copies(&mut self) {
+    fn find_expert_copies(&mut self, devices: &DeviceSet) {
         let mut uses = vec![0usize; self.graph.len()];
         for tensor in self.graph.tensors() {
             tensor.operands().for_each(|(_, s)| uses[s.index()] += 1);
@@ -254,12 +254,13 @@ impl Lowered {
                 .index()
                 .checked_sub(first_copy)
                 .map_or(ids, |copy| self.copies[copy].from);
-            let in_plain_memory = original
-                .stored
-                .as_ref()
-                .is_some_and(|stored| stored.tensor().buffer.host().is_some());
+            let owner = self.devices[self.copies[number].from.index()];
+            let on_host = original.stored.as_ref().is_some_and(|stored| {
+                stored.tensor().buffer.host().is_some()
+                    || owner.is_some_and(|device| devices.is_host(device))
+            });
             if uses[experts.index()] == 1
-                && in_plain_memory
+                && on_host
                 && original.layout.is_contiguous()
                 && self.graph.tensor(ids).layout.has_contiguous_rows()
             {

@@ -14,13 +14,14 @@ pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Opt
 }
 
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
-/// cache is, which is what `kv` says for each layer.
+/// cache is, which is what `kv` says for each layer. With `offload`, what a rule put on the host may still be taken over for large batches.
 pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
     weights: &Weights,
     layers: &[LayerCache],
     kv: &[Choice],
+    offload: bool,
 ) -> Assignments {
     let mut assignments = Assignments::new();
     if devices.len() == 1 {
@@ -43,7 +44,13 @@ pub(crate) fn assign(
             .filter_map(|(_, source)| stored(source));
         let device = operands.find_map(|tensor| match cached(tensor) {
             Some(choice) => (on_cache || choice.explicit).then_some(choice.device),
-            None => weights.assigned(tensor.name()),
+            None => {
+                let is_wanted = |device: &usize| {
+                    let mut faster = devices.iter().take(*device);
+                    offload && *device == devices.last() && faster.any(|d| d.wants_offload(node))
+                };
+                weights.assigned(tensor.name()).filter(|d| !is_wanted(d))
+            }
         });
         if let Some(device) = device.filter(|&d| devices.get(d).supports(node).is_yes()) {
             assignments.set(id, device);

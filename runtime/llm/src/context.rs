@@ -105,13 +105,10 @@ impl Context {
     }
 
     fn source(&self) -> GraphSource<'_> {
-        let ContextOptions {
-            adapters, flash, ..
-        } = &self.options;
         let KvCache {
             layers, choices, ..
         } = &self.cache;
-        self.model.graph_source(layers, choices, adapters, *flash)
+        self.model.graph_source(layers, choices, &self.options)
     }
 
     /// The model.

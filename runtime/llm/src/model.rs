@@ -1,6 +1,5 @@
 //! Models: from a file to weights on devices.
 
-use crate::adapter::ScaledAdapter;
 use crate::arch::{self, Architecture, LayerCache};
 use crate::context::{ContextOptions, Sizes};
 use crate::cost::TokenCost;
@@ -312,19 +311,18 @@ impl Model {
 
     /// Which memory the KV cache of a context needs. Says which layers' caches do not lie where they belong.
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
-        let source = self.graph_source(&[], &self.kv, &[], options.flash);
+        let source = self.graph_source(&[], &self.kv, options);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
         displaced::report(&plan.displaced, options.fallback)?;
         Ok(plan)
     }
 
-    /// What its graphs are made of, with caches and adapters of a context.
+    /// What its graphs are made of, with caches and options of a context.
     pub(crate) fn graph_source<'a>(
         &'a self,
         layers: &'a [LayerCache],
         kv: &'a [Choice],
-        adapters: &'a [ScaledAdapter],
-        flash: bool,
+        options: &'a ContextOptions,
     ) -> GraphSource<'a> {
         GraphSource {
             architecture: self.architecture,
@@ -333,8 +331,9 @@ impl Model {
             weights: &self.weights,
             layers,
             kv,
-            adapters,
-            flash,
+            adapters: &options.adapters,
+            flash: options.flash,
+            offload: options.offload,
         }
     }
 

@@ -127,26 +127,54 @@ impl PackedLayout {
         for &(offset, len, unit) in fields {
             let (field, others) = half.split_at_mut(range.len() / block_bytes * len * LANES);
             half = others;
-            let part = FieldRows {
-                rows,
+            let part = FieldPlace {
                 row_bytes: self.row_bytes,
                 start: range.start + offset,
                 block_bytes,
                 len,
             };
             match unit {
-                1 => part.interleave::<1, 16>(field),
-                2 => part.interleave::<2, 8>(field),
-                _ => part.interleave::<4, 4>(field),
+                1 => part.interleave::<1, 16>(rows, field),
+                2 => part.interleave::<2, 8>(rows, field),
+                _ => part.interleave::<4, 4>(rows, field),
             }
         }
     }
 
     /// The inverse of [`pack`](PackedLayout::pack).
     pub fn unpack(&self, panel: &[u8], rows: &mut [u8]) {
-        for (row, bytes) in rows.chunks_exact_mut(self.row_bytes.max(1)).enumerate() {
-            for (slab, bytes) in bytes.chunks_mut(self.slab_row_bytes()).enumerate() {
-                self.unpack_slab(panel, row, slab, bytes);
+        let step = self.slab_row_bytes();
+        for (slab, start) in (0..self.row_bytes).step_by(step).enumerate() {
+            let range = start..self.row_bytes.min(start + step);
+            let halves = panel[start * PANEL..].chunks(range.len() * LANES);
+            let rows = rows.chunks_mut(self.row_bytes * LANES);
+            for (number, (rows, half)) in rows.zip(halves).enumerate() {
+                if rows.len() == self.row_bytes * LANES && self.block_bytes > 4 {
+                    self.unpack_half(half, range.clone(), rows);
+                    continue;
+                }
+                for (row, bytes) in rows.chunks_exact_mut(self.row_bytes).enumerate() {
+                    self.unpack_slab(panel, number * LANES + row, slab, &mut bytes[range.clone()]);
+                }
+            }
+        }
+    }
+
+    /// The inverse of `pack_half` for [`LANES`] rows of blocks.
+    fn unpack_half(&self, mut half: &[u8], range: Range<usize>, rows: &mut [u8]) {
+        for &(offset, len, unit) in self.fields {
+            let (field, others) = half.split_at(range.len() / self.block_bytes * len * LANES);
+            half = others;
+            let part = FieldPlace {
+                row_bytes: self.row_bytes,
+                start: range.start + offset,
+                block_bytes: self.block_bytes,
+                len,
+            };
+            match unit {
+                1 => part.separate::<1, 16>(field, rows),
+                2 => part.separate::<2, 8>(field, rows),
+                _ => part.separate::<4, 4>(field, rows),
             }
         }
     }
@@ -172,9 +200,8 @@ impl PackedLayout {
     }
 }
 
-/// One field of the blocks that some rows have in a slab.
-struct FieldRows<'a> {
-    rows: &'a [u8],
+/// Where one field of the blocks that rows have in a slab lies in the rows.
+struct FieldPlace {
     row_bytes: usize,
     /// Where the field begins in a row's first block.
     start: usize,
@@ -183,26 +210,38 @@ struct FieldRows<'a> {
     len: usize,
 }
 
-impl FieldRows<'_> {
-    /// Puts units of `UNIT` bytes into their places.
+impl FieldPlace {
+    /// Puts units of `UNIT` bytes of up to [`LANES`] rows into their places.
     #[inline]
-    fn interleave<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {
-        let is_whole = self.rows.len() == self.row_bytes * LANES;
+    fn interleave<const UNIT: usize, const ROWS: usize>(&self, rows: &[u8], field: &mut [u8]) {
+        let is_whole = rows.len() == self.row_bytes * LANES;
         let in_tiles = if is_whole { self.len / 16 * 16 } else { 0 };
         if in_tiles > 0 {
-            self.interleave_tiles::<UNIT, ROWS>(field);
+            self.interleave_tiles::<UNIT, ROWS>(rows, field);
         }
-        if in_tiles < self.len {
-            self.interleave_from::<UNIT>(in_tiles, field);
+        for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
+            let places = field[in_tiles * LANES..].chunks_exact_mut(LANES * UNIT);
+            for (i, places) in places.enumerate() {
+                let at = self.start + block * self.block_bytes + in_tiles + i * UNIT;
+                let units = rows.chunks_exact(self.row_bytes);
+                let units = units.map(|row| row[at..].as_chunks::<UNIT>().0[0]);
+                for (place, unit) in places.as_chunks_mut::<UNIT>().0.iter_mut().zip(units) {
+                    *place = unit;
+                }
+            }
         }
     }
 
     /// Of [`LANES`] rows, 16 bytes of `ROWS` of them at a time, which compilers make vector code of.
     #[inline]
-    fn interleave_tiles<const UNIT: usize, const ROWS: usize>(&self, field: &mut [u8]) {
+    fn interleave_tiles<const UNIT: usize, const ROWS: usize>(
+        &self,
+        rows: &[u8],
+        field: &mut [u8],
+    ) {
         for first in (0..LANES).step_by(ROWS) {
             let rows: [&[u8]; ROWS] = std::array::from_fn(|row| {
-                &self.rows[(first + row) * self.row_bytes..][self.start..self.row_bytes]
+                &rows[(first + row) * self.row_bytes..][self.start..self.row_bytes]
             });
             for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
                 for (i, places) in field.chunks_exact_mut(16 * LANES).enumerate() {
@@ -217,24 +256,37 @@ impl FieldRows<'_> {
         }
     }
 
-    /// Bytes of each block from byte `skipped` of the field on, a unit at a time.
+    /// The inverse of [`interleave`](FieldPlace::interleave), for [`LANES`] rows.
     #[inline]
-    fn interleave_from<const UNIT: usize>(&self, skipped: usize, field: &mut [u8]) {
-        for (block, field) in field.chunks_exact_mut(self.len * LANES).enumerate() {
-            let places = field[skipped * LANES..].chunks_exact_mut(LANES * UNIT);
+    fn separate<const UNIT: usize, const ROWS: usize>(&self, field: &[u8], rows: &mut [u8]) {
+        for (block, field) in field.chunks_exact(self.len * LANES).enumerate() {
+            let at = self.start + block * self.block_bytes;
+            let tiles = field.chunks_exact(16 * LANES);
+            let in_tiles = self.len / 16 * 16;
+            for (i, places) in tiles.enumerate() {
+                for first in (0..LANES).step_by(ROWS) {
+                    let unit =
+                        |unit| places[(unit * LANES + first) * UNIT..].as_chunks::<16>().0[0];
+                    let tile: [[u8; 16]; ROWS] = std::array::from_fn(unit);
+                    for (row, bytes) in turn::<UNIT, ROWS>(tile).iter().enumerate() {
+                        let at = (first + row) * self.row_bytes + at + 16 * i;
+                        rows[at..at + 16].copy_from_slice(bytes);
+                    }
+                }
+            }
+            let places = field[in_tiles * LANES..].chunks_exact(LANES * UNIT);
             for (i, places) in places.enumerate() {
-                let at = self.start + block * self.block_bytes + skipped + i * UNIT;
-                let rows = self.rows.chunks_exact(self.row_bytes);
-                let units = rows.map(|row| row[at..].as_chunks::<UNIT>().0[0]);
-                for (place, unit) in places.as_chunks_mut::<UNIT>().0.iter_mut().zip(units) {
-                    *place = unit;
+                let at = at + in_tiles + i * UNIT;
+                let rows = rows.chunks_exact_mut(self.row_bytes);
+                for (row, unit) in rows.zip(places.as_chunks::<UNIT>().0) {
+                    row[at..at + UNIT].copy_from_slice(unit);
                 }
             }
         }
     }
 }
 
-/// Unit `i` of row `j` becomes unit `j` of row `i`.
+/// Unit `i` of row `j` becomes unit `j` of row `i`; twice is nothing.
 #[inline(always)]
 fn turn<const UNIT: usize, const ROWS: usize>(rows: [[u8; 16]; ROWS]) -> [[u8; 16]; ROWS] {
     const { assert!(UNIT * ROWS == 16) };

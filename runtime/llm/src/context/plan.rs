@@ -74,11 +74,8 @@ impl ContextPlan {
     }
 
     fn source(&self) -> GraphSource<'_> {
-        let ContextOptions {
-            adapters, flash, ..
-        } = &self.options;
         self.model
-            .graph_source(&self.layers, &self.kv.choices, adapters, *flash)
+            .graph_source(&self.layers, &self.kv.choices, &self.options)
     }
 }
 

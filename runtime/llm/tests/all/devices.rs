@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use samite_core::{
-    DType, Delegate, Delegating, Device, Graph, Node, StoredTensor, Support, TensorId,
+    DType, Delegate, Delegating, Device, Graph, Node, Op, StoredTensor, Support, TensorId,
 };
 use samite_gguf::{GgufFile, LoadMode};
 use samite_llm::{
@@ -10,7 +10,7 @@ use samite_llm::{
     SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_sched::Fallback;
+use samite_sched::{Fallback, Reason};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -459,4 +459,87 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
     assert!(ratio <= 0.6, "{overlapped:?} instead of {alone:?}");
     // The last micro-batch is smaller, and the results are the same.
     assert_eq!(prompt(4, 93).2, prompt(1, 93).2);
+}
+
+/// A GPU that takes over products of many tokens.
+struct Eager(Arc<dyn Device>);
+
+impl Delegate for Eager {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+
+    fn wants_offload(&self, node: Node<'_>) -> bool {
+        let shape = node.layout().shape();
+        let tokens = match node.op() {
+            Op::MulMatId { .. } => shape[2],
+            _ => shape[1],
+        };
+        tokens >= 32
+    }
+}
+
+#[test]
+fn prompts_are_offloaded_and_generation_is_not() {
+    for (architecture, dtype) in [
+        ("llama", DType::Q4_0),
+        ("qwen2", DType::Q8_0),
+        ("qwen3moe", DType::F16),
+    ] {
+        let mut shape = SyntheticModel {
+            dtype,
+            ..SyntheticModel::tiny(architecture)
+        };
+        // Whole blocks of every type.
+        (shape.n_embd, shape.n_ff) = (128, 128);
+        if architecture == "qwen2" {
+            shape.head_dim = shape.n_embd / shape.n_head;
+        }
+        let file = TestModel::write(&shape);
+        let run = |offload: bool| {
+            let eager = Delegating::device(Eager(reference("gpu")));
+            let model = file.load(vec![eager, cpu()], "layers=0-:cpu;output:cpu");
+            let options = ContextOptions {
+                offload,
+                n_ctx: Some(128),
+                ..precise()
+            };
+            let mut context = context(&model, options);
+            // Without a second form of the weights: all of them are packed, if they can be.
+            let memory = context.memory();
+            let weights = |name: &str| {
+                let rows = memory.iter().filter(|row| row.memory.contains(name));
+                rows.map(|row| row.weights).sum::<usize>()
+            };
+            assert!(weights("packed") > weights("host"), "{memory:?}");
+            assert_eq!(weights("gpu"), 0);
+            let offloaded = |context: &Context, n_tokens: usize| {
+                let plan = context.plan(n_tokens).unwrap();
+                let reasons = plan.placement().reasons.iter().flatten();
+                let count = reasons.filter(|reason| matches!(reason, Reason::Offloaded { .. }));
+                (count.count(), plan.bytes_copied())
+            };
+            let planned = context.plan(100).unwrap().memory_by_type();
+            let allocated = context.scheduler().buffer_sizes();
+            for ((name, planned), (_, allocated)) in planned.iter().zip(&allocated) {
+                assert!(planned <= allocated, "{architecture}: {name}");
+            }
+            let logits = decode(&mut context, &tokens(100), 0, 0);
+            assert_eq!(context.scheduler().buffer_sizes(), allocated);
+            let prompt = offloaded(&context, 100);
+            let step = offloaded(&context, 1);
+            (prompt, step, logits)
+        };
+        let (prompt, step, logits) = run(true);
+        // Seven products in each layer, and those of logits; of experts one more.
+        assert!(prompt.0 >= 7 * shape.n_layer, "{architecture}: {prompt:?}");
+        assert_eq!(step.0, 0, "{architecture}");
+        // The bytes of the plan are those of the weights as they lie in files, and of what goes to and fro.
+        let matrix = dtype.block_bytes() * shape.n_embd * shape.n_ff / dtype.block_len();
+        assert!(prompt.1 > 3 * shape.n_layer * matrix);
+        let (none, _, same) = run(false);
+        assert_eq!(none.0, 0, "{architecture}");
+        let error = nmse(&logits, &same);
+        assert!(error < 1e-3, "{architecture}: {error}");
+    }
 }
