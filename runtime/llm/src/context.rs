@@ -1,15 +1,18 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
+mod compare;
 mod memory;
 mod options;
 mod plan;
 mod staging;
+mod watch;
 
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
 pub(crate) use options::Sizes;
 pub use plan::ContextPlan;
 pub(crate) use plan::compute_bytes;
+pub use watch::{NodeNames, Seen, Watcher};
 
 use crate::adapter::{self, ScaledAdapter};
 use crate::arch::{GraphInputs, GraphShape};
@@ -41,6 +44,7 @@ pub struct Context {
     logits: Vec<f32>,
     /// By token of the last batch: its row of logits.
     rows: Vec<Option<usize>>,
+    watcher: Option<Watcher>,
 }
 
 impl std::fmt::Debug for Context {
@@ -85,6 +89,7 @@ impl Context {
             staging: Staging::new(n_ubatch, n_cells)?,
             logits: try_filled(0.0, n_logits.checked_mul(n_vocab), "logits")?,
             rows: Vec::new(),
+            watcher: None,
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -160,6 +165,12 @@ impl Context {
         &mut self.scheduler
     }
 
+    /// Has `watcher` see results of nodes from the next micro-batch on, or nobody. Returns who saw them before. After a stop by the watcher the cache is
+    /// as it was before the batch.
+    pub fn watch(&mut self, watcher: Option<Watcher>) -> Option<Watcher> {
+        std::mem::replace(&mut self.watcher, watcher)
+    }
+
     /// The plan for a micro-batch of `n_tokens` at the end of a full cache, without running it.
     ///
     /// # Errors
@@ -232,8 +243,15 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::ContextFull`]; [`Error::InvalidArgument`] for a batch that is empty, too long, or has tokens, sequences or
-    /// positions that cannot be; when cancelled; or what a device says. The cache is then as it was before.
+    /// positions that cannot be; when cancelled, or stopped by a watcher; or what a device says. The cache is then as it was before.
     pub fn decode(&mut self, batch: &Batch) -> Result<()> {
+        self.begin(batch)?;
+        let result = self.decode_all(batch);
+        self.end(result)
+    }
+
+    /// Checks that `batch` can be decoded.
+    fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.rows.clear();
         let n_vocab = self.model.hparams().n_vocab;
         batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
@@ -249,7 +267,11 @@ impl Context {
                 free,
             });
         }
-        let result = self.decode_all(batch);
+        Ok(())
+    }
+
+    /// Takes note of what a batch came to.
+    fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => self.cache.cells.commit(),
             Err(_) => {
@@ -301,14 +323,13 @@ impl Context {
         too_many.map_or(most, |at| start + at)
     }
 
-    /// Runs a micro-batch; `n_to_come` tokens of the batch follow.
-    fn run_part(
+    /// Makes a micro-batch ready to run, and returns its shape; `n_to_come` tokens of the batch follow.
+    fn load_part(
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
-        rows: Range<usize>,
         n_to_come: usize,
-    ) -> Result<()> {
+    ) -> Result<(GraphShape, GraphInputs)> {
         // Consecutive runs overlap only if their graphs are the same: all micro-batches look as far as the last one.
         let n_to_come = match self.options.copies {
             0 | 1 => 0,
@@ -318,7 +339,25 @@ impl Context {
         let shape = self.staging.fill(batch, part, cells, n_to_come)?;
         let inputs = self.load(shape)?;
         self.staging.write(&mut self.scheduler, inputs)?;
-        self.scheduler.run(&self.options.cancel)?;
+        Ok((shape, inputs))
+    }
+
+    /// Runs a micro-batch; `n_to_come` tokens of the batch follow.
+    fn run_part(
+        &mut self,
+        batch: &Batch,
+        part: &[BatchToken],
+        rows: Range<usize>,
+        n_to_come: usize,
+    ) -> Result<()> {
+        let (shape, inputs) = self.load_part(batch, part, n_to_come)?;
+        let cancel = &self.options.cancel;
+        match &mut self.watcher {
+            Some(watcher) if let Some(built) = self.graphs.get(shape) => {
+                watcher.run(&mut self.scheduler, &built.graph, cancel)?;
+            }
+            _ => self.scheduler.run(cancel)?,
+        }
         if let Some(logits) = inputs.logits {
             let n_vocab = self.model.hparams().n_vocab;
             let out = &mut self.logits[rows.start * n_vocab..rows.end * n_vocab];

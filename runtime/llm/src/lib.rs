@@ -72,7 +72,7 @@ mod weights;
 
 pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
-pub use context::{Context, ContextOptions, ContextPlan, MemoryUse};
+pub use context::{Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Seen, Watcher};
 pub use cost::TokenCost;
 pub use displaced::Displaced;
 pub use error::{Error, Result};
