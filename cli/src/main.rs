@@ -15,6 +15,7 @@ mod shown;
 mod spelling;
 mod trace_file;
 mod warnings;
+mod watch;
 
 use clap::Parser;
 

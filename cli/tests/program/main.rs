@@ -18,6 +18,7 @@ mod readme;
 mod text;
 mod train;
 mod usage;
+mod watch;
 
 use samite::llm::SyntheticModel;
 use std::ffi::OsStr;
