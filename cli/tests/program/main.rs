@@ -9,6 +9,7 @@ mod files;
 mod hostile;
 #[cfg(target_os = "linux")]
 mod interrupt;
+mod log;
 mod output;
 #[cfg(unix)]
 mod plan;

@@ -108,6 +108,7 @@ impl Scheduler {
     fn new_plan(&mut self, graph: &Graph, assignments: &Assignments) -> Result<Plan> {
         let plan = self.plan(graph, assignments)?;
         self.counters.plans += 1;
+        tracing::debug!("plan {}:\n{}", self.counters.plans, plan.nodes());
         self.warn_of_fallbacks(&plan);
         Ok(plan)
     }

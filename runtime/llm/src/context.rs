@@ -97,6 +97,15 @@ impl Context {
             model,
         };
         context.reserve_all()?;
+        for used in context.memory() {
+            tracing::info!(
+                memory = used.memory,
+                weights = used.weights,
+                cache = used.kv,
+                compute = used.compute,
+                "bytes in use"
+            );
+        }
         Ok(context)
     }
 
