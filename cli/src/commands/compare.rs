@@ -17,12 +17,11 @@ use std::path::PathBuf;
 /// Flags of `samite compare`.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Run a model on two devices in step, and find the first operation that differs.
+    after_help = "The text without its last token is computed at once, and then the last token alone. Each operation gets the same operands on both \
+devices: the first device goes on with the results of the second. What a device cannot do is done by the CPU. Kernels that do \
+several operations at once are not seen, because each result is looked at.
 
-The text without its last token is computed at once, and the last token alone. Each operation gets the same operands on both devices: the first \
-device goes on with the results of the second. What a device cannot do is done by the CPU. Kernels that do several operations at once \
-are not seen, because each result is looked at. The exit code is 1 if an operation differs.",
-    after_help = "Examples:
+Examples:
   samite compare -m model.gguf --device cpu,reference
   samite compare -m model.gguf --device ggml:Vulkan0,cpu -p \"Hello\" --all
   samite compare --device cpu,reference --limit 1e-6 --json"

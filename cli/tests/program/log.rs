@@ -45,6 +45,9 @@ fn logs_say_as_much_as_they_are_asked_to() {
     }
     assert!(!stderr(&["--log", "samite_sched=debug"], None).contains(info));
     assert_eq!(stderr(&["--log", "off"], Some("trace")), "");
+    let plan = with_model(&model, "plan -m M -vv");
+    assert!(plan.stderr.contains("of %"), "{}", plan.stderr);
+    assert!(!plan.ok().contains("debug"));
     // The flag may come first, too.
     let before = samite([
         "-v",

@@ -69,7 +69,11 @@ fn a_wrong_kernel_is_found_by_name_in_every_tiny_model() {
                 Watch::Stop
             });
             let first = nodes.iter().find(|(_, name)| name == operation).unwrap();
-            assert_eq!(found, [first.clone()], "{architecture}: {operation}");
+            assert_eq!(
+                found,
+                std::slice::from_ref(first),
+                "{architecture}: {operation}"
+            );
         }
     }
 }
