@@ -47,8 +47,9 @@ pub struct CompareArgs {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Normalised mean squared error from which on an operation differs; a single element may be off by ten times its root
-    #[arg(long, value_name = "X", default_value = "5e-4", value_parser = limit, allow_negative_numbers = true)]
+    /// Normalised mean squared error beyond which an operation differs; a single element may be off by ten times its root. The default is twice
+    /// what rounding activations to 8 bits costs
+    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit, allow_negative_numbers = true)]
     limit: f64,
 
     /// Go on after the first operation that differs, and list all
@@ -213,9 +214,9 @@ impl Report {
             1 if !all => Err(Failure::error(
                 "an operation differs; --all goes on behind it",
             )),
-            _ => Err(Failure::error(format_args!(
-                "{} differ",
-                counted(self.differing, "operation")
+            1 => Err(Failure::error("1 operation differs")),
+            differing => Err(Failure::error(format_args!(
+                "{differing} operations differ"
             ))),
         }
     }

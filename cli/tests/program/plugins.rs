@@ -381,7 +381,7 @@ fn upstreams_plugin_is_compared_in_step() {
     for pair in ["ggml:CPU,reference", "cpu,ggml:CPU", "ggml:CPU,cpu"] {
         let text = compare(pair);
         assert!(
-            text.contains(" in 2 steps, 0 beyond 5e-4"),
+            text.contains(" in 2 steps, 0 beyond 1e-3"),
             "{pair}: {text}"
         );
     }

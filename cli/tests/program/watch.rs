@@ -129,7 +129,10 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
 fn two_devices_are_compared() {
     let (_dir, model) = tiny();
     let same = with_model(&model, "compare -m M --device cpu,reference").ok();
-    assert!(same.contains(" in 2 steps, 0 beyond 5e-4"), "{same}");
+    assert!(same.contains(" in 2 steps, 0 beyond 1e-3"), "{same}");
+    // The model of the program has weights of 8 bits, with which the CPU device rounds activations.
+    let own = samite(["compare", "--device", "cpu,reference"]).ok();
+    assert!(own.contains(" in 2 steps, 0 beyond 1e-3"), "{own}");
     // Rounding is all that differs.
     let found = with_model(
         &model,
