@@ -11,4 +11,5 @@ mod llama_cpp;
 mod model;
 mod quantize;
 mod session;
+mod threads;
 mod watch;
