@@ -12,6 +12,7 @@ use samite::llm::{
 };
 use samite::registry::{BuiltIn, Registry};
 use samite::sched::Fallback;
+use samite::sched::compare::in_order;
 use samite::{CancelToken, DType, Device, DeviceKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +66,29 @@ impl DeviceArgs {
     /// able to do everything.
     fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = registry(threads);
-        let mut devices = registry.parse(&self.list)?;
+        self.with_host(&registry, registry.parse(&self.list)?)
+    }
+
+    /// Two devices, each with the CPU behind it as for a model.
+    fn pair(&self, threads: Option<usize>) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
+        let registry = registry(threads);
+        let named = match &*self.list {
+            "auto" => Vec::new(),
+            list => registry.parse(list)?,
+        };
+        let [first, second] = <[_; 2]>::try_from(named)
+            .map_err(|_| Failure::usage("--device: name two devices, such as cpu,reference"))?;
+        Ok([
+            self.with_host(&registry, vec![first])?,
+            self.with_host(&registry, vec![second])?,
+        ])
+    }
+
+    fn with_host(
+        &self,
+        registry: &Registry,
+        mut devices: Vec<Arc<dyn Device>>,
+    ) -> Outcome<Vec<Arc<dyn Device>>> {
         if devices
             .last()
             .is_some_and(|device| device.kind() != DeviceKind::Cpu)
@@ -332,7 +355,18 @@ impl ModelArgs {
 
     /// Loads the model, with a progress bar.
     pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        let mut options = self.model_options(threads, cancel)?;
+        self.load_on(self.devices.devices_for_model(threads.count())?, cancel)
+    }
+
+    /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.
+    pub fn load_pair(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
+        let [first, second] = self.devices.pair(threads.count())?;
+        let load = |side: Vec<_>| self.load_on(side.iter().map(in_order).collect(), cancel);
+        Ok([load(first)?, load(second)?])
+    }
+
+    fn load_on(&self, devices: Vec<Arc<dyn Device>>, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        let mut options = self.model_options(devices, cancel)?;
         let bar = progress::bytes("loading");
         let shared = ProgressBar::clone(&bar);
         options.progress = Some(Arc::new(move |done, total| {
@@ -353,7 +387,8 @@ impl ModelArgs {
 
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        let options = self.model_options(threads, cancel)?;
+        let devices = self.devices.devices_for_model(threads.count())?;
+        let options = self.model_options(devices, cancel)?;
         let file = match &self.model {
             Some(path) => GgufFile::open_header(path, options.load_mode)?,
             None => embedded()?,
@@ -361,8 +396,12 @@ impl ModelArgs {
         Ok(Model::without_weights(&file, &options)?)
     }
 
-    fn model_options(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<ModelOptions> {
-        let mut options = ModelOptions::new(self.devices.devices_for_model(threads.count())?);
+    fn model_options(
+        &self,
+        devices: Vec<Arc<dyn Device>>,
+        cancel: &CancelToken,
+    ) -> Outcome<ModelOptions> {
+        let mut options = ModelOptions::new(devices);
         options.rules = self.rules()?;
         options.fit = match self.fit {
             Switch::On => Some(FitOptions {

@@ -10,11 +10,12 @@ mod commands;
 mod failure;
 mod files;
 mod interrupt;
+mod log;
 mod progress;
 mod shown;
 mod spelling;
 mod trace_file;
-mod warnings;
+mod watch;
 
 use clap::Parser;
 
@@ -27,15 +28,23 @@ use clap::Parser;
     max_term_width = 80
 )]
 struct Cli {
+    #[command(flatten)]
+    log: log::LogArgs,
+
     #[command(subcommand)]
     command: commands::Command,
 }
 
+impl Cli {
+    fn run(self) -> failure::Outcome {
+        self.log.start()?;
+        self.command.run()
+    }
+}
+
 fn main() {
-    warnings::print();
     let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
-        Cli::try_parse_from(arguments)
-            .map_or_else(failure::wrong_arguments, |cli| cli.command.run())
+        Cli::try_parse_from(arguments).map_or_else(failure::wrong_arguments, Cli::run)
     });
     interrupt::leave(result.map_or_else(failure::Failure::report, |()| 0))
 }

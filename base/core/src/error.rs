@@ -65,9 +65,13 @@ pub enum Error {
     #[error("{0}")]
     Placement(Box<str>),
 
-    /// The work was stopped by its [`CancelToken`](crate::CancelToken) or by a callback.
+    /// The work was stopped by its [`CancelToken`](crate::CancelToken).
     #[error("cancelled")]
     Cancelled,
+
+    /// A run was stopped by who watches its nodes.
+    #[error("stopped by the watcher of the run")]
+    Stopped,
 
     /// The operating system refused something.
     #[error("{what}: {source}")]

@@ -1,6 +1,6 @@
 //! ggml's number and block formats: decoding to `f32`, encoding from `f32`, and access to their parts.
 //!
-//! Everything here is a pure function or plain data. Nothing allocates memory, opens files or keeps state.
+//! Everything here is a pure function or plain data. Nothing opens files or keeps state, and only [`gather_row`] and [`RowReader`] allocate memory.
 //!
 //! # Rows
 //! [`decode_row`] and [`encode_row`] work on whole rows of any [`DType`](samite_core::DType) for which [`can_decode`]
@@ -54,8 +54,10 @@ mod search;
 mod symmetric;
 mod tables;
 mod ternary;
+mod values;
 
 pub use blocks::{Block, Decode, Encode, blocks_of, blocks_of_mut};
 pub use float::{f32_to_bf16, f32_to_f16};
 pub use row::{can_decode, can_encode, decode_row, encode_row};
 pub use tables::{IQ4_NL_VALUES, MXFP4_VALUES, e8m0_half};
+pub use values::{RowReader, gather_row};

@@ -2,6 +2,7 @@
 
 use crate::args::registry;
 use crate::failure::Outcome;
+use crate::log;
 use clap::Args;
 use samite::sched::explain::human_bytes;
 use serde_json::json;
@@ -9,13 +10,14 @@ use std::io::Write;
 
 /// Flags of `samite devices`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "With -v, also features, capabilities, and what was found but cannot be used.
+
+Examples:
   samite devices
-  samite devices -v")]
+  samite devices -v"
+)]
 pub struct DevicesArgs {
-    /// Also show features, capabilities, and what was found but cannot be used
-    #[arg(short, long)]
-    verbose: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -81,7 +83,7 @@ pub fn run(args: DevicesArgs) -> Outcome {
         )?;
     }
     writeln!(out, "* used when no device is named")?;
-    if args.verbose {
+    if log::is_verbose() {
         for backend in registry.backends() {
             writeln!(out, "\nbackend {}", backend.name())?;
             for (name, value) in backend.features() {

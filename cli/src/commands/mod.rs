@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod bench;
+mod compare;
 mod completions;
 mod devices;
 mod inspect;
@@ -42,6 +43,8 @@ pub enum Command {
     Synth(synth::SynthArgs),
     /// Compare a device's operations with the reference
     TestOps(test_ops::TestOpsArgs),
+    /// Run a model on two devices in step, and find the first operation that differs
+    Compare(compare::CompareArgs),
     /// Measure speed
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
@@ -79,6 +82,7 @@ impl Command {
             Command::MergeLora(args) => merge_lora::run(args),
             Command::Synth(args) => synth::run(args),
             Command::TestOps(args) => test_ops::run(args),
+            Command::Compare(args) => compare::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
             Command::Train(args) => train::run(args),

@@ -13,10 +13,14 @@ use std::path::PathBuf;
 
 /// Flags of `samite plan`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "With -vv, also every operation with its device and reason, on standard error.
+
+Examples:
   samite plan -m model.gguf
   samite plan -m model.gguf --svg plan.svg
-  samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'")]
+  samite plan -m model.gguf --device reference,cpu --place 'layers=2-:cpu'"
+)]
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -47,6 +51,8 @@ pub fn run(args: PlanArgs) -> Outcome {
     let model = args.model.load_header(args.threads, &cancel)?;
     let context = args.model.context_plan(model, options)?;
     let plan = context.plan(tokens)?;
+    // The scheduler says it of plans that are used.
+    tracing::debug!(target: "samite_sched", "the plan:\n{}", plan.nodes());
     if let Some(file) = picture {
         files::finish(file, &plan.to_svg())?;
     }

@@ -5,6 +5,7 @@ use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
+use crate::watch::WatchArgs;
 use crate::{files, interrupt};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
   samite run -m model.gguf -p \"The sky is\" --stop \".\"
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
+  samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
     #[command(flatten)]
@@ -68,6 +70,9 @@ pub struct RunArgs {
     /// Print only the text, no timings
     #[arg(short, long)]
     quiet: bool,
+
+    #[command(flatten)]
+    watch: WatchArgs,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -171,6 +176,7 @@ pub fn run(args: RunArgs) -> Outcome {
     let seed = params.seed;
     let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
     let trace_file = files::create(&args.trace)?;
+    let watching = args.watch.prepare()?;
     let source = match (args.prompt.or(args.text), &args.file) {
         (Some(text), _) => Source::text(text),
         (None, Some(path)) => Source::file(path)?,
@@ -199,6 +205,10 @@ pub fn run(args: RunArgs) -> Outcome {
     let mut trace = match trace_file {
         Some(file) => Some(TraceFile::start(file, session.context_mut())?),
         None => None,
+    };
+    let trouble = match watching {
+        Some(watching) => watching.start(session.context_mut(), tokens.len())?,
+        None => Default::default(),
     };
 
     let mut out = std::io::stdout().lock();
@@ -232,6 +242,7 @@ pub fn run(args: RunArgs) -> Outcome {
         return Err(failure);
     }
     writeln!(out)?;
+    trouble.check()?;
     let generation = generation?;
     if let Some(trace) = trace {
         trace.finish(session.context_mut())?;

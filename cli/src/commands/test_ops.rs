@@ -2,6 +2,7 @@
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
+use crate::log;
 use crate::progress;
 use crate::shown::counted;
 use clap::Args;
@@ -13,7 +14,9 @@ use std::sync::Arc;
 
 /// Flags of `samite test-ops`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "With -v, also why cases are not supported.
+
+Examples:
   samite test-ops
   samite test-ops --device blas --filter mul_mat -v
   samite test-ops --device cpu --contract")]
@@ -28,9 +31,6 @@ pub struct TestOpsArgs {
     /// Only the contract: buffers, streams, events, copies and order instead of operations
     #[arg(long, conflicts_with = "filter")]
     contract: bool,
-    /// Also print why cases are not supported
-    #[arg(short, long)]
-    verbose: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -52,7 +52,7 @@ pub fn run(args: TestOpsArgs) -> Outcome {
         drop(bar);
         if !args.json {
             writeln!(out, "{report}")?;
-            if args.verbose {
+            if log::is_verbose() {
                 for (op, counts) in &report.ops {
                     for (reason, count) in &counts.reasons {
                         writeln!(out, "{op}: {count} cases not supported: {reason}")?;

@@ -9,6 +9,7 @@ mod files;
 mod hostile;
 #[cfg(target_os = "linux")]
 mod interrupt;
+mod log;
 mod output;
 #[cfg(unix)]
 mod plan;
@@ -18,6 +19,7 @@ mod readme;
 mod text;
 mod train;
 mod usage;
+mod watch;
 
 use samite::llm::SyntheticModel;
 use std::ffi::OsStr;

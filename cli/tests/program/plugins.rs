@@ -371,6 +371,23 @@ fn upstreams_plugin_writes_the_same_text() {
 }
 
 #[test]
+fn upstreams_plugin_is_compared_in_step() {
+    let Some(peers) = peers() else { return };
+    let model = stories();
+    let compare = |pair: &str| {
+        let flags = ["compare", "-m", model.to_str().unwrap(), "--device", pair];
+        with_plugins(&peers, &flags).ok()
+    };
+    for pair in ["ggml:CPU,reference", "cpu,ggml:CPU", "ggml:CPU,cpu"] {
+        let text = compare(pair);
+        assert!(
+            text.contains(" in 2 steps, 0 beyond 1e-3"),
+            "{pair}: {text}"
+        );
+    }
+}
+
+#[test]
 fn upstreams_vulkan_plugin_writes_the_same_text() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_GGML_VULKAN") else {
         skipped("SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");

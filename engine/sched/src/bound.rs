@@ -5,6 +5,7 @@ use crate::compiler::Compiler;
 use crate::executor::Executor;
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
+use crate::watch::Pieces;
 use samite_core::{
     CancelToken, DType, Event, Layout, Placed, Prepared, Result, Slot, TensorId, TensorInfo,
     TensorRef, Usage,
@@ -19,6 +20,8 @@ pub(crate) struct Bound {
     pub workspaces: Vec<Option<TensorRef>>,
     /// By pipeline copy, then split.
     pub prepared: Vec<Vec<Box<dyn Prepared>>>,
+    /// By pipeline copy: the splits in pieces, as the last watched run had them; empty before.
+    pub pieces: Vec<Pieces>,
     /// By action, then pipeline copy; only where somebody waits and the device has events.
     events: Vec<Vec<Option<Arc<dyn Event>>>>,
     /// Runs so far.
@@ -84,6 +87,7 @@ impl Bound {
             })
             .collect::<Result<_>>()?;
         Ok(Bound {
+            pieces: places.iter().map(|_| Pieces::default()).collect(),
             places,
             workspaces,
             prepared,

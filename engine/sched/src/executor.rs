@@ -7,27 +7,9 @@ use crate::order::{Action, Lane, Wait, Work};
 use crate::plan::Plan;
 use crate::run::{Pace, Run, Step};
 use crate::trace::Trace;
-use samite_core::{
-    CancelToken, Device, Error, Placed, Result, RunControl, Stream, TensorId, TensorRef,
-};
+use crate::watch::{Position, Walk};
+use samite_core::{CancelToken, Device, Error, Prepared, Result, RunControl, Stream, TensorId};
 use std::sync::Arc;
-
-/// What a watcher of nodes wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
-    /// Go on.
-    Continue,
-    /// Stop the run with [`Error::Cancelled`].
-    Stop,
-}
-
-/// Watches a run node by node.
-pub(crate) struct Watcher<'a> {
-    /// Whether it wants to see a node.
-    pub wants: &'a mut dyn FnMut(TensorId) -> bool,
-    /// Sees the value of one.
-    pub see: &'a mut dyn FnMut(TensorId, &TensorRef) -> Result<Watch>,
-}
 
 /// The streams of all devices, and what is needed to run bound plans on them.
 pub(crate) struct Executor {
@@ -118,66 +100,106 @@ impl Executor {
         Ok(())
     }
 
-    /// Runs a plan once. With a watcher, node by node: every action is done before the next one is issued. After a failure, nothing is in
-    /// flight.
-    pub fn run(
-        &mut self,
-        plan: &Arc<Plan>,
-        bound: &mut Bound,
-        cancel: &CancelToken,
-        mut watcher: Option<Watcher<'_>>,
-    ) -> Result<()> {
-        let pace = match watcher {
-            None => Pace::Overlapped,
-            Some(_) => Pace::OneByOne,
-        };
-        let mut run = Run::new(pace);
+    /// Runs a plan once. After a failure, nothing is in flight.
+    pub fn run(&mut self, plan: &Arc<Plan>, bound: &mut Bound, cancel: &CancelToken) -> Result<()> {
+        let mut run = Run::new(Pace::Overlapped);
         let mut last = Ok(());
         loop {
             last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
-                Step::Wait(lane, wait) => self.wait(plan, bound, lane, wait),
-                Step::Issue(action) => self.issue(plan, bound, action, cancel, &mut watcher),
-                Step::Record(action) => {
-                    let stream = self.lane(plan.actions[action].lane);
-                    match stream.zip(bound.event_of(action)) {
-                        Some((stream, event)) => stream.record(&**event),
-                        None => Ok(()),
-                    }
-                }
-                Step::Finish(lane) => self
-                    .lane(lane)
-                    .map_or(Ok(()), |stream| stream.synchronize()),
-                Step::Drain => {
-                    self.drain();
-                    Ok(())
-                }
                 Step::End(result) => {
                     if result.is_ok() {
                         bound.runs += 1;
-                        bound.inputs_free = pace == Pace::OneByOne;
+                        bound.inputs_free = false;
                     }
                     return result;
                 }
+                step => self.perform(plan, bound, step, cancel),
             };
         }
     }
 
-    fn issue(
+    /// Goes on with a watched run, up to the next result that is to be seen: every action is done before the next one is issued. After a failure,
+    /// nothing is in flight.
+    pub fn advance(
         &mut self,
         plan: &Arc<Plan>,
         bound: &mut Bound,
-        number: usize,
         cancel: &CancelToken,
-        watcher: &mut Option<Watcher<'_>>,
-    ) -> Result<()> {
-        let action = &plan.actions[number];
-        match (action.work, watcher) {
-            (Work::Inputs, _) => Ok(()),
-            (Work::Copy(copy), _) => self.copy(plan, bound, action, copy),
-            (Work::Split(split), None) => self.split(plan, bound, split, cancel),
-            (Work::Split(split), Some(watcher)) => {
-                self.split_in_pieces(plan, bound, split, cancel, watcher)
+        walk: &mut Walk,
+    ) -> Result<Option<TensorId>> {
+        while !walk.is_over {
+            if let Some(id) = walk.next_seen() {
+                return Ok(Some(id));
             }
+            if let Some(position) = &mut walk.position {
+                let Position { split, pieces, .. } = *position;
+                if pieces < walk.cuts[split].len() && walk.last.is_ok() {
+                    (position.pieces, position.shown) = (pieces + 1, 0);
+                    let start = pieces.checked_sub(1);
+                    let start = start.map_or(0, |before| walk.cuts[split][before].end);
+                    let nodes = walk.cuts[split][pieces].end - start;
+                    walk.last = self.piece(plan, bound, [split, pieces, nodes], cancel);
+                    if walk.last.is_ok() {
+                        continue;
+                    }
+                }
+                walk.position = None;
+            }
+            let last = std::mem::replace(&mut walk.last, Ok(()));
+            let step = walk.run.step(&plan.actions, last, cancel.is_cancelled());
+            match step {
+                Step::Issue(action) if let Work::Split(split) = plan.actions[action].work => {
+                    walk.position = Some(Position {
+                        split,
+                        pieces: 0,
+                        shown: 0,
+                    });
+                }
+                Step::End(result) => {
+                    walk.is_over = true;
+                    result?;
+                    bound.runs += 1;
+                    bound.inputs_free = true;
+                }
+                step => walk.last = self.perform(plan, bound, step, cancel),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does what a step says.
+    fn perform(
+        &mut self,
+        plan: &Arc<Plan>,
+        bound: &mut Bound,
+        step: Step,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        match step {
+            Step::Wait(lane, wait) => self.wait(plan, bound, lane, wait),
+            Step::Issue(number) => {
+                let action = &plan.actions[number];
+                match action.work {
+                    Work::Inputs => Ok(()),
+                    Work::Copy(copy) => self.copy(plan, bound, action, copy),
+                    Work::Split(split) => self.split(plan, bound, split, cancel),
+                }
+            }
+            Step::Record(action) => {
+                let stream = self.lane(plan.actions[action].lane);
+                match stream.zip(bound.event_of(action)) {
+                    Some((stream, event)) => stream.record(&**event),
+                    None => Ok(()),
+                }
+            }
+            Step::Finish(lane) => self
+                .lane(lane)
+                .map_or(Ok(()), |stream| stream.synchronize()),
+            Step::Drain => {
+                self.drain();
+                Ok(())
+            }
+            Step::End(result) => result,
         }
     }
 
@@ -214,7 +236,35 @@ impl Executor {
         number: usize,
         cancel: &CancelToken,
     ) -> Result<()> {
-        let device = plan.lowered.splits[number].device;
+        let nodes = plan.lowered.splits[number].nodes.len();
+        let copy = bound.copy();
+        let prepared = &mut *bound.prepared[copy][number];
+        self.run_prepared(plan, number, nodes, prepared, cancel, false)
+    }
+
+    /// Runs a piece of a split of so many nodes, and waits for it.
+    fn piece(
+        &mut self,
+        plan: &Arc<Plan>,
+        bound: &mut Bound,
+        [split, piece, nodes]: [usize; 3],
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let copy = bound.copy();
+        let prepared = &mut *bound.pieces[copy].prepared[split][piece];
+        self.run_prepared(plan, split, nodes, prepared, cancel, true)
+    }
+
+    fn run_prepared(
+        &mut self,
+        plan: &Arc<Plan>,
+        split: usize,
+        nodes: usize,
+        prepared: &mut dyn Prepared,
+        cancel: &CancelToken,
+        is_awaited: bool,
+    ) -> Result<()> {
+        let device = plan.lowered.splits[split].device;
         let start = self.trace.as_ref().map(Trace::now);
         let observer = self
             .trace
@@ -224,57 +274,16 @@ impl Executor {
             cancel,
             observer: observer.as_ref(),
         };
-        let copy = bound.copy();
-        let prepared = &mut bound.prepared[copy][number];
-        self.streams[device].run(&mut **prepared, control)?;
-        if let (Some(trace), Some(start)) = (&self.trace, start) {
-            trace.split(plan, number, start);
+        let stream = &mut self.streams[device];
+        let mut result = stream.run(prepared, control);
+        if is_awaited {
+            // Work that failed may still be in flight.
+            result = result.and(stream.synchronize());
         }
-        Ok(())
-    }
-
-    /// Nodes up to the next one that is wanted run together.
-    fn split_in_pieces(
-        &mut self,
-        plan: &Plan,
-        bound: &Bound,
-        number: usize,
-        cancel: &CancelToken,
-        watcher: &mut Watcher<'_>,
-    ) -> Result<()> {
-        let split = &plan.lowered.splits[number];
-        let places = &bound.places[bound.copy()];
-        let stream = &mut self.streams[split.device];
-        let mut rest = &split.nodes[..];
-        while !rest.is_empty() {
-            let wanted = rest.iter().position(|&id| (watcher.wants)(id));
-            let (now, later) = rest.split_at(wanted.map_or(rest.len(), |at| at + 1));
-            rest = later;
-            let mut prepared = stream.prepare(Placed {
-                graph: &plan.lowered.graph,
-                nodes: now,
-                places,
-                workspace: bound.workspaces[number].as_ref(),
-                compiled: None,
-            })?;
-            let control = RunControl {
-                cancel,
-                observer: None,
-            };
-            // Work that failed may still be in flight, and must end before it is dropped.
-            let issued = stream.run(&mut *prepared, control);
-            let done = stream.synchronize();
-            issued.and(done)?;
-            if let (Some(_), Some(&id)) = (wanted, now.last()) {
-                let place = places[id.index()].as_ref();
-                let place = place
-                    .ok_or_else(|| Error::invalid(format!("tensor {id} has no place in memory")))?;
-                if (watcher.see)(id, place)? == Watch::Stop {
-                    return Err(Error::Cancelled);
-                }
-            }
+        if let (Some(trace), Some(start), Ok(())) = (&self.trace, start, &result) {
+            trace.split(plan, split, nodes, start);
         }
-        Ok(())
+        result
     }
 }
 

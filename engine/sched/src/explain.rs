@@ -62,6 +62,44 @@ impl Plan {
         vec![(nodes, text.join(", "))]
     }
 
+    /// Every split with its copies, and every node with its size, device and reason, and those of its sources, a line each: as ggml prints with
+    /// `GGML_SCHED_DEBUG=2`.
+    pub fn nodes(&self) -> impl fmt::Display {
+        fmt::from_fn(|f| {
+            for (number, split) in self.lowered.splits.iter().enumerate() {
+                let device = self.devices.get(split.device).name();
+                let (nodes, copies) = (split.nodes.len(), split.copies.len());
+                writeln!(
+                    f,
+                    "split {number} on {device}: {nodes} operations, {copies} copies"
+                )?;
+                for &copy in &split.copies {
+                    writeln!(f, "  input {}", self.placed(self.lowered.copies[copy].from))?;
+                }
+                for &id in &split.nodes {
+                    writeln!(f, "  {}", self.placed(id))?;
+                    for (_, source) in self.lowered.graph.tensor(id).operands() {
+                        writeln!(f, "    of {}", self.placed(source))?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// A tensor with its size, device and reason.
+    fn placed(&self, id: TensorId) -> String {
+        let bytes = human_bytes(self.lowered.graph.tensor(id).layout.bytes());
+        let device = self.lowered.devices[id.index()];
+        let device = device.map_or("nothing", |device| self.devices.get(device).name());
+        // What follows the original tensors are copies.
+        let reason = match self.placement.reasons.get(id.index()) {
+            Some(reason) => reason.as_ref().map_or_else(String::new, Reason::to_string),
+            None => "a copy".to_owned(),
+        };
+        format!("{} ({bytes}) on {device}: {reason}", self.label(id))
+    }
+
     /// The plan as JSON: `devices`, `splits` (with node reasons, copies, and what is kept until when), `memory`, `fallbacks`, `actions`,
     /// `bytes_copied`.
     pub fn to_json(&self) -> Value {

@@ -36,13 +36,14 @@ mod run;
 mod scheduler;
 pub mod split;
 mod trace;
+mod watch;
 
 pub use compare::nmse;
 pub use devices::DeviceSet;
-pub use executor::Watch;
 pub use options::{Assignments, Fallback, Options};
 pub use placement::{Placement, Reason, Refusal};
 pub use plan::Plan;
 pub use scheduler::{Counters, Scheduler};
 pub use split::{Copy, Split};
 pub use trace::Trace;
+pub use watch::{Watch, WatchedRun};

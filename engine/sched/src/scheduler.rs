@@ -4,11 +4,12 @@ use crate::bound::Bound;
 use crate::chunks::Chunks;
 use crate::compiler::Compiler;
 use crate::devices::DeviceSet;
-use crate::executor::{Executor, Watch, Watcher};
+use crate::executor::Executor;
 use crate::options::{Assignments, Fallback, Options};
 use crate::order::Lane;
 use crate::plan::Plan;
 use crate::trace::Trace;
+use crate::watch::{self, Walk, Watch, WatchedRun};
 use samite_core::{CancelToken, Device, Error, Graph, Op, Result, TensorId, TensorRef};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -107,6 +108,7 @@ impl Scheduler {
     fn new_plan(&mut self, graph: &Graph, assignments: &Assignments) -> Result<Plan> {
         let plan = self.plan(graph, assignments)?;
         self.counters.plans += 1;
+        tracing::debug!("plan {}:\n{}", self.counters.plans, plan.nodes());
         self.warn_of_fallbacks(&plan);
         Ok(plan)
     }
@@ -356,33 +358,81 @@ impl Scheduler {
     /// [`Error::Cancelled`], or what a device says. The scheduler stays usable; after [`Error::DeviceLost`], once it goes on
     /// [without that device](Scheduler::remove_device).
     pub fn run(&mut self, cancel: &CancelToken) -> Result<()> {
-        self.run_with(cancel, None)
+        let (plan, bound, executor) = self.current()?;
+        let result = executor.run(plan, bound, cancel);
+        self.counters.runs += 1;
+        result.map_err(|error| self.say_what_was_lost(error))
     }
 
     /// Runs the loaded graph node by node. For each node that `wants` to be seen, `see` gets its value right after it
-    /// was computed and can stop the run.
+    /// was computed and can stop the run. See [`watch`](Scheduler::watch).
     ///
     /// # Errors
-    /// As [`run`](Scheduler::run); [`Error::Cancelled`] if `see` says stop.
+    /// As [`run`](Scheduler::run); [`Error::Stopped`] if `see` says stop.
     pub fn run_watched(
         &mut self,
         cancel: &CancelToken,
-        mut wants: impl FnMut(TensorId) -> bool,
+        wants: impl FnMut(TensorId) -> bool,
         mut see: impl FnMut(TensorId, &TensorRef) -> Result<Watch>,
     ) -> Result<()> {
-        // Actions are done one after the other, without the waits of the plan.
-        self.synchronize()?;
-        let watcher = Watcher {
-            wants: &mut wants,
-            see: &mut see,
-        };
-        self.run_with(cancel, Some(watcher))
+        let mut run = self.watch(cancel, wants)?;
+        while let Some((id, place)) = run.advance()? {
+            match see(id, &place) {
+                Ok(Watch::Continue) => {}
+                Ok(Watch::Stop) => return run.fail(Error::Stopped),
+                Err(error) => return run.fail(error),
+            }
+        }
+        Ok(())
     }
 
-    fn run_with(&mut self, cancel: &CancelToken, watcher: Option<Watcher<'_>>) -> Result<()> {
+    /// Begins a run of the loaded graph that goes on from one node that `wants` to be seen to the next. Other nodes run together, as far as they are
+    /// neighbours. Everything is asked about before the run: computed nodes, and views of their results, which are seen right after
+    /// them. Devices do not compile anew for a run that is watched as the one before.
+    ///
+    /// # Errors
+    /// If no graph is loaded; if a device cannot do a part of what it can do as a whole; or what failed in earlier runs.
+    pub fn watch<'s>(
+        &'s mut self,
+        cancel: &'s CancelToken,
+        wants: impl FnMut(TensorId) -> bool,
+    ) -> Result<WatchedRun<'s>> {
+        // Actions are done one after the other, without the waits of the plan.
+        self.synchronize()?;
+        let index = self.current.ok_or_else(no_graph)?;
+        let Loaded {
+            plan,
+            bound: Some(bound),
+            ..
+        } = &mut self.loaded[index]
+        else {
+            return Err(no_graph());
+        };
+        let cuts = watch::cuts(plan, wants);
+        let (compiler, executor) = (&mut self.compiler, &mut self.executor);
+        self.counters.prepared += bound.cut(plan, &cuts, compiler, executor, cancel)?;
+        Ok(WatchedRun::new(self, cancel, cuts))
+    }
+
+    /// Goes on with a watched run.
+    pub(crate) fn advance(
+        &mut self,
+        walk: &mut Walk,
+        cancel: &CancelToken,
+    ) -> Result<Option<(TensorId, TensorRef)>> {
+        let was_over = walk.is_over;
         let (plan, bound, executor) = self.current()?;
-        let result = executor.run(plan, bound, cancel, watcher);
-        self.counters.runs += 1;
+        // The run that ends counts itself.
+        let copy = bound.copy();
+        let result = executor.advance(plan, bound, cancel, walk);
+        let result = result.and_then(|seen| {
+            let Some(id) = seen else { return Ok(None) };
+            let place = bound.places[copy][id.index()].clone();
+            let place = place
+                .ok_or_else(|| Error::invalid(format!("tensor {id} has no place in memory")))?;
+            Ok(Some((id, place)))
+        });
+        self.counters.runs += usize::from(walk.is_over && !was_over);
         result.map_err(|error| self.say_what_was_lost(error))
     }
 

@@ -133,7 +133,8 @@ impl Trace {
         })
     }
 
-    pub(crate) fn split(&self, plan: &Plan, number: usize, start: Instant) {
+    /// So many nodes of a split: all, or those up to the next one that a watcher sees.
+    pub(crate) fn split(&self, plan: &Plan, number: usize, nodes: usize, start: Instant) {
         let split = &plan.lowered.splits[number];
         self.push(Span {
             track: plan.devices.get(split.device).name().to_owned(),
@@ -141,7 +142,7 @@ impl Trace {
             name: format!("split {number}"),
             start,
             end: self.clock.now(),
-            args: json!({ "nodes": split.nodes.len() }),
+            args: json!({ "nodes": nodes }),
         });
     }
 

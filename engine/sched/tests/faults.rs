@@ -119,32 +119,37 @@ fn faults_while_watching_are_errors_too() {
     let mut scheduler = setup.scheduler().unwrap();
     scheduler.load(&graph).unwrap();
     scheduler.write(x, 0, &bytes(&[1.0; 16])).unwrap();
-    let watch = |scheduler: &mut Scheduler| {
+    let watch = |scheduler: &mut Scheduler, everything: bool| {
         scheduler.run_watched(
             &CancelToken::new(),
-            |_| true,
+            |_| everything,
             |_, place| {
                 place.read(0, &mut [0; 4])?;
                 Ok(samite_sched::Watch::Continue)
             },
         )
     };
-    setup.faults.reset();
-    watch(&mut scheduler).unwrap();
-    let expected = read(&mut scheduler, y, 16).unwrap();
-    let calls = setup.faults.calls();
-    for at in 0..calls - 1 {
-        setup.faults.reset();
-        setup.faults.fail_at(at);
-        assert!(
-            watch(&mut scheduler)
-                .unwrap_err()
-                .to_string()
-                .contains("injected fault"),
-            "call {at} of {calls}"
-        );
-        setup.faults.reset();
-        watch(&mut scheduler).unwrap();
-        assert_eq!(read(&mut scheduler, y, 16).unwrap(), expected);
+    // With pieces that are bound anew, and with those of the run before.
+    for is_new in [true, false] {
+        let prepare = |scheduler: &mut Scheduler| {
+            setup.faults.reset();
+            watch(scheduler, !is_new).unwrap();
+            setup.faults.reset();
+        };
+        prepare(&mut scheduler);
+        watch(&mut scheduler, true).unwrap();
+        let expected = read(&mut scheduler, y, 16).unwrap();
+        prepare(&mut scheduler);
+        watch(&mut scheduler, true).unwrap();
+        let calls = setup.faults.calls();
+        for at in 0..calls {
+            prepare(&mut scheduler);
+            setup.faults.fail_at(at);
+            let error = watch(&mut scheduler, true).unwrap_err().to_string();
+            assert!(error.contains("injected fault"), "call {at} of {calls}");
+            prepare(&mut scheduler);
+            watch(&mut scheduler, true).unwrap();
+            assert_eq!(read(&mut scheduler, y, 16).unwrap(), expected);
+        }
     }
 }

@@ -491,9 +491,151 @@ fn watchers_see_nodes_and_can_stop() {
             Watch::Continue
         })
     });
-    assert!(matches!(stopped, Err(Error::Cancelled)));
+    assert!(matches!(stopped, Err(Error::Stopped)), "and not cancelled");
     scheduler.run(&CancelToken::new()).unwrap();
     assert_eq!(read(&mut scheduler, y, 16).unwrap(), plain);
+    let cancel = CancelToken::new();
+    let cancelled = scheduler.run_watched(&cancel, wants, |_, _| {
+        cancel.cancel();
+        Ok(Watch::Continue)
+    });
+    assert!(matches!(cancelled, Err(Error::Cancelled)));
+    let failed = scheduler.run_watched(&CancelToken::new(), wants, |_, _| {
+        Err(Error::invalid("the disk is full"))
+    });
+    assert!(failed.unwrap_err().to_string().contains("disk is full"));
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, y, 16).unwrap(), plain);
+}
+
+#[test]
+fn a_run_that_is_watched_as_the_one_before_binds_nothing() {
+    for copies in [1, 2] {
+        let devices = vec![fast(), host()];
+        let (graph, x, _) = layers(&[&devices[0], &devices[1]]);
+        let options = Options {
+            copies,
+            ..Options::default()
+        };
+        let mut scheduler = Scheduler::new(devices, options).unwrap();
+        scheduler.load(&graph).unwrap();
+        let mut watched = |of_four: usize| {
+            let before = scheduler.counters();
+            for _ in 0..copies {
+                scheduler.write(x, 0, &bytes(&[0.5; 16])).unwrap();
+                scheduler
+                    .run_watched(
+                        &CancelToken::new(),
+                        |id| id.index().is_multiple_of(of_four),
+                        |_, _| Ok(Watch::Continue),
+                    )
+                    .unwrap();
+            }
+            let after = scheduler.counters();
+            assert_eq!(after.plans, before.plans);
+            assert_eq!(after.runs, before.runs + copies);
+            (after.prepared - before.prepared) / copies
+        };
+        // Nodes 2, 3, 4, 5 and 7, 8, 9, 10: those up to 4 run together, and the rest of each split.
+        assert_eq!([watched(4), watched(4)], [4, 0], "{copies} copies");
+        assert_eq!([watched(1), watched(1), watched(4)], [8, 0, 4]);
+    }
+}
+
+#[test]
+fn views_are_seen_after_the_node_whose_result_they_show() {
+    let host = host();
+    let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))]);
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let at = graph.input("at", DType::I32, [1, 1, 1, 1]).unwrap();
+    let leaf = graph.stored(&cache.unwrap().tensors[0]).unwrap();
+    let unseen = graph.rows(leaf, 0, 1).unwrap();
+    let square = graph.sqr(x).unwrap();
+    let turned = graph.reshape(square, [1, 4, 1, 1]).unwrap();
+    let written = graph.set_rows(square, at, leaf).unwrap();
+    let rows = graph.rows(written, 1, 2).unwrap();
+    let of_input = graph.reshape(x, [2, 2, 1, 1]).unwrap();
+    let sum = graph.sum_rows(rows).unwrap();
+    let product = graph.mul(turned, turned).unwrap();
+    let other = graph.mul(of_input, of_input).unwrap();
+    let last = graph.sqr(unseen).unwrap();
+    for id in [sum, product, other, last] {
+        graph.set_output(id);
+    }
+    let mut scheduler = Scheduler::new(vec![host], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler
+        .write(x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]))
+        .unwrap();
+    scheduler.write(at, 0, &2i32.to_le_bytes()).unwrap();
+    let mut seen = Vec::new();
+    scheduler
+        .run_watched(
+            &CancelToken::new(),
+            |id| graph.tensor(id).op.is_view(),
+            |id, place| {
+                let mut value = vec![0; place.layout().bytes()];
+                place.read(0, &mut value)?;
+                seen.push((id, value));
+                Ok(Watch::Continue)
+            },
+        )
+        .unwrap();
+    let squares = [1.0, 4.0, 9.0, 16.0];
+    let rows_written = [[0.0; 4], squares].concat();
+    assert_eq!(
+        seen,
+        [(turned, bytes(&squares)), (rows, bytes(&rows_written))]
+    );
+}
+
+#[test]
+fn a_run_goes_on_when_it_is_asked_to() {
+    let devices = vec![fast(), host()];
+    let (graph, x, y) = layers(&[&devices[0], &devices[1]]);
+    let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[0.5; 16])).unwrap();
+    let cancel = CancelToken::new();
+    let mut run = scheduler.watch(&cancel, |id| id.index() == 5).unwrap();
+    let (id, place) = run.advance().unwrap().unwrap();
+    assert_eq!(id.index(), 5);
+    // What is written there is what the rest of the run reads.
+    place.write(0, &bytes(&[0.0; 16])).unwrap();
+    assert!(run.advance().unwrap().is_none());
+    assert!(run.advance().unwrap().is_none());
+    assert_eq!(scheduler.counters().runs, 1);
+    assert_eq!(read(&mut scheduler, y, 16).unwrap(), [0.0; 16]);
+    // One that is given up is no harm.
+    drop(scheduler.watch(&cancel, |_| true).unwrap().advance());
+    scheduler.run(&cancel).unwrap();
+    assert_ne!(read(&mut scheduler, y, 16).unwrap(), [0.0; 16]);
+}
+
+#[test]
+fn watched_runs_leave_traces() {
+    let (fast, host) = (fast(), host());
+    let (graph, ..) = layers(&[&fast, &host]);
+    let mut scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    scheduler.start_trace();
+    scheduler
+        .run_watched(
+            &CancelToken::new(),
+            |id| id.index() == 4,
+            |_, _| Ok(Watch::Continue),
+        )
+        .unwrap();
+    let events = scheduler.trace().unwrap().take_events();
+    let of = |category: &str| events.iter().filter(|e| e["cat"] == category).count();
+    assert_eq!((of("node"), of("copy")), (8, 2));
+    // A span for each piece.
+    let pieces = events.iter().filter(|event| event["cat"] == "split");
+    let nodes: Vec<_> = pieces
+        .map(|e| e["args"]["nodes"].as_u64().unwrap())
+        .collect();
+    assert_eq!(nodes, [3, 1, 4]);
 }
 
 /// A graph whose nodes take a while: so many squares, one of the other.
@@ -679,25 +821,6 @@ fn traces_show_nodes_copies_and_splits() {
     );
     scheduler.run(&CancelToken::new()).unwrap();
     assert!(scheduler.finish_trace().is_none());
-}
-
-#[test]
-fn two_devices_can_be_compared_node_by_node() {
-    let (a, b) = (fast(), device("b", |_| {}));
-    let (graph, x, _) = layers(&[&a, &a]);
-    let mut nodes = Vec::new();
-    samite_sched::compare::compare_devices(
-        &graph,
-        [a, b],
-        &[(x, bytes(&[0.3; 16]))],
-        |id, p, q| {
-            assert_eq!(p, q, "{id}");
-            nodes.push(id.index());
-            Ok(Watch::Continue)
-        },
-    )
-    .unwrap();
-    assert_eq!(nodes, [2, 3, 4, 5, 7, 8, 9, 10]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Comparing results.
 
 use crate::case::{Case, Limit};
-use samite_core::{DType, Error, Layout, Result};
-use samite_quant::decode_row;
+use samite_core::{Error, Layout, Result};
+use samite_quant::{RowReader, gather_row};
 
 /// Normalized mean squared error of `values` against `reference`: `sum((a - b)²) / sum(b²)`.
 ///
@@ -26,41 +26,22 @@ pub fn nmse(values: &[f64], reference: &[f64]) -> f64 {
 }
 
 /// The blocks of a tensor in logical order, out of the bytes that it spans.
-fn gather(layout: &Layout, span: &[u8]) -> Vec<u8> {
-    let size = layout.dtype().block_bytes();
-    let blocks = layout.shape()[0] / layout.dtype().block_len();
-    let mut out = Vec::with_capacity(layout.rows() * layout.row_bytes());
-    for row in 0..layout.rows() {
-        let [i1, i2, i3] = layout.row_index(row);
-        for block in 0..blocks {
-            let at = layout.row_offset(i1, i2, i3) + block * layout.strides()[0];
-            out.extend_from_slice(&span[at..at + size]);
-        }
+fn gather(layout: &Layout, span: &[u8]) -> Result<Vec<u8>> {
+    let (mut all, mut row) = (Vec::new(), Vec::new());
+    for number in 0..layout.rows() {
+        gather_row(layout, span, number, &mut row)?;
+        all.extend_from_slice(&row);
     }
-    out
+    Ok(all)
 }
 
-/// Numbers out of contiguous rows.
-fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> {
-    fn each<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-        bytes.as_chunks().0.iter().map(|b| convert(*b)).collect()
+/// The numbers of a tensor in logical order, out of the bytes that it spans.
+fn decode(layout: &Layout, span: &[u8]) -> Result<Vec<f64>> {
+    let (mut all, mut reader) = (Vec::new(), RowReader::default());
+    for row in 0..layout.rows() {
+        all.extend_from_slice(reader.read(layout, span, row)?);
     }
-    Ok(match dtype {
-        DType::I8 => each(bytes, |b| i8::from_le_bytes(b).into()),
-        DType::I16 => each(bytes, |b| i16::from_le_bytes(b).into()),
-        DType::I32 => each(bytes, |b| i32::from_le_bytes(b).into()),
-        DType::I64 => each(bytes, |b| i64::from_le_bytes(b) as f64),
-        DType::F64 => each(bytes, f64::from_le_bytes),
-        _ => {
-            let mut row = vec![0.0; n0];
-            let mut values = Vec::new();
-            for bytes in bytes.chunks_exact(dtype.row_bytes(n0)?.max(1)) {
-                decode_row(dtype, bytes, &mut row)?;
-                values.extend(row.iter().map(|&x| f64::from(x)));
-            }
-            values
-        }
-    })
+    Ok(all)
 }
 
 /// What a comparison found.
@@ -75,10 +56,10 @@ pub(crate) fn compare(
     layout: &Layout,
     limit: Limit,
     rows_of: impl Fn() -> Result<(usize, Vec<f64>)>,
-    [bytes, expected]: [&[u8]; 2],
+    [span, expected_span]: [&[u8]; 2],
 ) -> Result<Difference> {
     let n0 = layout.shape()[0];
-    let (bytes, expected) = (gather(layout, bytes), gather(layout, expected));
+    let (bytes, expected) = (gather(layout, span)?, gather(layout, expected_span)?);
     let fine = Difference {
         nmse: 0.0,
         problem: None,
@@ -116,8 +97,7 @@ pub(crate) fn compare(
             });
         }
     };
-    let values = decode(layout.dtype(), n0, &bytes)?;
-    let reference = decode(layout.dtype(), n0, &expected)?;
+    let (values, reference) = (decode(layout, span)?, decode(layout, expected_span)?);
     let nmse = nmse(&values, &reference);
     let problem = (nmse.is_nan() || nmse > max).then(|| {
         let worst = values
@@ -199,8 +179,7 @@ pub(crate) fn source_rows(case: &Case, inputs: &[Vec<u8>]) -> Result<(usize, Vec
             "indices are compared only where source 0 is an input",
         ));
     };
-    let n0 = layout.shape()[0];
-    Ok((n0, decode(layout.dtype(), n0, &gather(layout, span))?))
+    Ok((layout.shape()[0], decode(layout, span)?))
 }
 
 #[cfg(test)]

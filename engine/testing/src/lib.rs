@@ -7,6 +7,7 @@
 //!   weights are then also tried in every special layout that the device offers.
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work, order, events, faults.
 //! - [`random_graph`] makes larger graphs out of many operations, for tests of schedulers.
+//! - [`wrong_device`] computes some nodes wrongly, for tests of what is to find that.
 //!
 //! Everything is deterministic: data comes from recipes and seeds.
 //!
@@ -29,6 +30,7 @@ mod recipe;
 mod report;
 mod run;
 mod skip;
+mod wrong;
 
 pub use case::{Case, Input, Limit};
 pub use cases::cases;
@@ -39,3 +41,4 @@ pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};
 pub use skip::skipped;
+pub use wrong::wrong_device;

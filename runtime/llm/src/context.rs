@@ -1,15 +1,18 @@
 //! Contexts: a model at work, with its KV cache, its graphs and its memory.
 
+mod compare;
 mod memory;
 mod options;
 mod plan;
 mod staging;
+mod watch;
 
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
 pub(crate) use options::Sizes;
 pub use plan::ContextPlan;
 pub(crate) use plan::compute_bytes;
+pub use watch::{NodeNames, Seen, Watcher};
 
 use crate::adapter::{self, ScaledAdapter};
 use crate::arch::{GraphInputs, GraphShape};
@@ -41,6 +44,7 @@ pub struct Context {
     logits: Vec<f32>,
     /// By token of the last batch: its row of logits.
     rows: Vec<Option<usize>>,
+    watcher: Option<Watcher>,
 }
 
 impl std::fmt::Debug for Context {
@@ -85,6 +89,7 @@ impl Context {
             staging: Staging::new(n_ubatch, n_cells)?,
             logits: try_filled(0.0, n_logits.checked_mul(n_vocab), "logits")?,
             rows: Vec::new(),
+            watcher: None,
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -92,6 +97,15 @@ impl Context {
             model,
         };
         context.reserve_all()?;
+        for used in context.memory() {
+            tracing::info!(
+                memory = used.memory,
+                weights = used.weights,
+                cache = used.kv,
+                compute = used.compute,
+                "bytes in use"
+            );
+        }
         Ok(context)
     }
 
@@ -155,6 +169,12 @@ impl Context {
     /// The scheduler, to trace it.
     pub fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
+    }
+
+    /// Has `watcher` see results of nodes from the next micro-batch on, or nobody. Returns who saw them before. After a stop by the watcher the cache is
+    /// as it was before the batch.
+    pub fn watch(&mut self, watcher: Option<Watcher>) -> Option<Watcher> {
+        std::mem::replace(&mut self.watcher, watcher)
     }
 
     /// The plan for a micro-batch of `n_tokens` at the end of a full cache, without running it.
@@ -229,8 +249,15 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::ContextFull`]; [`Error::InvalidArgument`] for a batch that is empty, too long, or has tokens, sequences or
-    /// positions that cannot be; when cancelled; or what a device says. The cache is then as it was before.
+    /// positions that cannot be; when cancelled, or stopped by a watcher; or what a device says. The cache is then as it was before.
     pub fn decode(&mut self, batch: &Batch) -> Result<()> {
+        self.begin(batch)?;
+        let result = self.decode_all(batch);
+        self.end(result)
+    }
+
+    /// Checks that `batch` can be decoded.
+    fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.rows.clear();
         let n_vocab = self.model.hparams().n_vocab;
         batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
@@ -246,7 +273,11 @@ impl Context {
                 free,
             });
         }
-        let result = self.decode_all(batch);
+        Ok(())
+    }
+
+    /// Takes note of what a batch came to.
+    fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => self.cache.cells.commit(),
             Err(_) => {
@@ -270,12 +301,6 @@ impl Context {
         let wanted = tokens.iter().filter(|token| token.wants_logits).count();
         let needed = wanted.checked_mul(n_vocab);
         try_resize(&mut self.logits, 0.0, needed, "logits")?;
-        // Pipeline copies let runs overlap, but only those of one graph.
-        let overlap = self.options.copies > 1;
-        let n_outputs = match overlap {
-            true => self.most_outputs(tokens),
-            false => 0,
-        };
         let mut rows = 0;
         let mut start = 0;
         while start < tokens.len() {
@@ -287,13 +312,7 @@ impl Context {
                 self.rows.push(token.wants_logits.then_some(rows));
                 rows += usize::from(token.wants_logits);
             }
-            let others = match overlap {
-                true => Others {
-                    n_to_come: tokens.len() - end,
-                    n_outputs,
-                },
-                false => Others::default(),
-            };
+            let others = self.others(tokens, end);
             self.run_part(batch, part, first_row..rows, others)?;
             start = end;
         }
@@ -329,6 +348,31 @@ impl Context {
         most
     }
 
+    /// What the graph of a micro-batch that ends at `end` has to suit besides: with pipeline copies, runs overlap, but only those of one graph.
+    fn others(&self, tokens: &[BatchToken], end: usize) -> Others {
+        if self.options.copies <= 1 {
+            return Others::default();
+        }
+        Others {
+            n_to_come: tokens.len() - end,
+            n_outputs: self.most_outputs(tokens),
+        }
+    }
+
+    /// Makes a micro-batch ready to run, and returns its shape.
+    fn load_part(
+        &mut self,
+        batch: &Batch,
+        part: &[BatchToken],
+        others: Others,
+    ) -> Result<(GraphShape, GraphInputs)> {
+        let cells = &mut self.cache.cells;
+        let shape = self.staging.fill(batch, part, cells, others)?;
+        let inputs = self.load(shape)?;
+        self.staging.write(&mut self.scheduler, inputs)?;
+        Ok((shape, inputs))
+    }
+
     fn run_part(
         &mut self,
         batch: &Batch,
@@ -336,11 +380,14 @@ impl Context {
         rows: Range<usize>,
         others: Others,
     ) -> Result<()> {
-        let cells = &mut self.cache.cells;
-        let shape = self.staging.fill(batch, part, cells, others)?;
-        let inputs = self.load(shape)?;
-        self.staging.write(&mut self.scheduler, inputs)?;
-        self.scheduler.run(&self.options.cancel)?;
+        let (shape, inputs) = self.load_part(batch, part, others)?;
+        let cancel = &self.options.cancel;
+        match &mut self.watcher {
+            Some(watcher) if let Some(built) = self.graphs.get(shape) => {
+                watcher.run(&mut self.scheduler, &built.graph, cancel)?;
+            }
+            _ => self.scheduler.run(cancel)?,
+        }
         // Reading waits for the run, so nothing is read that nobody wants.
         if let Some(logits) = inputs.logits.filter(|_| !rows.is_empty()) {
             let n_vocab = self.model.hparams().n_vocab;

@@ -70,6 +70,11 @@ impl Error {
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Error::Core(samite_core::Error::Cancelled))
     }
+
+    /// Whether the work was stopped by a [`Watcher`](crate::Watcher).
+    pub fn is_stopped(&self) -> bool {
+        matches!(self, Error::Core(samite_core::Error::Stopped))
+    }
 }
 
 impl From<samite_gguf::Error> for Error {

@@ -16,7 +16,7 @@
 //! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
 //!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.
 //!
-//! An [`Adapter`] changes a model's products while they are computed; [`merge`] writes the changed model to a file.
+//! A [`Watcher`] sees results of nodes while they are computed; [`Context::compare`] lets two contexts decode in step. An [`Adapter`] changes a model's products while they are computed; [`merge`] writes the changed model to a file.
 //!
 //! # Contract
 //! - What comes from a file or a caller is checked where it comes in; [`Error`] names key, tensor, rule or limit.
@@ -72,7 +72,7 @@ mod weights;
 
 pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
-pub use context::{Context, ContextOptions, ContextPlan, MemoryUse};
+pub use context::{Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Seen, Watcher};
 pub use cost::TokenCost;
 pub use displaced::Displaced;
 pub use error::{Error, Result};

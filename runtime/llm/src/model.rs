@@ -234,6 +234,13 @@ impl Model {
             .clock
             .now()
             .saturating_duration_since(start);
+        tracing::info!(
+            "{} ({}) is loaded on {} in {:.2} s",
+            model.path.display(),
+            model.name(),
+            model.devices.names(),
+            model.load_time.as_secs_f64()
+        );
         Ok(Arc::new(model))
     }
 

@@ -170,7 +170,7 @@ fn parse_range(text: &str) -> Option<RangeInclusive<usize>> {
 }
 
 /// The expression for names that `pattern` describes whole, with `*` for any characters and `?` for one.
-fn glob(pattern: &str) -> Result<Regex> {
+pub(crate) fn glob(pattern: &str) -> Result<Regex> {
     let mut expression = String::from(r"(?s)\A");
     for c in pattern.chars() {
         match c {
@@ -180,8 +180,7 @@ fn glob(pattern: &str) -> Result<Regex> {
         }
     }
     expression.push_str(r"\z");
-    Regex::new(&expression)
-        .map_err(|error| Error::rule(format!("placement rule for '{pattern}': {error}")))
+    Regex::new(&expression).map_err(|error| Error::rule(format!("pattern '{pattern}': {error}")))
 }
 
 /// Where in a model a tensor belongs.

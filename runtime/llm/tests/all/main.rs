@@ -3,6 +3,7 @@
 
 mod adapters;
 mod common;
+mod compare;
 mod context;
 mod devices;
 mod fit;
@@ -10,3 +11,5 @@ mod llama_cpp;
 mod model;
 mod quantize;
 mod session;
+mod threads;
+mod watch;

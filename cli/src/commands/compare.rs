@@ -1,0 +1,303 @@
+//! `samite compare`: runs a model on two devices in step, and finds the first operation that differs.
+
+use crate::args::{ModelArgs, ThreadArgs};
+use crate::failure::{Failure, Outcome};
+use crate::files::Source;
+use crate::interrupt;
+use crate::shown::{NAME_WIDTH, counted, escaped, shortened, wrapped};
+use crate::watch::extents;
+use clap::Args;
+use samite::llm::{Batch, Context, Model};
+use samite::sched::Watch;
+use samite::sched::compare::{Difference, Pair};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite compare`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The text without its last token is computed at once, and then the last token alone. Each operation gets the same operands on both \
+devices: the first device goes on with the results of the second. What a device cannot do is done by the CPU. Kernels that do \
+several operations at once are not seen, because each result is looked at.
+
+Examples:
+  samite compare -m model.gguf --device cpu,reference
+  samite compare -m model.gguf --device ggml:Vulkan0,cpu -p \"Hello\" --all
+  samite compare --device cpu,reference --limit 1e-6 --json"
+)]
+pub struct CompareArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    threads: ThreadArgs,
+
+    /// Text to compute; a sentence by default
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
+    prompt: Option<String>,
+
+    /// File with the text to compute
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Normalised mean squared error beyond which an operation differs; a single element may be off by ten times its root. The default is twice
+    /// what rounding activations to 8 bits costs
+    #[arg(long, value_name = "X", default_value = "1e-3", value_parser = limit, allow_negative_numbers = true)]
+    limit: f64,
+
+    /// Go on after the first operation that differs, and list all
+    #[arg(long)]
+    all: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn limit(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(limit) if limit >= 0.0 && limit.is_finite() => Ok(limit),
+        _ => Err("must be a number from 0".to_owned()),
+    }
+}
+
+/// Computed where no text is given.
+const TEXT: &str = "Once upon a time, there was a little dog who lived by the sea.";
+
+pub fn run(args: CompareArgs) -> Outcome {
+    let cancel = interrupt::token();
+    let source = match (args.prompt, &args.file) {
+        (Some(text), _) => Some(Source::text(text)),
+        (None, Some(path)) => Some(Source::file(path)?),
+        (None, None) => None,
+    };
+    let mut options = args.model.context_options(&cancel)?;
+    options.copies = 1;
+    let [first, second] = args.model.load_pair(args.threads, &cancel)?;
+    let most = options.n_ctx.unwrap_or(first.hparams().n_ctx_train);
+    let tokens = tokens(&first, source, most)?;
+    let n_batch = options.n_batch;
+    options.n_ctx.get_or_insert(tokens.len());
+    let mut first = args.model.context(first, options.clone())?;
+    let mut second = args.model.context(second, options)?;
+
+    let mut report = Report {
+        limit: args.limit,
+        is_json: args.json,
+        ..Report::default()
+    };
+    let (before, last) = tokens.split_at(tokens.len() - 1);
+    let parts = before.chunks(n_batch).chain([last]);
+    let mut position = 0;
+    let mut failure = None;
+    for part in parts {
+        let batch = Batch::sequence(part, position, 0);
+        position += part.len() as i32;
+        let result = Context::compare([&mut first, &mut second], &batch, |pair| {
+            let differs = report.add(pair).unwrap_or_else(|error| {
+                failure = Some(error);
+                true
+            });
+            Ok(match differs && (!args.all || failure.is_some()) {
+                true => Watch::Stop,
+                false => Watch::Continue,
+            })
+        });
+        match result {
+            Err(error) if error.is_stopped() => break,
+            result => result?,
+        }
+    }
+    failure.map_or(Ok(()), Err)?;
+    report.finish(args.all)
+}
+
+/// The tokens of the text: at least one.
+fn tokens(model: &Model, source: Option<Source>, most: usize) -> Outcome<Vec<u32>> {
+    let source = match (source, model.tokenizer()) {
+        (Some(source), _) => source,
+        (None, Ok(_)) => Source::text(TEXT.to_owned()),
+        // Without a vocabulary, any tokens do.
+        (None, Err(_)) => {
+            let n_vocab = model.hparams().n_vocab as u32;
+            let count = most.min(16) as u32;
+            return Ok((1..=count).map(|i| i * 7919 % n_vocab).collect());
+        }
+    };
+    let mut tokens = source.tokens(model.tokenizer()?, true, most, |_| {})?;
+    if tokens.is_empty() {
+        return Err(Failure::usage("the text is empty: give one with -p"));
+    }
+    tokens.truncate(most);
+    Ok(tokens)
+}
+
+/// What was found.
+#[derive(Default)]
+struct Report {
+    limit: f64,
+    is_json: bool,
+    steps: usize,
+    compared: usize,
+    /// The node with the largest error within the limit, and that error.
+    largest: Option<(String, f64)>,
+    differing: usize,
+    json: Vec<Value>,
+}
+
+impl Report {
+    /// Takes a node; says whether it differs.
+    fn add(&mut self, pair: &Pair<'_>) -> Outcome<bool> {
+        self.steps += usize::from(pair.number == 0);
+        self.compared += 1;
+        let nmse = pair.difference.nmse;
+        if !pair.difference.exceeds(self.limit) {
+            let most = self.largest.as_ref().map_or(0.0, |(_, most)| *most);
+            if nmse > most {
+                self.largest = Some((pair.nodes[0].tensor().name.to_string(), nmse));
+            }
+            return Ok(false);
+        }
+        self.differing += 1;
+        if self.is_json {
+            self.json.push(as_json(pair, self.steps - 1));
+        } else {
+            write!(
+                std::io::stdout().lock(),
+                "{}",
+                as_text(pair, self.steps - 1)
+            )?;
+        }
+        Ok(true)
+    }
+
+    fn finish(self, all: bool) -> Outcome {
+        let mut out = std::io::stdout().lock();
+        if self.is_json {
+            let largest = self
+                .largest
+                .map(|(name, nmse)| json!({ "name": name, "nmse": nmse }));
+            let report = json!({
+                "limit": self.limit,
+                "steps": self.steps,
+                "compared": self.compared,
+                "largest_within_limit": largest,
+                "differing": self.json,
+            });
+            writeln!(out, "{report:#}")?;
+        } else {
+            let most = match &self.largest {
+                Some((name, nmse)) => {
+                    let name = shortened(name, NAME_WIDTH);
+                    format!(", the largest other error is {nmse:.1e}, of {name}")
+                }
+                None => String::new(),
+            };
+            let line = format!(
+                "{} compared in {}, {} beyond {:e}{most}",
+                counted(self.compared, "operation"),
+                counted(self.steps, "step"),
+                self.differing,
+                self.limit,
+            );
+            writeln!(out, "{}", wrapped(&line, 80))?;
+        }
+        match self.differing {
+            0 => Ok(()),
+            1 if !all => Err(Failure::error(
+                "an operation differs; --all goes on behind it",
+            )),
+            1 => Err(Failure::error("1 operation differs")),
+            differing => Err(Failure::error(format_args!(
+                "{differing} operations differ"
+            ))),
+        }
+    }
+}
+
+/// A result or an operand: name, type, and extents.
+fn described(node: samite::Node<'_>) -> (String, &'static str, Vec<usize>) {
+    let name = match &*node.tensor().name {
+        "" => node.id().to_string(),
+        name => name.to_owned(),
+    };
+    (name, node.dtype().name(), extents(node.layout()))
+}
+
+fn operands<'a>(
+    pair: &'a Pair<'_>,
+) -> impl Iterator<Item = (String, &'static str, Vec<usize>)> + 'a {
+    let node = pair.nodes[0];
+    let sources = node.tensor().operands();
+    sources.map(move |(_, source)| described(node.graph().node(source)))
+}
+
+/// Where in a tensor, as its extents are written.
+fn place(pair: &Pair<'_>) -> Vec<usize> {
+    let count = extents(pair.nodes[0].layout()).len();
+    pair.difference.at[..count].to_vec()
+}
+
+fn as_json(pair: &Pair<'_>, step: usize) -> Value {
+    let (name, dtype, shape) = described(pair.nodes[0]);
+    let Difference {
+        nmse,
+        largest,
+        values,
+        ..
+    } = pair.difference;
+    let operands = operands(pair)
+        .map(|(name, dtype, shape)| json!({ "name": name, "type": dtype, "shape": shape }));
+    json!({
+        "step": step,
+        "number": pair.number,
+        "name": name,
+        "operation": pair.nodes[0].op().name(),
+        "type": dtype,
+        "shape": shape,
+        "operands": operands.collect::<Vec<_>>(),
+        "devices": pair.devices.map(|device| device.name()),
+        "nmse": nmse,
+        "largest": largest,
+        "at": place(pair),
+        "values": values,
+    })
+}
+
+fn as_text(pair: &Pair<'_>, step: usize) -> String {
+    let (name, dtype, shape) = described(pair.nodes[0]);
+    let Difference {
+        nmse,
+        largest,
+        values,
+        ..
+    } = pair.difference;
+    let head = format!(
+        "{}, step {step}: {} {dtype} {shape:?}, error {nmse:.1e}",
+        shortened(&name, NAME_WIDTH),
+        pair.nodes[0].op().name(),
+    );
+    let operands = operands(pair).map(|(name, dtype, shape)| {
+        let name = shortened(&name, NAME_WIDTH);
+        format!("{name} {dtype} {shape:?}")
+    });
+    let operands = format!("    of {}", operands.collect::<Vec<_>>().join(", "));
+    let [a, b] = pair
+        .devices
+        .map(|device| escaped(device.name()).into_owned());
+    let worst = format!(
+        "    largest difference {largest:.3e} at {:?}, {:.6} on {a}, {:.6} on {b}",
+        place(pair),
+        values[0],
+        values[1],
+    );
+    let lines = [head, operands, worst].map(|line| wrapped(&line, 80) + "\n");
+    lines.concat()
+}

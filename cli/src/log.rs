@@ -1,0 +1,212 @@
+//! Prints what the libraries say on standard error: warnings, and more with `-v`, `--log` or `SAMITE_LOG`.
+
+use crate::failure::{Failure, Outcome};
+use crate::progress;
+use crate::shown::{escaped, one_line, say};
+use clap::Args;
+use std::collections::HashSet;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How much is said.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logging")]
+pub struct LogArgs {
+    /// Say what is done, on standard error; -vv also where each operation runs and why, -vvv everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    /// How much which part says: `debug`, `samite_sched=debug`, `off`, several with commas; like the variable SAMITE_LOG
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+/// The variable that is read if no flag says how much to log.
+const VARIABLE: &str = "SAMITE_LOG";
+
+/// Whether `-v` was given.
+static IS_VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether `-v` was given: for commands that print more then.
+pub fn is_verbose() -> bool {
+    IS_VERBOSE.load(Ordering::Relaxed)
+}
+
+impl LogArgs {
+    /// From now on, what the libraries say is printed.
+    pub fn start(&self) -> Outcome {
+        IS_VERBOSE.store(self.verbose > 0, Ordering::Relaxed);
+        let variable = std::env::var(VARIABLE).ok();
+        let targets = self.targets(variable.as_deref())?;
+        // It fails if somebody listens already, and then there is nothing to do.
+        let _ = tracing_subscriber::registry()
+            .with(Printer::default().with_filter(targets))
+            .try_init();
+        Ok(())
+    }
+
+    /// What is printed. `variable` is what the environment says.
+    fn targets(&self, variable: Option<&str>) -> Outcome<Targets> {
+        let (name, filter) = match (&self.log, self.verbose, variable) {
+            (Some(filter), _, _) => ("--log", &**filter),
+            (None, 0, Some(filter)) => (VARIABLE, filter),
+            (None, verbose, _) => {
+                let levels = [
+                    LevelFilter::WARN,
+                    LevelFilter::INFO,
+                    LevelFilter::DEBUG,
+                    LevelFilter::TRACE,
+                ];
+                let level = levels[usize::from(verbose).min(levels.len() - 1)];
+                return Ok(Targets::new().with_default(level));
+            }
+        };
+        let targets: Targets = filter.parse().map_err(|error| {
+            Failure::usage(format_args!(
+                "{name}: '{filter}' is no filter: {error}; write a level (error, warn, info, debug, trace, off), or part=level, with commas between them"
+            ))
+        })?;
+        // Warnings of other parts are not lost.
+        Ok(match targets.default_level() {
+            Some(_) => targets,
+            None => targets.with_default(LevelFilter::WARN),
+        })
+    }
+}
+
+/// Prints events with progress bars out of the way: a warning in one line, and once.
+#[derive(Default)]
+struct Printer {
+    warnings: Mutex<HashSet<String>>,
+}
+
+/// So many different warnings are remembered.
+const REMEMBERED: usize = 1000;
+
+impl Printer {
+    /// What is to be printed of an event, if anything.
+    fn lines(&self, level: Level, text: &str) -> Option<String> {
+        if level > Level::WARN {
+            let name = level.as_str().to_ascii_lowercase();
+            let lines = text
+                .lines()
+                .map(|line| format!("{name}: {}", escaped(line)));
+            return Some(lines.collect::<Vec<_>>().join("\n"));
+        }
+        let line = one_line(text);
+        if level == Level::ERROR {
+            return Some(format!("error: {line}"));
+        }
+        let mut known = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(&line) {
+            return None;
+        }
+        if known.len() < REMEMBERED {
+            known.insert(line.clone());
+        }
+        Some(format!("warning: {line}"))
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Printer {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        if let Some(lines) = self.lines(*event.metadata().level(), &text.0) {
+            progress::pause(|| say(lines));
+        }
+    }
+}
+
+/// An event in words: its message, and its fields.
+#[derive(Default)]
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if !self.0.is_empty() {
+            self.0.push_str(", ");
+        }
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{value:?}"),
+            name => write!(self.0, "{name} {value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(verbose: u8, log: Option<&str>) -> LogArgs {
+        let log = log.map(str::to_owned);
+        LogArgs { verbose, log }
+    }
+
+    #[test]
+    fn flags_go_before_the_variable_and_warnings_stay() {
+        let shows = |args: &LogArgs, variable, target: &str, level| {
+            args.targets(variable).unwrap().would_enable(target, &level)
+        };
+        let quiet = args(0, None);
+        assert!(shows(&quiet, None, "samite_sched", Level::WARN));
+        assert!(!shows(&quiet, None, "samite_sched", Level::INFO));
+        assert!(shows(&quiet, Some("info"), "x", Level::INFO));
+        for (verbose, level, less) in [
+            (1, Level::INFO, Level::DEBUG),
+            (2, Level::DEBUG, Level::TRACE),
+        ] {
+            let args = args(verbose, None);
+            assert!(shows(&args, Some("off"), "x", level), "{verbose}");
+            assert!(!shows(&args, Some("trace"), "x", less), "{verbose}");
+        }
+        assert!(shows(&args(9, None), None, "x", Level::TRACE));
+        let one = args(1, Some("samite_sched=debug"));
+        assert!(shows(
+            &one,
+            Some("trace"),
+            "samite_sched::plan",
+            Level::DEBUG
+        ));
+        assert!(!shows(&one, None, "samite_llm", Level::INFO));
+        assert!(
+            shows(&one, None, "samite_llm", Level::WARN),
+            "warnings stay"
+        );
+        assert!(!shows(&args(0, Some("off")), None, "x", Level::ERROR));
+    }
+
+    #[test]
+    fn wrong_filters_are_named() {
+        let message = |result: Outcome<Targets>| match result {
+            Err(Failure::Usage(message)) => message,
+            other => panic!("{other:?}"),
+        };
+        let text = message(args(0, Some("samite=loud")).targets(None));
+        assert!(text.starts_with("--log: 'samite=loud'"), "{text}");
+        let text = message(args(0, None).targets(Some("a=b=c")));
+        assert!(text.starts_with("SAMITE_LOG: "), "{text}");
+    }
+
+    #[test]
+    fn a_warning_appears_once_and_everything_is_escaped() {
+        let printer = Printer::default();
+        let warning = |text| printer.lines(Level::WARN, text);
+        assert_eq!(warning("a\nb"), Some("warning: a; b".to_owned()));
+        assert_eq!(warning("a\nb"), None);
+        assert_eq!(warning("a"), Some("warning: a".to_owned()));
+        let debug = |text| printer.lines(Level::DEBUG, text);
+        for _ in 0..2 {
+            let lines = debug("a\n  b\u{1b}[2J").unwrap();
+            assert_eq!(lines, "debug: a\ndebug:   b\\u{1b}[2J");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! `--watch`: shows results of nodes while a model runs, or writes them to files.
+
+mod npy;
+
+use crate::failure::{Failure, Outcome};
+use crate::shown::{NAME_WIDTH, escaped, say, shortened, wrapped};
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use samite::llm::{Context, NodeNames, Seen, Watcher};
+use samite::quant::RowReader;
+use samite::sched::Watch;
+use samite::{DType, Layout};
+use serde_json::json;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How many values of a result are shown.
+const SHOWN: usize = 6;
+
+/// The list of what was written.
+const INDEX: &str = "index.jsonl";
+
+/// What is watched, and where it goes.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Watching")]
+pub struct WatchArgs {
+    /// Show the nodes with such a name as they are computed, on standard error: `l_out-*`, `*` for all; may be repeated
+    #[arg(long, value_name = "PATTERN", value_parser = NonEmptyStringValueParser::new())]
+    watch: Vec<String>,
+
+    /// Write them to an empty or new folder instead: a NumPy file each (outermost extent first), and index.jsonl
+    #[arg(long, value_name = "FOLDER", requires = "watch")]
+    watch_dir: Option<PathBuf>,
+
+    /// MiB that are written there at most
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value = "4096",
+        requires = "watch_dir"
+    )]
+    watch_limit: u32,
+}
+
+impl WatchArgs {
+    /// Prepares what is asked for. A folder that cannot be used is found before a model is loaded.
+    pub fn prepare(&self) -> Outcome<Option<Watching>> {
+        if self.watch.is_empty() {
+            return Ok(None);
+        }
+        let limit = u64::from(self.watch_limit) << 20;
+        let folder = self.watch_dir.as_ref();
+        Ok(Some(Watching {
+            names: NodeNames::new(&self.watch)?,
+            folder: folder.map(|path| Folder::new(path, limit)).transpose()?,
+        }))
+    }
+}
+
+/// What is going to be watched.
+pub struct Watching {
+    names: NodeNames,
+    folder: Option<Folder>,
+}
+
+/// What went wrong while somebody watched.
+#[derive(Clone, Default)]
+pub struct Trouble(Arc<Mutex<Option<Failure>>>);
+
+impl Trouble {
+    /// The failure, if there was one. It is the reason why the run was stopped.
+    pub fn check(&self) -> Outcome {
+        let mut failure = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.take().map_or(Ok(()), Err)
+    }
+
+    fn set(&self, failure: Failure) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    }
+}
+
+impl Watching {
+    /// Watches what `context` runs from now on, beginning with a prompt of so many tokens.
+    pub fn start(self, context: &mut Context, tokens: usize) -> Outcome<Trouble> {
+        let Watching { names, mut folder } = self;
+        check_names(&names, context, tokens)?;
+        let trouble = Trouble::default();
+        let result = trouble.clone();
+        let mut bytes = Vec::new();
+        context.watch(Some(Watcher::of_names(names, move |seen| {
+            bytes.resize(seen.value.layout().bytes(), 0);
+            seen.value.read(0, &mut bytes)?;
+            let shown = match &mut folder {
+                Some(folder) => folder.add(seen, &bytes),
+                None => show(seen, &bytes),
+            };
+            Ok(match shown {
+                Ok(()) => Watch::Continue,
+                Err(failure) => {
+                    result.set(failure);
+                    Watch::Stop
+                }
+            })
+        })));
+        Ok(trouble)
+    }
+}
+
+/// Refuses patterns that no node of the model's graphs has.
+fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
+    let prompt = tokens.clamp(1, context.options().n_ubatch);
+    let plans = [context.plan(prompt)?, context.plan(1)?];
+    let tensors = plans.iter().flat_map(|plan| plan.graph().tensors());
+    let all = tensors
+        .filter(|tensor| tensor.is_computed() || tensor.op.is_view())
+        .map(|tensor| &*tensor.name);
+    let Some(pattern) = names.without_match(all.clone()).first().copied() else {
+        return Ok(());
+    };
+    let mut known: Vec<&str> = Vec::new();
+    for name in all.filter(|name| !name.is_empty()) {
+        if !known.contains(&name) {
+            known.push(name);
+        }
+        if known.len() == 12 {
+            break;
+        }
+    }
+    Err(Failure::usage(format_args!(
+        "--watch: no node of this model is called '{pattern}'; the first ones are {}",
+        known.join(", ")
+    )))
+}
+
+/// Extents, innermost first, without those of 1 at the end.
+pub fn extents(layout: &Layout) -> Vec<usize> {
+    let shape = layout.shape();
+    let count = shape.iter().rposition(|&extent| extent != 1);
+    shape[..=count.unwrap_or(0)].to_vec()
+}
+
+/// What a result is, in a line.
+struct Summary {
+    sum: f64,
+    not_finite: usize,
+    first: Vec<f64>,
+}
+
+impl Summary {
+    fn new(layout: &Layout, bytes: &[u8]) -> Outcome<Self> {
+        let mut reader = RowReader::default();
+        let mut summary = Summary {
+            sum: 0.0,
+            not_finite: 0,
+            first: Vec::new(),
+        };
+        for row in 0..layout.rows() {
+            let values = reader.read(layout, bytes, row)?;
+            summary.sum += values.iter().sum::<f64>();
+            summary.not_finite += values.iter().filter(|value| !value.is_finite()).count();
+            if row == 0 {
+                summary.first.extend(values.iter().take(SHOWN));
+            }
+        }
+        Ok(summary)
+    }
+}
+
+/// Prints a result: a line about it, and its first values.
+fn show(seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
+    let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
+    let summary = Summary::new(layout, bytes)?;
+    let mut line = format!(
+        "{}, step {}: {} on {}, {} {:?}, sum {}",
+        shortened(&tensor.name, NAME_WIDTH),
+        seen.step,
+        tensor.op.name(),
+        escaped(seen.device.name()),
+        layout.dtype(),
+        extents(layout),
+        number(layout.dtype(), summary.sum),
+    );
+    if summary.not_finite > 0 {
+        line.push_str(&format!(", {} not finite", summary.not_finite));
+    }
+    let values = summary.first.iter();
+    let values: String = values
+        .map(|&value| format!(" {:>11}", number(layout.dtype(), value)))
+        .collect();
+    let more = match layout.elements() > summary.first.len() {
+        true => " …",
+        false => "",
+    };
+    say(format_args!("{}\n   {values}{more}", wrapped(&line, 80)));
+    Ok(())
+}
+
+/// A number in at most 11 characters, if it is an element.
+fn number(dtype: DType, value: f64) -> String {
+    let is_whole = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
+    match value.abs() {
+        _ if is_whole => format!("{value:.0}"),
+        0.0 => "0.0000".to_owned(),
+        0.001..1e5 => format!("{value:.4}"),
+        _ => format!("{value:.3e}"),
+    }
+}
+
+/// A folder of results.
+struct Folder {
+    path: PathBuf,
+    is_new: bool,
+    index: File,
+    files: usize,
+    /// Bytes that may still be written.
+    left: u64,
+    limit: u64,
+}
+
+/// A file takes so many bytes at least.
+const LEAST: u64 = 4096;
+
+impl Folder {
+    fn new(path: &Path, limit: u64) -> Outcome<Self> {
+        let wrong = |path: &Path, error: &std::io::Error| {
+            Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
+        };
+        let is_new = !path.exists();
+        std::fs::create_dir_all(path).map_err(|error| wrong(path, &error))?;
+        let mut content = std::fs::read_dir(path).map_err(|error| wrong(path, &error))?;
+        if content.next().is_some() {
+            return Err(Failure::usage(format_args!(
+                "--watch-dir: {} is not empty: name a new folder",
+                path.display()
+            )));
+        }
+        let index = path.join(INDEX);
+        Ok(Folder {
+            path: path.to_owned(),
+            is_new,
+            index: File::create_new(&index).map_err(|error| wrong(&index, &error))?,
+            files: 0,
+            left: limit,
+            limit,
+        })
+    }
+
+    fn add(&mut self, seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
+        let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
+        let size = npy::size(layout).max(LEAST);
+        let Some(left) = self.left.checked_sub(size) else {
+            return Err(Failure::error(format_args!(
+                "--watch-dir: '{}' of step {} would be more than the {} MiB of --watch-limit: watch fewer nodes or steps (-n), or raise it",
+                tensor.name,
+                seen.step,
+                self.limit >> 20
+            )));
+        };
+        self.left = left;
+        let name = format!("{:06}-{}.npy", self.files, safe(&tensor.name));
+        let path = self.path.join(&name);
+        let failed = |error: std::io::Error| {
+            // Half a file helps nobody.
+            let _ = std::fs::remove_file(&path);
+            Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
+        };
+        npy::write(&path, layout, bytes).map_err(failed)?;
+        let summary = Summary::new(layout, bytes)?;
+        let entry = json!({
+            "file": name,
+            "step": seen.step,
+            "name": &*tensor.name,
+            "operation": tensor.op.name(),
+            "device": seen.device.name(),
+            "type": layout.dtype().name(),
+            "shape": extents(layout),
+            "sum": summary.sum,
+        });
+        writeln!(self.index, "{entry}").map_err(failed)?;
+        self.files += 1;
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    /// Where nothing came of it, nothing is left behind.
+    fn drop(&mut self) {
+        if self.files == 0 {
+            let _ = std::fs::remove_file(self.path.join(INDEX));
+            if self.is_new {
+                let _ = std::fs::remove_dir(&self.path);
+            }
+        }
+    }
+}
+
+/// A name as a part of a file's name.
+fn safe(name: &str) -> String {
+    let characters = name.chars().take(64);
+    let safe = characters.map(|c| match c {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '.' | '_' | '-' => c,
+        _ => '_',
+    });
+    safe.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe() {
+        assert_eq!(safe("l_out-0.x"), "l_out-0.x");
+        assert_eq!(safe("../a b\u{1b}[2J/é"), ".._a_b__2J__");
+        assert_eq!(safe(&"x".repeat(1000)).len(), 64);
+    }
+
+    #[test]
+    fn numbers_fit_into_their_column() {
+        let f32s = [
+            0.0,
+            -0.001,
+            -99999.99,
+            1e5,
+            -1e-9,
+            f64::NAN,
+            f64::NEG_INFINITY,
+        ];
+        for value in f32s {
+            let text = number(DType::F32, value);
+            assert!(text.len() <= 11, "{text}");
+        }
+        assert_eq!(number(DType::I32, -2147483648.0), "-2147483648");
+        assert_eq!(number(DType::F16, 1.0 / 3.0), "0.3333");
+    }
+}

@@ -1,0 +1,199 @@
+//! Looking at nodes: `run --watch` and `compare`.
+
+use crate::{Run, listing, samite, tiny, with_model};
+use serde_json::Value;
+use std::path::Path;
+
+/// The model writes two tokens, with more flags.
+fn run(model: &Path, more: &[&str]) -> Run {
+    let mut arguments = vec!["run", "-p", "abc", "-n", "2", "--temp", "0", "-q"];
+    arguments.extend([
+        "-m",
+        model.to_str().unwrap(),
+        "--device",
+        "reference",
+        "--only",
+    ]);
+    samite(arguments.into_iter().chain(more.iter().copied()))
+}
+
+#[test]
+fn watched_nodes_are_shown_beside_the_text() {
+    let (_dir, model) = tiny();
+    let text = run(&model, &[]).ok();
+    let watched = run(&model, &["--watch", "l_out-*", "--watch", "inp_embd"]);
+    let shown = watched.stderr.clone();
+    assert_eq!(watched.ok(), text);
+    let lines: Vec<_> = shown.lines().collect();
+    assert!(
+        lines.iter().all(|line| line.chars().count() <= 80),
+        "{shown}"
+    );
+    let heads: Vec<_> = lines.iter().filter(|line| !line.starts_with(' ')).collect();
+    // Four nodes of the prompt and of the one token that is computed after it.
+    assert_eq!((heads.len(), lines.len()), (8, 16), "{shown}");
+    let start = "inp_embd, step 0: get_rows on reference, f32 [64, ";
+    assert!(heads[0].starts_with(start), "{shown}");
+    assert!(heads[0].contains("], sum "), "{shown}");
+    assert!(heads[7].starts_with("l_out-2, step 1: add on reference, f32 [64], sum "));
+    for values in lines.iter().filter(|line| line.starts_with(' ')) {
+        let numbers: Vec<_> = values.split_whitespace().collect();
+        let is_number = |text: &&str| text.parse::<f64>().is_ok();
+        assert!(
+            numbers[..6].iter().all(is_number) && numbers[6..] == ["…"],
+            "{values}"
+        );
+    }
+}
+
+#[test]
+fn watched_nodes_are_written_as_files() {
+    let (dir, model) = tiny();
+    let folder = dir.path().join("seen/by me");
+    let flags = [
+        "--watch",
+        "l_out-?",
+        "--watch-dir",
+        folder.to_str().unwrap(),
+    ];
+    let text = run(&model, &[]).ok();
+    let watched = run(&model, &flags);
+    assert_eq!(watched.stderr, "");
+    assert_eq!(watched.ok(), text);
+    let index = std::fs::read_to_string(folder.join("index.jsonl")).unwrap();
+    let entries: Vec<Value> = index
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(entries.len(), 6);
+    assert_eq!(listing(&folder).len(), 7);
+    for (number, entry) in entries.iter().enumerate() {
+        assert_eq!(
+            entry["file"],
+            format!("{number:06}-l_out-{}.npy", number % 3)
+        );
+        assert_eq!(
+            (&entry["step"], &entry["operation"]),
+            (&(number / 3).into(), &"add".into())
+        );
+        let file = std::fs::read(folder.join(entry["file"].as_str().unwrap())).unwrap();
+        let (header, data) = file.split_at(128);
+        let shape: Vec<_> = entry["shape"].as_array().unwrap().iter().rev().collect();
+        let shape = match &*shape {
+            [only] => format!("({only},)"),
+            shape => format!("({}, {})", shape[0], shape[1]),
+        };
+        let header = String::from_utf8_lossy(header);
+        assert!(
+            header.contains("'<f4'") && header.contains(&shape),
+            "{header}"
+        );
+        let values = data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
+        let sum: f64 = values.sum();
+        assert!((sum - entry["sum"].as_f64().unwrap()).abs() < 1e-9);
+    }
+    // Not twice into one folder.
+    run(&model, &flags).fails(2, &["--watch-dir", "is not empty"]);
+}
+
+#[test]
+fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
+    let (dir, model) = tiny();
+    let folder = dir.path().join("seen");
+    let into = ["--watch-dir", folder.to_str().unwrap()];
+    let unknown = run(
+        &model,
+        &[&["--watch", "l_out-*", "--watch", "layer*"], &into[..]].concat(),
+    );
+    unknown.fails(2, &["--watch", "'layer*'", "inp_embd, norm-0"]);
+    assert!(!folder.exists());
+    with_model(&model, "run -m M --watch-dir x -p a").fails(2, &["--watch"]);
+    let file = model.to_str().unwrap();
+    run(&model, &["--watch", "*", "--watch-dir", file]).fails(1, &["--watch-dir", file]);
+    let full = run(
+        &model,
+        &[&["--watch", "*", "--watch-limit", "0"], &into[..]].concat(),
+    );
+    assert_eq!(full.code, Some(1));
+    let said =
+        "error: --watch-dir: 'inp_embd' of step 0 would be more than the 0 MiB of --watch-limit";
+    assert!(full.stderr.starts_with(said), "{}", full.stderr);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn two_devices_are_compared() {
+    let (_dir, model) = tiny();
+    let same = with_model(&model, "compare -m M --device cpu,reference").ok();
+    assert!(same.contains(" in 2 steps, 0 beyond 1e-3"), "{same}");
+    // The model of the program has weights of 8 bits, with which the CPU device rounds activations.
+    let own = samite(["compare", "--device", "cpu,reference"]).ok();
+    assert!(own.contains(" in 2 steps, 0 beyond 1e-3"), "{own}");
+    // Rounding is all that differs.
+    let found = with_model(
+        &model,
+        "compare -m M --device cpu,reference --limit 0 --all",
+    );
+    assert_eq!(found.code, Some(1));
+    assert!(
+        found.stderr.ends_with(" operations differ\n"),
+        "{}",
+        found.stderr
+    );
+    let lines: Vec<_> = found.stdout.lines().collect();
+    assert!(
+        lines.iter().all(|line| line.chars().count() <= 80),
+        "{}",
+        found.stdout
+    );
+    let of = lines
+        .iter()
+        .filter(|line| line.starts_with("    of "))
+        .count();
+    assert!(of > 20, "{}", found.stdout);
+    let first = with_model(
+        &model,
+        "compare -m M --device cpu,reference --limit 0 --json -p abc",
+    );
+    assert_eq!(first.code, Some(1));
+    assert!(first.stderr.contains("error: an operation differs; --all"));
+    let report: Value = serde_json::from_str(&first.stdout).unwrap();
+    let [node] = report["differing"].as_array().unwrap().as_slice() else {
+        panic!("{report}");
+    };
+    assert_eq!(node["devices"], serde_json::json!(["cpu", "reference"]));
+    assert!(node["nmse"].as_f64().unwrap() > 0.0 && node["step"] == 0);
+    assert_eq!(
+        node["shape"].as_array().unwrap().len(),
+        node["at"].as_array().unwrap().len()
+    );
+    assert!(!node["operands"].as_array().unwrap().is_empty(), "{node}");
+    // Without packed weights, on ids, with quantized caches, in several steps.
+    let line = "compare -m M --device reference,cpu --no-repack --kv q8_0 -ub 3 --json";
+    let report = with_model(&model, line).json();
+    assert!(report["steps"].as_u64().unwrap() > 3, "{report}");
+    assert_eq!(report["differing"].as_array().unwrap().len(), 0, "{report}");
+    for line in [
+        "compare -m M",
+        "compare -m M --device cpu",
+        "compare -m M --device cpu,reference,cpu",
+    ] {
+        let run = with_model(&model, line);
+        assert_eq!(
+            (run.code, run.stdout.as_str()),
+            (Some(2), ""),
+            "{line}: {}",
+            run.stderr
+        );
+        assert!(
+            run.stderr.contains("--device") || run.stderr.contains("twice"),
+            "{}",
+            run.stderr
+        );
+    }
+    with_model(&model, "compare -m M --device cpu,reference --limit -1").fails(2, &["--limit"]);
+}

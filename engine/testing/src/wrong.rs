@@ -1,0 +1,152 @@
+//! A device that computes some nodes wrongly, for tests of what is to find it.
+
+use samite_core::{
+    Delegate, Delegating, Device, Error, Event, Node, Placed, Prepared, Result, Rows, RunControl,
+    Stream, TensorRef,
+};
+use samite_quant::{can_encode, decode_row, encode_row};
+use std::any::Any;
+use std::sync::Arc;
+
+type IsWrong = Arc<dyn Fn(Node<'_>) -> bool + Send + Sync>;
+
+/// A device that computes as `device` does, but for nodes that `is_wrong` names: their results are 5 % too large; of integers, the first two are
+/// in each other's place.
+pub fn wrong_device(
+    device: &Arc<dyn Device>,
+    is_wrong: impl Fn(Node<'_>) -> bool + Send + Sync + 'static,
+) -> Arc<dyn Device> {
+    Delegating::device(Wrong {
+        inner: Arc::clone(device),
+        is_wrong: Arc::new(is_wrong),
+    })
+}
+
+struct Wrong {
+    inner: Arc<dyn Device>,
+    is_wrong: IsWrong,
+}
+
+impl Delegate for Wrong {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.inner
+    }
+
+    fn open_stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(WrongStream {
+            inner: Arc::clone(&self.inner).open_stream()?,
+            is_wrong: Arc::clone(&self.is_wrong),
+        }))
+    }
+}
+
+struct WrongStream {
+    inner: Box<dyn Stream>,
+    is_wrong: IsWrong,
+}
+
+/// Work in pieces, each with the result that is changed after it.
+struct WrongWork(Vec<(Box<dyn Prepared>, Option<TensorRef>)>);
+
+impl Prepared for WrongWork {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Stream for WrongStream {
+    fn device(&self) -> &dyn Device {
+        self.inner.device()
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        let is_wrong = |id: &_| (self.is_wrong)(work.graph.node(*id));
+        let (mut pieces, mut rest) = (Vec::new(), work.nodes);
+        while !rest.is_empty() {
+            let wrong = rest.iter().position(is_wrong);
+            let (nodes, later) = rest.split_at(wrong.map_or(rest.len(), |at| at + 1));
+            // What was compiled is for all nodes together.
+            let compiled = work.compiled.filter(|_| nodes.len() == work.nodes.len());
+            let piece = self.inner.prepare(Placed {
+                nodes,
+                compiled,
+                ..work
+            })?;
+            let result = wrong.and_then(|at| rest.get(at));
+            let result = result.map(|&id| work.place(id).cloned()).transpose()?;
+            pieces.push((piece, result));
+            rest = later;
+        }
+        Ok(Box::new(WrongWork(pieces)))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        let Some(WrongWork(pieces)) = prepared.as_any().downcast_mut() else {
+            return Err(Error::invalid("work of another stream"));
+        };
+        for (piece, result) in pieces {
+            self.inner.run(&mut **piece, control)?;
+            if let Some(result) = result {
+                self.inner.synchronize()?;
+                spoil(result)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        self.inner.write(to, offset, data)
+    }
+
+    fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.inner.read(from, offset, out)
+    }
+
+    fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
+        self.inner.write_rows(to, rows, data)
+    }
+
+    fn read_rows(&mut self, from: &TensorRef, rows: Rows, out: &mut [u8]) -> Result<()> {
+        self.inner.read_rows(from, rows, out)
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        self.inner.copy(from, to)
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        self.inner.record(event)
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        self.inner.wait(event)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.inner.synchronize()
+    }
+}
+
+/// Makes a result wrong.
+fn spoil(result: &TensorRef) -> Result<()> {
+    let layout = result.layout();
+    let mut bytes = vec![0; layout.bytes()];
+    result.read(0, &mut bytes)?;
+    if can_encode(layout.dtype()) && layout.has_contiguous_rows() {
+        let mut values = vec![0.0; layout.shape()[0]];
+        for row in 0..layout.rows() {
+            let [i1, i2, i3] = layout.row_index(row);
+            let start = layout.row_offset(i1, i2, i3);
+            let bytes = &mut bytes[start..start + layout.row_bytes()];
+            decode_row(layout.dtype(), bytes, &mut values)?;
+            values.iter_mut().for_each(|value| *value *= 1.05);
+            encode_row(layout.dtype(), &values, bytes)?;
+        }
+    } else {
+        let size = layout.dtype().block_bytes();
+        if let Some(two) = bytes.get_mut(..2 * size) {
+            two.rotate_left(size);
+        }
+    }
+    result.write(0, &bytes)
+}

@@ -1,0 +1,49 @@
+//! Two contexts in step, node by node.
+
+use super::Context;
+use crate::batch::Batch;
+use crate::error::Result;
+use samite_core::Error;
+use samite_sched::Watch;
+use samite_sched::compare::{Pair, in_step};
+
+impl Context {
+    /// Decodes `batch` in two contexts of the same model on different devices, in step, and calls `see` with every node. Both have the same options, and
+    /// decoded the same before. Devices must [keep the order](samite_sched::compare::in_order) of nodes. The first goes on with the results
+    /// of the second. No logits are kept.
+    ///
+    /// # Errors
+    /// [`samite_core::Error::Stopped`] if `see` says stop; as [`decode`](Self::decode); as [`in_step`].
+    pub fn compare(
+        contexts: [&mut Context; 2],
+        batch: &Batch,
+        mut see: impl FnMut(&Pair<'_>) -> Result<Watch, Error>,
+    ) -> Result<()> {
+        let [first, second] = contexts;
+        first.begin(batch)?;
+        second.begin(batch)?;
+        let result = compare_all([first, second], batch, &mut see);
+        let result = second.end(result);
+        first.end(result)
+    }
+}
+
+fn compare_all(
+    [first, second]: [&mut Context; 2],
+    batch: &Batch,
+    see: &mut impl FnMut(&Pair<'_>) -> Result<Watch, Error>,
+) -> Result<()> {
+    let (tokens, mut start) = (batch.tokens(), 0);
+    while start < tokens.len() {
+        let end = first.micro_batch_end(tokens, start);
+        let part = &tokens[start..end];
+        for context in [&mut *first, &mut *second] {
+            let others = context.others(tokens, end);
+            context.load_part(batch, part, others)?;
+        }
+        let schedulers = [&mut first.scheduler, &mut second.scheduler];
+        in_step(schedulers, &first.options.cancel, &mut *see)?;
+        start = end;
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Contexts in several threads of the operating system, on one CPU device and on several.
+
+use super::common::*;
+use samite_core::Device;
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_llm::{Context, ContextOptions, Model, SyntheticModel};
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// Large enough for its products to be shared among the workers of a device.
+fn model(architecture: &'static str, seed: u64) -> TestModel {
+    TestModel::write(&SyntheticModel {
+        n_embd: 256,
+        n_ff: 512,
+        seed,
+        ..SyntheticModel::tiny(architecture)
+    })
+}
+
+fn device(name: &str) -> Arc<dyn Device> {
+    CpuDevice::with_name(name, CpuOptions::default().with_threads(3))
+}
+
+fn options() -> ContextOptions {
+    ContextOptions {
+        n_ctx: Some(128),
+        n_ubatch: 24,
+        ..ContextOptions::default()
+    }
+}
+
+/// A prompt in micro-batches of several sizes, then the likeliest token, again and again: all logits.
+fn write(context: &mut Context, seed: usize) -> Vec<Vec<f32>> {
+    let prompt = &tokens(60 + seed)[seed..];
+    context.clear().unwrap();
+    let mut all = decode(context, prompt, 0, 0);
+    for position in prompt.len()..prompt.len() + 12 {
+        let last = all.last().unwrap();
+        let likeliest = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+        let token = likeliest.unwrap() as u32;
+        all.extend(decode(context, &[token], position as i32, 0));
+    }
+    all
+}
+
+/// What every model writes in a context of its own, first one after the other, then all at the same time, several times over.
+fn write_alone_and_together(models: Vec<Arc<Model>>) {
+    let alone: Vec<_> = models
+        .iter()
+        .enumerate()
+        .map(|(number, model)| write(&mut context(model, options()), number))
+        .collect();
+    assert!(alone.windows(2).all(|pair| pair[0] != pair[1]));
+
+    let start = Arc::new(Barrier::new(models.len()));
+    let (done, is_done) = mpsc::channel();
+    for (number, model) in models.into_iter().enumerate() {
+        let (start, done) = (Arc::clone(&start), done.clone());
+        let expected = alone[number].clone();
+        std::thread::spawn(move || {
+            start.wait();
+            // Made here, so that memory is taken and plans are made at the same time, too.
+            let mut context = context(&model, options());
+            let same = (0..4).all(|_| write(&mut context, number) == expected);
+            let _ = done.send((number, same));
+        });
+    }
+    drop(done);
+    for _ in 0..alone.len() {
+        let (number, same) = is_done
+            .recv_timeout(Duration::from_secs(60))
+            .expect("a context panicked, or contexts wait for each other");
+        assert!(same, "context {number} writes something else than alone");
+    }
+}
+
+#[test]
+fn two_contexts_of_one_model_decode_at_the_same_time_as_alone() {
+    for architecture in ["llama", "qwen3moe"] {
+        let file = model(architecture, 1);
+        let model = file.load(vec![device("cpu")], "");
+        write_alone_and_together(vec![Arc::clone(&model), Arc::clone(&model), model]);
+    }
+}
+
+#[test]
+fn two_models_on_one_device_decode_at_the_same_time_as_alone() {
+    let (first, second) = (model("llama", 1), model("qwen2", 2));
+    let shared = device("cpu");
+    write_alone_and_together(vec![
+        first.load(vec![Arc::clone(&shared)], ""),
+        second.load(vec![shared], ""),
+    ]);
+}
+
+#[test]
+fn two_models_on_devices_of_their_own_decode_at_the_same_time_as_alone() {
+    let (first, second) = (model("llama", 1), model("qwen2", 2));
+    write_alone_and_together(vec![
+        first.load(vec![device("cpu")], ""),
+        second.load(vec![device("cpu")], ""),
+    ]);
+}
