@@ -10,3 +10,4 @@ mod llama_cpp;
 mod model;
 mod quantize;
 mod session;
+mod vocabularies;
