@@ -51,10 +51,18 @@ fn check(what: &str, ids: impl Iterator<Item = Vec<u32>>, together: usize, expec
 fn every_text(name: &'static str) {
     let Loaded {
         tokenizer,
+        texts,
+        special_texts,
         every_token,
         every_code_point,
         ..
     } = load(name);
+    for (cases, parse_special) in [(&texts, false), (&special_texts, true)] {
+        for case in cases {
+            let ids = tokenizer.tokenize(&case.text, false, parse_special);
+            assert_eq!(ids.unwrap(), case.ids, "{:?}", case.text);
+        }
+    }
     // SentencePiece makes U+2581 and the space one and the same; a NUL it drops.
     let left_out: &[_] = match name {
         "baichuan" | "llama" => &["\u{2581}", "\0"],
