@@ -3,7 +3,7 @@
 mod canary;
 mod compare;
 mod flags;
-mod limits;
+pub mod limits;
 mod metadata;
 mod peer;
 mod statistics;

@@ -1,6 +1,6 @@
 //! The commands, one file each.
 
-mod bench;
+pub mod bench;
 mod compare;
 mod completions;
 mod devices;

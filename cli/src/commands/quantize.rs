@@ -5,25 +5,31 @@ use crate::failure::Outcome;
 use crate::shown::{NAME_WIDTH, shortened};
 use crate::{files, interrupt, progress};
 use clap::Args;
+use samite::DType;
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
 use samite::sched::explain::human_bytes;
 use std::io::Write;
 use std::path::PathBuf;
 
+mod bench;
+
 /// Flags of `samite quantize`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite quantize model-f16.gguf model-q4.gguf Q4_K_M
-  samite quantize model-f16.gguf model-q8.gguf Q8_0 --dry-run")]
+  samite quantize model-f16.gguf model-q8.gguf Q8_0 --dry-run
+  samite quantize --bench Q4_0 Q4_K")]
 pub struct QuantizeArgs {
     /// Model to convert, best in F32, F16 or BF16
-    input: PathBuf,
+    #[arg(required_unless_present = "bench")]
+    input: Option<PathBuf>,
     /// File to write
-    output: PathBuf,
+    #[arg(required_unless_present = "bench")]
+    output: Option<PathBuf>,
     /// Types, as llama.cpp names them: Q4_0, Q4_K_M, Q8_0, F16, …
-    #[arg(value_name = "TYPE")]
-    mixture: Mixture,
+    #[arg(value_name = "TYPE", required_unless_present = "bench")]
+    mixture: Option<Mixture>,
     #[command(flatten)]
     threads: ThreadArgs,
     /// Accept weights that are quantized already, at a loss of quality
@@ -35,18 +41,34 @@ pub struct QuantizeArgs {
     /// Only show what would be done
     #[arg(long)]
     dry_run: bool,
+    /// Instead, measure how fast one thread encodes and decodes these types, or all of them
+    #[arg(
+        long,
+        value_name = "TYPE",
+        num_args = 0..,
+        value_parser = bench::dtype,
+        conflicts_with_all = ["input", "output", "mixture", "threads", "allow_requantize", "pure", "dry_run"]
+    )]
+    bench: Option<Vec<DType>>,
+    /// Print what was measured as JSON
+    #[arg(long, requires = "bench")]
+    json: bool,
 }
 
 pub fn run(args: QuantizeArgs) -> Outcome {
     let cancel = interrupt::token();
-    let source = GgufFile::open(&args.input, LoadMode::Read)?;
-    files::refuse_same(&args.input, &args.output)?;
+    let (input, output, mixture) = match (args.bench, args.input, args.output, args.mixture) {
+        (None, Some(input), Some(output), Some(mixture)) => (input, output, mixture),
+        (types, ..) => return bench::run(&types.unwrap_or_default(), args.json, &cancel),
+    };
+    let source = GgufFile::open(&input, LoadMode::Read)?;
+    files::refuse_same(&input, &output)?;
     let bar = progress::bytes("quantizing");
     let bytes = source.tensors().total_bytes();
     let threads = args.threads.count();
     let threads = threads.unwrap_or_else(samite::registry::allowed_threads);
     let options = QuantizeOptions {
-        mixture: args.mixture,
+        mixture,
         threads,
         allow_requantize: args.allow_requantize,
         pure: args.pure,
@@ -60,7 +82,7 @@ pub fn run(args: QuantizeArgs) -> Outcome {
     let conversions = if args.dry_run {
         plan(&source, &options)?
     } else {
-        quantize(&source, &args.output, &options)?
+        quantize(&source, &output, &options)?
     };
     drop(bar);
 
@@ -94,7 +116,7 @@ pub fn run(args: QuantizeArgs) -> Outcome {
         if args.dry_run {
             ", nothing written".to_owned()
         } else {
-            format!(", written to {}", args.output.display())
+            format!(", written to {}", output.display())
         }
     )?;
     Ok(())

@@ -1,4 +1,4 @@
-//! `samite test-ops`: compares the operations of a device with the reference.
+//! `samite test-ops`: compares the operations of a device with the reference, or times them.
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::failure::{Failure, Outcome};
@@ -12,6 +12,8 @@ use serde_json::json;
 use std::io::Write;
 use std::sync::Arc;
 
+mod perf;
+
 /// Flags of `samite test-ops`.
 #[derive(Debug, Args)]
 #[command(after_help = "With -v, also why cases are not supported.
@@ -19,7 +21,8 @@ use std::sync::Arc;
 Examples:
   samite test-ops
   samite test-ops --device blas --filter mul_mat -v
-  samite test-ops --device cpu --contract")]
+  samite test-ops --device cpu --contract
+  samite test-ops --perf -o mul_mat,flash_attn_ext")]
 pub struct TestOpsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
@@ -31,6 +34,20 @@ pub struct TestOpsArgs {
     /// Only the contract: buffers, streams, events, copies and order instead of operations
     #[arg(long, conflicts_with = "filter")]
     contract: bool,
+    /// Time operations with shapes of a model of 8 billion parameters instead. On a CPU, the share of what its threads could do at most is
+    /// printed, too: read from memory, or multiply (8-bit numbers for quantized weights, else F32). More than 100 % is what fits into
+    /// caches, and floats that are multiplied as whole numbers or BF16
+    #[arg(long, conflicts_with = "contract")]
+    perf: bool,
+    /// Time only these operations, separated by `,`
+    #[arg(
+        short,
+        long,
+        value_name = "OPS",
+        value_delimiter = ',',
+        requires = "perf"
+    )]
+    op: Vec<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -38,6 +55,9 @@ pub struct TestOpsArgs {
 
 pub fn run(args: TestOpsArgs) -> Outcome {
     let devices = args.devices.devices(args.threads.count())?;
+    if args.perf {
+        return perf::run(&devices, &args);
+    }
     if args.contract {
         return contract(&devices, args.json);
     }

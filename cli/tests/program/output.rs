@@ -40,6 +40,20 @@ fn json_is_json() {
     let checks = contract[0]["checks"].as_array().unwrap();
     let holds = |check: &&serde_json::Value| check["outcome"] == "holds";
     assert!(checks.iter().filter(holds).count() >= 13, "{contract}");
+    let timed = samite([
+        "test-ops", "--perf", "-o", "RMS_NORM", "-t1", "--device", "cpu", "--json",
+    ])
+    .json();
+    assert_eq!(timed["cases"][0]["op"], "rms_norm");
+    assert_eq!(timed["cases"][0]["bound"], "memory");
+    assert!(timed["cases"][0]["seconds"].as_f64().unwrap() > 0.0);
+    assert!(timed["cases"][0]["share"].as_f64().unwrap() > 0.0);
+    let bench = samite(["quantize", "--bench", "Q8_0", "f16", "--json"]).json();
+    assert_eq!(bench[0]["type"], "q8_0");
+    assert_eq!(bench[1]["type"], "f16");
+    for way in ["encoded_elements_per_second", "decoded_elements_per_second"] {
+        assert!(bench[1][way].as_f64().unwrap() > 1e5, "{bench}");
+    }
     let tests = samite(["test-ops", "--filter", "sqr", "--json"]).json();
     assert_eq!(tests[0]["device"], "cpu");
 }

@@ -445,17 +445,6 @@ impl Scheduler {
         result.map_err(|error| self.say_what_was_lost(error))
     }
 
-    /// Forgets all plans. Buffers are kept.
-    ///
-    /// # Errors
-    /// If work that was still running failed.
-    pub fn reset(&mut self) -> Result<()> {
-        let result = self.synchronize();
-        self.loaded.clear();
-        self.current = None;
-        result
-    }
-
     /// Names of the stored tensors of known graphs that lie in memory which only device number `device` can use.
     fn stored_only_on(&self, device: usize) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();

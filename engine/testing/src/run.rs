@@ -199,7 +199,7 @@ fn overwritten(case: &Case) -> Option<TensorId> {
 }
 
 /// The graph with its weights stored in memory of the type `memory`; `Err` with the reason if that does not accept them.
-fn store_weights(
+pub(crate) fn store_weights(
     case: &Case,
     inputs: &[Vec<u8>],
     memory: &Arc<dyn BufferType>,
@@ -297,13 +297,13 @@ fn run(
     stream.synchronize()
 }
 
-fn bytes_layout(len: usize) -> Result<Layout> {
+pub(crate) fn bytes_layout(len: usize) -> Result<Layout> {
     Layout::contiguous(DType::I8, [len, 1, 1, 1])
 }
 
 /// All tensors of a graph in one buffer, with guards between them.
-struct Arena {
-    places: Vec<Option<TensorRef>>,
+pub(crate) struct Arena {
+    pub(crate) places: Vec<Option<TensorRef>>,
     /// The whole buffer as bytes.
     everything: Arc<StoredTensor>,
     /// Start and end of what belongs to tensors, in order.
@@ -311,7 +311,7 @@ struct Arena {
 }
 
 impl Arena {
-    fn new(device: &Arc<dyn Device>, case: &Case, graph: &Graph) -> Result<Self> {
+    pub(crate) fn new(device: &Arc<dyn Device>, case: &Case, graph: &Graph) -> Result<Self> {
         let memory = device.buffer_type();
         let (alignment, mut end) = (memory.alignment(), 0usize);
         let overflow = || Error::invalid("the case is too large");
@@ -379,7 +379,7 @@ impl Arena {
         })
     }
 
-    fn place(&self, id: TensorId) -> Result<&TensorRef> {
+    pub(crate) fn place(&self, id: TensorId) -> Result<&TensorRef> {
         self.places[id.index()]
             .as_ref()
             .ok_or_else(|| Error::invalid(format!("tensor {id} has no place")))

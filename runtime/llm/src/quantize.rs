@@ -140,6 +140,15 @@ impl Mixture {
         self.name
     }
 
+    /// llama.cpp's number for a file whose matrices have this type.
+    pub(crate) fn file_type_of(dtype: DType) -> Option<u32> {
+        if dtype == DType::MXFP4 {
+            return Some(38);
+        }
+        let pure = |mixture: &&Mixture| mixture.base == dtype;
+        MIXTURES.iter().find(pure).map(|mixture| mixture.file_type)
+    }
+
     /// The type that `tensor` gets. `layer` counts `attn_v` or `ffn_down` tensors seen before it, of `layers`; `shared` is the
     /// number of query heads for each key head.
     fn choose(&self, tensor: &TensorInfo, layer: usize, layers: usize, model: &Traits) -> DType {

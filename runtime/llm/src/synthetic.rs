@@ -3,6 +3,7 @@
 use crate::arch::{self, TensorList, TensorSpec, WeightUse};
 use crate::error::{Error, Result, try_filled};
 use crate::hparams::Hyperparameters;
+use crate::quantize::Mixture;
 use samite_core::DType;
 use samite_gguf::{
     KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec as FileTensor, Value, Writer,
@@ -90,6 +91,9 @@ impl SyntheticModel {
         let mut metadata = Metadata::new();
         metadata.set(KEY_ARCHITECTURE, self.architecture)?;
         metadata.set("general.name", "synthetic")?;
+        if let Some(file_type) = Mixture::file_type_of(self.dtype) {
+            metadata.set("general.file_type", file_type)?;
+        }
         let [count, used] = self.experts.unwrap_or_default();
         for (key, value) in [
             ("block_count", self.n_layer),
@@ -282,6 +286,28 @@ mod tests {
     fn names_lose_their_layer() {
         assert_eq!(within_layer("blk.12.attn_output.bias"), "attn_output.bias");
         assert_eq!(within_layer("output.bias"), "output.bias");
+    }
+
+    #[test]
+    fn the_file_type_is_that_of_the_matrices() {
+        for (dtype, number) in [
+            (DType::F32, 0),
+            (DType::F16, 1),
+            (DType::BF16, 32),
+            (DType::Q4_0, 2),
+            (DType::Q8_0, 7),
+            (DType::Q4_K, 14),
+            (DType::Q6_K, 18),
+            (DType::MXFP4, 38),
+        ] {
+            let model = SyntheticModel {
+                dtype,
+                ..SyntheticModel::tiny("llama")
+            };
+            let metadata = model.metadata().unwrap();
+            let found = metadata.get::<u32>("general.file_type").unwrap();
+            assert_eq!(found, Some(number), "{dtype}");
+        }
     }
 
     #[test]

@@ -58,7 +58,12 @@ impl Limits {
     }
 }
 
-fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
+/// The line of some threads alone.
+pub fn lines_of(peaks: &Peaks) -> String {
+    format!("{}\n", wrapped(&line(peaks, None), 79))
+}
+
+pub fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
     let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new()
         .spawn(move || sender.send(measure_peaks(threads)))

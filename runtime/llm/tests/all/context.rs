@@ -239,6 +239,41 @@ fn a_full_context_says_how_full_it_is() {
     );
 }
 
+/// What is masked is multiplied by 0, and 0 times NaN is NaN.
+#[test]
+fn a_cache_that_held_nan_is_clean_after_clear() {
+    const POISON: u32 = 300;
+    let file = TestModel::tiny("llama");
+    let gguf = samite_gguf::GgufFile::open(&file.path, samite_gguf::LoadMode::Read).unwrap();
+    let table = gguf.require_tensor("token_embd.weight").unwrap();
+    let mut values = vec![0; table.size];
+    gguf.read_tensor_into(table, &mut values).unwrap();
+    let mut bytes = std::fs::read(&file.path).unwrap();
+    let row = values.len() / SyntheticModel::tiny("llama").n_vocab;
+    let poisoned = &values[POISON as usize * row..][..row];
+    let at = bytes
+        .windows(row)
+        .position(|part| part == poisoned)
+        .unwrap();
+    for value in bytes[at..at + row].chunks_mut(4) {
+        value.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    drop(gguf);
+    std::fs::write(&file.path, bytes).unwrap();
+
+    for device in [cpu(), reference("reference")] {
+        let model = file.load(vec![device], "");
+        let mut context = context(&model, precise());
+        let poisoned = decode(&mut context, &[POISON; 20], 0, 0);
+        assert!(poisoned.iter().flatten().all(|logit| logit.is_nan()));
+        context.clear().unwrap();
+        assert_eq!(
+            decode(&mut context, &tokens(9), 0, 0),
+            fresh(&model, &tokens(9))
+        );
+    }
+}
+
 #[test]
 fn options_that_make_no_sense_are_refused() {
     let model = model("llama");

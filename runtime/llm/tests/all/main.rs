@@ -12,4 +12,5 @@ mod model;
 mod quantize;
 mod session;
 mod threads;
+mod vocabularies;
 mod watch;

@@ -1,66 +1,17 @@
 //! Small vocabularies against what well-known tools make of the same texts;
 //! `fixtures/make_fixtures.py` made them.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
-use std::path::Path;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use samite_text::{Tokenizer, TokenizerModel, Utf8Stream, VocabData};
-use serde::Deserialize;
+use samite_text::Utf8Stream;
 
-#[derive(Deserialize)]
-struct Fixture {
-    model: String,
-    pre: Option<String>,
-    tokens: Vec<String>,
-    scores: Option<Vec<f32>>,
-    token_types: Vec<i32>,
-    merges: Option<Vec<String>>,
-    texts: Vec<Case>,
-    special_texts: Vec<Case>,
-}
+mod fixture;
+mod round_trips;
 
-#[derive(Deserialize)]
-struct Case {
-    text: String,
-    ids: Vec<u32>,
-}
-
-struct Loaded {
-    name: &'static str,
-    tokenizer: Tokenizer,
-    texts: Vec<Case>,
-    special_texts: Vec<Case>,
-}
-
-fn bytes(texts: Vec<String>) -> Vec<Vec<u8>> {
-    texts.into_iter().map(String::into_bytes).collect()
-}
-
-fn load(name: &'static str) -> Loaded {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
-        .with_extension("json");
-    let fixture: Fixture =
-        serde_json::from_str(&std::fs::read_to_string(path).expect("a fixture beside this file"))
-            .expect("valid JSON");
-    let mut data = VocabData::new(
-        TokenizerModel::from_name(&fixture.model).expect("a known model"),
-        bytes(fixture.tokens),
-    );
-    data.pre = fixture.pre;
-    data.scores = fixture.scores;
-    data.token_types = Some(fixture.token_types);
-    data.merges = fixture.merges.map(bytes);
-    Loaded {
-        name,
-        tokenizer: Tokenizer::new(data).expect("a sound vocabulary"),
-        texts: fixture.texts,
-        special_texts: fixture.special_texts,
-    }
-}
+use fixture::{Loaded, load};
 
 static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
     ["gpt-2", "llama-bpe", "qwen2", "spm"]

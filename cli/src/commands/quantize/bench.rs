@@ -1,0 +1,112 @@
+//! `samite quantize --bench`: how fast types are encoded and decoded.
+
+use crate::failure::{Failure, Outcome};
+use samite::quant::{can_decode, can_encode, decode_row, encode_row};
+use samite::text::Rng;
+use samite::{CancelToken, DType};
+use serde_json::json;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Elements of a row, and rows: 1 MiB of F32, which fits into caches.
+const ROW: usize = 4096;
+const ROWS: usize = 64;
+
+/// Each way is timed for so long at least.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// A type that can be measured.
+pub fn dtype(name: &str) -> Result<DType, String> {
+    all()
+        .find(|dtype| dtype.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| {
+            let names: Vec<_> = all().map(DType::name).collect();
+            format!("must be one of {}", names.join(", "))
+        })
+}
+
+/// All types that can be written and read.
+fn all() -> impl Iterator<Item = DType> {
+    let both = |dtype: &DType| can_encode(*dtype) && can_decode(*dtype);
+    DType::all().filter(both)
+}
+
+/// Elements per second of a way that goes through all rows again and again.
+fn elements_per_second(mut row: impl FnMut(usize) -> Outcome) -> Outcome<f64> {
+    row(0)?;
+    let started = Instant::now();
+    let mut rows = 0;
+    loop {
+        row(rows % ROWS)?;
+        rows += 1;
+        let elapsed = started.elapsed();
+        if elapsed >= LEAST {
+            return Ok((rows * ROW) as f64 / elapsed.as_secs_f64());
+        }
+    }
+}
+
+pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
+    let types = match types {
+        [] => all().collect(),
+        types => types.to_vec(),
+    };
+    let mut rng = Rng::new(1);
+    let values: Vec<f32> = (0..ROW * ROWS)
+        .map(|_| rng.uniform() as f32 - 0.5)
+        .collect();
+    let mut out = std::io::stdout().lock();
+    if !as_json {
+        writeln!(
+            out,
+            "{:<8} {:>24} {:>24}",
+            "type", "encoding, GB/s of F32", "decoding, GB/s of F32"
+        )?;
+    }
+    let mut found = Vec::new();
+    for dtype in types {
+        cancel.check()?;
+        let bytes = dtype.row_bytes(ROW).map_err(Failure::error)?;
+        let mut encoded = vec![0; bytes * ROWS];
+        for (row, encoded) in values.chunks(ROW).zip(encoded.chunks_mut(bytes)) {
+            encode_row(dtype, row, encoded).map_err(Failure::error)?;
+        }
+        let mut once = vec![0; bytes];
+        let encoding = elements_per_second(|row| {
+            let values = &values[row * ROW..][..ROW];
+            encode_row(dtype, values, &mut once).map_err(Failure::error)
+        })?;
+        let mut decoded = vec![0.0; ROW];
+        let decoding = elements_per_second(|row| {
+            let encoded = &encoded[row * bytes..][..bytes];
+            decode_row(dtype, encoded, &mut decoded).map_err(Failure::error)
+        })?;
+        if as_json {
+            found.push(json!({
+                "type": dtype.name(),
+                "encoded_elements_per_second": encoding,
+                "decoded_elements_per_second": decoding,
+            }));
+        } else {
+            let rate = |elements: f64| {
+                format!(
+                    "{:.2} ({:.0} M elements/s)",
+                    elements * 4.0 / 1e9,
+                    elements / 1e6
+                )
+            };
+            writeln!(
+                out,
+                "{:<8} {:>24} {:>24}",
+                dtype.name(),
+                rate(encoding),
+                rate(decoding)
+            )?;
+            out.flush()?;
+        }
+    }
+    if as_json {
+        writeln!(out, "{:#}", serde_json::Value::from(found))?;
+    }
+    Ok(())
+}

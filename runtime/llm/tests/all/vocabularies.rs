@@ -1,0 +1,137 @@
+//! llama.cpp's tests of tokenizers with its own files of whole vocabularies: the texts whose ids it knows (`test-tokenizer-0`), and every
+//! token and every code point (`test-tokenizer-1-bpe` and `-spm`). `runtime/text` has small vocabularies of the same families.
+
+use samite_gguf::{GgufFile, LoadMode};
+use samite_text::{TokenAttributes, Tokenizer};
+use std::path::Path;
+
+const FAMILIES: [&str; 14] = [
+    "aquila",
+    "baichuan",
+    "command-r",
+    "falcon",
+    "gpt-2",
+    "gpt-neox",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+    "phi-3",
+    "qwen2",
+    "qwen35",
+    "refact",
+    "starcoder",
+];
+
+/// What lies between two texts of a file.
+const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
+
+/// Texts and ids that lie beside some vocabularies.
+fn known_texts(tokenizer: &Tokenizer, vocabulary: &Path) {
+    let beside = |end: &str| std::fs::read_to_string(vocabulary.with_extension(end)).ok();
+    let (Some(texts), Some(ids)) = (beside("gguf.inp"), beside("gguf.out")) else {
+        return;
+    };
+    let texts: Vec<_> = texts.split_terminator(SEPARATOR).collect();
+    let ids: Vec<Vec<u32>> = ids
+        .lines()
+        .map(|line| line.split_whitespace().map(|id| id.parse().unwrap()))
+        .map(Iterator::collect)
+        .collect();
+    assert!(texts.len() > 40);
+    assert_eq!(ids.len(), texts.len());
+    for (text, ids) in texts.iter().zip(ids) {
+        assert_eq!(
+            tokenizer.tokenize(text, false, false).unwrap(),
+            ids,
+            "{text:?}"
+        );
+    }
+}
+
+fn round_trip(tokenizer: &Tokenizer, text: &str) {
+    let ids = tokenizer.tokenize(text, false, true).unwrap();
+    let back = tokenizer.detokenize(&ids).unwrap();
+    assert_eq!(String::from_utf8_lossy(&back), text, "{ids:?}");
+}
+
+fn every_token(tokenizer: &Tokenizer) {
+    for id in 0..tokenizer.vocab_size() as u32 {
+        let control = TokenAttributes::CONTROL.union(TokenAttributes::UNKNOWN);
+        if tokenizer.attributes(id).unwrap().intersects(control) {
+            let name = str::from_utf8(tokenizer.token_to_piece(id, true).unwrap()).unwrap();
+            assert_eq!(
+                tokenizer.tokenize(name, false, true).unwrap(),
+                [id],
+                "{name}"
+            );
+        } else if let Ok(text) = String::from_utf8(tokenizer.detokenize(&[id]).unwrap()) {
+            round_trip(tokenizer, &text);
+        }
+    }
+}
+
+/// As upstream: no surrogates, no planes without characters, and not the character that stands for a space in SentencePiece's vocabularies.
+/// Also not those with a byte that has no token.
+fn every_code_point(tokenizer: &Tokenizer, without_token: &[u8]) {
+    let left_out = |c: char| c == '\u{2581}' || ('\u{40001}'..='\u{E0000}').contains(&c);
+    for c in ('\0'..=char::MAX).filter(|&c| !left_out(c)) {
+        let text = String::from(c);
+        if !text.bytes().any(|byte| without_token.contains(&byte)) {
+            round_trip(tokenizer, &text);
+        }
+    }
+}
+
+/// Bytes of UTF-8 that no token stands for.
+fn bytes_without_token(tokenizer: &Tokenizer) -> Vec<u8> {
+    let mut with = [false; 256];
+    for id in 0..tokenizer.vocab_size() as u32 {
+        if let [byte] = tokenizer.token_to_piece(id, false).unwrap() {
+            with[usize::from(*byte)] = true;
+        }
+    }
+    let in_utf8 = |byte: &u8| !matches!(byte, 0xC0 | 0xC1 | 0xF5..);
+    (0..=255)
+        .filter(in_utf8)
+        .filter(|&byte| !with[usize::from(byte)])
+        .collect()
+}
+
+/// What is missing in llama.cpp's files: control characters, and the first byte of planes that have hardly any characters.
+fn known_gaps(name: &str) -> &'static [u8] {
+    match name {
+        "falcon" => &[3, 4, 5, 11, 17, 19, 20, 21, 22, 23, 25, 28, 29, 30, 0xF2],
+        "refact" | "starcoder" => &[0xF1],
+        _ => &[],
+    }
+}
+
+#[test]
+fn whole_vocabularies_pass_upstreams_tests() {
+    let Some(folder) = std::env::var_os("SAMITE_TEST_VOCABULARIES") else {
+        samite_testing::skipped(
+            "SAMITE_TEST_VOCABULARIES does not name a folder with ggml-vocab-*.gguf",
+        );
+        return;
+    };
+    std::thread::scope(|scope| {
+        for half in FAMILIES.chunks(FAMILIES.len() / 2) {
+            let folder = Path::new(&folder);
+            scope.spawn(move || {
+                for name in half {
+                    let path = folder.join(format!("ggml-vocab-{name}.gguf"));
+                    // Shown if the test fails.
+                    println!("{name}");
+                    let file = GgufFile::open(&path, LoadMode::Read).unwrap();
+                    let data = samite_llm::vocab_data(file.metadata()).unwrap().unwrap();
+                    let tokenizer = Tokenizer::new(data).unwrap();
+                    known_texts(&tokenizer, &path);
+                    every_token(&tokenizer);
+                    let without_token = bytes_without_token(&tokenizer);
+                    assert_eq!(without_token, known_gaps(name), "{name}");
+                    every_code_point(&tokenizer, &without_token);
+                }
+            });
+        }
+    });
+}
