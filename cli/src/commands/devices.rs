@@ -1,8 +1,9 @@
 //! `samite devices`: lists devices, their features, and what could not be used.
 
-use crate::args::registry;
+use crate::args::RegistryArgs;
 use crate::failure::Outcome;
 use clap::Args;
+use samite::Rejected;
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
@@ -19,10 +20,12 @@ pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    backends: RegistryArgs,
 }
 
 pub fn run(args: DevicesArgs) -> Outcome {
-    let registry = registry(None);
+    let registry = args.backends.registry(None);
     let automatic: Vec<_> = registry
         .automatic()
         .iter()
@@ -50,11 +53,15 @@ pub fn run(args: DevicesArgs) -> Outcome {
                     })
                     .collect();
                 let features: serde_json::Map<_, _> = backend.features().into_iter().map(|(k, v)| (k, v.into())).collect();
-                let rejected: Vec<_> = backend.rejected().into_iter().map(|(what, why)| json!({ "what": what, "why": why })).collect();
+                let rejected: Vec<_> = backend.rejected().into_iter().map(|r| json!({ "what": r.what, "why": r.why })).collect();
                 json!({ "name": backend.name(), "devices": devices, "features": features, "rejected": rejected })
             })
             .collect();
-        writeln!(out, "{:#}", json!({ "backends": backends }))?;
+        writeln!(
+            out,
+            "{:#}",
+            json!({ "backends": backends, "disabled": registry.disabled() })
+        )?;
         return Ok(());
     }
     writeln!(
@@ -112,9 +119,12 @@ pub fn run(args: DevicesArgs) -> Outcome {
                     }
                 )?;
             }
-            for (what, why) in backend.rejected() {
+            for Rejected { what, why, .. } in backend.rejected() {
                 writeln!(out, "    not usable: {what}: {why}")?;
             }
+        }
+        for name in registry.disabled() {
+            writeln!(out, "\nbackend {name}\n    disabled")?;
         }
     }
     Ok(())

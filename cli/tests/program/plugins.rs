@@ -1,6 +1,6 @@
 //! ggml's plugins: wrong ones are refused with a reason, real ones compute the same.
 
-use crate::{Run, command};
+use crate::{Run, command, samite};
 use samite_testing::skipped;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -234,6 +234,91 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
     assert!(text.contains("  ggml:Fixture "), "{text}");
     let two = ["libggml-factor.so", "libggml-size.so"];
     assert_eq!(refused_in(&text, dir.path()), two, "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn parameters_reach_the_plugin() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
+        return;
+    };
+    let scale = |device: &str| {
+        let arguments = ["test-ops", "--device", device, "-f", "scale", "-t", "1"];
+        with_plugins(&plugin, &arguments)
+    };
+    assert!(scale("ggml:Fixture").ok().contains("scale"));
+    assert!(scale("GGML:fixture:factor=1").ok().contains("scale"));
+    assert_eq!(
+        scale("ggml:Fixture:factor=3").code,
+        Some(1),
+        "other results"
+    );
+    let refused = "device 'ggml:Fixture': the plugin refuses the parameters 'colour=red,x=1'";
+    scale("ggml:Fixture:colour=red,x=1,cpu").fails(2, &[refused]);
+    scale("cpu:threads=1").ok();
+    scale("cpu:threads=0").fails(2, &["'threads' is '0'", "from 1 to"]);
+    scale("cpu:colour=red").fails(
+        2,
+        &["device 'cpu' has no parameter 'colour'; it has: threads"],
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
+        return;
+    };
+    // One that would end the program's try with a signal, if anybody tried it.
+    let Some(bad) = build_alone(dir.path(), "bad", &["ABORT_ON_LOAD"]) else {
+        return;
+    };
+    let file = plugin.file_name().unwrap().to_str().unwrap();
+    let mut relative = command(["devices", "--plugin", file]);
+    let text = Run::new(relative.current_dir(dir.path()).output().unwrap()).ok();
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+
+    let text = with_plugins(dir.path(), &["devices", "-v", "--disable", "BAD,reference"]).ok();
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+    assert!(!text.contains("  reference "), "{text}");
+    let line = format!("not usable: {}: it is disabled", bad.display());
+    assert!(text.contains(&line) && !text.contains("signal"), "{text}");
+
+    let mut devices = command(["devices", "-v", "--disable", "ggml:bad"]);
+    devices.env("SAMITE_BACKEND_PATH", dir.path());
+    devices.env("SAMITE_DISABLE", "fixture, blas");
+    let text = Run::new(devices.output().unwrap()).ok();
+    assert!(!text.contains("  ggml:"), "{text}");
+    assert!(text.contains("backend blas\n    disabled"), "{text}");
+    assert_eq!(text.matches("it is disabled").count(), 2, "{text}");
+    // The backend is gone, and what has to do with it says so.
+    samite(["run", "--disable", "cpu", "--device", "cpu", "-p", "x"])
+        .fails(2, &["there is no device 'cpu'", "(cpu is disabled)"]);
+}
+
+#[test]
+fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(old) = build(dir.path(), "old", &["VERSION=\"0.24.9\""]) else {
+        return;
+    };
+    let warning = format!("warning: {} cannot be used: ggml 0.24.9", old.display());
+    for arguments in [&["devices"] as &[_], &["plan", "--device", "cpu"]] {
+        let run = with_plugins(&old, arguments);
+        assert!(run.stderr.contains(&warning), "{}", run.stderr);
+        run.ok();
+    }
+    let reason = format!("({}: ggml 0.24.9: the plugin interface", old.display());
+    with_plugins(&old, &["plan", "--device", "npu"]).fails(2, &["no device 'npu'", &reason]);
+    // In a folder, it is one of many, and only said where somebody asks for ggml's devices.
+    let run = with_plugins(dir.path(), &["devices"]);
+    assert_eq!(run.stderr, "");
+    run.ok();
+    let from = |device: &str| with_plugins(dir.path(), &["plan", "--device", device]);
+    from("ggml:npu").fails(2, &["no device 'ggml:npu'", &reason]);
+    assert!(!from("npu").stderr.contains("0.24.9"));
 }
 
 /// The folder with upstream's prebuilt plugins, if the environment names one.

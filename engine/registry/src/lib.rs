@@ -9,7 +9,7 @@
 
 mod registry;
 
-pub use registry::{BuiltIn, Registry, RegistryError};
+pub use registry::{BuiltIn, DISABLE_VARIABLE, Registry, RegistryError};
 #[cfg(feature = "cpu")]
 pub use samite_cpu::{Peaks, Probe, allowed_threads, measure_peaks};
 #[cfg(all(unix, feature = "ggml"))]

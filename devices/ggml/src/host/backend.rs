@@ -5,7 +5,7 @@ use super::device::GgmlDevice;
 use super::discover::{Candidate, backend_name, in_directory};
 use super::library::Plugin;
 use super::probe::ask;
-use samite_core::{Backend, Device};
+use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ pub struct GgmlOptions {
     pub paths: Vec<PathBuf>,
     /// Threads of plugins that compute on the CPU; their own default if `None`.
     pub threads: Option<usize>,
+    /// Names of plugins that are not even tried, such as `vulkan`, which `libggml-vulkan.so` has.
+    pub disabled: Vec<String>,
     /// A command that prints [`probe`](super::probe()) of the path which is appended to it. Without one, plugins are loaded
     /// without being tried before.
     pub prober: Option<Vec<OsString>>,
@@ -47,19 +49,32 @@ impl GgmlOptions {
 pub struct GgmlBackend {
     devices: Vec<Arc<dyn Device>>,
     features: Vec<(String, String)>,
-    rejected: Vec<(String, String)>,
+    rejected: Vec<Rejected>,
 }
 
 /// Collects plugins.
 struct Search<'a> {
     options: &'a GgmlOptions,
-    rejected: Vec<(String, String)>,
+    rejected: Vec<Rejected>,
 }
 
 impl Search<'_> {
+    /// Lists a file or folder as not usable. People are told of one that was named itself.
     fn reject(&mut self, path: &Path, reason: impl Into<String>) {
-        self.rejected
-            .push((path.display().to_string(), reason.into()));
+        let rejected = Rejected {
+            what: path.display().to_string(),
+            why: reason.into(),
+            named: self.options.paths.iter().any(|named| named == path),
+        };
+        if rejected.named {
+            tracing::warn!("{} cannot be used: {}", rejected.what, rejected.why);
+        }
+        self.rejected.push(rejected);
+    }
+
+    fn is_disabled(&self, name: &str) -> bool {
+        let mut disabled = self.options.disabled.iter();
+        disabled.any(|disabled| disabled.eq_ignore_ascii_case(name))
     }
 
     /// All candidates by name, in ggml's order. Files that were named themselves come first, and nothing else of their name is taken from
@@ -79,6 +94,8 @@ impl Search<'_> {
                     }
                     Err(reason) => self.reject(path, reason),
                 }
+            } else if backend_name(path).is_some_and(|name| self.is_disabled(name)) {
+                self.reject(path, DISABLED);
             } else if !named.contains(path) {
                 named.push(path.clone());
             }
@@ -87,6 +104,12 @@ impl Search<'_> {
         groups.sort_by_key(|(name, _)| preference(name));
         let mut chosen: Vec<_> = named.iter().map(|path| vec![path.clone()]).collect();
         for (name, group) in groups {
+            if self.is_disabled(&name) {
+                for path in group {
+                    self.reject(&path, DISABLED);
+                }
+                continue;
+            }
             let of_name = |path: &PathBuf| backend_name(path) == Some(&name);
             match named.iter().find(|path| of_name(path)) {
                 Some(instead) => {
@@ -154,6 +177,8 @@ impl Search<'_> {
     }
 }
 
+const DISABLED: &str = "it is disabled";
+
 /// The order in which ggml loads backends, which is the order of their devices: of two backends for one card, the first is used. Others
 /// come last.
 const ORDER: [&str; 15] = [
@@ -184,6 +209,9 @@ impl GgmlBackend {
                 continue;
             };
             let plugin = Arc::new(plugin);
+            if plugin.devices.is_empty() {
+                search.reject(&plugin.path, "it finds no device on this machine");
+            }
             features.push((
                 plugin.name.clone(),
                 format!(
@@ -234,7 +262,17 @@ impl Backend for GgmlBackend {
         self.features.clone()
     }
 
-    fn rejected(&self) -> Vec<(String, String)> {
+    fn configure(
+        &self,
+        device: &Arc<dyn Device>,
+        parameters: Parameters,
+    ) -> Result<Arc<dyn Device>> {
+        let own = device.as_any().downcast_ref::<GgmlDevice>();
+        let own = own.ok_or_else(|| Error::invalid("a device of another backend"))?;
+        Ok(own.configure(parameters)?)
+    }
+
+    fn rejected(&self) -> Vec<Rejected> {
         self.rejected.clone()
     }
 }
@@ -258,7 +296,7 @@ mod tests {
         let groups = groups.map(|group| group.iter().map(|path| name(path)).collect());
         let groups = groups.collect();
         let rejected = search.rejected.into_iter();
-        let rejected = rejected.map(|(path, reason)| (name(Path::new(&path)), reason));
+        let rejected = rejected.map(|r| (name(Path::new(&r.what)), r.why));
         (groups, rejected.collect())
     }
 

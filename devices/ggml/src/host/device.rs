@@ -11,12 +11,13 @@ use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Event, Graph, Keep, MemoryInfo, Node, Op, Result,
-    Stream, Support, TensorId,
+    BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, Keep, MemoryInfo, Node, Op,
+    Parameters, Result, Stream, Support, TensorId,
 };
 use std::any::Any;
+use std::ffi::{CStr, CString};
 use std::fmt;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, OnceLock};
 
 /// A plugin's device, called `ggml:` and its name there.
@@ -28,6 +29,8 @@ pub struct GgmlDevice {
     host_type: Option<Arc<GgmlBufferType>>,
     extra_types: Vec<Arc<GgmlBufferType>>,
     threads: Option<usize>,
+    /// What the plugin is told when a stream is opened; it knows its own words.
+    parameters: Option<CString>,
     /// Opened when the first graph is planned; `None` if the plugin has no wishes.
     optimizer: OnceLock<Option<Optimizer>>,
 }
@@ -214,8 +217,48 @@ impl GgmlDevice {
             host_type,
             extra_types,
             threads,
+            parameters: None,
             optimizer: OnceLock::new(),
         }))
+    }
+
+    /// The same device with parameters: `threads`, if the plugin has a function for it, and what the plugin itself takes.
+    ///
+    /// # Errors
+    /// If the plugin opens no stream with them.
+    pub fn configure(&self, mut parameters: Parameters) -> Result<Arc<Self>> {
+        let threads = match self.core.plugin.set_threads() {
+            Some(_) => parameters.take_number(&self.name, "threads", 1, 1 << 16)?,
+            None => None,
+        };
+        let text = CString::new(parameters.to_string())
+            .map_err(|_| Error::invalid("a parameter has a byte 0 in it"))?;
+        let device = Arc::new(GgmlDevice {
+            name: self.name.clone(),
+            core: Arc::clone(&self.core),
+            buffer_type: Arc::clone(&self.buffer_type),
+            host_type: self.host_type.clone(),
+            extra_types: self.extra_types.clone(),
+            threads: threads.or(self.threads),
+            parameters: (!parameters.is_empty()).then_some(text),
+            optimizer: OnceLock::new(),
+        });
+        // Nobody but the plugin knows its parameters.
+        if device.parameters.is_some() && Arc::clone(&device).open_stream().is_err() {
+            return Err(Error::invalid(format!(
+                "device '{}': the plugin refuses the parameters '{parameters}'",
+                self.name
+            )));
+        }
+        Ok(device)
+    }
+
+    /// A backend in ggml's sense: a stream.
+    pub fn open_backend(&self) -> Option<NonNull<abi::Backend>> {
+        let init = self.core.table().init_backend?;
+        let parameters = self.parameters.as_deref().map_or(null(), CStr::as_ptr);
+        // SAFETY: the function belongs to the device; parameters are a string or null.
+        NonNull::new(unsafe { init(self.core.raw, parameters) })
     }
 
     pub fn core(&self) -> &Arc<DeviceCore> {
@@ -359,7 +402,7 @@ impl Device for GgmlDevice {
     }
 
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
-        let optimizer = self.optimizer.get_or_init(|| Optimizer::open(&self.core));
+        let optimizer = self.optimizer.get_or_init(|| Optimizer::open(self));
         match optimizer {
             Some(optimizer) => optimizer.optimize(&self.name, graph, nodes),
             None => Vec::new(),

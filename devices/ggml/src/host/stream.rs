@@ -116,11 +116,7 @@ impl GgmlStream {
     pub fn open(device: Arc<GgmlDevice>, threads: Option<usize>) -> Result<Self> {
         let core = Arc::clone(device.core());
         let failed = || Error::device(device.name(), "the plugin opened no stream");
-        // SAFETY: devices live as long as their plugin.
-        let init = unsafe { (*core.raw).iface.init_backend }.ok_or_else(failed)?;
-        // SAFETY: the function belongs to the device; parameters are optional.
-        let raw = unsafe { init(core.raw, std::ptr::null()) };
-        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        let raw = device.open_backend().ok_or_else(failed)?;
         // SAFETY: the backend is new.
         let iface = unsafe { (*raw.as_ptr()).iface };
         if iface.graph_compute.is_none()
