@@ -25,6 +25,7 @@
 
 pub mod buffer;
 pub mod build;
+mod cache_folder;
 mod cancel;
 mod delegate;
 pub mod device;
@@ -50,6 +51,7 @@ mod tensor_ref;
 mod unallocated;
 
 pub use buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type};
+pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};
 pub use device::{

@@ -48,6 +48,7 @@ pub fn run(args: DevicesArgs) -> Outcome {
                             "physical_id": device.physical_id(),
                             "memory": device.memory(),
                             "capabilities": device.capabilities(),
+                            "doubt": backend.doubt(&**device),
                             "automatic": automatic.iter().any(|name| name == device.name()),
                         })
                     })
@@ -88,6 +89,17 @@ pub fn run(args: DevicesArgs) -> Outcome {
         )?;
     }
     writeln!(out, "* used when no device is named")?;
+    for backend in registry.backends() {
+        for device in backend.devices() {
+            if let Some(doubt) = backend.doubt(&**device) {
+                writeln!(
+                    out,
+                    "{} is used only when it is named: {doubt}",
+                    device.name()
+                )?;
+            }
+        }
+    }
     if args.verbose {
         for backend in registry.backends() {
             writeln!(out, "\nbackend {}", backend.name())?;

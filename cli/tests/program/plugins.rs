@@ -4,6 +4,7 @@ use crate::{Run, command, samite};
 use samite_testing::skipped;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What `samite devices -v` says with plugins in `path`.
@@ -12,8 +13,21 @@ fn devices(path: &Path) -> String {
 }
 
 fn with_plugins(path: &Path, arguments: &[&str]) -> Run {
+    Run::new(plugin_command(path, arguments).output().unwrap())
+}
+
+/// The program with plugins in `path`, which keeps its verdicts on them in a folder of this test run.
+fn plugin_command(path: &Path, arguments: &[&str]) -> Command {
+    static CACHE: OnceLock<PathBuf> = OnceLock::new();
+    let cache = CACHE.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugins-cache");
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    });
     let mut command = command(arguments);
-    Run::new(command.env("SAMITE_BACKEND_PATH", path).output().unwrap())
+    command.env("SAMITE_BACKEND_PATH", path);
+    command.env("XDG_CACHE_HOME", cache);
+    command
 }
 
 /// Why the file was refused.
@@ -286,8 +300,7 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     let line = format!("not usable: {}: it is disabled", bad.display());
     assert!(text.contains(&line) && !text.contains("signal"), "{text}");
 
-    let mut devices = command(["devices", "-v", "--disable", "ggml:bad"]);
-    devices.env("SAMITE_BACKEND_PATH", dir.path());
+    let mut devices = plugin_command(dir.path(), &["devices", "-v", "--disable", "ggml:bad"]);
     devices.env("SAMITE_DISABLE", "fixture, blas");
     let text = Run::new(devices.output().unwrap()).ok();
     assert!(!text.contains("  ggml:"), "{text}");
@@ -319,6 +332,72 @@ fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
     let from = |device: &str| with_plugins(dir.path(), &["plan", "--device", device]);
     from("ggml:npu").fails(2, &["no device 'ggml:npu'", &reason]);
     assert!(!from("npu").stderr.contains("0.24.9"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_is_automatic_after_a_small_graph_was_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(right) = build_alone(dir.path(), "right", &["DEVICE", "GPU"]) else {
+        return;
+    };
+    let text = devices(&right);
+    assert!(text.contains("* ggml:Fixture "), "{text}");
+    assert!(!text.contains("only when it is named"), "{text}");
+    // Single operations are right in all of these, so that they can be used.
+    for (name, definition, reason) in [
+        (
+            "ends",
+            "GRAPH=abort()",
+            "it killed the process that tried it (signal 6)",
+        ),
+        (
+            "fails",
+            "GRAPH=return -1",
+            "it fails on a small graph: ggml:Fixture: ",
+        ),
+        (
+            "wrong",
+            "GRAPH=*(float*)row(graph->nodes[0],0)=7;graph->node_count=1",
+            "it computes a small graph wrong: element ",
+        ),
+    ] {
+        let path = build_alone(dir.path(), name, &["DEVICE", "GPU", definition]).unwrap();
+        let text = devices(&path);
+        assert!(text.contains("  ggml:Fixture "), "{name}: {text}");
+        let line = format!("ggml:Fixture is used only when it is named: {reason}");
+        assert!(text.contains(&line), "{name}: {text}");
+        let run = with_plugins(&path, &["plan", "--device", "ggml:Fixture,cpu"]);
+        let warning =
+            format!("warning: device 'ggml:Fixture' is used because it was named: {reason}");
+        assert!(run.stderr.contains(&warning), "{name}: {}", run.stderr);
+        run.ok();
+        // Nobody is told of a device that nobody named.
+        assert_eq!(with_plugins(&path, &["plan"]).stderr, "", "{name}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn verdicts_on_devices_are_kept_until_the_file_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let noted = dir.path().join("graphs");
+    let graph = format!(
+        "GRAPH=FILE*f=fopen(\"{}\",\"a\");fputc(120,f);fclose(f)",
+        noted.display()
+    );
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU", &graph]) else {
+        return;
+    };
+    let graphs = || std::fs::metadata(&noted).unwrap().len();
+    for _ in 0..3 {
+        assert!(devices(&plugin).contains("* ggml:Fixture "));
+        assert_eq!(graphs(), 1);
+    }
+    let file = std::fs::File::options().append(true).open(&plugin).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    assert!(devices(&plugin).contains("* ggml:Fixture "));
+    assert_eq!(graphs(), 2);
 }
 
 /// The folder with upstream's prebuilt plugins, if the environment names one.

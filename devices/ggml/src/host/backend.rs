@@ -4,9 +4,9 @@ use super::check::computes;
 use super::device::GgmlDevice;
 use super::discover::{Candidate, backend_name, in_directory};
 use super::library::Plugin;
-use super::probe::ask;
+use super::probe::{Answer, ask};
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub struct GgmlOptions {
     pub threads: Option<usize>,
     /// Names of plugins that are not even tried, such as `vulkan`, which `libggml-vulkan.so` has.
     pub disabled: Vec<String>,
-    /// A command that prints [`probe`](super::probe()) of the path which is appended to it. Without one, plugins are loaded
-    /// without being tried before.
+    /// A command that prints the lines of [`probe`](super::probe()) of the path which is appended to it, maybe after `--load-only`, which
+    /// leaves out graphs. Without one, plugins are loaded without being tried before, and only used when they are named.
     pub prober: Option<Vec<OsString>>,
 }
 
@@ -48,6 +48,8 @@ impl GgmlOptions {
 /// The plugins that were found.
 pub struct GgmlBackend {
     devices: Vec<Arc<dyn Device>>,
+    /// By name, those that did not compute a small graph, with the reason.
+    doubts: HashMap<String, String>,
     features: Vec<(String, String)>,
     rejected: Vec<Rejected>,
 }
@@ -124,32 +126,32 @@ impl Search<'_> {
     }
 
     /// The best usable one of some files.
-    fn best(&mut self, group: Vec<PathBuf>) -> Option<Plugin> {
+    fn best(&mut self, group: Vec<PathBuf>) -> Option<(Plugin, Option<Answer>)> {
         let Some(prober) = &self.options.prober else {
-            return self.best_loaded(group);
+            return self.best_loaded(group).map(|plugin| (plugin, None));
         };
         let mut scored = Vec::new();
         for path in group {
             match ask(prober, &path) {
-                Ok(score) => scored.push((score, path)),
+                Ok(answer) => scored.push((answer, path)),
                 Err(reason) => self.reject(&path, reason),
             }
         }
         // The first of equals, as listed.
-        scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
-        let mut best: Option<(i32, Plugin)> = None;
-        for (score, path) in scored {
-            if let Some((best, plugin)) = &best {
-                let reason = not_best(score, *best, &plugin.path);
+        scored.sort_by_key(|(answer, _)| std::cmp::Reverse(answer.score));
+        let mut best: Option<(Plugin, Answer)> = None;
+        for (answer, path) in scored {
+            if let Some((plugin, best)) = &best {
+                let reason = not_best(answer.score, best.score, &plugin.path);
                 self.reject(&path, reason);
                 continue;
             }
             match Plugin::load(&path) {
-                Ok(plugin) => best = Some((score, plugin)),
+                Ok(plugin) => best = Some((plugin, answer)),
                 Err(reason) => self.reject(&path, reason),
             }
         }
-        best.map(|(_, plugin)| plugin)
+        best.map(|(plugin, answer)| (plugin, Some(answer)))
     }
 
     fn best_loaded(&mut self, group: Vec<PathBuf>) -> Option<Plugin> {
@@ -195,6 +197,19 @@ fn not_best(score: i32, best: i32, path: &Path) -> String {
     format!("score {score}: {} fits better, with {best}", path.display())
 }
 
+/// Why a device is not used without being named.
+fn doubt(device: &GgmlDevice, answer: Option<&Answer>) -> Option<String> {
+    let Some(answer) = answer else {
+        return Some("no other process tried it: there is no prober".into());
+    };
+    let identity = device.identity();
+    let mut tried = answer.devices.iter();
+    match tried.find(|(tried, _)| *tried == identity) {
+        Some((_, doubt)) => doubt.clone(),
+        None => Some("it was not there when the plugin was tried".into()),
+    }
+}
+
 impl GgmlBackend {
     /// Finds and loads plugins.
     pub fn find(options: &GgmlOptions) -> Self {
@@ -203,9 +218,10 @@ impl GgmlBackend {
             rejected: Vec::new(),
         };
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        let mut doubts = HashMap::new();
         let mut features = Vec::new();
         for group in search.candidates() {
-            let Some(plugin) = search.best(group) else {
+            let Some((plugin, answer)) = search.best(group) else {
                 continue;
             };
             let plugin = Arc::new(plugin);
@@ -228,21 +244,26 @@ impl GgmlBackend {
                 let device =
                     GgmlDevice::new(Arc::clone(&plugin), device, options.threads, is_taken)
                         .and_then(|device| {
-                            let device: Arc<dyn Device> = device;
                             // Who has a prober has checked this there.
-                            match plugin.alone && options.prober.is_none() {
-                                true => computes(&device).map(|()| device),
-                                false => Ok(device),
+                            if plugin.alone && options.prober.is_none() {
+                                computes(&(Arc::clone(&device) as Arc<dyn Device>))?;
                             }
+                            Ok(device)
                         });
                 match device {
-                    Ok(device) => devices.push(device),
+                    Ok(device) => {
+                        if let Some(doubt) = doubt(&device, answer.as_ref()) {
+                            doubts.insert(device.name().to_owned(), doubt);
+                        }
+                        devices.push(device);
+                    }
                     Err(reason) => search.reject(&plugin.path, reason),
                 }
             }
         }
         GgmlBackend {
             devices,
+            doubts,
             features,
             rejected: search.rejected,
         }
@@ -260,6 +281,10 @@ impl Backend for GgmlBackend {
 
     fn features(&self) -> Vec<(String, String)> {
         self.features.clone()
+    }
+
+    fn doubt(&self, device: &dyn Device) -> Option<String> {
+        self.doubts.get(device.name()).cloned()
     }
 
     fn configure(

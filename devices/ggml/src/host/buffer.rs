@@ -3,7 +3,8 @@
 use super::library::{Plugin, string};
 use super::stream::span;
 use crate::abi::{self, Status, Tensor, usage};
-use crate::convert::export::bare;
+use crate::convert::Reason;
+use crate::convert::export::{Exported, Place, bare};
 use samite_core::{
     BufferType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot, Support,
     TensorInfo, TensorRef, Usage,
@@ -140,7 +141,16 @@ impl BufferType for GgmlBufferType {
     }
 
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
-        self.size_of_layout(&tensor.layout)
+        let size = self.size_of_layout(&tensor.layout)?;
+        let Some(node) = tensor.node.filter(|node| node.tensor().view.is_none()) else {
+            return Ok(size);
+        };
+        // Some kernels keep notes behind their result.
+        let of_operation = with_operation(node, |tensor| {
+            // SAFETY: the tensor is valid during this call.
+            unsafe { self.size_of(tensor) }
+        });
+        Ok(size.max(of_operation.flatten().unwrap_or(0)))
     }
 
     fn is_host(&self) -> bool {
@@ -197,6 +207,14 @@ impl BufferType for GgmlBufferType {
         samite_core::Buffer::clear(&buffer, 0)?;
         Ok(Arc::new(buffer))
     }
+}
+
+/// Calls `f` with the structure of a node's result, which has no memory, but sources and an operation; `None` if ggml has no such
+/// operation.
+fn with_operation<R>(node: Node<'_>, f: impl FnOnce(*const Tensor) -> R) -> Option<R> {
+    let nowhere = |_| Ok::<_, Reason>(Place::At(null_mut(), null_mut()));
+    let exported = Exported::new(node.graph(), &[node.id()], nowhere).ok()?;
+    Some(f(*exported.nodes().last()?))
 }
 
 /// A buffer that is freed with this value.

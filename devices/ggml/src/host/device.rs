@@ -265,6 +265,15 @@ impl GgmlDevice {
         &self.core
     }
 
+    /// What tells it from other devices of its plugin, on one line.
+    pub fn identity(&self) -> String {
+        let own_name = self.core.table().get_name;
+        // SAFETY: the function belongs to this device.
+        let own_name = own_name.and_then(|get| unsafe { string(get(self.core.raw)) });
+        let text = format!("{} {}", own_name.unwrap_or_default(), self.description());
+        text.replace(['\n', '\r', '\t'], " ").trim().to_owned()
+    }
+
     /// Whether its streams return before the work is done.
     pub fn is_asynchronous(&self) -> bool {
         self.core.caps.async_
@@ -359,17 +368,7 @@ impl Device for GgmlDevice {
         if !node.tensor().is_computed() {
             return Support::Yes;
         }
-        self.core.supports(node, null_mut(), |tensor| {
-            // SAFETY: the tensor is valid during this call.
-            let needed = unsafe { self.buffer_type.size_of(tensor) };
-            let planned = self.buffer_type.size_of_layout(node.layout());
-            match (needed, planned) {
-                (Some(needed), Ok(planned)) if needed > planned => Support::no(
-                    "the plugin needs more memory behind the result than tensors of its shape have",
-                ),
-                _ => Support::Yes,
-            }
-        })
+        self.core.supports(node, null_mut(), |_| Support::Yes)
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
