@@ -2,7 +2,7 @@
 
 use super::check::computes;
 use super::device::GgmlDevice;
-use super::discover::{Candidate, backend_name, in_directory};
+use super::discover::{Candidate, EXTENSION, backend_name, in_directory};
 use super::library::Plugin;
 use super::probe::{Answer, ask};
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The environment variable with plugins, or directories of plugins, separated by `:`; all paths absolute.
+/// The environment variable with plugins, or directories of plugins, separated by `:` (`;` on Windows); all paths absolute.
 pub const PATH_VARIABLE: &str = "SAMITE_BACKEND_PATH";
 
 /// Where plugins are looked for, and how they are used.
@@ -87,7 +87,11 @@ impl Search<'_> {
         for path in &self.options.paths {
             if !path.is_absolute() {
                 self.reject(path, "the path is not absolute");
-            } else if path.is_dir() && path.extension().is_none_or(|extension| extension != "so") {
+            } else if path.is_dir()
+                && path
+                    .extension()
+                    .is_none_or(|extension| extension != EXTENSION)
+            {
                 match in_directory(path) {
                     Ok(found) => {
                         for Candidate { name, path } in found {

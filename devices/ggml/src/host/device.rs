@@ -1,6 +1,6 @@
 //! A plugin's device.
 
-use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
+use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType, RawBuffer};
 use super::event::GgmlEvent;
 use super::gaps;
 use super::library::{Plugin, string};
@@ -11,14 +11,17 @@ use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, Keep, MemoryInfo, Node, Op,
-    Parameters, Result, Stream, Support, TensorId,
+    Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
+    MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage, host_buffer,
 };
 use std::any::Any;
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, OnceLock};
+
+/// Memory is mapped in multiples of this, or of a multiple of it.
+const PAGE: usize = 4096;
 
 /// A plugin's device, called `ggml:` and its name there.
 pub struct GgmlDevice {
@@ -180,6 +183,9 @@ impl GgmlDevice {
         // SAFETY: the type is of this plugin.
         let buffer_type =
             unsafe { GgmlBufferType::new(Arc::clone(&plugin), buffer_type, &name, None) }?;
+        if core.caps.async_ && core.caps.events && !buffer_type.is_host() {
+            plugin.add_memory(&buffer_type);
+        }
         // One that is the default type or makes no sense is not worth losing the device for.
         let host_type = table
             .get_host_buffer_type
@@ -284,11 +290,47 @@ impl GgmlDevice {
         buffer.is_private(&self.buffer_type)
     }
 
+    /// Whether it makes buffers of host memory that is not the plugin's.
+    fn wraps_host_memory(&self) -> bool {
+        // Upstream's hosts call the function without a look at it, but only if the device says so.
+        self.core.caps.buffer_from_host_ptr && self.core.table().buffer_from_host_ptr.is_some()
+    }
+
     /// Whether it can use host memory that is not the plugin's.
     pub fn takes_host_memory(&self) -> bool {
-        self.buffer_type.is_host()
-            && self.core.caps.buffer_from_host_ptr
-            && self.core.table().buffer_from_host_ptr.is_some()
+        self.buffer_type.is_host() && self.wraps_host_memory()
+    }
+
+    /// A buffer of the plugin's over host memory, and how many bytes before that memory it begins: at a multiple of `alignment`, at most
+    /// a page.
+    ///
+    /// # Errors
+    /// If the plugin makes none.
+    pub fn wrap(&self, memory: &HostMemory, alignment: usize) -> Result<(RawBuffer, usize)> {
+        let failed = || {
+            Error::unsupported(
+                &self.name,
+                "host memory of others",
+                "the plugin made no buffer of it",
+            )
+        };
+        let from_pointer = self.core.table().buffer_from_host_ptr.ok_or_else(failed)?;
+        let base = memory.base().as_ptr();
+        let before = base as usize % alignment;
+        let start = base.wrapping_sub(before);
+        let size = memory.len().saturating_add(before).max(1);
+        let size = size
+            .checked_next_multiple_of(alignment)
+            .ok_or_else(failed)?;
+        if size > self.buffer_type.max_size() {
+            return Err(failed());
+        }
+        // SAFETY: the memory stays as long as the result; what lies around it on the same page is only part of the range, not of a tensor.
+        let raw = unsafe { from_pointer(self.core.raw, start.cast(), size, size) };
+        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        // SAFETY: new, and the plugin's.
+        let buffer = unsafe { RawBuffer::own(Arc::clone(&self.core.plugin), raw) };
+        Ok((buffer, before))
     }
 }
 
@@ -335,7 +377,7 @@ impl Device for GgmlDevice {
         Capabilities {
             asynchronous: self.is_asynchronous(),
             host_buffer: self.host_type.is_some(),
-            import_host: false,
+            import_host: self.wraps_host_memory(),
             streams: false,
             events: self.core.caps.events && self.core.table().event_new.is_some(),
         }
@@ -344,6 +386,24 @@ impl Device for GgmlDevice {
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         let host = self.host_type.clone()?;
         Some(host as Arc<dyn BufferType>)
+    }
+
+    fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        if self.takes_host_memory() {
+            return Ok(host_buffer(memory, usage)); // each graph makes it known to the plugin
+        }
+        // What a device reads that has memory of its own is mapped page by page.
+        let (buffer, before) = self.wrap(&memory, PAGE)?;
+        let buffer =
+            GgmlBuffer::import(Arc::clone(&self.buffer_type), buffer, before, memory, usage)?;
+        Ok(Arc::new(buffer))
+    }
+
+    fn import_alignment(&self) -> usize {
+        match self.takes_host_memory() {
+            true => 1,
+            false => self.buffer_type.alignment(),
+        }
     }
 
     fn create_event(&self) -> Result<Arc<dyn Event>> {
@@ -384,7 +444,10 @@ impl Device for GgmlDevice {
         let own = |buffer_type: &Arc<dyn BufferType>| {
             std::ptr::addr_eq(Arc::as_ptr(&self.buffer_type), Arc::as_ptr(buffer_type))
         };
-        (own(from) && own(to)) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
+        // From another device of the plugin, the one that receives copies.
+        let is_peer = || self.core.plugin.joins_devices() && self.core.plugin.has_memory(from);
+        let is_known = || own(from) || is_peer();
+        (own(to) && is_known()) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {
