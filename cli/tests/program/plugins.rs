@@ -400,6 +400,90 @@ fn verdicts_on_devices_are_kept_until_the_file_changes() {
     assert_eq!(graphs(), 2);
 }
 
+/// The names of ggml's devices, in the order of `samite devices`.
+fn names(text: &str) -> Vec<&str> {
+    let names = text.lines().take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.get(2..)?.split_whitespace().next());
+    names
+        .filter_map(|name| name.strip_prefix("ggml:"))
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [first, second, third] = folders.each_ref().map(tempfile::TempDir::path);
+    for (folder, file, name, score) in [
+        (first, "cpu-one", "One", 3),
+        (second, "cpu-two", "Two", 7),
+        (second, "cpu-three", "Three", 0),
+        (second, "cpu-four", "Four", 7),
+        (first, "opencl", "Cl", 1),
+        (second, "vulkan", "Vk", 1),
+        (third, "zzz", "Zzz", 1),
+        (third, "other", "Other", 1),
+    ] {
+        let (name, score) = (format!("NAME=\"{name}\""), format!("SCORE={score}"));
+        let definitions = ["DEVICE", &name, &score];
+        if build_alone(folder, file, &definitions).is_none() {
+            return;
+        }
+    }
+    // Two folders and a file.
+    let file = third.join("libggml-zzz.so");
+    let path = std::env::join_paths([first, second, &file]).unwrap();
+    let text = devices(Path::new(&path));
+    // The file that was named, then ggml's order; of equal variants the first.
+    assert_eq!(names(&text), ["Zzz", "Vk", "Cl", "Four"], "{text}");
+    let four = second.join("libggml-cpu-four.so");
+    for (folder, file, reason) in [
+        (
+            first,
+            "one",
+            format!("score 3: {} fits better, with 7", four.display()),
+        ),
+        (
+            second,
+            "two",
+            format!("score 7: {} fits better, with 7", four.display()),
+        ),
+        (
+            second,
+            "three",
+            "score 0: it cannot run on this processor".to_owned(),
+        ),
+    ] {
+        let file = folder.join(format!("libggml-cpu-{file}.so"));
+        let line = format!("not usable: {}: {reason}", file.display());
+        assert!(text.contains(&line), "no {line:?} in {text}");
+    }
+    assert!(!text.contains("Other"), "nobody named its folder: {text}");
+    // A variant that is named is used, whatever the scores.
+    let one = first.join("libggml-cpu-one.so");
+    let path = std::env::join_paths([second, &*one]).unwrap();
+    assert_eq!(names(&devices(Path::new(&path))), ["One", "Vk"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn plugins_beside_the_program_are_found() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some(_) = build_alone(folder.path(), "beside", &["DEVICE"]) else {
+        return;
+    };
+    let program = folder.path().join("samite");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_samite"), &program).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    // The current folder is not searched.
+    build_alone(elsewhere.path(), "current", &["DEVICE", "NAME=\"Current\""]).unwrap();
+    let mut command = Command::new(program);
+    command.arg("devices").current_dir(elsewhere.path());
+    command.env("XDG_CACHE_HOME", folder.path());
+    let text = Run::new(command.output().unwrap()).ok();
+    assert_eq!(names(&text), ["Fixture"], "{text}");
+}
+
 /// The folder with upstream's prebuilt plugins, if the environment names one.
 fn peers() -> Option<PathBuf> {
     let folder = std::env::var_os("SAMITE_TEST_GGML_PLUGINS");
