@@ -10,9 +10,7 @@ use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
     PlacementRule, ScaledAdapter,
 };
-#[cfg(unix)]
-use samite::registry::GgmlOptions;
-use samite::registry::{BuiltIn, DISABLE_VARIABLE, Registry};
+use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Registry};
 use samite::sched::Fallback;
 use samite::{CancelToken, DType, Device, DeviceKind};
 use std::path::{Path, PathBuf};
@@ -48,7 +46,6 @@ pub struct RegistryArgs {
     disable: Vec<String>,
 
     /// A plugin of ggml, besides those of SAMITE_BACKEND_PATH
-    #[cfg(unix)]
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     plugin: Vec<PathBuf>,
 }
@@ -58,16 +55,13 @@ impl RegistryArgs {
     pub fn registry(&self, threads: Option<usize>) -> Registry {
         let mut options = BuiltIn::default();
         options.cpu.threads = threads;
-        #[cfg(unix)]
-        {
-            options.ggml = GgmlOptions::from_environment();
-            // Who names a file on the command line means the current folder.
-            let plugins = self.plugin.iter();
-            let plugins = plugins.map(|path| std::path::absolute(path).unwrap_or(path.clone()));
-            options.ggml.paths.splice(0..0, plugins);
-            options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
-            options.ggml.prober = prober();
-        }
+        options.ggml = GgmlOptions::from_environment();
+        // Who names a file on the command line means the current folder.
+        let plugins = self.plugin.iter();
+        let plugins = plugins.map(|path| std::path::absolute(path).unwrap_or(path.clone()));
+        options.ggml.paths.splice(0..0, plugins);
+        options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
+        options.ggml.prober = prober();
         let variable = std::env::var(DISABLE_VARIABLE).unwrap_or_default();
         for list in self.disable.iter().chain([&variable]) {
             options.disable(list);
@@ -121,7 +115,6 @@ impl DeviceArgs {
 }
 
 /// The command that tries a plugin whose path is appended: `samite probe-plugin`.
-#[cfg(unix)]
 fn prober() -> Option<Vec<std::ffi::OsString>> {
     let program = std::env::current_exe().ok()?;
     Some(vec![program.into(), "probe-plugin".into()])

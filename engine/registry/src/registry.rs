@@ -48,7 +48,7 @@ pub struct BuiltIn {
     #[cfg(feature = "cpu")]
     pub cpu: samite_cpu::CpuOptions,
     /// ggml's plugins. By default, none are looked for.
-    #[cfg(all(unix, feature = "ggml"))]
+    #[cfg(all(any(unix, windows), feature = "ggml"))]
     pub ggml: samite_ggml::GgmlOptions,
 }
 
@@ -59,7 +59,7 @@ impl BuiltIn {
         let names = list.split(',').map(str::trim);
         for name in names.filter(|name| !name.is_empty()) {
             let name = name.to_ascii_lowercase();
-            #[cfg(feature = "ggml")]
+            #[cfg(all(any(unix, windows), feature = "ggml"))]
             match name.strip_prefix("ggml:") {
                 Some(plugin) => self.ggml.disabled.push(plugin.to_owned()),
                 None if !NAMES.contains(&&*name) => self.ggml.disabled.push(name.clone()),
@@ -108,7 +108,7 @@ impl Registry {
             used("blas").then(|| Arc::new(samite_blas::BlasBackend::default()) as _),
             #[cfg(feature = "cpu")]
             used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu)) as _),
-            #[cfg(all(unix, feature = "ggml"))]
+            #[cfg(all(any(unix, windows), feature = "ggml"))]
             used("ggml").then(|| Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)) as _),
             #[cfg(feature = "reference")]
             used("reference").then(|| Arc::new(samite_reference::ReferenceBackend::default()) as _),
@@ -584,7 +584,7 @@ mod tests {
         let wanted: Vec<_> = [
             ("blas", cfg!(all(any(unix, windows), feature = "blas"))),
             ("cpu", cfg!(feature = "cpu")),
-            ("ggml", cfg!(all(unix, feature = "ggml"))),
+            ("ggml", cfg!(all(any(unix, windows), feature = "ggml"))),
             ("reference", cfg!(feature = "reference")),
         ]
         .into_iter()
