@@ -83,6 +83,9 @@ impl Backend for Single {
     }
 }
 
+/// A device and its backend.
+type Found<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
+
 /// How many reasons an error names before the rest is counted.
 const MOST_REASONS: usize = 3;
 
@@ -174,7 +177,7 @@ impl Registry {
     }
 
     /// The device called `name` and its backend.
-    fn find(&self, name: &str) -> Result<(&Arc<dyn Backend>, &Arc<dyn Device>), RegistryError> {
+    fn find(&self, name: &str) -> Result<Found<'_>, RegistryError> {
         // The backend of that name first: others may have to load libraries to know their devices.
         let is_meant = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
         let first = self.backends.iter().filter(is_meant);

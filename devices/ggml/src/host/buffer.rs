@@ -6,8 +6,8 @@ use crate::abi::{self, Status, Tensor, usage};
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place, bare};
 use samite_core::{
-    BufferType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot, Support,
-    TensorInfo, TensorRef, Usage,
+    BufferType, DType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot,
+    Support, TensorInfo, TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -658,7 +658,10 @@ impl samite_core::Buffer for GgmlBuffer {
             return Ok(());
         }
         Self::check_range(tensor, offset, len)?;
-        let (Some(set), None) = (self.raw.iface().memset_tensor, &self.owner.accepts) else {
+        // Queues of GPUs fill whole words; what Vulkan's does with other numbers is not defined.
+        let whole = offset.is_multiple_of(4) && len.is_multiple_of(4);
+        let set = self.raw.iface().memset_tensor.filter(|_| whole);
+        let (Some(set), None) = (set, &self.owner.accepts) else {
             return self.write(tensor, offset, &vec![value; len]);
         };
         let tensor = self.tensor(tensor)?;
@@ -670,6 +673,13 @@ impl samite_core::Buffer for GgmlBuffer {
     fn clear(&self, value: u8) -> Result<()> {
         if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.fill(0, host.len(), value);
+        }
+        // Vulkan's clears with words of which one byte is the value.
+        if value != 0 && self.owner.accepts.is_none() {
+            let layout = Layout::contiguous(DType::I8, [self.size, 1, 1, 1])?;
+            let (all, words) = (Slot { offset: 0, layout }, self.size / 4 * 4);
+            self.fill(all, 0, words, value)?;
+            return self.fill(all, words, self.size - words, value);
         }
         let clear = self
             .raw

@@ -192,6 +192,11 @@ fn ask(
     Ok(compute(device, stream, wanted)?.pop())
 }
 
+/// Whether a number is what it should be: kernels may compute with 16 bits. What is not a number is near to nothing.
+pub fn is_close(found: f32, expected: f32) -> bool {
+    (found - expected).abs() <= 0.02 * (1.0 + expected.abs())
+}
+
 /// Whether the device computes what is known, as far as it supports it.
 ///
 /// # Errors
@@ -212,9 +217,9 @@ pub fn computes(device: &Arc<dyn Device>) -> std::result::Result<(), String> {
             .map_err(|error| format!("{}: {error}", question.op))?;
         let Some(found) = found else { continue };
         let expected = (question.answer)(&a, &b);
-        // Kernels may compute with 16 bits.
-        let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
-        if found.len() != expected.len() || !found.iter().zip(&expected).all(is_close) {
+        if found.len() != expected.len()
+            || !found.iter().zip(&expected).all(|(a, b)| is_close(*a, *b))
+        {
             return Err(format!(
                 "{} does not compute {}: a plugin of another release, which has to come with its libggml-base",
                 device.name(),

@@ -392,6 +392,13 @@ impl Device for GgmlDevice {
         if self.takes_host_memory() {
             return Ok(host_buffer(memory, usage)); // each graph makes it known to the plugin
         }
+        if !self.wraps_host_memory() {
+            return Err(Error::unsupported(
+                &self.name,
+                "import of host memory",
+                "the plugin says that the device cannot",
+            ));
+        }
         // What a device reads that has memory of its own is mapped page by page.
         let (buffer, before) = self.wrap(&memory, PAGE)?;
         let buffer =

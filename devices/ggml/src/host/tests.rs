@@ -290,6 +290,7 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
     let words = vec![0u64; size.div_ceil(8)].into_boxed_slice();
     let iface = BufferI {
         get_base: Some(base),
+        memset_tensor: Some(set_bytes),
         set_tensor: Some(set_now),
         get_tensor: Some(get_now),
         clear: Some(clear),
@@ -346,9 +347,21 @@ unsafe extern "C" fn get_now(
     unsafe { std::ptr::copy(address(t, at) as *const u8, data.cast::<u8>(), len) };
 }
 
+/// As the queue of a GPU does it: in words, of which one byte is the value.
 unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
-    // SAFETY: all of it.
-    unsafe { base(buffer).cast::<u8>().write_bytes(value, (*buffer).size) };
+    // SAFETY: all of it, which is a number of words.
+    unsafe {
+        let words = base(buffer).cast::<u32>();
+        for word in 0..(*buffer).size / 4 {
+            words.add(word).write(value.into());
+        }
+    };
+}
+
+/// As above: only words, rounded down.
+unsafe extern "C" fn set_bytes(_: *mut Buffer, t: *mut Tensor, value: u8, at: usize, len: usize) {
+    // SAFETY: the host checks ranges.
+    unsafe { ((address(t, at) / 4 * 4) as *mut u8).write_bytes(value, len / 4 * 4) };
 }
 
 /// It keeps notes behind results.
@@ -650,6 +663,25 @@ fn events_are_the_plugins() {
     let foreign = other.create_event().unwrap();
     assert!(first.record(&*foreign).is_err());
     first.wait(&*foreign).unwrap();
+}
+
+#[test]
+fn memory_is_filled_to_the_byte() {
+    let (device, _) = lazy();
+    let tensor = rows(&device, 2);
+    let bytes = || {
+        let mut out = vec![0; 32];
+        tensor.read(0, &mut out).unwrap();
+        out
+    };
+    tensor.buffer.clear(3).unwrap();
+    assert_eq!(bytes(), [3; 32]);
+    tensor.buffer.fill(tensor.slot, 5, 7, 9).unwrap();
+    tensor.buffer.fill(tensor.slot, 16, 8, 1).unwrap();
+    let mut expected = [3; 32];
+    expected[5..12].fill(9);
+    expected[16..24].fill(1);
+    assert_eq!(bytes(), expected);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! It is one layer of a language model, with weights in the device's memory. What the device does not support is computed here, as
 //! another device would in earnest.
 
-use super::check::{Wanted, compute};
+use super::check::{Wanted, compute, is_close};
 use samite_core::{
     DType, Device, Glu, Graph, Layout, Op, Precision, Result, StoredTensor, TensorGroup, TensorId,
     Usage,
@@ -252,8 +252,7 @@ fn attempt(device: &Arc<dyn Device>) -> Result<Option<String>> {
     for ((id, at, _), found) in ends.iter().zip(found) {
         let expected = &matrices[*at].numbers;
         let pairs = found.iter().zip(expected).enumerate();
-        // Kernels may compute with 16 bits. Not a number is near to nothing.
-        let mut wrong = pairs.filter(|(_, (a, b))| !((*a - *b).abs() <= 0.02 * (1.0 + b.abs())));
+        let mut wrong = pairs.filter(|(_, (found, expected))| !is_close(**found, **expected));
         if let Some((element, (found, expected))) = wrong.next() {
             let op = graph.tensor(*id).op.name();
             return Ok(Some(format!(
