@@ -358,4 +358,30 @@ mod tests {
         let reason = format!("{} was named", named.display());
         assert_eq!(rejected, [("libggml-cpu-a.so".to_owned(), reason)]);
     }
+
+    #[test]
+    fn what_is_disabled_is_not_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
+        for name in ["cpu-a", "vulkan", "opencl"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let options = GgmlOptions {
+            paths: vec![folder.path().into(), path("opencl")],
+            disabled: vec!["CPU".into(), "opencl".into()],
+            ..GgmlOptions::default()
+        };
+        let mut search = Search {
+            options: &options,
+            rejected: Vec::new(),
+        };
+        assert_eq!(search.candidates(), [[path("vulkan")]]);
+        let rejected = search.rejected.iter();
+        let rejected: Vec<_> = rejected
+            .map(|r| (Path::new(&r.what), &*r.why, r.named))
+            .collect();
+        let (cpu, opencl) = (path("cpu-a"), path("opencl"));
+        assert!(rejected.contains(&(&*cpu, DISABLED, false)));
+        assert!(rejected.contains(&(&*opencl, DISABLED, true)));
+    }
 }
