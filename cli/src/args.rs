@@ -10,7 +10,7 @@ use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
     PlacementRule, ScaledAdapter,
 };
-use samite::registry::{BuiltIn, Registry};
+use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Registry};
 use samite::sched::Fallback;
 use samite::sched::compare::in_order;
 use samite::{CancelToken, DType, Device, DeviceKind};
@@ -39,10 +39,43 @@ impl ThreadArgs {
     }
 }
 
+/// Which backends there are.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RegistryArgs {
+    /// Backends that are not loaded: `blas`, or plugins such as `vulkan`; several separated by `,` [also: SAMITE_DISABLE]
+    #[arg(long, value_name = "NAME", help_heading = "Backends")]
+    disable: Vec<String>,
+
+    /// A plugin of ggml, besides those of SAMITE_BACKEND_PATH
+    #[arg(long, value_name = "FILE", help_heading = "Backends")]
+    plugin: Vec<PathBuf>,
+}
+
+impl RegistryArgs {
+    /// The built-in devices with `threads` CPU threads, and ggml's plugins that flags and environment name.
+    pub fn registry(&self, threads: Option<usize>) -> Registry {
+        let mut options = BuiltIn::default();
+        options.cpu.threads = threads;
+        options.ggml = GgmlOptions::from_environment();
+        // Who names a file on the command line means the current folder.
+        let plugins = self.plugin.iter();
+        let plugins = plugins.map(|path| std::path::absolute(path).unwrap_or(path.clone()));
+        options.ggml.paths.splice(0..0, plugins);
+        options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
+        options.ggml.prober = prober();
+        let variable = std::env::var(DISABLE_VARIABLE).unwrap_or_default();
+        for list in self.disable.iter().chain([&variable]) {
+            options.disable(list);
+        }
+        Registry::built_in(options)
+    }
+}
+
 /// Which devices.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
-    /// Devices in order of preference, for example `blas,cpu`; `auto` for the best ones (see `samite devices`) [also: -dev]
+    /// Devices in order of preference, for example `blas,cpu`, with parameters as in `cpu:threads=4`; `auto` for the best ones (see
+    /// `samite devices`) [also: -dev]
     #[arg(
         long = "device",
         visible_alias = "dev",
@@ -54,24 +87,27 @@ pub struct DeviceArgs {
     /// Nothing but the devices that are named: without the CPU behind a GPU, for what that cannot do
     #[arg(long)]
     only: bool,
+
+    #[command(flatten)]
+    backends: RegistryArgs,
 }
 
 impl DeviceArgs {
     /// The chosen devices, the CPU's with so many threads.
     pub fn devices(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
-        Ok(registry(threads).parse(&self.list)?)
+        Ok(self.backends.registry(threads).parse(&self.list)?)
     }
 
     /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be
     /// able to do everything.
     fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
-        let registry = registry(threads);
+        let registry = self.backends.registry(threads);
         self.with_host(&registry, registry.parse(&self.list)?)
     }
 
     /// Two devices, each with the CPU behind it as for a model.
     fn pair(&self, threads: Option<usize>) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
-        let registry = registry(threads);
+        let registry = self.backends.registry(threads);
         let named = match &*self.list {
             "auto" => Vec::new(),
             list => registry.parse(list)?,
@@ -101,21 +137,7 @@ impl DeviceArgs {
     }
 }
 
-/// The built-in devices with `threads` CPU threads, and ggml's plugins where the environment says.
-pub fn registry(threads: Option<usize>) -> Registry {
-    let mut options = BuiltIn::default();
-    options.cpu.threads = threads;
-    #[cfg(unix)]
-    {
-        options.ggml = samite::registry::GgmlOptions::from_environment();
-        options.ggml.threads = Some(threads.unwrap_or_else(samite::registry::allowed_threads));
-        options.ggml.prober = prober();
-    }
-    Registry::built_in(options)
-}
-
 /// The command that tries a plugin whose path is appended: `samite probe-plugin`.
-#[cfg(unix)]
 fn prober() -> Option<Vec<std::ffi::OsString>> {
     let program = std::env::current_exe().ok()?;
     Some(vec![program.into(), "probe-plugin".into()])

@@ -50,7 +50,7 @@ pub enum Role {
 }
 
 /// A tensor as a buffer type sees it, before it has a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct TensorInfo<'a> {
     /// Name for people; may be empty.
     pub name: &'a str,
@@ -60,6 +60,8 @@ pub struct TensorInfo<'a> {
     pub usage: Usage,
     /// Its role in the model.
     pub role: Role,
+    /// The node whose result it is, for devices whose kernels need more room behind some results; none for a tensor that is written.
+    pub node: Option<Node<'a>>,
 }
 
 impl<'a> TensorInfo<'a> {
@@ -70,6 +72,15 @@ impl<'a> TensorInfo<'a> {
             layout,
             usage,
             role: Role::Unknown,
+            node: None,
+        }
+    }
+
+    /// A tensor of a graph.
+    pub fn of(tensor: Node<'a>, usage: Usage) -> Self {
+        TensorInfo {
+            node: tensor.tensor().is_computed().then_some(tensor),
+            ..TensorInfo::new(&tensor.tensor().name, *tensor.layout(), usage)
         }
     }
 }

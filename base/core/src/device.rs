@@ -23,6 +23,7 @@ use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, TensorId};
 use crate::memory::HostMemory;
+use crate::parameters::Parameters;
 use crate::rows::Rows;
 use crate::support::Support;
 use crate::tensor_ref::TensorRef;
@@ -83,6 +84,17 @@ pub struct MemoryInfo {
     pub total: Option<usize>,
 }
 
+/// Something that was found, or that the user named, and cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// A file, or what else it is.
+    pub what: String,
+    /// Why.
+    pub why: String,
+    /// Whether the user named it, so that people must be told.
+    pub named: bool,
+}
+
 /// One implementation of devices: lists those that exist on this machine.
 pub trait Backend: Send + Sync {
     /// Name, such as `cpu` or `blas`.
@@ -102,8 +114,27 @@ pub trait Backend: Send + Sync {
         true
     }
 
+    /// Why `device`, one of its devices, is used only if it is named although the backend is [automatic](Backend::is_automatic): it failed a
+    /// trial, for example.
+    fn doubt(&self, _device: &dyn Device) -> Option<String> {
+        None
+    }
+
+    /// `device`, one of its devices, as `parameters` say. The result has the same name and works on the same memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for parameters that it does not have, and what the device says of their values.
+    fn configure(
+        &self,
+        device: &Arc<dyn Device>,
+        parameters: Parameters,
+    ) -> Result<Arc<dyn Device>> {
+        parameters.finish(device.name(), &[])?;
+        Ok(Arc::clone(device))
+    }
+
     /// What was found but cannot be used, with the reason.
-    fn rejected(&self) -> Vec<(String, String)> {
+    fn rejected(&self) -> Vec<Rejected> {
         Vec::new()
     }
 }

@@ -25,6 +25,7 @@
 
 pub mod buffer;
 pub mod build;
+mod cache_folder;
 mod cancel;
 mod delegate;
 pub mod device;
@@ -40,6 +41,7 @@ mod json;
 mod layout;
 pub mod memory;
 pub mod op;
+mod parameters;
 pub mod print;
 pub mod reorder;
 mod rows;
@@ -49,11 +51,12 @@ mod tensor_ref;
 mod unallocated;
 
 pub use buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type};
+pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};
 pub use device::{
     Backend, Capabilities, Compiled, Device, DeviceKind, Event, Keep, MemoryInfo, Placed, Prepared,
-    RunControl, RunObserver, Stream,
+    Rejected, RunControl, RunObserver, Stream,
 };
 pub use dtype::DType;
 pub use environment::Environment;
@@ -65,6 +68,7 @@ pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
+pub use parameters::Parameters;
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;

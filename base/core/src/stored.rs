@@ -42,10 +42,8 @@ impl StoredTensor {
     ) -> Result<Arc<Self>> {
         let name = name.into();
         let info = TensorInfo {
-            name: &name,
-            layout,
-            usage: buffer.usage(),
             role,
+            ..TensorInfo::new(&name, layout, buffer.usage())
         };
         let size = buffer.buffer_type().alloc_size(&info)?;
         if offset

@@ -1,9 +1,10 @@
 //! `samite devices`: lists devices, their features, and what could not be used.
 
-use crate::args::registry;
+use crate::args::RegistryArgs;
 use crate::failure::Outcome;
 use crate::log;
 use clap::Args;
+use samite::Rejected;
 use samite::sched::explain::human_bytes;
 use serde_json::json;
 use std::io::Write;
@@ -21,10 +22,12 @@ pub struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    backends: RegistryArgs,
 }
 
 pub fn run(args: DevicesArgs) -> Outcome {
-    let registry = registry(None);
+    let registry = args.backends.registry(None);
     let automatic: Vec<_> = registry
         .automatic()
         .iter()
@@ -47,16 +50,21 @@ pub fn run(args: DevicesArgs) -> Outcome {
                             "physical_id": device.physical_id(),
                             "memory": device.memory(),
                             "capabilities": device.capabilities(),
+                            "doubt": backend.doubt(&**device),
                             "automatic": automatic.iter().any(|name| name == device.name()),
                         })
                     })
                     .collect();
                 let features: serde_json::Map<_, _> = backend.features().into_iter().map(|(k, v)| (k, v.into())).collect();
-                let rejected: Vec<_> = backend.rejected().into_iter().map(|(what, why)| json!({ "what": what, "why": why })).collect();
+                let rejected: Vec<_> = backend.rejected().into_iter().map(|r| json!({ "what": r.what, "why": r.why })).collect();
                 json!({ "name": backend.name(), "devices": devices, "features": features, "rejected": rejected })
             })
             .collect();
-        writeln!(out, "{:#}", json!({ "backends": backends }))?;
+        writeln!(
+            out,
+            "{:#}",
+            json!({ "backends": backends, "disabled": registry.disabled() })
+        )?;
         return Ok(());
     }
     writeln!(
@@ -83,6 +91,17 @@ pub fn run(args: DevicesArgs) -> Outcome {
         )?;
     }
     writeln!(out, "* used when no device is named")?;
+    for backend in registry.backends() {
+        for device in backend.devices() {
+            if let Some(doubt) = backend.doubt(&**device) {
+                writeln!(
+                    out,
+                    "{} is used only when it is named: {doubt}",
+                    device.name()
+                )?;
+            }
+        }
+    }
     if log::is_verbose() {
         for backend in registry.backends() {
             writeln!(out, "\nbackend {}", backend.name())?;
@@ -114,9 +133,12 @@ pub fn run(args: DevicesArgs) -> Outcome {
                     }
                 )?;
             }
-            for (what, why) in backend.rejected() {
+            for Rejected { what, why, .. } in backend.rejected() {
                 writeln!(out, "    not usable: {what}: {why}")?;
             }
+        }
+        for name in registry.disabled() {
+            writeln!(out, "\nbackend {name}\n    disabled")?;
         }
     }
     Ok(())

@@ -9,7 +9,6 @@ mod man;
 mod merge_lora;
 mod perplexity;
 mod plan;
-#[cfg(unix)]
 mod probe_plugin;
 mod quantize;
 mod run;
@@ -56,7 +55,6 @@ pub enum Command {
     /// Write manual pages
     Man(man::ManArgs),
     /// Try a plugin of ggml; for the program itself
-    #[cfg(unix)]
     #[command(hide = true)]
     ProbePlugin(probe_plugin::ProbePluginArgs),
 }
@@ -64,10 +62,7 @@ pub enum Command {
 impl Command {
     /// Does it.
     pub fn run(self) -> Outcome {
-        #[cfg(unix)]
         let is_probe = matches!(self, Command::ProbePlugin(_));
-        #[cfg(not(unix))]
-        let is_probe = false;
         // Whoever has a plugin tried tells of signals.
         if !is_probe {
             interrupt::handle();
@@ -88,7 +83,6 @@ impl Command {
             Command::Train(args) => train::run(args),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),
-            #[cfg(unix)]
             Command::ProbePlugin(args) => probe_plugin::run(args),
         }
     }

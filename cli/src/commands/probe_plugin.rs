@@ -8,13 +8,22 @@ use std::path::PathBuf;
 /// Flags of `samite probe-plugin`.
 #[derive(Debug, Args)]
 pub struct ProbePluginArgs {
+    /// No graph is computed
+    #[arg(long)]
+    load_only: bool,
     /// The library
     path: PathBuf,
 }
 
 pub fn run(args: ProbePluginArgs) -> Outcome {
-    let answer = samite::registry::probe_ggml_plugin(&args.path);
-    // On a line of its own: the plugin may have printed something.
-    writeln!(std::io::stdout(), "\n{answer}")?;
-    Ok(())
+    let mut out = std::io::stdout();
+    let mut result = Ok(());
+    samite::registry::probe_ggml_plugin(&args.path, !args.load_only, &mut |line| {
+        // On a line of its own: the plugin may have printed something.
+        let written = writeln!(out, "\n{line}").and_then(|()| out.flush());
+        if result.is_ok() {
+            result = written;
+        }
+    });
+    Ok(result?)
 }

@@ -1,9 +1,10 @@
 //! ggml's plugins: wrong ones are refused with a reason, real ones compute the same.
 
-use crate::{Run, command};
+use crate::{Run, command, samite};
 use samite_testing::skipped;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What `samite devices -v` says with plugins in `path`.
@@ -12,8 +13,21 @@ fn devices(path: &Path) -> String {
 }
 
 fn with_plugins(path: &Path, arguments: &[&str]) -> Run {
+    Run::new(plugin_command(path, arguments).output().unwrap())
+}
+
+/// The program with plugins in `path`, which keeps its verdicts on them in a folder of this test run.
+fn plugin_command(path: &Path, arguments: &[&str]) -> Command {
+    static CACHE: OnceLock<PathBuf> = OnceLock::new();
+    let cache = CACHE.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugins-cache");
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    });
     let mut command = command(arguments);
-    Run::new(command.env("SAMITE_BACKEND_PATH", path).output().unwrap())
+    command.env("SAMITE_BACKEND_PATH", path);
+    command.env("XDG_CACHE_HOME", cache);
+    command
 }
 
 /// Why the file was refused.
@@ -234,6 +248,240 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
     assert!(text.contains("  ggml:Fixture "), "{text}");
     let two = ["libggml-factor.so", "libggml-size.so"];
     assert_eq!(refused_in(&text, dir.path()), two, "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn parameters_reach_the_plugin() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
+        return;
+    };
+    let scale = |device: &str| {
+        let arguments = ["test-ops", "--device", device, "-f", "scale", "-t", "1"];
+        with_plugins(&plugin, &arguments)
+    };
+    assert!(scale("ggml:Fixture").ok().contains("scale"));
+    assert!(scale("GGML:fixture:factor=1").ok().contains("scale"));
+    assert_eq!(
+        scale("ggml:Fixture:factor=3").code,
+        Some(1),
+        "other results"
+    );
+    let refused = "device 'ggml:Fixture': the plugin refuses the parameters 'colour=red,x=1'";
+    scale("ggml:Fixture:colour=red,x=1,cpu").fails(2, &[refused]);
+    scale("cpu:threads=1").ok();
+    scale("cpu:threads=0").fails(2, &["'threads' is '0'", "from 1 to"]);
+    scale("cpu:colour=red").fails(
+        2,
+        &["device 'cpu' has no parameter 'colour'; it has: threads"],
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
+        return;
+    };
+    // One that would end the program's try with a signal, if anybody tried it.
+    let Some(bad) = build_alone(dir.path(), "bad", &["ABORT_ON_LOAD"]) else {
+        return;
+    };
+    let file = plugin.file_name().unwrap().to_str().unwrap();
+    let mut relative = command(["devices", "--plugin", file]);
+    let text = Run::new(relative.current_dir(dir.path()).output().unwrap()).ok();
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+
+    let text = with_plugins(dir.path(), &["devices", "-v", "--disable", "BAD,reference"]).ok();
+    assert!(text.contains("  ggml:Fixture "), "{text}");
+    assert!(!text.contains("  reference "), "{text}");
+    let line = format!("not usable: {}: it is disabled", bad.display());
+    assert!(text.contains(&line) && !text.contains("signal"), "{text}");
+
+    let mut devices = plugin_command(dir.path(), &["devices", "-v", "--disable", "ggml:bad"]);
+    devices.env("SAMITE_DISABLE", "fixture, blas");
+    let text = Run::new(devices.output().unwrap()).ok();
+    assert!(!text.contains("  ggml:"), "{text}");
+    assert!(text.contains("backend blas\n    disabled"), "{text}");
+    assert_eq!(text.matches("it is disabled").count(), 2, "{text}");
+    // The backend is gone, and what has to do with it says so.
+    samite(["run", "--disable", "cpu", "--device", "cpu", "-p", "x"])
+        .fails(2, &["there is no device 'cpu'", "(cpu is disabled)"]);
+}
+
+#[test]
+fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(old) = build(dir.path(), "old", &["VERSION=\"0.24.9\""]) else {
+        return;
+    };
+    let warning = format!("warning: {} cannot be used: ggml 0.24.9", old.display());
+    for arguments in [&["devices"] as &[_], &["plan", "--device", "cpu"]] {
+        let run = with_plugins(&old, arguments);
+        assert!(run.stderr.contains(&warning), "{}", run.stderr);
+        run.ok();
+    }
+    let reason = format!("({}: ggml 0.24.9: the plugin interface", old.display());
+    with_plugins(&old, &["plan", "--device", "npu"]).fails(2, &["no device 'npu'", &reason]);
+    // In a folder, it is one of many, and only said where somebody asks for ggml's devices.
+    let run = with_plugins(dir.path(), &["devices"]);
+    assert_eq!(run.stderr, "");
+    run.ok();
+    let from = |device: &str| with_plugins(dir.path(), &["plan", "--device", device]);
+    from("ggml:npu").fails(2, &["no device 'ggml:npu'", &reason]);
+    assert!(!from("npu").stderr.contains("0.24.9"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_is_automatic_after_a_small_graph_was_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(right) = build_alone(dir.path(), "right", &["DEVICE", "GPU"]) else {
+        return;
+    };
+    let text = devices(&right);
+    assert!(text.contains("* ggml:Fixture "), "{text}");
+    assert!(!text.contains("only when it is named"), "{text}");
+    // Single operations are right in all of these, so that they can be used.
+    for (name, definition, reason) in [
+        (
+            "ends",
+            "GRAPH=abort()",
+            "it killed the process that tried it (signal 6)",
+        ),
+        (
+            "fails",
+            "GRAPH=return -1",
+            "it fails on a small graph: ggml:Fixture: ",
+        ),
+        (
+            "wrong",
+            "GRAPH=*(float*)row(graph->nodes[0],0)=7;graph->node_count=1",
+            "it computes a small graph wrong: element ",
+        ),
+    ] {
+        let path = build_alone(dir.path(), name, &["DEVICE", "GPU", definition]).unwrap();
+        let text = devices(&path);
+        assert!(text.contains("  ggml:Fixture "), "{name}: {text}");
+        let line = format!("ggml:Fixture is used only when it is named: {reason}");
+        assert!(text.contains(&line), "{name}: {text}");
+        let run = with_plugins(&path, &["plan", "--device", "ggml:Fixture,cpu"]);
+        let warning =
+            format!("warning: device 'ggml:Fixture' is used because it was named: {reason}");
+        assert!(run.stderr.contains(&warning), "{name}: {}", run.stderr);
+        run.ok();
+        // Nobody is told of a device that nobody named.
+        assert_eq!(with_plugins(&path, &["plan"]).stderr, "", "{name}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn verdicts_on_devices_are_kept_until_the_file_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let noted = dir.path().join("graphs");
+    let graph = format!(
+        "GRAPH=FILE*f=fopen(\"{}\",\"a\");fputc(120,f);fclose(f)",
+        noted.display()
+    );
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU", &graph]) else {
+        return;
+    };
+    let graphs = || std::fs::metadata(&noted).unwrap().len();
+    for _ in 0..3 {
+        assert!(devices(&plugin).contains("* ggml:Fixture "));
+        assert_eq!(graphs(), 1);
+    }
+    let file = std::fs::File::options().append(true).open(&plugin).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    assert!(devices(&plugin).contains("* ggml:Fixture "));
+    assert_eq!(graphs(), 2);
+}
+
+/// The names of ggml's devices, in the order of `samite devices`.
+fn names(text: &str) -> Vec<&str> {
+    let names = text.lines().take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.get(2..)?.split_whitespace().next());
+    names
+        .filter_map(|name| name.strip_prefix("ggml:"))
+        .collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [first, second, third] = folders.each_ref().map(tempfile::TempDir::path);
+    for (folder, file, name, score) in [
+        (first, "cpu-one", "One", 3),
+        (second, "cpu-two", "Two", 7),
+        (second, "cpu-three", "Three", 0),
+        (second, "cpu-four", "Four", 7),
+        (first, "opencl", "Cl", 1),
+        (second, "vulkan", "Vk", 1),
+        (third, "zzz", "Zzz", 1),
+        (third, "other", "Other", 1),
+    ] {
+        let (name, score) = (format!("NAME=\"{name}\""), format!("SCORE={score}"));
+        let definitions = ["DEVICE", &name, &score];
+        if build_alone(folder, file, &definitions).is_none() {
+            return;
+        }
+    }
+    // Two folders and a file.
+    let file = third.join("libggml-zzz.so");
+    let path = std::env::join_paths([first, second, &file]).unwrap();
+    let text = devices(Path::new(&path));
+    // The file that was named, then ggml's order; of equal variants the first.
+    assert_eq!(names(&text), ["Zzz", "Vk", "Cl", "Four"], "{text}");
+    let four = second.join("libggml-cpu-four.so");
+    for (folder, file, reason) in [
+        (
+            first,
+            "one",
+            format!("score 3: {} fits better, with 7", four.display()),
+        ),
+        (
+            second,
+            "two",
+            format!("score 7: {} fits better, with 7", four.display()),
+        ),
+        (
+            second,
+            "three",
+            "score 0: it cannot run on this processor".to_owned(),
+        ),
+    ] {
+        let file = folder.join(format!("libggml-cpu-{file}.so"));
+        let line = format!("not usable: {}: {reason}", file.display());
+        assert!(text.contains(&line), "no {line:?} in {text}");
+    }
+    assert!(!text.contains("Other"), "nobody named its folder: {text}");
+    // A variant that is named is used, whatever the scores.
+    let one = first.join("libggml-cpu-one.so");
+    let path = std::env::join_paths([second, &*one]).unwrap();
+    assert_eq!(names(&devices(Path::new(&path))), ["One", "Vk"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn plugins_beside_the_program_are_found() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let Some(_) = build_alone(folder.path(), "beside", &["DEVICE"]) else {
+        return;
+    };
+    let program = folder.path().join("samite");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_samite"), &program).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    // The current folder is not searched.
+    build_alone(elsewhere.path(), "current", &["DEVICE", "NAME=\"Current\""]).unwrap();
+    let mut command = Command::new(program);
+    command.arg("devices").current_dir(elsewhere.path());
+    command.env("XDG_CACHE_HOME", folder.path());
+    let text = Run::new(command.output().unwrap()).ok();
+    assert_eq!(names(&text), ["Fixture"], "{text}");
 }
 
 /// The folder with upstream's prebuilt plugins, if the environment names one.

@@ -3,8 +3,8 @@
 use crate::library::{Cblas, Product};
 use samite_core::{
     Access, Backend, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
-    Layout, MemorySet, Node, Op, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
-    TensorRef, host_buffer_type,
+    Layout, MemorySet, Node, Op, Placed, Prepared, Rejected, Result, RunControl, Stream, Support,
+    TensorId, TensorRef, host_buffer_type,
 };
 use std::any::Any;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct BlasBackend {
 struct Found {
     library: Option<Arc<Cblas>>,
     devices: Vec<Arc<dyn Device>>,
-    rejected: Vec<(String, String)>,
+    rejected: Vec<Rejected>,
 }
 
 impl BlasBackend {
@@ -36,10 +36,15 @@ impl BlasBackend {
                 devices: vec![Arc::new(BlasDevice { library })],
                 ..Found::default()
             },
-            Err(rejected) => Found {
-                rejected,
-                ..Found::default()
-            },
+            Err(rejected) => {
+                for Rejected { what, why, .. } in rejected.iter().filter(|r| r.named) {
+                    tracing::warn!("{what} cannot be used: {why}");
+                }
+                Found {
+                    rejected,
+                    ..Found::default()
+                }
+            }
         })
     }
 }
@@ -70,7 +75,7 @@ impl Backend for BlasBackend {
         false
     }
 
-    fn rejected(&self) -> Vec<(String, String)> {
+    fn rejected(&self) -> Vec<Rejected> {
         self.found().rejected.clone()
     }
 }

@@ -1,6 +1,7 @@
 //! Finding a CBLAS library and calling it. All FFI of the crate.
 
 use libloading::Library;
+use samite_core::Rejected;
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,23 +81,26 @@ impl Product {
 impl Cblas {
     /// Loads the library that `SAMITE_BLAS_PATH` names, or else the first known one on the system. In vain: what was tried
     /// and why it failed.
-    pub fn find() -> Result<Arc<Self>, Vec<(String, String)>> {
+    pub fn find() -> Result<Arc<Self>, Vec<Rejected>> {
         let named = std::env::var_os(PATH_VARIABLE).map(PathBuf::from);
-        let candidates = match named {
+        let reject = |path: &Path, why: String| Rejected {
+            what: path.display().to_string(),
+            why,
+            named: named.is_some(),
+        };
+        let candidates = match &named {
             Some(path) if !path.is_absolute() => {
-                return Err(vec![(
-                    path.display().to_string(),
-                    format!("{PATH_VARIABLE} must be an absolute path"),
-                )]);
+                let why = format!("{PATH_VARIABLE} must be an absolute path");
+                return Err(vec![reject(path, why)]);
             }
-            Some(path) => vec![path],
+            Some(path) => vec![path.clone()],
             None => CANDIDATES.iter().map(PathBuf::from).collect(),
         };
         let mut rejected = Vec::new();
         for path in candidates {
             match Self::load(&path) {
                 Ok(library) => return Ok(Arc::new(library)),
-                Err(reason) => rejected.push((path.display().to_string(), reason)),
+                Err(reason) => rejected.push(reject(&path, reason)),
             }
         }
         Err(rejected)

@@ -9,8 +9,8 @@ use crate::table::kernel_for;
 use crate::tune;
 use samite_core::{
     Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
-    MemoryInfo, Node, Placed, Prepared, Result, RunControl, Stream, Support, TensorId, TensorRef,
-    Usage, host_buffer, host_buffer_type, same_buffer_type,
+    MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
+    TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
 use samite_threads::Pool;
 use std::any::Any;
@@ -232,6 +232,7 @@ impl Stream for CpuStream {
 /// The backend `cpu`: one device.
 pub struct CpuBackend {
     devices: [Arc<dyn Device>; 1],
+    options: CpuOptions,
     isa: Isa,
 }
 
@@ -241,6 +242,7 @@ impl CpuBackend {
         let device = CpuDevice::new(options);
         CpuBackend {
             isa: device.isa,
+            options,
             devices: [device],
         }
     }
@@ -253,6 +255,18 @@ impl Backend for CpuBackend {
 
     fn devices(&self) -> &[Arc<dyn Device>] {
         &self.devices
+    }
+
+    fn configure(
+        &self,
+        device: &Arc<dyn Device>,
+        mut parameters: Parameters,
+    ) -> Result<Arc<dyn Device>> {
+        let mut options = self.options;
+        let threads = parameters.take_number(device.name(), "threads", 1, MAX_THREADS)?;
+        options.threads = threads.or(options.threads);
+        parameters.finish(device.name(), &["threads"])?;
+        Ok(CpuDevice::new(options))
     }
 
     fn features(&self) -> Vec<(String, String)> {

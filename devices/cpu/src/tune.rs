@@ -144,20 +144,8 @@ fn kept<C: Choice>((folder, file): (PathBuf, String)) -> Option<C> {
 
 /// The folder in which choices for this processor are kept, and how names of their files begin.
 fn kept_in(isa: Isa) -> Option<(PathBuf, String)> {
-    let path = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let folder = if cfg!(windows) {
-        path("LOCALAPPDATA")?
-    } else if cfg!(target_os = "macos") {
-        path("HOME")?.join("Library/Caches")
-    } else {
-        path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?
-    };
     let file = format!("{}-{}-{VERSION}-", model(), isa.name());
-    Some((folder.join("samite"), file))
+    Some((samite_core::cache_folder()?, file))
 }
 
 /// The processor's model, for names of files.

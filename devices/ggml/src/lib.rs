@@ -20,7 +20,7 @@ pub mod abi;
 ))]
 mod base;
 #[cfg(all(
-    unix,
+    any(unix, windows),
     not(all(
         target_os = "linux",
         any(target_arch = "x86_64", target_arch = "aarch64")
@@ -29,8 +29,8 @@ mod base;
 #[path = "base/absent.rs"]
 mod base;
 pub mod convert;
-#[cfg(unix)]
+#[cfg(any(unix, windows))]
 mod host;
 
-#[cfg(unix)]
+#[cfg(any(unix, windows))]
 pub use host::{GgmlBackend, GgmlOptions, PATH_VARIABLE, probe};

@@ -9,8 +9,8 @@
 
 mod registry;
 
-pub use registry::{BuiltIn, Registry, RegistryError};
+pub use registry::{BuiltIn, DISABLE_VARIABLE, Registry, RegistryError};
 #[cfg(feature = "cpu")]
 pub use samite_cpu::{Peaks, Probe, allowed_threads, measure_peaks};
-#[cfg(all(unix, feature = "ggml"))]
+#[cfg(all(any(unix, windows), feature = "ggml"))]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};

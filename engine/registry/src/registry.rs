@@ -1,44 +1,99 @@
 //! The list of backends, and questions about it.
 
-use samite_core::{Backend, Device, DeviceKind};
+use samite_core::{Backend, Device, DeviceKind, Error, Parameters, Rejected};
 use std::sync::Arc;
 
 /// A device that does not exist, or a list of devices that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     /// No device has this name.
-    #[error("there is no device '{name}'; there are: {known}{}", reason.as_ref().map_or(String::new(), |r| format!(" ({r})")))]
+    #[error("there is no device '{name}'; there are: {known}{}", reasons.as_ref().map_or(String::new(), |r| format!(" ({r})")))]
     UnknownDevice {
         /// What was asked for.
         name: String,
         /// The devices that exist.
         known: String,
-        /// Why a backend of that name has no device.
-        reason: Option<String>,
+        /// What the user named and cannot be used, and why the backend of that name has no such device.
+        reasons: Option<String>,
     },
     /// A device is named twice.
     #[error("device '{0}' is named twice")]
     Duplicate(String),
+    /// Parameters that a device does not have, or that belong to none.
+    #[error("{0}")]
+    Parameters(String),
     /// No device is named.
     #[error("no device is named; there are: {0}")]
     Empty(String),
 }
 
+impl From<Error> for RegistryError {
+    fn from(error: Error) -> Self {
+        RegistryError::Parameters(error.to_string())
+    }
+}
+
+/// The environment variable with backends that are not loaded, separated by `,`: see [`BuiltIn::disable`].
+pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
+
+/// Names of the backends that come with samite.
+const NAMES: [&str; 4] = ["blas", "cpu", "ggml", "reference"];
+
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn {
+    /// Names of backends that are left out, see [`BuiltIn::disable`].
+    pub disabled: Vec<String>,
     /// The CPU device.
     #[cfg(feature = "cpu")]
     pub cpu: samite_cpu::CpuOptions,
     /// ggml's plugins. By default, none are looked for.
-    #[cfg(all(unix, feature = "ggml"))]
+    #[cfg(all(any(unix, windows), feature = "ggml"))]
     pub ggml: samite_ggml::GgmlOptions,
 }
+
+impl BuiltIn {
+    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, or one of ggml's plugins by the name of its
+    /// file, such as `vulkan` or `ggml:cpu`. Nothing of them is loaded, not even to try it.
+    pub fn disable(&mut self, list: &str) {
+        let names = list.split(',').map(str::trim);
+        for name in names.filter(|name| !name.is_empty()) {
+            let name = name.to_ascii_lowercase();
+            #[cfg(all(any(unix, windows), feature = "ggml"))]
+            match name.strip_prefix("ggml:") {
+                Some(plugin) => self.ggml.disabled.push(plugin.to_owned()),
+                None if !NAMES.contains(&&*name) => self.ggml.disabled.push(name.clone()),
+                None => {}
+            }
+            self.disabled.push(name);
+        }
+    }
+}
+
+/// A device that was registered by itself.
+struct Single([Arc<dyn Device>; 1]);
+
+impl Backend for Single {
+    fn name(&self) -> &str {
+        self.0[0].name()
+    }
+
+    fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.0
+    }
+}
+
+/// A device and its backend.
+type Found<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
+
+/// How many reasons an error names before the rest is counted.
+const MOST_REASONS: usize = 3;
 
 /// All backends of an application.
 #[derive(Clone, Default)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,
+    disabled: Vec<String>,
 }
 
 impl Registry {
@@ -49,24 +104,54 @@ impl Registry {
 
     /// The backends that come with samite, as far as the crate's features have them. A new one is one more line here.
     pub fn built_in(options: BuiltIn) -> Self {
-        let backends: Vec<Arc<dyn Backend>> = vec![
+        let BuiltIn { disabled, .. } = &options;
+        let used = |name: &str| !disabled.iter().any(|d| d.eq_ignore_ascii_case(name));
+        let backends: Vec<Option<Arc<dyn Backend>>> = vec![
             #[cfg(all(any(unix, windows), feature = "blas"))]
-            Arc::new(samite_blas::BlasBackend::default()),
+            used("blas").then(|| Arc::new(samite_blas::BlasBackend::default()) as _),
             #[cfg(feature = "cpu")]
-            Arc::new(samite_cpu::CpuBackend::new(options.cpu)),
-            #[cfg(all(unix, feature = "ggml"))]
-            Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)),
+            used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu)) as _),
+            #[cfg(all(any(unix, windows), feature = "ggml"))]
+            used("ggml").then(|| Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)) as _),
             #[cfg(feature = "reference")]
-            Arc::new(samite_reference::ReferenceBackend::default()),
+            used("reference").then(|| Arc::new(samite_reference::ReferenceBackend::default()) as _),
         ];
-        // Devices without options leave nothing to read.
-        let _ = &options;
-        Registry { backends }
+        let left_out = NAMES.into_iter().filter(|name| !used(name));
+        Registry {
+            disabled: left_out.map(str::to_owned).collect(),
+            backends: backends.into_iter().flatten().collect(),
+        }
     }
 
-    /// Adds a backend. Its devices are preferred after those of the same kind that are there already.
+    /// Adds a backend. Its devices are preferred after those of the same kind that are there already. One that is there is not added
+    /// again.
     pub fn register(&mut self, backend: Arc<dyn Backend>) {
-        self.backends.push(backend);
+        if !self
+            .backends
+            .iter()
+            .any(|known| Arc::ptr_eq(known, &backend))
+        {
+            self.backends.push(backend);
+        }
+    }
+
+    /// Adds a device by itself, as a backend of its name. One that is there is not added again.
+    pub fn register_device(&mut self, device: Arc<dyn Device>) {
+        if !self.devices().any(|known| Arc::ptr_eq(known, &device)) {
+            self.register(Arc::new(Single([device])));
+        }
+    }
+
+    /// Takes out the backend called `name`, in any mixture of upper and lower case. Whoever has a device of it keeps that.
+    pub fn unregister(&mut self, name: &str) -> Option<Arc<dyn Backend>> {
+        let is_meant = |backend: &Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
+        let at = self.backends.iter().position(is_meant)?;
+        Some(self.backends.remove(at))
+    }
+
+    /// Backends of samite's that [`BuiltIn::disabled`] left out.
+    pub fn disabled(&self) -> &[String] {
+        &self.disabled
     }
 
     /// All backends in order of registration.
@@ -91,51 +176,100 @@ impl Registry {
             .join(", ")
     }
 
-    /// The device called `name`, in any mixture of upper and lower case.
-    ///
-    /// # Errors
-    /// [`RegistryError::UnknownDevice`], with the devices that exist and why a backend of that name has none.
-    pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
+    /// The device called `name` and its backend.
+    fn find(&self, name: &str) -> Result<Found<'_>, RegistryError> {
         // The backend of that name first: others may have to load libraries to know their devices.
-        let backend = self
-            .backends
-            .iter()
-            .find(|backend| backend.name().eq_ignore_ascii_case(name));
-        backend
-            .into_iter()
-            .flat_map(|backend| backend.devices())
-            .chain(self.devices())
-            .find(|device| device.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| {
-                let reason = backend.and_then(|backend| backend.rejected().into_iter().next());
-                RegistryError::UnknownDevice {
-                    name: name.to_owned(),
-                    known: self.names(),
-                    reason: reason.map(|(what, why)| format!("{what}: {why}")),
-                }
+        let is_meant = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
+        let first = self.backends.iter().filter(is_meant);
+        first
+            .chain(&self.backends)
+            .flat_map(|backend| {
+                backend
+                    .devices()
+                    .iter()
+                    .map(move |device| (backend, device))
+            })
+            .find(|(_, device)| device.name().eq_ignore_ascii_case(name))
+            .ok_or_else(|| RegistryError::UnknownDevice {
+                name: name.to_owned(),
+                known: self.names(),
+                reasons: self.reasons(name),
             })
     }
 
-    /// The devices of a comma-separated list such as `blas,cpu`, in its order. `auto` stands for
-    /// [`automatic`](Registry::automatic).
+    /// What was named and cannot be used, then what a backend by whose name `name` begins could not use.
+    fn reasons(&self, name: &str) -> Option<String> {
+        let is_asked = |backend: &str| {
+            let (start, _) = name.split_once(':').unwrap_or((name, ""));
+            start.eq_ignore_ascii_case(backend)
+        };
+        let disabled = self.disabled.iter().filter(|name| is_asked(name));
+        let mut reasons: Vec<_> = disabled.map(|name| format!("{name} is disabled")).collect();
+        let mut rejected: Vec<_> = self
+            .backends
+            .iter()
+            .flat_map(|backend| {
+                let asked = is_asked(backend.name());
+                let rejected = backend.rejected().into_iter();
+                rejected.filter(move |rejected| rejected.named || asked)
+            })
+            .collect();
+        rejected.sort_by_key(|rejected| !rejected.named);
+        reasons.extend(rejected.iter().map(|r| format!("{}: {}", r.what, r.why)));
+        let more = reasons.len().saturating_sub(MOST_REASONS);
+        reasons.truncate(MOST_REASONS);
+        if more > 0 {
+            reasons.push(format!("and {more} more"));
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// The device called `name`, in any mixture of upper and lower case.
     ///
     /// # Errors
-    /// [`RegistryError`] for unknown and repeated names and for an empty list.
+    /// [`RegistryError::UnknownDevice`], with the devices that exist, and why there are no more of that backend.
+    pub fn device(&self, name: &str) -> Result<&Arc<dyn Device>, RegistryError> {
+        Ok(self.find(name)?.1)
+    }
+
+    /// The device called `name`, as `parameters` say. With parameters, it is another one than [`device`](Registry::device) returns.
+    ///
+    /// # Errors
+    /// [`RegistryError::UnknownDevice`]; [`RegistryError::Parameters`] for parameters that it does not have.
+    pub fn init_by_name(
+        &self,
+        name: &str,
+        parameters: Parameters,
+    ) -> Result<Arc<dyn Device>, RegistryError> {
+        let (backend, device) = self.find(name)?;
+        if let Some(doubt) = backend.doubt(&**device) {
+            tracing::warn!(
+                "device '{}' is used because it was named: {doubt}",
+                device.name()
+            );
+        }
+        match parameters.is_empty() {
+            true => Ok(Arc::clone(device)),
+            false => Ok(backend.configure(device, parameters)?),
+        }
+    }
+
+    /// The devices of a comma-separated list such as `blas,cpu:threads=4`, in its order: `name`, or `name:key=value,key=value` with
+    /// parameters. `auto` stands for [`automatic`](Registry::automatic).
+    ///
+    /// # Errors
+    /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not have, and for an empty list.
     pub fn parse(&self, list: &str) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         if list.trim().eq_ignore_ascii_case("auto") {
             return Ok(self.automatic());
         }
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-        for name in list
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-        {
-            let device = self.device(name)?;
+        for (name, parameters) in with_parameters(list)? {
+            let device = self.init_by_name(name, parameters)?;
             if devices.iter().any(|known| known.name() == device.name()) {
                 return Err(RegistryError::Duplicate(name.to_owned()));
             }
-            devices.push(Arc::clone(device));
+            devices.push(device);
         }
         if devices.is_empty() {
             Err(RegistryError::Empty(self.names()))
@@ -152,7 +286,10 @@ impl Registry {
             .backends
             .iter()
             .filter(|backend| backend.is_automatic())
-            .flat_map(|backend| backend.devices())
+            .flat_map(|backend| {
+                let devices = backend.devices().iter();
+                devices.filter(|device| backend.doubt(&***device).is_none())
+            })
             .collect();
         let of = |kind: DeviceKind| {
             candidates
@@ -183,18 +320,44 @@ impl Registry {
         self.automatic().into_iter().next()
     }
 
-    /// Everything that was found but cannot be used: backend, what, why.
-    pub fn rejected(&self) -> Vec<(String, String, String)> {
+    /// Everything that was found but cannot be used, each with its backend.
+    pub fn rejected(&self) -> Vec<(String, Rejected)> {
         let of = |backend: &Arc<dyn Backend>| {
             let name = backend.name().to_owned();
-            backend
-                .rejected()
-                .into_iter()
-                .map(move |(what, why)| (name.clone(), what, why))
-                .collect::<Vec<_>>()
+            let rejected = backend.rejected().into_iter();
+            rejected.map(move |rejected| (name.clone(), rejected))
         };
         self.backends.iter().flat_map(of).collect()
     }
+}
+
+/// The devices of a list, each with its parameters. Names may have a colon in them: that before a device's first key is the last one
+/// before `=`. What has `=` and no colon before it belongs to the device before.
+fn with_parameters(list: &str) -> Result<Vec<(&str, Parameters)>, RegistryError> {
+    let mut devices: Vec<(&str, Parameters)> = Vec::new();
+    let items = list.split(',').map(str::trim);
+    for item in items.filter(|item| !item.is_empty()) {
+        let parameter = match item.split_once('=') {
+            None => {
+                devices.push((item, Parameters::default()));
+                continue;
+            }
+            Some((before, _)) => match before.rsplit_once(':') {
+                None => item,
+                Some((name, _)) => {
+                    devices.push((name.trim(), Parameters::default()));
+                    &item[name.len() + 1..]
+                }
+            },
+        };
+        let Some((_, parameters)) = devices.last_mut() else {
+            return Err(RegistryError::Parameters(format!(
+                "'{parameter}' belongs to no device: write device:key=value"
+            )));
+        };
+        parameters.add(parameter)?;
+    }
+    Ok(devices)
 }
 
 #[cfg(test)]
@@ -202,7 +365,8 @@ mod tests {
     use super::*;
     use samite_reference::{ReferenceDevice, ReferenceOptions};
 
-    struct Fake(Vec<Arc<dyn Device>>, bool);
+    /// Devices, whether they are automatic, and whether one of the libraries was named.
+    struct Fake(Vec<Arc<dyn Device>>, bool, bool);
 
     impl Backend for Fake {
         fn name(&self) -> &str {
@@ -214,8 +378,32 @@ mod tests {
         fn is_automatic(&self) -> bool {
             self.1
         }
-        fn rejected(&self) -> Vec<(String, String)> {
-            vec![("libfake.so".into(), "not found".into())]
+        fn doubt(&self, device: &dyn Device) -> Option<String> {
+            (device.name() == "doubtful").then(|| "it computes nonsense".into())
+        }
+        fn configure(
+            &self,
+            device: &Arc<dyn Device>,
+            mut parameters: Parameters,
+        ) -> samite_core::Result<Arc<dyn Device>> {
+            let size = parameters.take_number(device.name(), "size", 1, 9)?;
+            let level = parameters.take("level").unwrap_or_default();
+            parameters.finish(device.name(), &["size", "level"])?;
+            Ok(self::device(
+                &format!("{} {size:?} {level}", device.name()),
+                device.kind(),
+            ))
+        }
+        fn rejected(&self) -> Vec<Rejected> {
+            let rejected = |what: &str, named| Rejected {
+                what: what.into(),
+                why: "not found".into(),
+                named,
+            };
+            vec![
+                rejected("libfake.so", false),
+                rejected("libnamed.so", self.2),
+            ]
         }
     }
 
@@ -229,7 +417,7 @@ mod tests {
 
     fn registry(devices: Vec<Arc<dyn Device>>) -> Registry {
         let mut registry = Registry::empty();
-        registry.register(Arc::new(Fake(devices, true)));
+        registry.register(Arc::new(Fake(devices, true, false)));
         registry
     }
 
@@ -258,8 +446,108 @@ mod tests {
                 .device("fake")
                 .unwrap_err()
                 .to_string()
-                .ends_with("(libfake.so: not found)")
+                .ends_with("(libfake.so: not found; libnamed.so: not found)")
         );
+    }
+
+    #[test]
+    fn devices_take_parameters() {
+        let registry = registry(vec![
+            device("cpu", DeviceKind::Cpu),
+            device("fake:CPU", DeviceKind::Gpu),
+        ]);
+        let names = |list| {
+            registry
+                .parse(list)
+                .map(|l| l.iter().map(|d| d.name().to_owned()).collect::<Vec<_>>())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            names("FAKE:cpu:level=a:b=c,size=2,cpu:size=3").unwrap(),
+            ["fake:CPU Some(2) a:b=c", "cpu Some(3) "]
+        );
+        assert_eq!(names("fake:CPU,cpu").unwrap(), ["fake:CPU", "cpu"]);
+        assert_eq!(
+            names("cpu:colour=red").unwrap_err(),
+            "device 'cpu' has no parameter 'colour'; it has: size, level"
+        );
+        assert!(names("cpu:size=10").unwrap_err().contains("'10'"));
+        assert_eq!(
+            names("size=3,cpu").unwrap_err(),
+            "'size=3' belongs to no device: write device:key=value"
+        );
+        assert_eq!(
+            names("cpu:size=3,size=4").unwrap_err(),
+            "parameter 'size' is given twice"
+        );
+        assert!(names("npu:size=3").unwrap_err().contains("no device 'npu'"));
+        // What is there is not touched.
+        let parameters = "size=4".parse().unwrap();
+        let other = registry.init_by_name("Cpu", parameters).unwrap();
+        assert_eq!(other.name(), "cpu Some(4) ");
+        assert_eq!(registry.device("cpu").unwrap().name(), "cpu");
+    }
+
+    #[test]
+    fn what_was_named_is_mentioned_whatever_is_asked_for() {
+        let mut registry = Registry::empty();
+        registry.register(Arc::new(Fake(vec![], true, true)));
+        let error = |name: &str| registry.device(name).err().unwrap().to_string();
+        assert!(error("npu").ends_with("there are:  (libnamed.so: not found)"));
+        assert!(error("fake:GPU").ends_with("(libnamed.so: not found; libfake.so: not found)"));
+        for _ in 0..2 {
+            registry.register(Arc::new(Fake(vec![], true, true)));
+        }
+        let error = registry.device("fake:x").err().unwrap().to_string();
+        assert!(
+            error.ends_with("libnamed.so: not found; and 3 more)"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn doubtful_devices_are_used_when_named_only() {
+        let registry = registry(vec![
+            device("doubtful", DeviceKind::Gpu),
+            device("cpu", DeviceKind::Cpu),
+        ]);
+        assert_eq!(registry.best().unwrap().name(), "cpu");
+        assert_eq!(registry.parse("doubtful").unwrap()[0].name(), "doubtful");
+    }
+
+    #[test]
+    fn single_devices_come_and_backends_go() {
+        let mut registry = registry(vec![device("cpu", DeviceKind::Cpu)]);
+        let one = device("npu", DeviceKind::Gpu);
+        registry.register_device(Arc::clone(&one));
+        registry.register_device(one);
+        let twice = Arc::clone(&registry.backends()[0]);
+        registry.register(twice);
+        assert_eq!(registry.backends().len(), 2);
+        assert_eq!(registry.best().unwrap().name(), "npu");
+        assert!(registry.unregister("nobody").is_none());
+        assert_eq!(registry.unregister("NPU").unwrap().name(), "npu");
+        assert!(registry.device("npu").is_err());
+        assert_eq!(registry.best().unwrap().name(), "cpu");
+    }
+
+    #[cfg(all(feature = "cpu", feature = "reference"))]
+    #[test]
+    fn what_is_disabled_is_not_there() {
+        let mut options = BuiltIn::default();
+        options.disable("Cpu, vulkan,ggml:cpu,,blas");
+        #[cfg(feature = "ggml")]
+        assert_eq!(options.ggml.disabled, ["vulkan", "cpu"]);
+        let registry = Registry::built_in(options);
+        assert_eq!(registry.disabled(), ["blas", "cpu"]);
+        assert!(
+            registry
+                .backends()
+                .iter()
+                .all(|b| !["blas", "cpu"].contains(&b.name()))
+        );
+        let error = registry.device("CPU").err().unwrap().to_string();
+        assert!(error.ends_with("(cpu is disabled)"), "{error}");
     }
 
     #[test]
@@ -284,7 +572,11 @@ mod tests {
         ]);
         assert_eq!(names(&one), ["igpu", "cpu"]);
         let mut none = Registry::empty();
-        none.register(Arc::new(Fake(vec![device("r", DeviceKind::Gpu)], false)));
+        none.register(Arc::new(Fake(
+            vec![device("r", DeviceKind::Gpu)],
+            false,
+            false,
+        )));
         assert!(none.best().is_none() && none.device("r").is_ok());
     }
 
@@ -295,7 +587,7 @@ mod tests {
         let wanted: Vec<_> = [
             ("blas", cfg!(all(any(unix, windows), feature = "blas"))),
             ("cpu", cfg!(feature = "cpu")),
-            ("ggml", cfg!(all(unix, feature = "ggml"))),
+            ("ggml", cfg!(all(any(unix, windows), feature = "ggml"))),
             ("reference", cfg!(feature = "reference")),
         ]
         .into_iter()

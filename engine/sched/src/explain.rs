@@ -101,7 +101,8 @@ impl Plan {
     }
 
     /// The plan as JSON: `devices`, `splits` (with node reasons, copies, and what is kept until when), `memory`, `fallbacks`, `actions`,
-    /// `bytes_copied`.
+    /// `bytes_copied`, and the
+    /// numbers of copies that go `through_host`.
     pub fn to_json(&self) -> Value {
         let name = |device: usize| self.devices.get(device).name();
         let splits: Vec<_> = self
@@ -147,6 +148,7 @@ impl Plan {
             "pipeline_copies": self.copies,
             "splits": splits,
             "bytes_copied": self.bytes_copied(),
+            "through_host": self.detours().collect::<Vec<_>>(),
             "memory": memory,
             "in_place": self.memory.in_place,
             "fallbacks": fallbacks,
@@ -173,6 +175,16 @@ impl fmt::Display for Plan {
             self.devices.names(),
             human_bytes(self.bytes_copied())
         )?;
+        let detours: Vec<usize> = self.detours().collect();
+        if !detours.is_empty() {
+            let bytes = detours.iter().map(|&c| self.lowered.copies[c].bytes).sum();
+            writeln!(
+                f,
+                "copies through the host, because no device makes them: {} ({})",
+                detours.len(),
+                human_bytes(bytes)
+            )?;
+        }
         for (number, split) in self.lowered.splits.iter().enumerate() {
             let bytes: usize = split
                 .copies
@@ -201,9 +213,13 @@ impl fmt::Display for Plan {
                 } else {
                     ""
                 };
+                let way = match detours.contains(&c) {
+                    true => ", through the host",
+                    false => "",
+                };
                 writeln!(
                     f,
-                    "    copy {} ({}{part})",
+                    "    copy {} ({}{part}{way})",
                     self.label(copy.from),
                     human_bytes(copy.bytes)
                 )?;

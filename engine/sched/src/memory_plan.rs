@@ -180,7 +180,7 @@ impl Planner<'_> {
             if is_live && tensor.stored.is_none() && tensor.view.is_none() {
                 let (ids, infos) = &mut asked[self.memory_kind(id)];
                 ids.push(id);
-                infos.push(TensorInfo::new(&tensor.name, tensor.layout, Usage::Compute));
+                infos.push(TensorInfo::of(graph.node(id), Usage::Compute));
             }
         }
         for (memory, (ids, infos)) in devices.memories().iter().zip(asked) {
@@ -294,6 +294,7 @@ impl Planner<'_> {
                 && uses_by_node == 1
                 && blocks.memory == memory
                 && blocks.blocks.len() == 1
+                && blocks.get(0).size >= self.sizes[id.index()]
             {
                 let blocks = blocks.clone();
                 self.pinned[base.index()] = true;

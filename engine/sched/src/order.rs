@@ -109,17 +109,25 @@ impl Map<'_> {
         let tensor = self.graph.tensor(id);
         let base = self.graph.memory_of(id);
         let shift = tensor.view.map_or(0, |view| view.offset);
+        let mut bytes = tensor.layout.bytes();
         let (space, start) = match &self.graph.tensor(base).stored {
             Some(stored) => {
                 let place = stored.tensor().location();
                 (Space::Stored(place.memory), place.offset)
             }
-            None => self.planned(self.memory.tensors.get(base.index())?.as_ref()?, copy),
+            None => {
+                let blocks = self.memory.tensors.get(base.index())?.as_ref()?;
+                // What a device asked for behind a tensor is touched with it.
+                if id == base {
+                    bytes = bytes.max(blocks.get(copy).size);
+                }
+                self.planned(blocks, copy)
+            }
         };
         Some(Touch {
             space,
             start: start + shift,
-            end: start + shift + tensor.layout.bytes(),
+            end: start + shift + bytes,
             write,
         })
     }
@@ -286,19 +294,37 @@ pub fn order(
     Ok(actions)
 }
 
+/// The memory that a tensor is copied from.
+pub(crate) fn origin<'a>(
+    lowered: &'a Lowered,
+    from: TensorId,
+    devices: &'a DeviceSet,
+) -> &'a Arc<dyn BufferType> {
+    let base = lowered.graph.memory_of(from);
+    match &lowered.graph.tensor(base).stored {
+        Some(stored) => stored.tensor().buffer.buffer_type(),
+        None => target(
+            devices,
+            lowered.devices[base.index()].unwrap_or(devices.last()),
+        ),
+    }
+}
+
+/// The memory that `device` gets copies in.
+fn target(devices: &DeviceSet, device: usize) -> &Arc<dyn BufferType> {
+    &devices.memories()[devices.memory_of(device)]
+}
+
 /// The device that can make a copy: the one that receives it, or the one that it comes from.
 fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet) -> Option<usize> {
     let copy = &lowered.copies[number];
     if copy.experts.is_some() {
         return None; // the host reads which experts are needed
     }
-    let to = &devices.memories()[devices.memory_of(receiver)];
-    let base = lowered.graph.memory_of(copy.from);
-    let from: &Arc<dyn BufferType> = match &lowered.graph.tensor(base).stored {
-        Some(stored) => stored.tensor().buffer.buffer_type(),
-        None => &devices.memories()
-            [devices.memory_of(lowered.devices[base.index()].unwrap_or(devices.last()))],
-    };
+    let (from, to) = (
+        origin(lowered, copy.from, devices),
+        target(devices, receiver),
+    );
     if devices.get(receiver).can_copy(from, to) {
         return Some(receiver);
     }

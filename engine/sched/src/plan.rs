@@ -3,7 +3,7 @@
 use crate::devices::DeviceSet;
 use crate::memory_plan::{self, MemoryPlan};
 use crate::options::{Assignments, Options};
-use crate::order::{self, Action, Lane};
+use crate::order::{self, Action, Lane, Work, origin};
 use crate::placement::{self, Placement, Refusal};
 use crate::split::{self, Copy, Lowered, Split};
 use samite_core::{Graph, Result, Tensor, TensorId};
@@ -149,6 +149,19 @@ impl Plan {
     /// Bytes copied between devices per run. Expert weights count whole, though fewer may move.
     pub fn bytes_copied(&self) -> usize {
         self.lowered.copies.iter().map(|copy| copy.bytes).sum()
+    }
+
+    /// The numbers of copies that go through the host's memory although neither end lies there: no device makes them.
+    pub fn detours(&self) -> impl Iterator<Item = usize> + '_ {
+        let made_by_host = self.actions.iter().filter_map(|action| match action.work {
+            Work::Copy(number) if action.copier.is_none() => Some(number),
+            _ => None,
+        });
+        made_by_host.filter(|&number| {
+            let copy = &self.lowered.copies[number];
+            let ends = [copy.from, copy.to].map(|id| origin(&self.lowered, id, &self.devices));
+            ends.iter().all(|memory| !memory.is_host())
+        })
     }
 
     /// Bytes of compute memory by kind of memory, `(name, bytes)`.

@@ -6,7 +6,8 @@ mod common;
 use common::{bytes, device, f32s, fast, host, layers, read, weights};
 use samite_core::environment::Clock;
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, StoredTensor, TensorGroup, TensorId, Usage,
+    Buffer, BufferType, CancelToken, DType, Delegate, Delegating, Device, DeviceKind, Error, Graph,
+    Op, Result, StoredTensor, TensorGroup, TensorId, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
 use std::sync::Arc;
@@ -72,13 +73,14 @@ fn explanation_of_two_devices() {
     let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
     let expected = "\
 8 operations in 2 splits on fast, host; 128 B copied per run
+copies through the host, because no device makes them: 2 (128 B)
 split 0 on fast: 4 operations, 1 tensors (64 B) copied in
-    copy %0 none 'x' (64 B)
+    copy %0 none 'x' (64 B, through the host)
     %2 rms_norm: next to %3
     %3 mul_mat: weights 'w0' are there
     %4 silu … %5 add 'layer-0': next to %3
 split 1 on host: 4 operations, 1 tensors (64 B) copied in
-    copy %5 add 'layer-0' (64 B)
+    copy %5 add 'layer-0' (64 B, through the host)
     %7 rms_norm: copies 64 bytes less there
     %8 mul_mat: weights 'w1' are there
     %9 silu … %10 add 'layer-1': next to %8
@@ -214,8 +216,9 @@ fn alternating_reasons_are_counted() {
     let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
     let expected = "\
 16 operations in 2 splits on fast, host; 128 B copied per run
+copies through the host, because no device makes them: 2 (128 B)
 split 0 on fast: 12 operations, 1 tensors (64 B) copied in
-    copy %0 none 'x' (64 B)
+    copy %0 none 'x' (64 B, through the host)
     %2 rms_norm … %15 add 'layer-2': 9 next to others, 3 where their weights are
 split 1 on host: 4 operations, 1 tensors (64 B) copied in
 ";
@@ -1027,4 +1030,100 @@ fn who_cannot_write_to_a_stored_tensor_says_so() {
     assert!(error.contains("cannot write to 'cache' in b"), "{error}");
     let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
     assert_eq!(plan.placement().devices[written.index()], Some(1));
+}
+
+/// Memory in which squares need more room than others.
+#[derive(Debug)]
+struct Roomy(Arc<dyn BufferType>);
+
+const MORE: usize = 1000;
+
+impl BufferType for Roomy {
+    fn name(&self) -> &str {
+        "roomy"
+    }
+    fn alignment(&self) -> usize {
+        self.0.alignment()
+    }
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        let is_square = tensor.node.is_some_and(|node| matches!(node.op(), Op::Sqr));
+        Ok(tensor.layout.bytes() + if is_square { MORE } else { 0 })
+    }
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        self.0.allocate(size, usage)
+    }
+}
+
+struct RoomyDevice(Arc<dyn Device>, Arc<dyn BufferType>);
+
+impl Delegate for RoomyDevice {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.1)
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        same_buffer_type(&self.1, buffer_type) || self.0.supports_buffer_type(buffer_type)
+    }
+}
+
+#[test]
+fn a_result_gets_the_room_that_its_operation_wants() {
+    let inner = host();
+    let memory = Arc::new(Roomy(inner.buffer_type()));
+    let device = Delegating::device(RoomyDevice(inner, memory));
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [8, 1, 1, 1]).unwrap();
+    let scaled = graph.scale(x, 2.0).unwrap();
+    let square = graph.sqr(scaled).unwrap();
+    let y = graph.scale(square, 0.5).unwrap();
+    let z = graph.add(y, x).unwrap();
+    graph.set_output(z);
+    let mut scheduler = Scheduler::new(vec![device], Options::default()).unwrap();
+    let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
+    let size = |id: TensorId| {
+        let blocks = plan.memory().tensors[id.index()].as_ref().unwrap();
+        blocks.get(0).size
+    };
+    assert!(size(scaled) < MORE, "it is no square");
+    // Not in the place of what it was made of, which is smaller; but what follows may take over the place of the square.
+    assert!(size(square) >= 32 + MORE);
+    assert_eq!((size(y), plan.memory().in_place), (size(square), 2));
+    assert_eq!(race::check_memory(&plan), Vec::<String>::new());
+    scheduler.load(&graph).unwrap();
+    scheduler.write(x, 0, &bytes(&[3.0; 8])).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    assert_eq!(read(&mut scheduler, z, 8).unwrap(), [21.0; 8]);
+}
+
+#[test]
+fn copies_that_go_through_the_host_are_named_and_counted() {
+    let explained = |copies: bool| {
+        let [a, b] = ["a", "b"].map(|name| device(name, |o| o.copies = copies));
+        // Reference devices copy between their own memory and the host's.
+        let last = device("host", |o| {
+            (o.kind, o.host_memory) = (DeviceKind::Cpu, true)
+        });
+        let (graph, ..) = layers(&[&a, &b, &last]);
+        let scheduler = Scheduler::new(vec![a, b, last], Options::default()).unwrap();
+        let plan = scheduler.plan(&graph, Assignments::NONE).unwrap();
+        assert!(plan.copies().len() >= 3, "{plan}");
+        let json = plan.to_json();
+        assert_eq!(
+            json["through_host"].as_array().unwrap().len(),
+            plan.detours().count()
+        );
+        (plan.detours().count(), plan.to_string())
+    };
+    for copies in [false, true] {
+        // From `a` to `b`; those from and to the host's memory have an end there.
+        let (count, text) = explained(copies);
+        assert_eq!(count, 1, "{text}");
+        assert!(
+            text.contains("\ncopies through the host, because no device makes them: 1 (64 B)\n"),
+            "{text}"
+        );
+        assert_eq!(text.matches(", through the host)").count(), 1, "{text}");
+    }
 }

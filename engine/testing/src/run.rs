@@ -329,12 +329,7 @@ impl Arena {
                 continue;
             }
             let start = align_up(end + GUARD, alignment).ok_or_else(overflow)?;
-            end = start
-                + memory.alloc_size(&TensorInfo::new(
-                    &tensor.name,
-                    tensor.layout,
-                    Usage::Compute,
-                ))?;
+            end = start + memory.alloc_size(&TensorInfo::of(graph.node(id), Usage::Compute))?;
             taken.push((start, end));
             offsets[id.index()] = Some(start);
         }

@@ -49,7 +49,8 @@ fn child_with_a_wrong_path() {
     {
         let backend = BlasBackend::default();
         assert!(backend.devices().is_empty());
-        let (what, why) = &backend.rejected()[0];
-        assert!(what.contains("/nonexistent/libblas.so") && !why.is_empty());
+        let rejected = &backend.rejected()[0];
+        assert!(rejected.what.contains("/nonexistent/libblas.so"));
+        assert!(!rejected.why.is_empty() && rejected.named);
     }
 }

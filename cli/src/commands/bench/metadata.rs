@@ -1,14 +1,14 @@
 //! Describes a measurement: model, processor, date.
 
-use crate::args::registry;
 use crate::shown::shortened;
 use samite::llm::Model;
+use samite::registry::{BuiltIn, Registry};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What every report says about that, to which results are added.
 pub fn metadata() -> Value {
-    let registry = registry(None);
+    let registry = Registry::built_in(BuiltIn::default());
     let cpu = registry
         .backends()
         .iter()

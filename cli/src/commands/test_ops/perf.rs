@@ -4,6 +4,7 @@ use super::TestOpsArgs;
 use crate::commands::bench::limits;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
+use crate::log;
 use crate::shown::shortened;
 use samite::registry::{Peaks, allowed_threads};
 use samite::{Device, DeviceKind};
@@ -114,7 +115,7 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
             let result = match measure(device, perf, LEAST)? {
                 Ok(result) => result,
                 Err(reason) => {
-                    if args.verbose && !args.json {
+                    if log::is_verbose() && !args.json {
                         writeln!(out, "{} {}: {reason}", perf.case.op, perf.case.name)?;
                     }
                     continue;

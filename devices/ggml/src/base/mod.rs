@@ -85,10 +85,10 @@ pub fn is_used(ggml_version: *const c_void) -> bool {
 /// # Errors
 /// If the number is not known, or if it was decided otherwise before.
 pub fn settle(api_version: i32) -> Result<Version, String> {
-    let wanted = [Version::V2, Version::V3]
-        .into_iter()
-        .find(|version| version.api() == api_version)
-        .ok_or_else(|| format!("its interface has version {api_version}; known are 2 and 3"))?;
+    let wanted = Version::of_api(api_version).ok_or_else(|| {
+        let known = Version::known_apis();
+        format!("its interface has version {api_version}; known are {known}")
+    })?;
     let settled = *SETTLED.get_or_init(|| wanted);
     match settled == wanted {
         true => Ok(settled),

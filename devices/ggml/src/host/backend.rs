@@ -2,16 +2,16 @@
 
 use super::check::computes;
 use super::device::GgmlDevice;
-use super::discover::{Candidate, backend_name, in_directory};
+use super::discover::{Candidate, EXTENSION, backend_name, in_directory};
 use super::library::Plugin;
-use super::probe::ask;
-use samite_core::{Backend, Device};
-use std::collections::BTreeMap;
+use super::probe::{Answer, ask};
+use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The environment variable with plugins, or directories of plugins, separated by `:`; all paths absolute.
+/// The environment variable with plugins, or directories of plugins, separated by `:` (`;` on Windows); all paths absolute.
 pub const PATH_VARIABLE: &str = "SAMITE_BACKEND_PATH";
 
 /// Where plugins are looked for, and how they are used.
@@ -22,8 +22,10 @@ pub struct GgmlOptions {
     pub paths: Vec<PathBuf>,
     /// Threads of plugins that compute on the CPU; their own default if `None`.
     pub threads: Option<usize>,
-    /// A command that prints [`probe`](super::probe()) of the path which is appended to it. Without one, plugins are loaded
-    /// without being tried before.
+    /// Names of plugins that are not even tried, such as `vulkan`, which `libggml-vulkan.so` has.
+    pub disabled: Vec<String>,
+    /// A command that prints the lines of [`probe`](super::probe()) of the path which is appended to it, maybe after `--load-only`, which
+    /// leaves out graphs. Without one, plugins are loaded without being tried before, and only used when they are named.
     pub prober: Option<Vec<OsString>>,
 }
 
@@ -46,20 +48,35 @@ impl GgmlOptions {
 /// The plugins that were found.
 pub struct GgmlBackend {
     devices: Vec<Arc<dyn Device>>,
+    /// By name, those that did not compute a small graph, with the reason.
+    doubts: HashMap<String, String>,
     features: Vec<(String, String)>,
-    rejected: Vec<(String, String)>,
+    rejected: Vec<Rejected>,
 }
 
 /// Collects plugins.
 struct Search<'a> {
     options: &'a GgmlOptions,
-    rejected: Vec<(String, String)>,
+    rejected: Vec<Rejected>,
 }
 
 impl Search<'_> {
+    /// Lists a file or folder as not usable. People are told of one that was named itself.
     fn reject(&mut self, path: &Path, reason: impl Into<String>) {
-        self.rejected
-            .push((path.display().to_string(), reason.into()));
+        let rejected = Rejected {
+            what: path.display().to_string(),
+            why: reason.into(),
+            named: self.options.paths.iter().any(|named| named == path),
+        };
+        if rejected.named {
+            tracing::warn!("{} cannot be used: {}", rejected.what, rejected.why);
+        }
+        self.rejected.push(rejected);
+    }
+
+    fn is_disabled(&self, name: &str) -> bool {
+        let mut disabled = self.options.disabled.iter();
+        disabled.any(|disabled| disabled.eq_ignore_ascii_case(name))
     }
 
     /// All candidates by name, in ggml's order. Files that were named themselves come first, and nothing else of their name is taken from
@@ -70,7 +87,11 @@ impl Search<'_> {
         for path in &self.options.paths {
             if !path.is_absolute() {
                 self.reject(path, "the path is not absolute");
-            } else if path.is_dir() && path.extension().is_none_or(|extension| extension != "so") {
+            } else if path.is_dir()
+                && path
+                    .extension()
+                    .is_none_or(|extension| extension != EXTENSION)
+            {
                 match in_directory(path) {
                     Ok(found) => {
                         for Candidate { name, path } in found {
@@ -79,6 +100,8 @@ impl Search<'_> {
                     }
                     Err(reason) => self.reject(path, reason),
                 }
+            } else if backend_name(path).is_some_and(|name| self.is_disabled(name)) {
+                self.reject(path, DISABLED);
             } else if !named.contains(path) {
                 named.push(path.clone());
             }
@@ -87,6 +110,12 @@ impl Search<'_> {
         groups.sort_by_key(|(name, _)| preference(name));
         let mut chosen: Vec<_> = named.iter().map(|path| vec![path.clone()]).collect();
         for (name, group) in groups {
+            if self.is_disabled(&name) {
+                for path in group {
+                    self.reject(&path, DISABLED);
+                }
+                continue;
+            }
             let of_name = |path: &PathBuf| backend_name(path) == Some(&name);
             match named.iter().find(|path| of_name(path)) {
                 Some(instead) => {
@@ -101,32 +130,32 @@ impl Search<'_> {
     }
 
     /// The best usable one of some files.
-    fn best(&mut self, group: Vec<PathBuf>) -> Option<Plugin> {
+    fn best(&mut self, group: Vec<PathBuf>) -> Option<(Plugin, Option<Answer>)> {
         let Some(prober) = &self.options.prober else {
-            return self.best_loaded(group);
+            return self.best_loaded(group).map(|plugin| (plugin, None));
         };
         let mut scored = Vec::new();
         for path in group {
             match ask(prober, &path) {
-                Ok(score) => scored.push((score, path)),
+                Ok(answer) => scored.push((answer, path)),
                 Err(reason) => self.reject(&path, reason),
             }
         }
         // The first of equals, as listed.
-        scored.sort_by_key(|(score, _)| std::cmp::Reverse(*score));
-        let mut best: Option<(i32, Plugin)> = None;
-        for (score, path) in scored {
-            if let Some((best, plugin)) = &best {
-                let reason = not_best(score, *best, &plugin.path);
+        scored.sort_by_key(|(answer, _)| std::cmp::Reverse(answer.score));
+        let mut best: Option<(Plugin, Answer)> = None;
+        for (answer, path) in scored {
+            if let Some((plugin, best)) = &best {
+                let reason = not_best(answer.score, best.score, &plugin.path);
                 self.reject(&path, reason);
                 continue;
             }
             match Plugin::load(&path) {
-                Ok(plugin) => best = Some((score, plugin)),
+                Ok(plugin) => best = Some((plugin, answer)),
                 Err(reason) => self.reject(&path, reason),
             }
         }
-        best.map(|(_, plugin)| plugin)
+        best.map(|(plugin, answer)| (plugin, Some(answer)))
     }
 
     fn best_loaded(&mut self, group: Vec<PathBuf>) -> Option<Plugin> {
@@ -154,6 +183,8 @@ impl Search<'_> {
     }
 }
 
+const DISABLED: &str = "it is disabled";
+
 /// The order in which ggml loads backends, which is the order of their devices: of two backends for one card, the first is used. Others
 /// come last.
 const ORDER: [&str; 15] = [
@@ -170,6 +201,19 @@ fn not_best(score: i32, best: i32, path: &Path) -> String {
     format!("score {score}: {} fits better, with {best}", path.display())
 }
 
+/// Why a device is not used without being named.
+fn doubt(device: &GgmlDevice, answer: Option<&Answer>) -> Option<String> {
+    let Some(answer) = answer else {
+        return Some("no other process tried it: there is no prober".into());
+    };
+    let identity = device.identity();
+    let mut tried = answer.devices.iter();
+    match tried.find(|(tried, _)| *tried == identity) {
+        Some((_, doubt)) => doubt.clone(),
+        None => Some("it was not there when the plugin was tried".into()),
+    }
+}
+
 impl GgmlBackend {
     /// Finds and loads plugins.
     pub fn find(options: &GgmlOptions) -> Self {
@@ -178,12 +222,16 @@ impl GgmlBackend {
             rejected: Vec::new(),
         };
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        let mut doubts = HashMap::new();
         let mut features = Vec::new();
         for group in search.candidates() {
-            let Some(plugin) = search.best(group) else {
+            let Some((plugin, answer)) = search.best(group) else {
                 continue;
             };
             let plugin = Arc::new(plugin);
+            if plugin.devices.is_empty() {
+                search.reject(&plugin.path, "it finds no device on this machine");
+            }
             features.push((
                 plugin.name.clone(),
                 format!(
@@ -200,21 +248,26 @@ impl GgmlBackend {
                 let device =
                     GgmlDevice::new(Arc::clone(&plugin), device, options.threads, is_taken)
                         .and_then(|device| {
-                            let device: Arc<dyn Device> = device;
                             // Who has a prober has checked this there.
-                            match plugin.alone && options.prober.is_none() {
-                                true => computes(&device).map(|()| device),
-                                false => Ok(device),
+                            if plugin.alone && options.prober.is_none() {
+                                computes(&(Arc::clone(&device) as Arc<dyn Device>))?;
                             }
+                            Ok(device)
                         });
                 match device {
-                    Ok(device) => devices.push(device),
+                    Ok(device) => {
+                        if let Some(doubt) = doubt(&device, answer.as_ref()) {
+                            doubts.insert(device.name().to_owned(), doubt);
+                        }
+                        devices.push(device);
+                    }
                     Err(reason) => search.reject(&plugin.path, reason),
                 }
             }
         }
         GgmlBackend {
             devices,
+            doubts,
             features,
             rejected: search.rejected,
         }
@@ -234,7 +287,21 @@ impl Backend for GgmlBackend {
         self.features.clone()
     }
 
-    fn rejected(&self) -> Vec<(String, String)> {
+    fn doubt(&self, device: &dyn Device) -> Option<String> {
+        self.doubts.get(device.name()).cloned()
+    }
+
+    fn configure(
+        &self,
+        device: &Arc<dyn Device>,
+        parameters: Parameters,
+    ) -> Result<Arc<dyn Device>> {
+        let own = device.as_any().downcast_ref::<GgmlDevice>();
+        let own = own.ok_or_else(|| Error::invalid("a device of another backend"))?;
+        Ok(own.configure(parameters)?)
+    }
+
+    fn rejected(&self) -> Vec<Rejected> {
         self.rejected.clone()
     }
 }
@@ -258,7 +325,7 @@ mod tests {
         let groups = groups.map(|group| group.iter().map(|path| name(path)).collect());
         let groups = groups.collect();
         let rejected = search.rejected.into_iter();
-        let rejected = rejected.map(|(path, reason)| (name(Path::new(&path)), reason));
+        let rejected = rejected.map(|r| (name(Path::new(&r.what)), r.why));
         (groups, rejected.collect())
     }
 
@@ -290,5 +357,31 @@ mod tests {
         assert_eq!(groups, [["libggml-cpu-b.so"], ["libggml-vulkan.so"]]);
         let reason = format!("{} was named", named.display());
         assert_eq!(rejected, [("libggml-cpu-a.so".to_owned(), reason)]);
+    }
+
+    #[test]
+    fn what_is_disabled_is_not_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
+        for name in ["cpu-a", "vulkan", "opencl"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let options = GgmlOptions {
+            paths: vec![folder.path().into(), path("opencl")],
+            disabled: vec!["CPU".into(), "opencl".into()],
+            ..GgmlOptions::default()
+        };
+        let mut search = Search {
+            options: &options,
+            rejected: Vec::new(),
+        };
+        assert_eq!(search.candidates(), [[path("vulkan")]]);
+        let rejected = search.rejected.iter();
+        let rejected: Vec<_> = rejected
+            .map(|r| (Path::new(&r.what), &*r.why, r.named))
+            .collect();
+        let (cpu, opencl) = (path("cpu-a"), path("opencl"));
+        assert!(rejected.contains(&(&*cpu, DISABLED, false)));
+        assert!(rejected.contains(&(&*opencl, DISABLED, true)));
     }
 }

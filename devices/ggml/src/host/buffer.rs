@@ -3,10 +3,11 @@
 use super::library::{Plugin, string};
 use super::stream::span;
 use crate::abi::{self, Status, Tensor, usage};
-use crate::convert::export::bare;
+use crate::convert::Reason;
+use crate::convert::export::{Exported, Place, bare};
 use samite_core::{
-    BufferType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot, Support,
-    TensorInfo, TensorRef, Usage,
+    BufferType, DType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot,
+    Support, TensorInfo, TensorRef, Usage,
 };
 use std::any::Any;
 use std::collections::HashMap;
@@ -140,7 +141,16 @@ impl BufferType for GgmlBufferType {
     }
 
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
-        self.size_of_layout(&tensor.layout)
+        let size = self.size_of_layout(&tensor.layout)?;
+        let Some(node) = tensor.node.filter(|node| node.tensor().view.is_none()) else {
+            return Ok(size);
+        };
+        // Some kernels keep notes behind their result.
+        let of_operation = with_operation(node, |tensor| {
+            // SAFETY: the tensor is valid during this call.
+            unsafe { self.size_of(tensor) }
+        });
+        Ok(size.max(of_operation.flatten().unwrap_or(0)))
     }
 
     fn is_host(&self) -> bool {
@@ -187,16 +197,28 @@ impl BufferType for GgmlBufferType {
         let buffer = unsafe { RawBuffer::own(Arc::clone(&self.plugin), raw) };
         // SAFETY: as above, and nobody else knows it yet.
         unsafe {
-            (*raw.as_ptr()).usage = match usage {
-                Usage::Any => usage::ANY,
-                Usage::Weights => usage::WEIGHTS,
-                Usage::Compute => usage::COMPUTE,
-            };
+            (*raw.as_ptr()).usage = number_of(usage);
         }
         let buffer = GgmlBuffer::new(this, Arc::new(buffer), size, usage)?;
         samite_core::Buffer::clear(&buffer, 0)?;
         Ok(Arc::new(buffer))
     }
+}
+
+fn number_of(usage: Usage) -> i32 {
+    match usage {
+        Usage::Any => usage::ANY,
+        Usage::Weights => usage::WEIGHTS,
+        Usage::Compute => usage::COMPUTE,
+    }
+}
+
+/// Calls `f` with the structure of a node's result, which has no memory, but sources and an operation; `None` if ggml has no such
+/// operation.
+fn with_operation<R>(node: Node<'_>, f: impl FnOnce(*const Tensor) -> R) -> Option<R> {
+    let nowhere = |_| Ok::<_, Reason>(Place::At(null_mut(), null_mut()));
+    let exported = Exported::new(node.graph(), &[node.id()], nowhere).ok()?;
+    Some(f(*exported.nodes().last()?))
 }
 
 /// A buffer that is freed with this value.
@@ -244,8 +266,10 @@ pub struct GgmlBuffer {
     usage: Usage,
     /// What its memory is called, unless it is host memory.
     id: MemoryId,
-    /// If it is plain host memory.
+    /// If it is plain host memory. The device enters its gate, so that it works while the host waits.
     host: Option<Arc<HostMemory>>,
+    /// Host memory that nobody writes to, such as a mapped file: it has no gate to enter.
+    mapped: Option<Arc<HostMemory>>,
     /// The structures of tensors that live here. Plugins hang things on them, so each is made once.
     tensors: Mutex<HashMap<(usize, Layout), Box<Tensor>>>,
     /// Tensors of an extra type that were not written as a whole yet.
@@ -325,9 +349,29 @@ impl GgmlBuffer {
             usage,
             id: MemoryId::unique(),
             host,
+            mapped: None,
             tensors: Mutex::new(HashMap::new()),
             partial: Mutex::new(HashMap::new()),
         })
+    }
+
+    /// A buffer that the plugin made of host memory, beginning `before` bytes before it.
+    pub fn import(
+        owner: Arc<GgmlBufferType>,
+        raw: RawBuffer,
+        before: usize,
+        memory: Arc<HostMemory>,
+        usage: Usage,
+    ) -> Result<Self> {
+        // SAFETY: the buffer is new, and nobody else knows it yet.
+        unsafe { (*raw.as_ptr()).usage = number_of(usage) };
+        let mut buffer = Self::new(owner, Arc::new(raw), memory.len(), usage)?;
+        buffer.base = buffer.base.wrapping_add(before);
+        match memory.is_writable() {
+            true => buffer.host = Some(memory),
+            false => buffer.mapped = Some(memory),
+        }
+        Ok(buffer)
     }
 
     pub fn raw(&self) -> *mut abi::Buffer {
@@ -341,7 +385,19 @@ impl GgmlBuffer {
 
     /// Whether it is memory of this type that only the plugin touches.
     pub fn is_private(&self, buffer_type: &Arc<GgmlBufferType>) -> bool {
-        Arc::ptr_eq(&self.owner, buffer_type) && self.host.is_none() && self.owner.accepts.is_none()
+        Arc::ptr_eq(&self.owner, buffer_type)
+            && self.only_the_plugins()
+            && self.owner.accepts.is_none()
+    }
+
+    /// The plugin's device that its memory is of.
+    pub fn device(&self) -> *mut abi::Device {
+        self.owner.table.device
+    }
+
+    /// Whether nobody but the plugin touches its memory.
+    pub fn only_the_plugins(&self) -> bool {
+        self.host.is_none() && self.mapped.is_none()
     }
 
     pub fn address(&self, offset: usize) -> *mut u8 {
@@ -472,7 +528,7 @@ impl samite_core::Buffer for GgmlBuffer {
     }
 
     fn location(&self) -> Location {
-        match &self.host {
+        match self.host.as_ref().or(self.mapped.as_ref()) {
             Some(host) => host.location(),
             None => Location {
                 memory: self.id,
@@ -485,6 +541,10 @@ impl samite_core::Buffer for GgmlBuffer {
         self.host.as_ref()
     }
 
+    fn is_writable(&self) -> bool {
+        self.mapped.is_none()
+    }
+
     fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
         let layout = tensor.layout;
         let tensor = Slot { offset, layout };
@@ -495,7 +555,7 @@ impl samite_core::Buffer for GgmlBuffer {
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
-        if let Some(host) = &self.host {
+        if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.write(tensor.offset.saturating_add(offset), data);
         }
         if data.is_empty() {
@@ -509,7 +569,7 @@ impl samite_core::Buffer for GgmlBuffer {
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
-        if let Some(host) = &self.host {
+        if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.read(tensor.offset.saturating_add(offset), out);
         }
         if out.is_empty() {
@@ -538,7 +598,9 @@ impl samite_core::Buffer for GgmlBuffer {
     fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
         let set = self.raw.iface().set_tensor_2d;
         let inside = span(rows, tensor.layout.bytes(), data.len()).is_some();
-        let (Some(set), true, None, None) = (set, inside, &self.host, &self.owner.accepts) else {
+        let only_plugins = self.only_the_plugins();
+        let (Some(set), true, None) = (set.filter(|_| only_plugins), inside, &self.owner.accepts)
+        else {
             return rows.each(tensor.layout.bytes(), data.len(), |offset, piece| {
                 self.write(tensor, offset, &data[piece])
             });
@@ -564,7 +626,8 @@ impl samite_core::Buffer for GgmlBuffer {
     fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
         let get = self.raw.iface().get_tensor_2d;
         let inside = span(rows, tensor.layout.bytes(), out.len()).is_some();
-        let (Some(get), true, None) = (get, inside, &self.host) else {
+        let get = get.filter(|_| self.only_the_plugins());
+        let (Some(get), true) = (get, inside) else {
             return rows.each(tensor.layout.bytes(), out.len(), |offset, piece| {
                 self.read(tensor, offset, &mut out[piece])
             });
@@ -588,14 +651,17 @@ impl samite_core::Buffer for GgmlBuffer {
     }
 
     fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
-        if let Some(host) = &self.host {
+        if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.fill(tensor.offset.saturating_add(offset), len, value);
         }
         if len == 0 {
             return Ok(());
         }
         Self::check_range(tensor, offset, len)?;
-        let (Some(set), None) = (self.raw.iface().memset_tensor, &self.owner.accepts) else {
+        // Queues of GPUs fill whole words; what Vulkan's does with other numbers is not defined.
+        let whole = offset.is_multiple_of(4) && len.is_multiple_of(4);
+        let set = self.raw.iface().memset_tensor.filter(|_| whole);
+        let (Some(set), None) = (set, &self.owner.accepts) else {
             return self.write(tensor, offset, &vec![value; len]);
         };
         let tensor = self.tensor(tensor)?;
@@ -605,8 +671,15 @@ impl samite_core::Buffer for GgmlBuffer {
     }
 
     fn clear(&self, value: u8) -> Result<()> {
-        if let Some(host) = &self.host {
+        if let Some(host) = self.host.as_ref().or(self.mapped.as_ref()) {
             return host.fill(0, host.len(), value);
+        }
+        // Vulkan's clears with words of which one byte is the value.
+        if value != 0 && self.owner.accepts.is_none() {
+            let layout = Layout::contiguous(DType::I8, [self.size, 1, 1, 1])?;
+            let (all, words) = (Slot { offset: 0, layout }, self.size / 4 * 4);
+            self.fill(all, 0, words, value)?;
+            return self.fill(all, words, self.size - words, value);
         }
         let clear = self
             .raw
@@ -620,8 +693,12 @@ impl samite_core::Buffer for GgmlBuffer {
 
     fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
         let source = from.buffer.as_any().downcast_ref::<GgmlBuffer>();
-        let (Some(copy), Some(source), None) = (self.raw.iface().cpy_tensor, source, &self.host)
-        else {
+        let copy = self
+            .raw
+            .iface()
+            .cpy_tensor
+            .filter(|_| self.only_the_plugins());
+        let (Some(copy), Some(source)) = (copy, source) else {
             return Ok(false);
         };
         if source.owner.plugin.version != self.owner.plugin.version

@@ -5,8 +5,8 @@
 //! ones tell them apart; a plugin of another release computes something else, or ends the process that tries it.
 
 use samite_core::{
-    CancelToken, DType, Device, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
-    Stream, TensorInfo, TensorRef, Unary, Usage,
+    CancelToken, DType, Device, Error, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
+    Stream, TensorId, TensorInfo, TensorRef, Unary, Usage,
 };
 use std::sync::Arc;
 
@@ -89,68 +89,62 @@ fn questions() -> Vec<Question> {
     ]
 }
 
-/// What the device answers, or nothing if it does not support the operation.
-fn ask(
+/// A graph to compute once.
+pub struct Wanted<'a> {
+    pub graph: &'a Graph,
+    /// What is computed, in order.
+    pub nodes: &'a [TensorId],
+    /// F32 values that are given. Other leaves are stored.
+    pub inputs: &'a [(TensorId, &'a [f32])],
+    /// F32 results that are read.
+    pub results: &'a [TensorId],
+}
+
+/// Computes a graph without views in memory of the device's.
+pub fn compute(
     device: &dyn Device,
     stream: &mut dyn Stream,
-    question: &Question,
-    operands: [&[f32]; 2],
-) -> Result<Option<Vec<f32>>> {
-    let mut graph = Graph::new();
-    let mut ids = Vec::new();
-    for name in ["a", "b"].into_iter().take(question.operands) {
-        ids.push(Some(graph.input(
-            name,
-            DType::F32,
-            [COLUMNS, ROWS, 1, 1],
-        )?));
-    }
-    let node = graph.push(question.op, &ids)?;
-    graph.set_output(node);
-    if !device.supports(graph.node(node)).is_yes() {
-        return Ok(None);
-    }
-
+    wanted: Wanted<'_>,
+) -> Result<Vec<Vec<f32>>> {
+    let Wanted { graph, nodes, .. } = wanted;
     let memory = device.buffer_type();
     let mut end = 0;
-    let mut offsets = Vec::new();
-    for tensor in graph.tensors() {
-        offsets.push(end);
-        let size = memory.alloc_size(&TensorInfo::new(
-            &tensor.name,
-            tensor.layout,
-            Usage::Compute,
-        ))?;
+    let mut offsets = vec![None; graph.len()];
+    let inputs = wanted.inputs.iter().map(|(id, _)| id);
+    for id in inputs.chain(nodes) {
+        let tensor = graph.node(*id);
+        let size = memory.alloc_size(&TensorInfo::of(tensor, Usage::Compute))?;
+        offsets[id.index()] = Some(end);
         end += size.next_multiple_of(memory.alignment());
     }
     let buffer = memory.allocate(end, Usage::Compute)?;
     let tensors = graph.tensors().iter().zip(offsets);
     let places: Vec<_> = tensors
-        .map(|(tensor, offset)| {
-            Some(TensorRef {
+        .map(|(tensor, offset)| match &tensor.stored {
+            Some(stored) => Some(stored.tensor().clone()),
+            None => offset.map(|offset| TensorRef {
                 buffer: Arc::clone(&buffer),
                 slot: Slot {
                     offset,
                     layout: tensor.layout,
                 },
-            })
+            }),
         })
         .collect();
-    for (place, values) in places
-        .iter()
-        .flatten()
-        .zip(operands)
-        .take(question.operands)
-    {
+    let place = |id: TensorId| {
+        let place = places.get(id.index()).and_then(Option::as_ref);
+        place.ok_or_else(|| Error::invalid("a tensor has no place"))
+    };
+    for (id, values) in wanted.inputs {
         let bytes: Vec<u8> = values
             .iter()
             .flat_map(|value| value.to_ne_bytes())
             .collect();
-        stream.write(place, 0, &bytes)?;
+        stream.write(place(*id)?, 0, &bytes)?;
     }
     let mut prepared = stream.prepare(Placed {
-        graph: &graph,
-        nodes: &[node],
+        graph,
+        nodes,
         places: &places,
         workspace: None,
         compiled: None,
@@ -160,14 +154,47 @@ fn ask(
         observer: None,
     };
     stream.run(&mut *prepared, control)?;
-    let mut bytes = vec![0; graph.tensor(node).layout.bytes()];
-    if let Some(Some(result)) = places.get(node.index()) {
-        stream.read(result, 0, &mut bytes)?;
+    let read = |id: &TensorId| {
+        let mut bytes = vec![0; graph.tensor(*id).layout.bytes()];
+        stream.read(place(*id)?, 0, &mut bytes)?;
+        let values = bytes.as_chunks::<4>().0.iter();
+        Ok(values.map(|&bytes| f32::from_ne_bytes(bytes)).collect())
+    };
+    wanted.results.iter().map(read).collect()
+}
+
+/// What the device answers, or nothing if it does not support the operation.
+fn ask(
+    device: &dyn Device,
+    stream: &mut dyn Stream,
+    question: &Question,
+    operands: [&[f32]; 2],
+) -> Result<Option<Vec<f32>>> {
+    let mut graph = Graph::new();
+    let mut inputs = Vec::new();
+    let named = ["a", "b"].into_iter().zip(operands);
+    for (name, values) in named.take(question.operands) {
+        let input = graph.input(name, DType::F32, [COLUMNS, ROWS, 1, 1])?;
+        inputs.push((input, values));
     }
-    let values = bytes.as_chunks::<4>().0.iter();
-    Ok(Some(
-        values.map(|&bytes| f32::from_ne_bytes(bytes)).collect(),
-    ))
+    let ids: Vec<_> = inputs.iter().map(|&(id, _)| Some(id)).collect();
+    let node = graph.push(question.op, &ids)?;
+    graph.set_output(node);
+    if !device.supports(graph.node(node)).is_yes() {
+        return Ok(None);
+    }
+    let wanted = Wanted {
+        graph: &graph,
+        nodes: &[node],
+        inputs: &inputs,
+        results: &[node],
+    };
+    Ok(compute(device, stream, wanted)?.pop())
+}
+
+/// Whether a number is what it should be: kernels may compute with 16 bits. What is not a number is near to nothing.
+pub fn is_close(found: f32, expected: f32) -> bool {
+    (found - expected).abs() <= 0.02 * (1.0 + expected.abs())
 }
 
 /// Whether the device computes what is known, as far as it supports it.
@@ -190,9 +217,9 @@ pub fn computes(device: &Arc<dyn Device>) -> std::result::Result<(), String> {
             .map_err(|error| format!("{}: {error}", question.op))?;
         let Some(found) = found else { continue };
         let expected = (question.answer)(&a, &b);
-        // Kernels may compute with 16 bits.
-        let is_close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
-        if found.len() != expected.len() || !found.iter().zip(&expected).all(is_close) {
+        if found.len() != expected.len()
+            || !found.iter().zip(&expected).all(|(a, b)| is_close(*a, *b))
+        {
             return Err(format!(
                 "{} does not compute {}: a plugin of another release, which has to come with its libggml-base",
                 device.name(),

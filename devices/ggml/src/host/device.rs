@@ -1,6 +1,6 @@
 //! A plugin's device.
 
-use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType};
+use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType, RawBuffer};
 use super::event::GgmlEvent;
 use super::gaps;
 use super::library::{Plugin, string};
@@ -11,13 +11,17 @@ use crate::base;
 use crate::convert::Reason;
 use crate::convert::export::{Exported, Place};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Event, Graph, Keep, MemoryInfo, Node, Op, Result,
-    Stream, Support, TensorId,
+    Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
+    MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage, host_buffer,
 };
 use std::any::Any;
+use std::ffi::{CStr, CString};
 use std::fmt;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, OnceLock};
+
+/// Memory is mapped in multiples of this, or of a multiple of it.
+const PAGE: usize = 4096;
 
 /// A plugin's device, called `ggml:` and its name there.
 pub struct GgmlDevice {
@@ -28,6 +32,8 @@ pub struct GgmlDevice {
     host_type: Option<Arc<GgmlBufferType>>,
     extra_types: Vec<Arc<GgmlBufferType>>,
     threads: Option<usize>,
+    /// What the plugin is told when a stream is opened; it knows its own words.
+    parameters: Option<CString>,
     /// Opened when the first graph is planned; `None` if the plugin has no wishes.
     optimizer: OnceLock<Option<Optimizer>>,
 }
@@ -177,6 +183,9 @@ impl GgmlDevice {
         // SAFETY: the type is of this plugin.
         let buffer_type =
             unsafe { GgmlBufferType::new(Arc::clone(&plugin), buffer_type, &name, None) }?;
+        if core.caps.async_ && core.caps.events && !buffer_type.is_host() {
+            plugin.add_memory(&buffer_type);
+        }
         // One that is the default type or makes no sense is not worth losing the device for.
         let host_type = table
             .get_host_buffer_type
@@ -214,12 +223,61 @@ impl GgmlDevice {
             host_type,
             extra_types,
             threads,
+            parameters: None,
             optimizer: OnceLock::new(),
         }))
     }
 
+    /// The same device with parameters: `threads`, if the plugin has a function for it, and what the plugin itself takes.
+    ///
+    /// # Errors
+    /// If the plugin opens no stream with them.
+    pub fn configure(&self, mut parameters: Parameters) -> Result<Arc<Self>> {
+        let threads = match self.core.plugin.set_threads() {
+            Some(_) => parameters.take_number(&self.name, "threads", 1, 1 << 16)?,
+            None => None,
+        };
+        let text = CString::new(parameters.to_string())
+            .map_err(|_| Error::invalid("a parameter has a byte 0 in it"))?;
+        let device = Arc::new(GgmlDevice {
+            name: self.name.clone(),
+            core: Arc::clone(&self.core),
+            buffer_type: Arc::clone(&self.buffer_type),
+            host_type: self.host_type.clone(),
+            extra_types: self.extra_types.clone(),
+            threads: threads.or(self.threads),
+            parameters: (!parameters.is_empty()).then_some(text),
+            optimizer: OnceLock::new(),
+        });
+        // Nobody but the plugin knows its parameters.
+        if device.parameters.is_some() && Arc::clone(&device).open_stream().is_err() {
+            return Err(Error::invalid(format!(
+                "device '{}': the plugin refuses the parameters '{parameters}'",
+                self.name
+            )));
+        }
+        Ok(device)
+    }
+
+    /// A backend in ggml's sense: a stream.
+    pub fn open_backend(&self) -> Option<NonNull<abi::Backend>> {
+        let init = self.core.table().init_backend?;
+        let parameters = self.parameters.as_deref().map_or(null(), CStr::as_ptr);
+        // SAFETY: the function belongs to the device; parameters are a string or null.
+        NonNull::new(unsafe { init(self.core.raw, parameters) })
+    }
+
     pub fn core(&self) -> &Arc<DeviceCore> {
         &self.core
+    }
+
+    /// What tells it from other devices of its plugin, on one line.
+    pub fn identity(&self) -> String {
+        let own_name = self.core.table().get_name;
+        // SAFETY: the function belongs to this device.
+        let own_name = own_name.and_then(|get| unsafe { string(get(self.core.raw)) });
+        let text = format!("{} {}", own_name.unwrap_or_default(), self.description());
+        text.replace(['\n', '\r', '\t'], " ").trim().to_owned()
     }
 
     /// Whether its streams return before the work is done.
@@ -232,11 +290,47 @@ impl GgmlDevice {
         buffer.is_private(&self.buffer_type)
     }
 
+    /// Whether it makes buffers of host memory that is not the plugin's.
+    fn wraps_host_memory(&self) -> bool {
+        // Upstream's hosts call the function without a look at it, but only if the device says so.
+        self.core.caps.buffer_from_host_ptr && self.core.table().buffer_from_host_ptr.is_some()
+    }
+
     /// Whether it can use host memory that is not the plugin's.
     pub fn takes_host_memory(&self) -> bool {
-        self.buffer_type.is_host()
-            && self.core.caps.buffer_from_host_ptr
-            && self.core.table().buffer_from_host_ptr.is_some()
+        self.buffer_type.is_host() && self.wraps_host_memory()
+    }
+
+    /// A buffer of the plugin's over host memory, and how many bytes before that memory it begins: at a multiple of `alignment`, at most
+    /// a page.
+    ///
+    /// # Errors
+    /// If the plugin makes none.
+    pub fn wrap(&self, memory: &HostMemory, alignment: usize) -> Result<(RawBuffer, usize)> {
+        let failed = || {
+            Error::unsupported(
+                &self.name,
+                "host memory of others",
+                "the plugin made no buffer of it",
+            )
+        };
+        let from_pointer = self.core.table().buffer_from_host_ptr.ok_or_else(failed)?;
+        let base = memory.base().as_ptr();
+        let before = base as usize % alignment;
+        let start = base.wrapping_sub(before);
+        let size = memory.len().saturating_add(before).max(1);
+        let size = size
+            .checked_next_multiple_of(alignment)
+            .ok_or_else(failed)?;
+        if size > self.buffer_type.max_size() {
+            return Err(failed());
+        }
+        // SAFETY: the memory stays as long as the result; what lies around it on the same page is only part of the range, not of a tensor.
+        let raw = unsafe { from_pointer(self.core.raw, start.cast(), size, size) };
+        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        // SAFETY: new, and the plugin's.
+        let buffer = unsafe { RawBuffer::own(Arc::clone(&self.core.plugin), raw) };
+        Ok((buffer, before))
     }
 }
 
@@ -283,7 +377,7 @@ impl Device for GgmlDevice {
         Capabilities {
             asynchronous: self.is_asynchronous(),
             host_buffer: self.host_type.is_some(),
-            import_host: false,
+            import_host: self.wraps_host_memory(),
             streams: false,
             events: self.core.caps.events && self.core.table().event_new.is_some(),
         }
@@ -292,6 +386,31 @@ impl Device for GgmlDevice {
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         let host = self.host_type.clone()?;
         Some(host as Arc<dyn BufferType>)
+    }
+
+    fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        if self.takes_host_memory() {
+            return Ok(host_buffer(memory, usage)); // each graph makes it known to the plugin
+        }
+        if !self.wraps_host_memory() {
+            return Err(Error::unsupported(
+                &self.name,
+                "import of host memory",
+                "the plugin says that the device cannot",
+            ));
+        }
+        // What a device reads that has memory of its own is mapped page by page.
+        let (buffer, before) = self.wrap(&memory, PAGE)?;
+        let buffer =
+            GgmlBuffer::import(Arc::clone(&self.buffer_type), buffer, before, memory, usage)?;
+        Ok(Arc::new(buffer))
+    }
+
+    fn import_alignment(&self) -> usize {
+        match self.takes_host_memory() {
+            true => 1,
+            false => self.buffer_type.alignment(),
+        }
     }
 
     fn create_event(&self) -> Result<Arc<dyn Event>> {
@@ -316,17 +435,7 @@ impl Device for GgmlDevice {
         if !node.tensor().is_computed() {
             return Support::Yes;
         }
-        self.core.supports(node, null_mut(), |tensor| {
-            // SAFETY: the tensor is valid during this call.
-            let needed = unsafe { self.buffer_type.size_of(tensor) };
-            let planned = self.buffer_type.size_of_layout(node.layout());
-            match (needed, planned) {
-                (Some(needed), Ok(planned)) if needed > planned => Support::no(
-                    "the plugin needs more memory behind the result than tensors of its shape have",
-                ),
-                _ => Support::Yes,
-            }
-        })
+        self.core.supports(node, null_mut(), |_| Support::Yes)
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
@@ -342,7 +451,10 @@ impl Device for GgmlDevice {
         let own = |buffer_type: &Arc<dyn BufferType>| {
             std::ptr::addr_eq(Arc::as_ptr(&self.buffer_type), Arc::as_ptr(buffer_type))
         };
-        (own(from) && own(to)) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
+        // From another device of the plugin, the one that receives copies.
+        let is_peer = || self.core.plugin.joins_devices() && self.core.plugin.has_memory(from);
+        let is_known = || own(from) || is_peer();
+        (own(to) && is_known()) || (from.is_host() && to.is_host() && self.supports_buffer_type(to))
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {
@@ -359,7 +471,7 @@ impl Device for GgmlDevice {
     }
 
     fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
-        let optimizer = self.optimizer.get_or_init(|| Optimizer::open(&self.core));
+        let optimizer = self.optimizer.get_or_init(|| Optimizer::open(self));
         match optimizer {
             Some(optimizer) => optimizer.optimize(&self.name, graph, nodes),
             None => Vec::new(),

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-/// A file with the name of a plugin: `[lib]ggml-<name>[-variant].so`.
+/// How plugins' names end here. (macOS has them end like other Unix systems.)
+pub const EXTENSION: &str = if cfg!(windows) { "dll" } else { "so" };
+
+/// A file with the name of a plugin: `[lib]ggml-<name>[-variant].so`, or `.dll` on Windows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Candidate {
     /// The backend's name: of several files with one name, the best is taken.
@@ -13,7 +16,8 @@ pub struct Candidate {
 
 /// The backend's name in the name of a plugin's file.
 pub fn backend_name(path: &Path) -> Option<&str> {
-    let stem = path.file_name()?.to_str()?.strip_suffix(".so")?;
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(EXTENSION)?.strip_suffix('.')?;
     let rest = stem
         .strip_prefix("lib")
         .unwrap_or(stem)

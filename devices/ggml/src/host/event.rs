@@ -50,6 +50,13 @@ impl GgmlEvent {
         event.filter(|event| Arc::ptr_eq(&event.core, core))
     }
 
+    /// `event`, if the queues of this device can wait for it.
+    pub fn within_reach<'a>(event: &'a dyn Event, core: &Arc<DeviceCore>) -> Option<&'a Self> {
+        let event = event.as_any().downcast_ref::<GgmlEvent>()?;
+        let is_peer = Arc::ptr_eq(&event.core.plugin, &core.plugin) && core.plugin.joins_devices();
+        (is_peer || Arc::ptr_eq(&event.core, core)).then_some(event)
+    }
+
     pub fn raw(&self) -> *mut abi::Event {
         self.raw.as_ptr()
     }

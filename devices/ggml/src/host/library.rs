@@ -1,14 +1,20 @@
 //! A loaded plugin and its handshake.
 
+use super::buffer::GgmlBufferType;
 use super::log::{self, SetLogFn};
 use crate::abi::{
     AbortCallback, Backend, Buffer, BufferType, Device, Feature, InitFn, Reg, ScoreFn, Version,
     proc_name,
 };
 use crate::base;
+#[cfg(unix)]
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+#[cfg(windows)]
+use libloading::os::windows::{LOAD_WITH_ALTERED_SEARCH_PATH, Library};
+use samite_core::BufferType as BufferTypeTrait;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// `void ggml_backend_set_n_threads(backend, int)`
 pub type SetThreadsFn = unsafe extern "C" fn(*mut Backend, c_int);
@@ -30,6 +36,8 @@ pub struct Plugin {
     /// How well it fits this machine; 1 without a score.
     pub score: i32,
     pub devices: Vec<*mut Device>,
+    /// The memories of its devices.
+    memories: Mutex<Vec<Weak<GgmlBufferType>>>,
     reg: *mut Reg,
     buffer_free: unsafe extern "C" fn(*mut Buffer),
 }
@@ -58,16 +66,42 @@ pub fn loader_error(error: &libloading::Error) -> String {
     source.unwrap_or_else(|| error.to_string())
 }
 
+/// Loads a library. The system is asked for the file by its whole path, and on Windows for what it needs in its folder first.
 fn open(path: &Path) -> Result<Library, String> {
+    #[cfg(windows)]
+    // SAFETY: as below.
+    let library = unsafe { Library::load_with_flags(path, LOAD_WITH_ALTERED_SEARCH_PATH) };
+    #[cfg(unix)]
     // SAFETY: loading runs the library's initialisers. The user named the file or its directory, and nobody else can write to
     // it.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| loader_error(&error))
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+    library.map_err(|error| loader_error(&error))
+}
+
+/// The address of a function in a library.
+fn address(library: &Library, name: &str) -> Option<*mut c_void> {
+    // SAFETY: only the address is taken here; its type is given by whoever uses it.
+    let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.ok()?;
+    let address = symbol.as_raw_ptr();
+    (!address.is_null()).then_some(address)
+}
+
+/// The address of a function of `libggml-base`. On Unix, all libraries that a plugin needs are searched with it; on Windows,
+/// the one that was loaded with it has a name.
+fn address_in_base(plugin: &Library, name: &str) -> Option<*mut c_void> {
+    #[cfg(windows)]
+    for base in ["ggml-base.dll", "libggml-base.dll"] {
+        if let Ok(base) = Library::open_already_loaded(base)
+            && let Some(address) = address(&base, name)
+        {
+            return Some(address);
+        }
+    }
+    address(plugin, name)
 }
 
 /// Why a file is not even tried.
 fn check_file(path: &Path) -> Result<(), String> {
-    use std::os::unix::fs::MetadataExt;
     if !path.is_absolute() {
         return Err("the path is not absolute".into());
     }
@@ -81,7 +115,8 @@ fn check_file(path: &Path) -> Result<(), String> {
     if !file.is_file() {
         return Err("not a regular file".into());
     }
-    if file.mode() & 0o002 != 0 {
+    #[cfg(unix)]
+    if std::os::unix::fs::MetadataExt::mode(&file) & 0o002 != 0 {
         return Err("everybody can write to this file; take that right away (chmod o-w)".into());
     }
     Ok(())
@@ -103,18 +138,12 @@ impl Plugin {
             }
             other => other,
         }?;
-        let symbol = |name: &str| {
-            // SAFETY: only the address is taken here; its type is given below.
-            unsafe { library.get::<*mut c_void>(name.as_bytes()) }
-                .ok()
-                .map(|symbol| symbol.as_raw_ptr())
-                .filter(|address| !address.is_null())
-        };
+        let symbol = |name: &str| address(&library, name);
         let missing = |name: &str| format!("{name} is missing: not a plugin of ggml");
-        // All libraries that a plugin needs are searched, so this finds the functions of `libggml-base`.
         let init = symbol("ggml_backend_init").ok_or_else(|| missing("ggml_backend_init"))?;
         let of_base = |name: &str| {
-            symbol(name).ok_or_else(|| format!("{name} is missing: it comes without libggml-base"))
+            address_in_base(&library, name)
+                .ok_or_else(|| format!("{name} is missing: it comes without libggml-base"))
         };
         let (version, buffer_free) = (
             of_base("ggml_version")?,
@@ -131,7 +160,7 @@ impl Plugin {
         // SAFETY: it returns a static string.
         let release = unsafe { CStr::from_ptr(version) };
         let known = Version::of_release(release).map_err(|error| error.to_string())?;
-        if let Some(set_log) = symbol("ggml_log_set") {
+        if let Some(set_log) = address_in_base(&library, "ggml_log_set") {
             // SAFETY: the type of the function in all versions; the listener takes any text.
             unsafe {
                 let set_log = std::mem::transmute::<*mut c_void, SetLogFn>(set_log);
@@ -192,6 +221,7 @@ impl Plugin {
             name,
             score,
             devices,
+            memories: Mutex::default(),
             reg,
             // SAFETY: the type of the function in all versions.
             buffer_free: unsafe {
@@ -217,9 +247,29 @@ impl Plugin {
             name: "test".into(),
             score: 1,
             devices: vec![device],
+            memories: Mutex::default(),
             reg,
             buffer_free,
         }
+    }
+
+    /// Whether its devices copy and wait among themselves. ggml's own scheduler relies on that in `cpy_tensor_async` only, where most plugins
+    /// refuse two devices. These make it a copy between cards; their events are the driver's, which any card's queue can wait for.
+    pub fn joins_devices(&self) -> bool {
+        ["CUDA", "ROCm", "MUSA"].contains(&&*self.name)
+    }
+
+    /// Remembers the memory of one of its devices.
+    pub fn add_memory(&self, memory: &Arc<GgmlBufferType>) {
+        let mut memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        memories.push(Arc::downgrade(memory));
+    }
+
+    /// Whether this is the memory of one of its devices.
+    pub fn has_memory(&self, memory: &Arc<dyn BufferTypeTrait>) -> bool {
+        let memories = self.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = memories.iter();
+        known.any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(memory)))
     }
 
     /// Frees a buffer.

@@ -8,7 +8,8 @@
 //! are known, because it cannot say which release it is of.
 //!
 //! A library can abort the whole process while it is loaded. With a [prober](GgmlOptions::prober), each one is first tried in a
-//! process of its own, and only the best ones that survive that are loaded here.
+//! process of its own, and only the best ones that survive that are loaded here. A device is used without being named only if it
+//! computed a small graph there; the verdict is kept for as long as the file stays the same.
 //!
 //! # What the devices do
 //! Tensors live in the plugin's buffers; if those are host memory, other host devices use them without copies, and the
@@ -34,6 +35,8 @@ mod probe;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod trial;
+mod verdicts;
 
 pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
 pub use probe::probe;

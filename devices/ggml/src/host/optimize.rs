@@ -5,7 +5,7 @@
 //! was computed, because it will run several nodes as one.
 
 use super::buffer::GgmlBuffer;
-use super::device::DeviceCore;
+use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{self, GraphOptimize, GraphOptimizeParams, Tensor};
 use crate::convert::Reason;
@@ -72,17 +72,13 @@ fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
 
 impl Optimizer {
     /// A stream of the device, if its streams have wishes.
-    pub fn open(core: &DeviceCore) -> Option<Self> {
-        let init = core.table().init_backend?;
-        // SAFETY: the function belongs to the device; parameters are optional.
-        let raw = unsafe { init(core.raw, std::ptr::null()) };
-        let stream = Stream {
-            raw: NonNull::new(raw)?,
-        };
+    pub fn open(device: &GgmlDevice) -> Option<Self> {
+        let raw = device.open_backend()?;
+        let stream = Stream { raw };
         // SAFETY: the backend is new.
-        let function = unsafe { (*raw).iface }.graph_optimize?;
+        let function = unsafe { (*raw.as_ptr()).iface }.graph_optimize?;
         Some(Optimizer {
-            plugin: Arc::clone(&core.plugin),
+            plugin: Arc::clone(&device.core().plugin),
             stream: Mutex::new(stream),
             function,
         })

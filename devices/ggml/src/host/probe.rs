@@ -3,56 +3,111 @@
 use super::check::computes;
 use super::device::GgmlDevice;
 use super::library::Plugin;
+use super::verdicts::Verdicts;
 use samite_core::Device;
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A plugin that needs longer than this to say what it is, is refused.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A device that needs longer than this for a small graph, with all that its driver builds for it, failed.
+const TRIAL_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Starts every answer of a probe, so that a plugin's own output does not count.
 const OK: &str = "samite-probe-ok ";
 const REFUSED: &str = "samite-probe-refused ";
+const DEVICE: &str = "samite-probe-device ";
+const VERDICT: &str = "samite-probe-verdict ";
+
+/// Before the path: no graph is to be tried, since the verdicts are known.
+pub const LOAD_ONLY: &str = "--load-only";
 
 /// What a [prober](super::GgmlOptions::prober) does: loads the plugin at `path`, asks its devices who they are, lets those of a
-/// plugin that came without `libggml-base` compute a little, and returns one line, which the program prints to its standard
-/// output.
-pub fn probe(path: &Path) -> String {
-    match try_out(path) {
-        Ok(score) => format!("{OK}{score}"),
-        Err(reason) => format!("{REFUSED}{}", reason.replace('\n', " ")),
+/// plugin that came without `libggml-base` compute a little, and then, with `graphs`, lets each compute a [small graph](super::trial). Says
+/// what it finds in lines, which the program prints to its standard output at once: what comes later may end the process.
+pub fn probe(path: &Path, graphs: bool, say: &mut dyn FnMut(&str)) {
+    let devices = match try_out(path) {
+        Ok((score, devices)) => {
+            say(&format!("{OK}{score}"));
+            devices
+        }
+        Err(reason) => return say(&format!("{REFUSED}{}", one_line(&reason))),
+    };
+    for device in &devices {
+        say(&format!("{DEVICE}{}", device.identity()));
+    }
+    for (number, device) in devices.into_iter().enumerate().filter(|_| graphs) {
+        let reason = super::trial::run(&(device as Arc<dyn Device>)).err();
+        let reason = reason.unwrap_or_default();
+        say(&format!("{VERDICT}{number} {}", one_line(&reason)));
     }
 }
 
-fn try_out(path: &Path) -> Result<i32, String> {
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
+}
+
+fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
     let plugin = Arc::new(Plugin::load(path)?);
+    let mut devices = Vec::new();
     for &raw in &plugin.devices {
-        // SAFETY: loading checked that the function is there; the device belongs to the loaded plugin.
-        unsafe {
-            let mut props = crate::abi::DevProps::zeroed();
-            if let Some(get_props) = (*raw).iface.get_props {
-                get_props(raw, &raw mut props);
-            }
-        }
+        // One whose memory makes no sense is left out where it is used, too.
+        let device = match GgmlDevice::new(Arc::clone(&plugin), raw, Some(1), |_| false) {
+            Ok(device) => device,
+            Err(reason) if plugin.alone => return Err(reason),
+            Err(_) => continue,
+        };
         if plugin.alone {
-            let device = GgmlDevice::new(Arc::clone(&plugin), raw, Some(1), |_| false)?;
-            computes(&(device as Arc<dyn Device>))?;
+            computes(&(Arc::clone(&device) as Arc<dyn Device>))?;
         }
+        devices.push(device);
     }
-    Ok(plugin.score)
+    Ok((plugin.score, devices))
 }
 
-/// The score of the plugin at `path`, found out by another process.
+/// What another process found out about a plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub score: i32,
+    /// Each device by its identity, with what is wrong with it, or `None` if it computed a small graph.
+    pub devices: Vec<(String, Option<String>)>,
+}
+
+/// Tries the plugin at `path` in another process.
 ///
 /// # Errors
 /// Why it cannot be used, or how the process ended.
-pub fn ask(prober: &[OsString], path: &Path) -> Result<i32, String> {
+pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
+    let verdicts = Verdicts::of(path);
+    if let Some(known) = verdicts.as_ref().and_then(Verdicts::read) {
+        let answer = start(prober, path, false)?;
+        let verdict = |(identity, _): &(String, _)| {
+            let known = known.iter().find(|(device, _)| device == identity)?;
+            Some(known.clone())
+        };
+        let devices: Option<Vec<_>> = answer.devices.iter().map(verdict).collect();
+        if let Some(devices) = devices {
+            let score = answer.score;
+            return Ok(Answer { score, devices });
+        }
+    }
+    let answer = start(prober, path, true)?;
+    if let Some(verdicts) = verdicts {
+        verdicts.write(&answer.devices);
+    }
+    Ok(answer)
+}
+
+fn start(prober: &[OsString], path: &Path, graphs: bool) -> Result<Answer, String> {
     let (program, arguments) = prober.split_first().ok_or("there is no prober")?;
     let mut child = Command::new(program)
         .args(arguments)
+        .args((!graphs).then_some(LOAD_ONLY))
         .arg(path)
         // ggml starts a debugger for a backtrace when it aborts.
         .env("GGML_NO_BACKTRACE", "1")
@@ -61,58 +116,116 @@ pub fn ask(prober: &[OsString], path: &Path) -> Result<i32, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("the probe did not start: {error}"))?;
-    let status = wait(&mut child)?;
-    let mut output = String::new();
-    if let Some(mut pipe) = child.stdout.take() {
-        // A plugin may print anything.
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut pipe, &mut bytes).map_err(|error| error.to_string())?;
-        output = String::from_utf8_lossy(&bytes).into_owned();
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let reader = child.stdout.take().map(|pipe| {
+        let lines = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            // A plugin may print anything.
+            for line in BufReader::new(pipe)
+                .split(b'\n')
+                .map_while(|line| line.ok())
+            {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                lines
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(line);
+            }
+        })
+    });
+    let said = || lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_loaded = || said().iter().any(|line| line.starts_with(OK));
+    let end = wait(&mut child, is_loaded)?;
+    if let (Some(reader), End::Exit(_)) = (reader, &end) {
+        // It ends with the pipe; that it could panic is no reason to wait for it.
+        let _ = reader.join();
     }
-    for line in output.lines() {
-        if let Some(reason) = line.strip_prefix(REFUSED) {
-            return Err(reason.to_owned());
-        }
-        if let Some(score) = line.strip_prefix(OK)
-            && status.success()
-        {
-            return score
-                .trim()
-                .parse()
-                .map_err(|_| "the probe's answer makes no sense".into());
-        }
-    }
-    Err(how_it_ended(status))
+    understand(&said(), &end)
 }
 
-fn wait(child: &mut Child) -> Result<ExitStatus, String> {
+/// How a probe ended.
+enum End {
+    Exit(ExitStatus),
+    /// It was ended after so long.
+    Late(Duration),
+}
+
+/// What a probe's lines and its end mean.
+fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
+    let begins = |start: &str| {
+        let rests = lines
+            .iter()
+            .filter_map(move |line| line.strip_prefix(start));
+        rests.map(str::to_owned).collect::<Vec<_>>()
+    };
+    if let Some(reason) = begins(REFUSED).pop() {
+        return Err(reason);
+    }
+    let Some(score) = begins(OK).pop() else {
+        return Err(how_it_ended(end));
+    };
+    let score = score.trim().parse();
+    let score = score.map_err(|_| "the probe's answer makes no sense")?;
+    let ended = match end {
+        End::Exit(status) if status.success() => None,
+        end => Some(how_it_ended(end)),
+    };
+    // A verdict is worth what the process is worth that gave it: one that ended badly may have been ended by any device.
+    let untried = ended.unwrap_or_default();
+    let mut devices: Vec<_> = begins(DEVICE)
+        .into_iter()
+        .map(|identity| {
+            (
+                identity,
+                Some(untried.clone()).filter(|reason| !reason.is_empty()),
+            )
+        })
+        .collect();
+    for verdict in begins(VERDICT) {
+        let (number, reason) = verdict.split_once(' ').unwrap_or((&verdict, ""));
+        let number = number.parse::<usize>().ok();
+        if let Some((_, doubt)) = number.and_then(|number| devices.get_mut(number))
+            && !reason.is_empty()
+        {
+            *doubt = Some(reason.to_owned());
+        }
+    }
+    Ok(Answer { score, devices })
+}
+
+/// Waits for the process, for longer once it has loaded the plugin.
+fn wait(child: &mut Child, is_loaded: impl Fn() -> bool) -> Result<End, String> {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
-            return Ok(status);
+            return Ok(End::Exit(status));
         }
-        if start.elapsed() > PATIENCE {
+        let waited = start.elapsed();
+        if waited > TRIAL_PATIENCE || (waited > PATIENCE && !is_loaded()) {
             // It may end at this moment; either way it is gone afterwards.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(format!(
-                "it did not answer within {} seconds",
-                PATIENCE.as_secs()
-            ));
+            return Ok(End::Late(waited));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-fn how_it_ended(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
-    match status.signal() {
-        Some(signal) => format!("it killed the process that tried it (signal {signal})"),
-        None => format!("the process that tried it ended without an answer ({status})"),
+fn how_it_ended(end: &End) -> String {
+    let status = match end {
+        End::Exit(status) => status,
+        End::Late(waited) => {
+            return format!("it did not answer within {} seconds", waited.as_secs());
+        }
+    };
+    #[cfg(unix)]
+    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(status) {
+        return format!("it killed the process that tried it (signal {signal})");
     }
+    format!("the process that tried it ended without an answer ({status})")
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
@@ -124,15 +237,20 @@ mod tests {
     fn answers_are_understood() {
         let path = Path::new("/x.so");
         let ask = |script: &str| ask(&shell(script), path);
-        assert_eq!(ask("echo noise; echo samite-probe-ok 64"), Ok(64));
+        let answer = |score, devices: &[(&str, Option<&str>)]| {
+            let owned = |&(identity, doubt): &(&str, Option<&str>)| {
+                (identity.to_owned(), doubt.map(str::to_owned))
+            };
+            let devices = devices.iter().map(owned).collect();
+            Ok(Answer { score, devices })
+        };
+        assert_eq!(ask("echo noise; echo samite-probe-ok 64"), answer(64, &[]));
         assert_eq!(
             ask("echo samite-probe-refused score 0"),
             Err("score 0".into())
         );
         let error = ask("kill -ABRT $$").unwrap_err();
         assert!(error.contains("signal 6"), "{error}");
-        let error = ask("echo samite-probe-ok 1; kill -SEGV $$").unwrap_err();
-        assert!(error.contains("signal 11"), "it also has to exit: {error}");
         assert!(ask("exit 3").unwrap_err().contains("without an answer"));
         assert!(
             ask("echo samite-probe-ok x")
@@ -141,11 +259,30 @@ mod tests {
         );
         let missing = super::ask(&["/does/not/exist".into()], path).unwrap_err();
         assert!(missing.contains("did not start"), "{missing}");
+
+        let two =
+            "echo samite-probe-ok 1; echo samite-probe-device a; echo samite-probe-device b c;";
+        let with = |rest: &str| ask(&format!("{two} {rest}"));
+        let right = "echo samite-probe-verdict 0; echo samite-probe-verdict 1 it is wrong";
+        assert_eq!(
+            with(right),
+            answer(1, &[("a", None), ("b c", Some("it is wrong"))])
+        );
+        // One that ends the process leaves the others without a verdict, and a process has to exit.
+        let killed = "it killed the process that tried it (signal 11)";
+        let all = answer(1, &[("a", Some(killed)), ("b c", Some(killed))]);
+        assert_eq!(with("echo samite-probe-verdict 0; kill -SEGV $$"), all);
     }
 
     #[test]
     fn a_probe_says_why() {
-        let line = probe(Path::new("/does/not/exist.so"));
-        assert!(line.starts_with(REFUSED), "{line}");
+        let mut lines = Vec::new();
+        probe(Path::new("/does/not/exist.so"), true, &mut |line| {
+            lines.push(line.to_owned());
+        });
+        assert!(
+            lines.len() == 1 && lines[0].starts_with(REFUSED),
+            "{lines:?}"
+        );
     }
 }

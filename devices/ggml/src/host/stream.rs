@@ -27,6 +27,32 @@ pub struct GgmlStream {
     raw: NonNull<abi::Backend>,
     /// What queued work uses, until the next synchronization.
     pending: Pending,
+    /// Of other devices of the plugin, from which it copies.
+    peers: Vec<Peer>,
+}
+
+/// A queue of another device of the plugin, for copies from there: plugins let them run on the side that gives.
+struct Peer {
+    device: *mut abi::Device,
+    raw: NonNull<abi::Backend>,
+    /// Where this stream was when the last copy was queued.
+    before: GgmlEvent,
+}
+
+impl Peer {
+    fn iface(&self) -> abi::BackendI {
+        // SAFETY: the backend is valid as long as this value.
+        unsafe { (*self.raw.as_ptr()).iface }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Some(free) = self.iface().free {
+            // SAFETY: owned, and not used again.
+            unsafe { free(self.raw.as_ptr()) };
+        }
+    }
 }
 
 /// What must not go away before queued work is done.
@@ -116,11 +142,7 @@ impl GgmlStream {
     pub fn open(device: Arc<GgmlDevice>, threads: Option<usize>) -> Result<Self> {
         let core = Arc::clone(device.core());
         let failed = || Error::device(device.name(), "the plugin opened no stream");
-        // SAFETY: devices live as long as their plugin.
-        let init = unsafe { (*core.raw).iface.init_backend }.ok_or_else(failed)?;
-        // SAFETY: the function belongs to the device; parameters are optional.
-        let raw = unsafe { init(core.raw, std::ptr::null()) };
-        let raw = NonNull::new(raw).ok_or_else(failed)?;
+        let raw = device.open_backend().ok_or_else(failed)?;
         // SAFETY: the backend is new.
         let iface = unsafe { (*raw.as_ptr()).iface };
         if iface.graph_compute.is_none()
@@ -137,6 +159,7 @@ impl GgmlStream {
             device,
             raw,
             pending: Pending::default(),
+            peers: Vec::new(),
         })
     }
 
@@ -147,27 +170,9 @@ impl GgmlStream {
 
     /// Makes a piece of host memory known to the plugin.
     fn wrap(&self, memory: &Arc<HostMemory>) -> Result<Wrapped> {
-        let core = self.device.core();
-        let failed = || {
-            Error::unsupported(
-                self.device.name(),
-                "host memory of others",
-                "the plugin made no buffer of it",
-            )
-        };
-        // SAFETY: devices live as long as their plugin.
-        let from_pointer = unsafe { (*core.raw).iface.buffer_from_host_ptr }.ok_or_else(failed)?;
-        let base = memory.base().as_ptr();
-        let before = base as usize % HOST_ALIGNMENT;
-        let start = base.wrapping_sub(before);
-        let size = memory.len().saturating_add(before).max(1);
-        // SAFETY: the memory stays as long as the result; what lies before it is only part of the range, not of a tensor.
-        let raw = unsafe { from_pointer(core.raw, start.cast(), size, size) };
-        let raw = NonNull::new(raw).ok_or_else(failed)?;
         Ok(Wrapped {
             memory: Arc::clone(memory),
-            // SAFETY: new, and the plugin's.
-            buffer: unsafe { RawBuffer::own(Arc::clone(&core.plugin), raw) },
+            buffer: self.device.wrap(memory, HOST_ALIGNMENT)?.0,
         })
     }
 
@@ -444,13 +449,17 @@ impl Stream for GgmlStream {
     fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
         if from.layout() == to.layout()
             && let Some(copy) = self.iface().cpy_tensor_async
+            && let Some(target) = self.queue(to, 0, to.layout().bytes())?
         {
-            let len = from.layout().bytes();
-            let (source, target) = (self.queue(from, 0, len)?, self.queue(to, 0, len)?);
-            if let (Some(source), Some(target)) = (source, target) {
-                let stream = self.raw.as_ptr();
+            let stream = self.raw.as_ptr();
+            if let Some(source) = self.queue(from, 0, from.layout().bytes())? {
                 // SAFETY: tensors of equal layout in buffers of this stream's device.
                 if unsafe { copy(stream, stream, source, target) } {
+                    return Ok(());
+                }
+            } else if let Some((peer, source)) = self.queue_at_peer(from)? {
+                // SAFETY: tensors of equal layout, each in a buffer of its stream's device.
+                if unsafe { copy(peer, stream, source, target) } {
                     return Ok(());
                 }
             }
@@ -476,7 +485,7 @@ impl Stream for GgmlStream {
     }
 
     fn wait(&mut self, event: &dyn Event) -> Result<()> {
-        let own = GgmlEvent::of(event, self.device.core());
+        let own = GgmlEvent::within_reach(event, self.device.core());
         match (own, self.iface().event_wait) {
             (Some(own), Some(wait)) => {
                 if own.was_recorded() {
@@ -524,10 +533,67 @@ impl GgmlStream {
     }
 }
 
+impl GgmlStream {
+    /// A queue of the plugin's device that `place` lies on, which goes on when this stream is here, and the tensor's structure: the plugin
+    /// lets this stream wait for a copy that runs there. Nothing if it is no other device of a plugin that joins them.
+    fn queue_at_peer(
+        &mut self,
+        place: &TensorRef,
+    ) -> Result<Option<(*mut abi::Backend, *mut abi::Tensor)>> {
+        let core = Arc::clone(self.device.core());
+        let Some(buffer) = place.buffer.as_any().downcast_ref::<GgmlBuffer>() else {
+            return Ok(None);
+        };
+        let device = buffer.device();
+        let joined =
+            core.plugin.joins_devices() && core.plugin.has_memory(place.buffer.buffer_type());
+        let is_usable = joined && buffer.is_of(&core.plugin) && buffer.only_the_plugins();
+        if !is_usable || device.is_null() || place.layout().is_empty() {
+            return Ok(None);
+        }
+        let Some(record) = self.iface().event_record else {
+            return Ok(None);
+        };
+        let known = self.peers.iter().position(|peer| peer.device == device);
+        let number = match known {
+            Some(number) => number,
+            None => {
+                // SAFETY: the device is one of the plugin's, and parameters are optional.
+                let init = unsafe { (*device).iface.init_backend };
+                // SAFETY: as above.
+                let raw =
+                    init.and_then(|init| NonNull::new(unsafe { init(device, std::ptr::null()) }));
+                let Some(raw) = raw else { return Ok(None) };
+                let before = GgmlEvent::new(core, self.device.name())?;
+                self.peers.push(Peer {
+                    device,
+                    raw,
+                    before,
+                });
+                self.peers.len() - 1
+            }
+        };
+        let source = buffer.tensor(place.slot)?;
+        let peer = &self.peers[number];
+        let Some(wait) = peer.iface().event_wait else {
+            return Ok(None);
+        };
+        // SAFETY: the event is of this stream's device; queues of the plugin's devices wait for each other's events.
+        unsafe {
+            record(self.raw.as_ptr(), peer.before.raw());
+            wait(peer.raw.as_ptr(), peer.before.raw());
+        }
+        let raw = peer.raw.as_ptr();
+        self.pending.buffers.push(Arc::clone(&place.buffer));
+        Ok(Some((raw, source)))
+    }
+}
+
 impl Drop for GgmlStream {
     fn drop(&mut self) {
         // Work may still use what goes away now; there is nobody to tell if it failed.
         let _ = self.synchronize();
+        self.peers.clear();
         if let Some(free) = self.iface().free {
             // SAFETY: owned, and not used again.
             unsafe { free(self.raw.as_ptr()) };

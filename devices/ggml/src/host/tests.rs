@@ -8,8 +8,8 @@ use crate::abi::{
     device_type, op, usage,
 };
 use samite_core::{
-    CancelToken, DType, Device as _, Graph, Keep, Layout, Placed, Rows, RunControl, Slot, TensorId,
-    TensorRef, Usage,
+    CancelToken, DType, Device as _, Graph, HostMemory, Keep, Layout, Placed, Rows, RunControl,
+    Slot, StoredTensor, TensorId, TensorInfo, TensorRef, Usage,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
@@ -150,10 +150,17 @@ unsafe extern "C" fn set_2d(
 
 unsafe extern "C" fn copy(
     s: *mut Backend,
-    _: *mut Backend,
+    receiver: *mut Backend,
     from: *const Tensor,
     to: *mut Tensor,
 ) -> bool {
+    // Between two devices, it is done after what the giving one has to do, and before what the other one has still to do.
+    if s != receiver {
+        queued!(s, "give",);
+        // SAFETY: streams have their device's context.
+        unsafe { log((*s).context, work_off) };
+    }
+    let s = receiver;
     // SAFETY: valid tensors.
     let len = unsafe { (*from).nb[3] * (*from).ne[3] as usize };
     queued!(
@@ -283,6 +290,7 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
     let words = vec![0u64; size.div_ceil(8)].into_boxed_slice();
     let iface = BufferI {
         get_base: Some(base),
+        memset_tensor: Some(set_bytes),
         set_tensor: Some(set_now),
         get_tensor: Some(get_now),
         clear: Some(clear),
@@ -299,9 +307,11 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
 }
 
 unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
-    // SAFETY: made by `allocate`, and given up.
+    // SAFETY: made by `allocate` or `from_host`, and given up.
     unsafe {
-        drop(Box::from_raw((*buffer).context.cast::<Box<[u64]>>()));
+        if (*buffer).iface.clear.is_some() {
+            drop(Box::from_raw((*buffer).context.cast::<Box<[u64]>>()));
+        }
         drop(Box::from_raw(buffer));
     }
 }
@@ -337,9 +347,62 @@ unsafe extern "C" fn get_now(
     unsafe { std::ptr::copy(address(t, at) as *const u8, data.cast::<u8>(), len) };
 }
 
+/// As the queue of a GPU does it: in words, of which one byte is the value.
 unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
-    // SAFETY: all of it.
-    unsafe { base(buffer).cast::<u8>().write_bytes(value, (*buffer).size) };
+    // SAFETY: all of it, which is a number of words.
+    unsafe {
+        let words = base(buffer).cast::<u32>();
+        for word in 0..(*buffer).size / 4 {
+            words.add(word).write(value.into());
+        }
+    };
+}
+
+/// As above: only words, rounded down.
+unsafe extern "C" fn set_bytes(_: *mut Buffer, t: *mut Tensor, value: u8, at: usize, len: usize) {
+    // SAFETY: the host checks ranges.
+    unsafe { ((address(t, at) / 4 * 4) as *mut u8).write_bytes(value, len / 4 * 4) };
+}
+
+/// It keeps notes behind results.
+const NOTES: usize = 100;
+
+unsafe extern "C" fn alloc_size(_: *mut BufferType, tensor: *const Tensor) -> usize {
+    // SAFETY: a valid tensor, and a valid source of a product with a number.
+    unsafe {
+        let bytes = (*tensor).nb[3] * (*tensor).ne[3] as usize;
+        match (*tensor).op == op::SCALE && !(*tensor).src[0].is_null() {
+            true => bytes + NOTES,
+            false => bytes,
+        }
+    }
+}
+
+unsafe extern "C" fn given_base(buffer: *mut Buffer) -> *mut c_void {
+    // SAFETY: a buffer of `from_host`.
+    unsafe { (*buffer).context }
+}
+
+/// A buffer over memory of the host, of which it wants whole pages.
+unsafe extern "C" fn from_host(
+    device: *mut Device,
+    data: *mut c_void,
+    size: usize,
+    _: usize,
+) -> *mut Buffer {
+    assert_eq!((data as usize % 4096, size % 4096), (0, 0));
+    let iface = BufferI {
+        get_base: Some(given_base),
+        ..BufferI::NONE
+    };
+    Box::into_raw(Box::new(Buffer {
+        iface,
+        // SAFETY: the device of the test.
+        buft: unsafe { buffer_type(device) },
+        context: data,
+        size,
+        usage: usage::ANY,
+    }))
 }
 
 unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
@@ -348,7 +411,7 @@ unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
         alloc_buffer: Some(allocate),
         get_alignment: Some(alignment),
         get_max_size: None,
-        get_alloc_size: None,
+        get_alloc_size: Some(alloc_size),
         is_host: None,
     };
     BufferTypeTable {
@@ -379,6 +442,7 @@ unsafe extern "C" fn props(_: *mut Device, props: *mut DevProps) {
             caps: DevCaps {
                 async_: true,
                 host_buffer: true,
+                buffer_from_host_ptr: true,
                 events: true,
                 ..DevCaps::default()
             },
@@ -398,6 +462,23 @@ unsafe extern "C" fn supports_type(_: *mut Device, _: *mut BufferType) -> bool {
 
 /// A device of the lazy plugin, which lives until the process ends, and what it was asked.
 fn lazy() -> (Arc<GgmlDevice>, &'static Context) {
+    let [one, _] = lazy_pair("test");
+    one
+}
+
+/// Two devices of a plugin with this name.
+fn lazy_pair(name: &str) -> [(Arc<GgmlDevice>, &'static Context); 2] {
+    let [(first, reg, context), (second, _, other)] = [raw_device(), raw_device()];
+    let mut plugin = Plugin::of_test(first, reg, free_buffer);
+    plugin.name = name.into();
+    let plugin = Arc::new(plugin);
+    [(first, context), (second, other)].map(|(device, context)| {
+        let device = GgmlDevice::new(Arc::clone(&plugin), device, None, |_| false);
+        (device.unwrap(), context)
+    })
+}
+
+fn raw_device() -> (*mut Device, *mut Reg, &'static Context) {
     let context: &'static Context = Box::leak(Box::default());
     let reg = Box::into_raw(Box::new(Reg {
         api_version: 2,
@@ -419,7 +500,7 @@ fn lazy() -> (Arc<GgmlDevice>, &'static Context) {
             init_backend: Some(open),
             get_buffer_type: Some(buffer_type),
             get_host_buffer_type: Some(host_type),
-            buffer_from_host_ptr: None,
+            buffer_from_host_ptr: Some(from_host),
             supports_op: Some(supports),
             supports_buft: Some(supports_type),
             offload_op: None,
@@ -430,11 +511,7 @@ fn lazy() -> (Arc<GgmlDevice>, &'static Context) {
         reg,
         context: std::ptr::from_ref(context).cast_mut().cast(),
     }));
-    let plugin = Arc::new(Plugin::of_test(device, reg, free_buffer));
-    (
-        GgmlDevice::new(plugin, device, None, |_| false).unwrap(),
-        context,
-    )
+    (device, reg, context)
 }
 
 fn calls(context: &Context) -> Vec<&'static str> {
@@ -586,6 +663,138 @@ fn events_are_the_plugins() {
     let foreign = other.create_event().unwrap();
     assert!(first.record(&*foreign).is_err());
     first.wait(&*foreign).unwrap();
+}
+
+#[test]
+fn memory_is_filled_to_the_byte() {
+    let (device, _) = lazy();
+    let tensor = rows(&device, 2);
+    let bytes = || {
+        let mut out = vec![0; 32];
+        tensor.read(0, &mut out).unwrap();
+        out
+    };
+    tensor.buffer.clear(3).unwrap();
+    assert_eq!(bytes(), [3; 32]);
+    tensor.buffer.fill(tensor.slot, 5, 7, 9).unwrap();
+    tensor.buffer.fill(tensor.slot, 16, 8, 1).unwrap();
+    let mut expected = [3; 32];
+    expected[5..12].fill(9);
+    expected[16..24].fill(1);
+    assert_eq!(bytes(), expected);
+}
+
+#[test]
+fn results_are_as_large_as_their_operations_want() {
+    let (device, _) = lazy();
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let y = graph.scale(x, 3.0).unwrap();
+    assert!(device.supports(graph.node(y)).is_yes());
+    let size = |id| {
+        let info = TensorInfo::of(graph.node(id), Usage::Compute);
+        device.buffer_type().alloc_size(&info).unwrap()
+    };
+    assert_eq!((size(x), size(y)), (16, 16 + NOTES));
+}
+
+#[test]
+fn devices_of_a_plugin_copy_and_wait_among_themselves() {
+    let [(giver, given), (taker, taken)] = lazy_pair("CUDA");
+    let memory = [giver.buffer_type(), taker.buffer_type()];
+    assert!(taker.can_copy(&memory[0], &memory[1]));
+    assert!(
+        !giver.can_copy(&memory[0], &memory[1]),
+        "the receiver copies"
+    );
+    let (from, to) = (rows(&giver, 1), rows(&taker, 1));
+    let mut first = Arc::clone(&giver).open_stream().unwrap();
+    let mut second = Arc::clone(&taker).open_stream().unwrap();
+    let event = giver.create_event().unwrap();
+    calls(given);
+    first
+        .write(&from, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]))
+        .unwrap();
+    first.record(&*event).unwrap();
+    second.wait(&*event).unwrap();
+    second.copy(&from, &to).unwrap();
+    drop(from); // its memory is still to be read
+    // The giving side goes on when the other one is there, and nobody waits on the host.
+    assert_eq!(calls(given), ["set", "record", "wait", "give"]);
+    assert_eq!(calls(taken), ["wait", "record", "copy"]);
+    let mut out = vec![0; 16];
+    second.read(&to, 0, &mut out).unwrap();
+    assert_eq!(out, bytes(&[1.0, 2.0, 3.0, 4.0]));
+
+    // Other plugins' events may be one device's own.
+    let [(giver, given), (taker, _)] = lazy_pair("Vulkan");
+    assert!(!taker.can_copy(&giver.buffer_type(), &taker.buffer_type()));
+    let event = giver.create_event().unwrap();
+    let mut first = Arc::clone(&giver).open_stream().unwrap();
+    let mut second = Arc::clone(&taker).open_stream().unwrap();
+    let from = rows(&giver, 1);
+    first.write(&from, 0, &[7; 16]).unwrap();
+    first.record(&*event).unwrap();
+    calls(given);
+    second.wait(&*event).unwrap();
+    assert!(
+        given.lock().unwrap().queue.is_empty(),
+        "the host has waited"
+    );
+}
+
+#[test]
+fn mapped_memory_is_used_where_it_lies() {
+    let (device, context) = lazy();
+    assert!(device.capabilities().import_host);
+    let numbers: &'static [f32] = Box::leak(Box::new([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]));
+    let base = std::ptr::NonNull::from(numbers).cast();
+    // SAFETY: it stays as it is until the process ends.
+    let memory = unsafe { HostMemory::borrow(base, 32, false, Box::new(())) };
+    let buffer = device
+        .import_host(Arc::clone(&memory), Usage::Weights)
+        .unwrap();
+    assert_eq!(buffer.location(), memory.location());
+    assert!(!buffer.is_writable() && buffer.host().is_none());
+    let layout = Layout::contiguous(DType::F32, [4, 1, 1, 1]).unwrap();
+    let weights = StoredTensor::new("w", buffer, 16, layout).unwrap();
+    assert!(weights.tensor().write(0, &[0; 16]).is_err());
+    let mut out = vec![0; 16];
+    weights.tensor().read(0, &mut out).unwrap();
+    assert_eq!(out, bytes(&numbers[4..]));
+
+    let mut graph = Graph::new();
+    let w = graph.stored(&weights).unwrap();
+    let y = graph.scale(w, 2.0).unwrap();
+    let result = rows(&device, 1);
+    let places = [Some(weights.tensor().clone()), Some(result.clone())];
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let work = Placed {
+        graph: &graph,
+        nodes: &[y],
+        places: &places,
+        workspace: None,
+        compiled: None,
+    };
+    let mut prepared = stream.prepare(work).unwrap();
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    calls(context);
+    stream.run(&mut *prepared, control).unwrap();
+    assert_eq!(calls(context), ["compute"], "nobody waited");
+    stream.read(&result, 0, &mut out).unwrap();
+    assert_eq!(out, bytes(&[2.0, 4.0, 6.0, 8.0]));
+
+    // What may be written to has a gate, which the device enters.
+    let memory = HostMemory::allocate(64, "host", "a test").unwrap();
+    let buffer = device.import_host(Arc::clone(&memory), Usage::Any).unwrap();
+    assert!(buffer.is_writable() && buffer.host().is_some());
+    memory.write(16, &bytes(&[5.0; 4])).unwrap();
+    let cache = StoredTensor::new("c", buffer, 16, layout).unwrap();
+    cache.tensor().read(0, &mut out).unwrap();
+    assert_eq!(out, bytes(&[5.0; 4]));
 }
 
 /// `x -> a -> (view of a) -> c`, and `x -> b`, in that order.

@@ -1,0 +1,20 @@
+//! Where samite keeps what it found out about a machine.
+
+use std::path::PathBuf;
+
+/// The user's folder for what can be found out again: `samite` in the system's folder for caches. `None` if the environment names none.
+pub fn cache_folder() -> Option<PathBuf> {
+    let path = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let folder = if cfg!(windows) {
+        path("LOCALAPPDATA")?
+    } else if cfg!(target_os = "macos") {
+        path("HOME")?.join("Library/Caches")
+    } else {
+        path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?
+    };
+    Some(folder.join("samite"))
+}

@@ -1,0 +1,107 @@
+//! Verdicts on the devices of plugins, kept from one run of the program to the next.
+//!
+//! They are true of a file for as long as it has the same size and time of change, and of one version of samite.
+
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Each device by its identity, with what is wrong with it.
+type Devices = Vec<(String, Option<String>)>;
+
+/// Where the verdicts on one plugin are kept, and what they are true of.
+pub struct Verdicts {
+    file: PathBuf,
+    subject: String,
+}
+
+impl Verdicts {
+    /// Those on the plugin at `path`, if there is a folder to keep them in.
+    pub fn of(path: &Path) -> Option<Self> {
+        Self::in_folder(&samite_core::cache_folder()?, path)
+    }
+
+    fn in_folder(folder: &Path, path: &Path) -> Option<Self> {
+        let about = std::fs::metadata(path).ok()?;
+        let changed = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        let stem = path.file_stem()?.to_string_lossy();
+        Some(Verdicts {
+            file: folder.join(format!("plugin-{stem}-{:016x}", hasher.finish())),
+            subject: format!(
+                "{} {} {} {}",
+                env!("CARGO_PKG_VERSION"),
+                about.len(),
+                changed.as_nanos(),
+                path.display()
+            ),
+        })
+    }
+
+    /// What is kept, if it is about the file as it is now.
+    pub fn read(&self) -> Option<Devices> {
+        let text = std::fs::read_to_string(&self.file).ok()?;
+        let (subject, rest) = text.split_once('\n')?;
+        let verdict = |line: &str| {
+            let (identity, doubt) = line.split_once('\t')?;
+            let doubt = (!doubt.is_empty()).then(|| doubt.to_owned());
+            Some((identity.to_owned(), doubt))
+        };
+        match subject == self.subject {
+            true => rest.lines().map(verdict).collect(),
+            false => None,
+        }
+    }
+
+    /// Keeps verdicts. Where that does not work, they are found out again the next time.
+    pub fn write(&self, devices: &Devices) {
+        let mut text = format!("{}\n", self.subject);
+        for (identity, doubt) in devices {
+            let doubt = doubt.as_deref().unwrap_or_default();
+            let _ = writeln!(text, "{}\t{doubt}", identity.replace('\t', " "));
+        }
+        if let Some(folder) = self.file.parent() {
+            let _ = std::fs::create_dir_all(folder);
+        }
+        // Two programs may do this at once; a reader sees one or the other.
+        let unfinished = self.file.with_extension(std::process::id().to_string());
+        let written = std::fs::write(&unfinished, text);
+        if written
+            .and_then(|()| std::fs::rename(&unfinished, &self.file))
+            .is_err()
+        {
+            let _ = std::fs::remove_file(&unfinished);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_kept_until_the_file_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let plugin = folder.path().join("libggml-x.so");
+        let kept = folder.path().join("kept");
+        assert!(Verdicts::in_folder(&kept, &plugin).is_none(), "no file");
+        std::fs::write(&plugin, "1").unwrap();
+        let verdicts = || Verdicts::in_folder(&kept, &plugin).unwrap();
+        assert_eq!(verdicts().read(), None);
+        let devices = vec![
+            ("A one".to_owned(), None),
+            ("B".to_owned(), Some("no".to_owned())),
+        ];
+        verdicts().write(&devices);
+        assert_eq!(verdicts().read(), Some(devices.clone()));
+        assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1);
+        std::fs::write(&plugin, "12").unwrap();
+        assert_eq!(verdicts().read(), None, "another size");
+        verdicts().write(&devices);
+        let file = std::fs::File::options().append(true).open(&plugin).unwrap();
+        file.set_modified(UNIX_EPOCH).unwrap();
+        assert_eq!(verdicts().read(), None, "another time");
+    }
+}
