@@ -11,8 +11,8 @@ use samite::llm::{
     PlacementRule, ScaledAdapter,
 };
 use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Registry};
-use samite::sched::Fallback;
 use samite::sched::compare::in_order;
+use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,6 +103,20 @@ impl DeviceArgs {
     fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry(threads);
         self.with_host(&registry, registry.parse(&self.list)?)
+    }
+
+    /// Whether the CPU was put behind the devices that were named.
+    fn adds_cpu(&self, devices: &DeviceSet) -> bool {
+        let names = self.list.split(',');
+        let is_cpu = |name: &str| {
+            name.split(':')
+                .next()
+                .is_some_and(|n| n.trim().eq_ignore_ascii_case("cpu"))
+        };
+        let last = devices.iter().last();
+        !self.list.eq_ignore_ascii_case("auto")
+            && !names.clone().any(is_cpu)
+            && last.is_some_and(|device| device.name() == "cpu")
     }
 
     /// Two devices, each with the CPU behind it as for a model.
@@ -355,6 +369,11 @@ pub enum LoadArg {
 }
 
 impl ModelArgs {
+    /// Whether the CPU was put behind the devices that were named.
+    pub fn adds_cpu(&self, devices: &DeviceSet) -> bool {
+        self.devices.adds_cpu(devices)
+    }
+
     fn rules(&self) -> Outcome<Vec<PlacementRule>> {
         let mut rules = Vec::new();
         rules.extend(self.ngl.map(PlacementRule::LastLayers));

@@ -58,6 +58,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     }
     let mut out = std::io::stdout().lock();
     let memory = context.memory()?;
+    let cpu_added = args.model.adds_cpu(plan.devices());
     if args.json {
         let rows: Vec<_> = memory
             .iter()
@@ -66,9 +67,17 @@ pub fn run(args: PlanArgs) -> Outcome {
         writeln!(
             out,
             "{:#}",
-            json!({ "plan": plan.to_json(), "memory": rows, "fit": fit_json(context.model()) })
+            json!({
+                "plan": plan.to_json(), "memory": rows, "fit": fit_json(context.model()), "cpu_added": cpu_added,
+            })
         )?;
         return Ok(());
+    }
+    if cpu_added {
+        writeln!(
+            out,
+            "the cpu is behind the devices that were named, for what they cannot do; --only leaves it out"
+        )?;
     }
     write_fit(&mut out, context.model())?;
     write!(out, "{}", escaped_lines(&plan.to_string()))?;

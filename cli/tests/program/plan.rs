@@ -80,3 +80,20 @@ fn the_data_may_be_missing() {
     std::fs::write(&model, &whole[..1_000]).unwrap();
     with_model(&model, "plan -m M").fails(1, &["tiny.gguf"]);
 }
+
+#[test]
+fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
+    let added = "the cpu is behind the devices that were named";
+    for (flags, expected) in [
+        ("--device reference", true),
+        ("--device reference --only", false),
+        ("--device reference,CPU", false),
+        ("--device cpu", false),
+        ("", false),
+    ] {
+        let text = with_model(&format!("plan -m M --fit off {flags}"), &tiny()).stdout();
+        assert_eq!(text.contains(added), expected, "{flags}: {text}");
+    }
+    let json = with_model("plan -m M --fit off --json --device reference", &tiny()).json();
+    assert_eq!(json["cpu_added"], true);
+}
