@@ -97,10 +97,12 @@ mod tests {
         verdicts().write(&devices);
         assert_eq!(verdicts().read(), Some(devices.clone()));
         assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1);
+        let time = std::fs::metadata(&plugin).unwrap().modified().unwrap();
         std::fs::write(&plugin, "12").unwrap();
+        let file = std::fs::File::options().append(true).open(&plugin).unwrap();
+        file.set_modified(time).unwrap();
         assert_eq!(verdicts().read(), None, "another size");
         verdicts().write(&devices);
-        let file = std::fs::File::options().append(true).open(&plugin).unwrap();
         file.set_modified(UNIX_EPOCH).unwrap();
         assert_eq!(verdicts().read(), None, "another time");
     }
