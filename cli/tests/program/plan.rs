@@ -83,6 +83,7 @@ fn the_data_may_be_missing() {
 
 #[test]
 fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
+    let (_dir, path) = tiny();
     let added = "the cpu is behind the devices that were named";
     for (flags, expected) in [
         ("--device reference", true),
@@ -91,9 +92,9 @@ fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
         ("--device cpu", false),
         ("", false),
     ] {
-        let text = with_model(&format!("plan -m M --fit off {flags}"), &tiny()).stdout();
+        let text = with_model(&path, &format!("plan -m M --fit off {flags}")).ok();
         assert_eq!(text.contains(added), expected, "{flags}: {text}");
     }
-    let json = with_model("plan -m M --fit off --json --device reference", &tiny()).json();
+    let json = with_model(&path, "plan -m M --fit off --json --device reference").json();
     assert_eq!(json["cpu_added"], true);
 }
