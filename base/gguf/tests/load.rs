@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Mlock];
 
@@ -118,18 +118,11 @@ fn cancellation_stops_soon() {
         let file = GgufFile::open(&path, mode).unwrap();
         let asked = AtomicUsize::new(0);
         let read = Mutex::new(0);
-        let since = Mutex::new(None);
         let options = LoadOptions {
             threads: 2,
             in_place: true,
             progress: &|done, _| *read.lock().unwrap() = done,
-            cancel: &|| {
-                let cancelled = asked.fetch_add(1, Ordering::Relaxed) >= 5;
-                if cancelled {
-                    since.lock().unwrap().get_or_insert_with(Instant::now);
-                }
-                cancelled
-            },
+            cancel: &|| asked.fetch_add(1, Ordering::Relaxed) >= 5,
             ..LoadOptions::default()
         };
         let error = file
@@ -142,12 +135,8 @@ fn cancellation_stops_soon() {
             *read.lock().unwrap() <= 5 << 20,
             "in the middle of a tensor"
         );
-        let since = since.into_inner().unwrap().unwrap();
-        assert!(
-            since.elapsed() < Duration::from_millis(100),
-            "{:?}",
-            since.elapsed()
-        );
+        // Each thread asks once more, before its next piece, and ends.
+        assert!(asked.load(Ordering::Relaxed) <= 5 + options.threads);
     }
 }
 

@@ -1,33 +1,31 @@
 //! Data of inputs, made from seeds.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 use samite_core::{DType, Layout, Result};
 use samite_quant::encode_row;
 
-/// A small generator of random numbers (SplitMix64): the same on every machine.
+/// Random numbers, the same on every machine.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(SplitMix64);
 
 impl Rng {
     /// A generator with its own sequence for each seed.
     pub fn new(seed: u64) -> Self {
-        Rng(seed)
+        Rng(SplitMix64::seed_from_u64(seed))
     }
 
     /// A generator seeded by a text.
     pub fn from_name(name: &str) -> Self {
         // FNV-1a.
-        Rng(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        Rng::new(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         }))
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A number less than `limit`; 0 if that is 0.
