@@ -53,7 +53,7 @@ impl Registry {
             #[cfg(all(any(unix, windows), feature = "blas"))]
             Arc::new(samite_blas::BlasBackend::default()),
             #[cfg(feature = "cpu")]
-            Arc::new(samite_cpu::CpuBackend::new(options.cpu)),
+            Arc::new(samite_cpu::CpuBackend::new(options.cpu.clone())),
             #[cfg(all(unix, feature = "ggml"))]
             Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)),
             #[cfg(feature = "reference")]
