@@ -25,6 +25,9 @@ pub use options::{CpuSet, PoolError, PoolOptions, Priority};
 use signal::Signal;
 pub use team::Team;
 
+/// Most threads of one pool.
+pub const MOST_THREADS: usize = 512;
+
 /// What every worker calls, with its number and the team.
 pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
 
@@ -84,7 +87,7 @@ impl fmt::Display for Panicked {
 impl std::error::Error for Panicked {}
 
 impl Pool {
-    /// A pool of `threads`, the caller included. With more threads than processors, waiting threads sleep at once.
+    /// A pool of `threads`, the caller included, at most [`MOST_THREADS`]. With more threads than processors, waiting threads sleep at once.
     pub fn new(threads: usize, processors: usize) -> Self {
         Self::with_settings(threads, Settings::plain(threads, processors))
     }
@@ -100,7 +103,7 @@ impl Pool {
 
     fn with_settings(threads: usize, settings: Settings) -> Self {
         Pool {
-            threads: threads.max(1),
+            threads: threads.clamp(1, MOST_THREADS),
             settings: Arc::new(settings),
             paused: AtomicBool::new(false),
             caller: Mutex::new(None),
@@ -125,6 +128,11 @@ impl Pool {
         self.paused.store(false, Ordering::SeqCst);
     }
 
+    /// Has the calling thread run where the [options](PoolOptions) say, with their priority, from now on. Jobs do it for their callers.
+    pub fn bind_caller(&self) {
+        self.settings.apply_to_caller();
+    }
+
     /// Lets all threads call `job`, or the caller alone if the others are busy or paused, and returns when all have returned.
     ///
     /// # Errors
@@ -138,6 +146,7 @@ impl Pool {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn run_with(&self, threads: usize, job: Job<'_>) -> Result<(), Panicked> {
+        self.bind_caller();
         let size = threads.min(self.threads);
         let free = match size {
             0 | 1 => None,
@@ -149,7 +158,6 @@ impl Pool {
             return catch_unwind(AssertUnwindSafe(|| job(0, &team))).map_err(|_| Panicked);
         };
         let workers = workers.get_or_insert_with(|| Workers::start(self.threads, &self.settings));
-        self.settings.apply_to_caller();
         let shared = &*workers.shared;
         // Fewer if the system refused some.
         let others = workers.handles.len().min(size - 1);

@@ -17,13 +17,13 @@ const MOST_PROCESSORS: usize = 1024;
 /// How the threads of a [`Pool`](crate::Pool) work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolOptions {
-    /// Number of threads, the caller included.
+    /// Number of threads, the caller included, at most [`MOST_THREADS`](crate::MOST_THREADS).
     pub threads: usize,
     /// How many of them can run at the same time. With more threads, waiting ones sleep at once unless `poll` is given.
     pub processors: usize,
-    /// Where they run; `None` for wherever the system likes. The caller's thread, too, runs there, from its first job with others on.
+    /// Where they run; `None` for wherever the system likes. The caller's thread, too, runs there, from its first job on.
     pub cpus: Option<CpuSet>,
-    /// Each thread has one of the processors to itself, in their order, as far as there are enough.
+    /// Each thread keeps to one of the processors, in their order and round again; callers, to the first one.
     pub strict: bool,
     /// How the system prefers them to other threads.
     pub priority: Priority,

@@ -17,9 +17,6 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Most threads of one device: bounds the scratch memory that is planned for each.
-const MAX_THREADS: usize = 512;
-
 /// How a CPU device works.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -82,10 +79,10 @@ impl CpuDevice {
     pub fn with_name(name: &str, options: CpuOptions) -> Arc<Self> {
         let pool = options.pool.unwrap_or_else(|| {
             let processors = machine::processors(None);
-            let threads = options.threads.unwrap_or(processors).min(MAX_THREADS);
+            let threads = options.threads.unwrap_or(processors);
             Arc::new(Pool::new(threads, processors))
         });
-        let most = pool.threads().min(MAX_THREADS);
+        let most = pool.threads();
         Arc::new(CpuDevice {
             name: name.into(),
             isa: tune::detect(options.isa),
@@ -306,6 +303,34 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::Mutex;
     use std::time::Duration;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_single_thread_runs_where_its_pool_says() {
+        use samite_threads::{CpuSet, PoolOptions};
+        let last = CpuSet::allowed().unwrap().iter().last().unwrap();
+        let pool = Pool::with_options(&PoolOptions {
+            threads: 1,
+            cpus: Some(CpuSet::from_iter([last])),
+            ..PoolOptions::default()
+        });
+        let device = CpuDevice::new(CpuOptions::default().with_pool(Arc::new(pool.unwrap())));
+        let phase = Phase::new(1, 1.0, move |_, _| {
+            assert_eq!(CpuSet::allowed(), Some(CpuSet::from_iter([last])));
+            Ok(())
+        });
+        let mut program = Program::of_phase(phase, "cpu", 1);
+        // The thread stays bound, so that it is one of its own.
+        let run = std::thread::spawn(move || {
+            let mut stream = device.open_stream().unwrap();
+            let control = RunControl {
+                cancel: &CancelToken::new(),
+                observer: None,
+            };
+            stream.run(&mut program, control)
+        });
+        run.join().unwrap().unwrap();
+    }
 
     #[test]
     fn a_run_has_as_many_threads_as_its_stream_was_told() {

@@ -229,6 +229,7 @@ impl Program {
             if self.any_shared && threads > 1 {
                 self.run_shared(pool, threads, control)
             } else {
+                pool.bind_caller();
                 self.run_alone(control)
             }
         })
