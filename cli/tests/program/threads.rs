@@ -1,8 +1,6 @@
 //! How many threads compute, and where they run.
 
-use crate::{command, samite, tiny, with_model};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use crate::{samite, tiny, with_model};
 
 #[test]
 fn the_text_does_not_depend_on_threads() {
@@ -59,11 +57,13 @@ fn threads_of(process: u32) -> Vec<(String, String, String)> {
 #[cfg(target_os = "linux")]
 #[test]
 fn workers_and_the_main_thread_run_where_flags_say() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
     let allowed = threads_of(std::process::id());
     let (_, allowed, _) = allowed.first().unwrap();
     let last = allowed.rsplit(['-', ',']).next().unwrap();
     let range = format!("{last}-{last}");
-    let mut child = command([
+    let mut child = crate::command([
         "run",
         "-n",
         "100000",
