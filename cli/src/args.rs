@@ -1,5 +1,6 @@
 //! Flags that several commands share.
 
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::progress;
 use clap::Args;
@@ -10,7 +11,7 @@ use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
     PlacementRule, ScaledAdapter,
 };
-use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Registry};
+use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Pool, Registry};
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
@@ -26,13 +27,6 @@ pub struct ThreadArgs {
 }
 
 impl ThreadArgs {
-    /// So many.
-    pub fn new(threads: usize) -> Self {
-        ThreadArgs {
-            threads: Some(threads),
-        }
-    }
-
     /// The number that was asked for.
     pub fn count(self) -> Option<usize> {
         self.threads
@@ -54,8 +48,18 @@ pub struct RegistryArgs {
 impl RegistryArgs {
     /// The built-in devices with `threads` CPU threads, and ggml's plugins that flags and environment name.
     pub fn registry(&self, threads: Option<usize>) -> Registry {
+        self.registry_with(threads, None)
+    }
+
+    /// The same with CPU threads that are there already.
+    pub fn registry_on(&self, pool: Pool) -> Registry {
+        self.registry_with(Some(pool.threads()), Some(Arc::new(pool)))
+    }
+
+    fn registry_with(&self, threads: Option<usize>, pool: Option<Arc<Pool>>) -> Registry {
         let mut options = BuiltIn::default();
         options.cpu.threads = threads;
+        options.cpu.pool = pool;
         options.ggml = GgmlOptions::from_environment();
         // Who names a file on the command line means the current folder.
         let plugins = self.plugin.iter();
@@ -100,8 +104,8 @@ impl DeviceArgs {
 
     /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be
     /// able to do everything.
-    fn devices_for_model(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
-        let registry = self.backends.registry(threads);
+    fn devices_for_model(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
+        let registry = self.backends.registry_on(cpu.pool()?);
         self.with_host(&registry, registry.parse(&self.list)?)
     }
 
@@ -120,8 +124,8 @@ impl DeviceArgs {
     }
 
     /// Two devices, each with the CPU behind it as for a model.
-    fn pair(&self, threads: Option<usize>) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
-        let registry = self.backends.registry(threads);
+    fn pair(&self, cpu: &CpuArgs) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
+        let registry = self.backends.registry_on(cpu.pool()?);
         let named = match &*self.list {
             "auto" => Vec::new(),
             list => registry.parse(list)?,
@@ -395,13 +399,13 @@ impl ModelArgs {
     }
 
     /// Loads the model, with a progress bar.
-    pub fn load(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        self.load_on(self.devices.devices_for_model(threads.count())?, cancel)
+    pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        self.load_on(self.devices.devices_for_model(cpu)?, cancel)
     }
 
     /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.
-    pub fn load_pair(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
-        let [first, second] = self.devices.pair(threads.count())?;
+    pub fn load_pair(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
+        let [first, second] = self.devices.pair(cpu)?;
         let load = |side: Vec<_>| self.load_on(side.iter().map(in_order).collect(), cancel);
         Ok([load(first)?, load(second)?])
     }
@@ -427,8 +431,8 @@ impl ModelArgs {
     }
 
     /// The model as the header of its file describes it, for plans.
-    pub fn load_header(&self, threads: ThreadArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        let devices = self.devices.devices_for_model(threads.count())?;
+    pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        let devices = self.devices.devices_for_model(cpu)?;
         let options = self.model_options(devices, cancel)?;
         let file = match &self.model {
             Some(path) => GgufFile::open_header(path, options.load_mode)?,

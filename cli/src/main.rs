@@ -7,6 +7,7 @@
 
 mod args;
 mod commands;
+mod cpu_args;
 mod failure;
 mod files;
 mod interrupt;

@@ -15,6 +15,8 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-nr", "--no-repack"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
+    ("-tb", "--threads-batch"),
+    ("-Cr", "--cpu-range"),
 ];
 
 const NO_DOWNLOADS: &str =

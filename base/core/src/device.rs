@@ -474,6 +474,10 @@ pub trait Stream: Send {
     /// [`Error::Cancelled`], or what the device says.
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()>;
 
+    /// Lets runs from now on use so many threads of the host, or as many as the device has if that is fewer; `None` for all. A device that computes
+    /// elsewhere ignores it.
+    fn set_threads(&mut self, _threads: Option<usize>) {}
+
     /// Queues a write. `data` is taken before the call returns.
     ///
     /// # Errors

@@ -1,26 +1,32 @@
 //! Worker threads for kernels.
 //!
-//! A [`Pool`] keeps the threads of one device. [`Pool::run`] lets all of them call one function, the *job*. In it, a [`Team`] has a counter that gives out
-//! work, and a barrier at which the threads meet.
+//! A [`Pool`] keeps the threads of one device, or of several that share it. [`Pool::run`] lets all of them, or some, call one function, the *job*. In it, a
+//! [`Team`] has a counter that gives out work, and a barrier at which the threads meet.
 //!
 //! Workers wait by spinning for some microseconds, then by sleeping, so that an idle engine uses no CPU and a busy one
 //! does not pay for waking up. The calling thread is worker 0. If the pool is busy with another caller's job, the
 //! caller does its job alone. If it waited instead, and that job waited for something that the caller holds, such as the gate of some memory, neither would go on.
+//!
+//! [`PoolOptions`] say on which processors the threads run, with which priority, and how long they spin.
 
 use std::cell::UnsafeCell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+mod options;
 mod signal;
 mod team;
 
+use options::Settings;
+pub use options::{CpuSet, PoolError, PoolOptions, Priority};
 use signal::Signal;
 pub use team::Team;
 
-/// Turns of a waiting loop before a thread sleeps; some tens of microseconds.
-const SPINS: usize = 2_000;
+/// Most threads of one pool.
+pub const MOST_THREADS: usize = 512;
 
 /// What every worker calls, with its number and the team.
 pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
@@ -28,23 +34,39 @@ pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
 struct Shared {
     team: Team,
     job: UnsafeCell<Option<Job<'static>>>,
-    started: Signal,
+    /// One for each worker behind the caller, so that a job wakes those only that take part in it.
+    started: Box<[Start]>,
     running: AtomicUsize,
     finished: Signal,
     panicked: AtomicBool,
     shutdown: AtomicBool,
 }
 
+/// A signal in cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Start(Signal);
+
 // SAFETY: only `job` needs it; a job is `Sync`, so that all threads may call it. The place is written only by the one caller that holds `Pool::caller`, while no
 // worker reads it: before `started` is raised and after `finished` was. Both publish what was written before.
 unsafe impl Sync for Shared {}
 
-/// The threads of one device. They are started by the first job that needs them.
+/// Threads that one device computes with, or several devices in turn. They are started by the first job that needs them.
 pub struct Pool {
     threads: usize,
-    spins: usize,
+    settings: Arc<Settings>,
+    /// Whether the host wants no workers now.
+    paused: AtomicBool,
     /// Held by the caller whose job runs.
     caller: Mutex<Option<Workers>>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
 }
 
 struct Workers {
@@ -56,8 +78,8 @@ struct Workers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panicked;
 
-impl std::fmt::Display for Panicked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Panicked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a worker thread panicked")
     }
 }
@@ -65,11 +87,25 @@ impl std::fmt::Display for Panicked {
 impl std::error::Error for Panicked {}
 
 impl Pool {
-    /// A pool of `threads`, the caller included. With more threads than processors, waiting threads sleep at once.
+    /// A pool of `threads`, the caller included, at most [`MOST_THREADS`]. With more threads than processors, waiting threads sleep at once.
     pub fn new(threads: usize, processors: usize) -> Self {
+        Self::with_settings(threads, Settings::plain(threads, processors))
+    }
+
+    /// A pool as `options` say.
+    ///
+    /// # Errors
+    /// If the system refuses the processors or the priority: it is asked before this returns.
+    pub fn with_options(options: &PoolOptions) -> Result<Self, PoolError> {
+        let settings = Settings::new(options)?;
+        Ok(Self::with_settings(options.threads, settings))
+    }
+
+    fn with_settings(threads: usize, settings: Settings) -> Self {
         Pool {
-            threads: threads.max(1),
-            spins: if threads <= processors { SPINS } else { 0 },
+            threads: threads.clamp(1, MOST_THREADS),
+            settings: Arc::new(settings),
+            paused: AtomicBool::new(false),
             caller: Mutex::new(None),
         }
     }
@@ -79,26 +115,54 @@ impl Pool {
         self.threads
     }
 
-    /// Lets all threads call `job`, or the caller alone if the others are busy, and returns when all have returned.
+    /// Ends the workers once the job that runs is done. Until [`resume`](Self::resume), every job is done by its caller alone, with the same results.
+    /// Must not be called in a job.
+    pub fn pause(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+        // Whoever takes the lock after this sees that the pool is paused.
+        *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Lets workers take part again: the next job starts them.
+    pub fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
+    }
+
+    /// Has the calling thread run where the [options](PoolOptions) say, with their priority, from now on. Jobs do it for their callers.
+    pub fn bind_caller(&self) {
+        self.settings.apply_to_caller();
+    }
+
+    /// Lets all threads call `job`, or the caller alone if the others are busy or paused, and returns when all have returned.
     ///
     /// # Errors
     /// If the job panicked in some thread. The pool stays usable.
     pub fn run(&self, job: Job<'_>) -> Result<(), Panicked> {
-        let free = if self.threads == 1 {
-            None
-        } else {
-            self.caller.try_lock().ok()
+        self.run_with(self.threads, job)
+    }
+
+    /// As [`run`](Self::run), with `threads` of the pool's threads, the caller included. The others sleep on.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_with(&self, threads: usize, job: Job<'_>) -> Result<(), Panicked> {
+        self.bind_caller();
+        let size = threads.min(self.threads);
+        let free = match size {
+            0 | 1 => None,
+            _ => self.caller.try_lock().ok(),
         };
+        let free = free.filter(|_| !self.paused.load(Ordering::SeqCst));
         let Some(mut workers) = free else {
             let team = Team::alone();
             return catch_unwind(AssertUnwindSafe(|| job(0, &team))).map_err(|_| Panicked);
         };
-        let workers = workers.get_or_insert_with(|| Workers::start(self.threads, self.spins));
+        let workers = workers.get_or_insert_with(|| Workers::start(self.threads, &self.settings));
         let shared = &*workers.shared;
-        shared.team.reset();
-        shared
-            .running
-            .store(workers.handles.len(), Ordering::Relaxed);
+        // Fewer if the system refused some.
+        let others = workers.handles.len().min(size - 1);
+        shared.team.reset(others + 1);
+        shared.running.store(others, Ordering::Relaxed);
         shared.panicked.store(false, Ordering::Relaxed);
         let finished = shared.finished.get();
         // SAFETY: the lifetime is only hidden: this function does not return or unwind before all workers are done with the job, since panics are
@@ -106,13 +170,15 @@ impl Pool {
         unsafe {
             *shared.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
         }
-        shared.started.raise();
+        for start in &shared.started[..others] {
+            start.0.raise();
+        }
         let mine = catch_unwind(AssertUnwindSafe(|| job(0, &shared.team)));
         if mine.is_err() {
             shared.team.abandon();
         }
-        if !workers.handles.is_empty() {
-            shared.finished.wait(finished, self.spins);
+        if others > 0 {
+            shared.finished.wait(finished, self.settings.spins);
         }
         // SAFETY: all workers are done, since the last one raised `finished`, or there are none; the lock keeps other callers away.
         unsafe { *shared.job.get() = None };
@@ -125,12 +191,12 @@ impl Pool {
 
 impl Workers {
     /// Starts the threads; if the system refuses some, the team is smaller.
-    fn start(threads: usize, spins: usize) -> Self {
+    fn start(threads: usize, settings: &Arc<Settings>) -> Self {
         let shared = |size| {
             Arc::new(Shared {
-                team: Team::new(size, spins),
+                team: Team::new(size, settings.spins),
                 job: UnsafeCell::new(None),
-                started: Signal::default(),
+                started: (1..size).map(|_| Start::default()).collect(),
                 running: AtomicUsize::new(0),
                 finished: Signal::default(),
                 panicked: AtomicBool::new(false),
@@ -144,9 +210,10 @@ impl Workers {
             };
             let complete = (1..size).all(|number| {
                 let shared = Arc::clone(&workers.shared);
+                let settings = Arc::clone(settings);
                 let thread = std::thread::Builder::new()
                     .name(format!("samite-worker-{number}"))
-                    .spawn(move || work(&shared, number, spins));
+                    .spawn(move || work(&shared, number, &settings));
                 match thread {
                     Ok(handle) => {
                         workers.handles.push(handle);
@@ -172,7 +239,9 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Release);
-        self.shared.started.raise();
+        for start in &self.shared.started {
+            start.0.raise();
+        }
         for handle in self.handles.drain(..) {
             // A worker catches panics of jobs, so joining does not fail.
             let _ = handle.join();
@@ -180,10 +249,12 @@ impl Drop for Workers {
     }
 }
 
-fn work(shared: &Shared, number: usize, spins: usize) {
+fn work(shared: &Shared, number: usize, settings: &Settings) {
+    settings.apply_to_worker(number);
+    let started = &shared.started[number - 1].0;
     let mut seen = 0;
     loop {
-        shared.started.wait(seen, spins);
+        started.wait(seen, settings.spins);
         seen = seen.wrapping_add(1);
         if shared.shutdown.load(Ordering::Acquire) {
             return;
@@ -276,6 +347,63 @@ mod tests {
         }
         // The next job goes on.
         stress(&pool, 10);
+    }
+
+    /// The numbers of the workers that take part in a job, one for each thread.
+    fn workers_of(pool: &Pool, threads: usize) -> Vec<usize> {
+        let seen = Mutex::new(Vec::new());
+        pool.run_with(threads, &|worker, team: &Team| {
+            seen.lock().unwrap().push(worker);
+            assert!(team.barrier());
+        })
+        .unwrap();
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort_unstable();
+        seen
+    }
+
+    #[test]
+    fn a_job_has_as_many_threads_as_it_asks_for() {
+        let pool = Pool::new(4, 2);
+        for round in 0..300 {
+            for threads in [1, 3, 2, 4, 9, 0, 2] {
+                let all: Vec<_> = (0..threads.clamp(1, 4)).collect();
+                assert_eq!(workers_of(&pool, threads), all, "round {round}");
+            }
+        }
+        stress(&pool, 100);
+    }
+
+    #[test]
+    fn a_paused_pool_has_no_workers_until_it_is_resumed() {
+        let pool = Pool::new(3, 2);
+        assert_eq!(workers_of(&pool, 3), [0, 1, 2]);
+        pool.pause();
+        assert_eq!(workers_of(&pool, 3), [0]);
+        assert!(pool.caller.lock().unwrap().is_none());
+        pool.resume();
+        assert_eq!(workers_of(&pool, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_pool_is_paused_and_resumed_while_jobs_run() {
+        let pool = Pool::new(3, 2);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let jobs = scope.spawn(|| {
+                for _ in 0..20 {
+                    stress(&pool, 50);
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) && !jobs.is_finished() {
+                pool.pause();
+                assert!(pool.caller.lock().unwrap().is_none());
+                pool.resume();
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(workers_of(&pool, 3), [0, 1, 2]);
     }
 
     #[test]

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// What the workers of one job share.
 #[derive(Default)]
 pub struct Team {
-    size: usize,
+    /// How many threads the job has.
+    size: AtomicUsize,
     /// How often a waiting thread looks before it sleeps.
     spins: usize,
     arrived: AtomicUsize,
@@ -32,14 +33,15 @@ impl Team {
     /// A team of `size` threads, which look `spins` times before they sleep.
     pub(crate) fn new(size: usize, spins: usize) -> Self {
         Team {
-            size,
+            size: AtomicUsize::new(size),
             spins,
             ..Team::default()
         }
     }
 
-    /// Forgets the last job. Must not be called while anybody is in a barrier.
-    pub(crate) fn reset(&self) {
+    /// Forgets the last job; the next one has `size` threads. Must not be called while anybody is in a barrier.
+    pub(crate) fn reset(&self, size: usize) {
+        self.size.store(size, Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
         self.stop_asked.store(false, Ordering::Relaxed);
         self.stop.store(false, Ordering::Relaxed);
@@ -57,9 +59,10 @@ impl Team {
     /// that neighbours stay together, and little at the end, so that nobody waits long for the last one.
     #[inline]
     pub fn take(&self, units: usize, least: usize) -> Range<usize> {
+        let size = self.size.load(Ordering::Relaxed);
         let part = |next: usize| {
             let left = units.saturating_sub(next);
-            next..next + (left / (4 * self.size)).max(least).min(left)
+            next..next + (left / (4 * size)).max(least).min(left)
         };
         let taken = self
             .next
@@ -84,7 +87,7 @@ impl Team {
         if self.broken.load(Ordering::SeqCst) {
             return false;
         }
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size.load(Ordering::Relaxed) {
             self.arrived.store(0, Ordering::Relaxed);
             self.next.store(0, Ordering::Relaxed);
             // Decided here, for all of them: nobody can pass the next barrier, and change it, before everybody has read it.
@@ -110,7 +113,7 @@ mod tests {
             loop {
                 let taken = team.take(units, least);
                 if taken.is_empty() {
-                    team.reset();
+                    team.reset(2);
                     return parts;
                 }
                 parts.push(taken);

@@ -9,7 +9,7 @@ mod peer;
 mod statistics;
 mod work;
 
-use crate::args::ThreadArgs;
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::progress;
 pub use flags::BenchArgs;
@@ -63,7 +63,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     bar.set_length((threads.len() * works.len()) as u64);
     let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
     for &threads in &threads {
-        let model = args.model.load(ThreadArgs::new(threads), &cancel)?;
+        let model = args.model.load(&CpuArgs::new(threads), &cancel)?;
         name = describe(&model);
         let peaks = (!args.no_peaks)
             .then(|| limits.measure(threads, &cancel))

@@ -1,6 +1,7 @@
 //! `samite compare`: runs a model on two devices in step, and finds the first operation that differs.
 
-use crate::args::{ModelArgs, ThreadArgs};
+use crate::args::ModelArgs;
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::interrupt;
@@ -31,7 +32,7 @@ pub struct CompareArgs {
     model: ModelArgs,
 
     #[command(flatten)]
-    threads: ThreadArgs,
+    cpu: CpuArgs,
 
     /// Text to compute; a sentence by default
     #[arg(
@@ -79,8 +80,9 @@ pub fn run(args: CompareArgs) -> Outcome {
         (None, None) => None,
     };
     let mut options = args.model.context_options(&cancel)?;
+    args.cpu.apply(&mut options);
     options.copies = 1;
-    let [first, second] = args.model.load_pair(args.threads, &cancel)?;
+    let [first, second] = args.model.load_pair(&args.cpu, &cancel)?;
     let most = options.n_ctx.unwrap_or(first.hparams().n_ctx_train);
     let tokens = tokens(&first, source, most)?;
     let n_batch = options.n_batch;

@@ -25,7 +25,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Write text with a language model
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
     /// Explain how a model would be spread over devices, from the header of its file
@@ -68,7 +68,7 @@ impl Command {
             interrupt::handle();
         }
         match self {
-            Command::Run(args) => run::run(args),
+            Command::Run(args) => run::run(*args),
             Command::Devices(args) => devices::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Inspect(args) => inspect::run(args),

@@ -1,6 +1,7 @@
 //! `samite perplexity`: measures how well a model predicts a text.
 
-use crate::args::{ModelArgs, ThreadArgs};
+use crate::args::ModelArgs;
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::counted;
@@ -29,7 +30,7 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    threads: ThreadArgs,
+    cpu: CpuArgs,
     /// Text to predict; without --chunks, of at most 67 million tokens
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
@@ -45,7 +46,8 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     let source = Source::file(&args.file)?;
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
-    let model = args.model.load(args.threads, &cancel)?;
+    args.cpu.apply(&mut options);
+    let model = args.model.load(&args.cpu, &cancel)?;
     let n_ctx_train = model.hparams().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < SMALLEST_CHUNK {

@@ -1,6 +1,7 @@
 //! `samite plan`: explains where a model would run and what memory it needs, from the header of its file.
 
-use crate::args::{ModelArgs, ThreadArgs};
+use crate::args::ModelArgs;
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
@@ -25,7 +26,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    threads: ThreadArgs,
+    cpu: CpuArgs,
     /// Tokens in the batch that is planned; 1 for generation
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -48,7 +49,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     }
     let options = args.model.context_options(&cancel)?;
     let picture = files::create(&args.svg)?;
-    let model = args.model.load_header(args.threads, &cancel)?;
+    let model = args.model.load_header(&args.cpu, &cancel)?;
     let context = args.model.context_plan(model, options)?;
     let plan = context.plan(tokens)?;
     // The scheduler says it of plans that are used.

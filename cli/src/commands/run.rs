@@ -1,6 +1,7 @@
 //! `samite run`: continues a text with a language model.
 
-use crate::args::{ModelArgs, ThreadArgs, number_or_all, token_count};
+use crate::args::{ModelArgs, number_or_all, token_count};
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::{counted, say};
@@ -29,7 +30,7 @@ pub struct RunArgs {
     model: ModelArgs,
 
     #[command(flatten)]
-    threads: ThreadArgs,
+    cpu: CpuArgs,
 
     /// Text to continue; standard input if it is not given
     #[arg(short, long, value_name = "TEXT", conflicts_with_all = ["text", "file"], allow_hyphen_values = true)]
@@ -183,8 +184,9 @@ pub fn run(args: RunArgs) -> Outcome {
         (None, None) => Source::stdin(),
     };
     let cancel = interrupt::token();
-    let context_options = args.model.context_options(&cancel)?;
-    let model = args.model.load(args.threads, &cancel)?;
+    let mut context_options = args.model.context_options(&cancel)?;
+    args.cpu.apply(&mut context_options);
+    let model = args.model.load(&args.cpu, &cancel)?;
     let load_time = model.load_time();
     let mut session = Session::new(args.model.context(model, context_options)?)?;
     // Only now it is known how much of an endless text is enough.

@@ -17,6 +17,7 @@ mod plan;
 mod plugins;
 mod readme;
 mod text;
+mod threads;
 mod train;
 mod usage;
 mod watch;

@@ -46,7 +46,12 @@ impl Peaks {
 
 /// How many threads this process may use: allowed by affinity and quota, one for each physical core.
 pub fn allowed_threads() -> usize {
-    crate::machine::processors()
+    crate::machine::processors(None)
+}
+
+/// As [`allowed_threads`], counting only processors in `cpus`; at least 1.
+pub fn allowed_threads_on(cpus: &samite_threads::CpuSet) -> usize {
+    crate::machine::processors(Some(cpus))
 }
 
 const TRIES: usize = 6;

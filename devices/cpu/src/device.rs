@@ -12,16 +12,13 @@ use samite_core::{
     MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
     TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
-use samite_threads::Pool;
+use samite_threads::{MOST_THREADS, Pool};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Most threads of one device: bounds the scratch memory that is planned for each.
-const MAX_THREADS: usize = 512;
-
 /// How a CPU device works.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CpuOptions {
     /// Number of threads, at most 512. By default one for each physical core that the process may use, counting
@@ -30,6 +27,8 @@ pub struct CpuOptions {
     /// Highest instruction set level to use. By default the best that the processor has, or what the environment
     /// variable [`ISA_VARIABLE`](crate::ISA_VARIABLE) allows.
     pub isa: Option<IsaLevel>,
+    /// Threads that it shares with other devices, and uses `threads` of at most. By default it has threads of its own.
+    pub pool: Option<Arc<Pool>>,
 }
 
 impl CpuOptions {
@@ -38,6 +37,15 @@ impl CpuOptions {
     pub fn with_threads(self, threads: usize) -> Self {
         CpuOptions {
             threads: Some(threads),
+            ..self
+        }
+    }
+
+    /// With threads that other devices use, too. While one of them computes, another does so in its caller's thread alone.
+    #[must_use]
+    pub fn with_pool(self, pool: Arc<Pool>) -> Self {
+        CpuOptions {
+            pool: Some(pool),
             ..self
         }
     }
@@ -56,7 +64,9 @@ impl CpuOptions {
 pub struct CpuDevice {
     name: Box<str>,
     isa: Isa,
-    pool: Pool,
+    pool: Arc<Pool>,
+    /// How many threads of the pool it uses at most.
+    threads: usize,
 }
 
 impl CpuDevice {
@@ -67,18 +77,28 @@ impl CpuDevice {
 
     /// A device with a name of its own, for several of them in one program.
     pub fn with_name(name: &str, options: CpuOptions) -> Arc<Self> {
-        let processors = machine::processors();
-        let threads = options.threads.unwrap_or(processors).clamp(1, MAX_THREADS);
+        let pool = options.pool.unwrap_or_else(|| {
+            let processors = machine::processors(None);
+            let threads = options.threads.unwrap_or(processors);
+            Arc::new(Pool::new(threads, processors))
+        });
+        let most = pool.threads();
         Arc::new(CpuDevice {
             name: name.into(),
             isa: tune::detect(options.isa),
-            pool: Pool::new(threads, processors),
+            threads: options.threads.unwrap_or(most).clamp(1, most),
+            pool,
         })
     }
 
-    /// Number of threads that it computes with.
+    /// Number of threads that it computes with, unless a stream was [told](Stream::set_threads) to use fewer.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        self.threads
+    }
+
+    /// Its threads, to share them with another device or to [pause](Pool::pause) them.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 }
 
@@ -87,7 +107,7 @@ impl fmt::Debug for CpuDevice {
         f.debug_struct("CpuDevice")
             .field("name", &self.name)
             .field("isa", &self.isa.name())
-            .field("threads", &self.pool.threads())
+            .field("threads", &self.threads)
             .finish()
     }
 }
@@ -160,7 +180,7 @@ impl Device for CpuDevice {
             let kernel = kernel_for(node).map_err(|reason| {
                 Error::unsupported(&self.name, node.op().to_string(), reason.into_owned())
             })?;
-            let bytes = (kernel.scratch)(node, self.isa, self.pool.threads()).ok_or_else(|| {
+            let bytes = (kernel.scratch)(node, self.isa, self.threads).ok_or_else(|| {
                 Error::shape(format!(
                     "{}: the size of its workspace overflows",
                     node.op()
@@ -175,7 +195,10 @@ impl Device for CpuDevice {
     }
 
     fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(CpuStream { device: self }))
+        Ok(Box::new(CpuStream {
+            threads: self.threads,
+            device: self,
+        }))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -186,6 +209,8 @@ impl Device for CpuDevice {
 /// Everything is done when a call returns.
 struct CpuStream {
     device: Arc<CpuDevice>,
+    /// How many threads its runs use.
+    threads: usize,
 }
 
 impl Prepared for Program {
@@ -202,7 +227,7 @@ impl Stream for CpuStream {
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let device = &*self.device;
-        let program = Program::compile(work, &device.name, device.isa, device.pool.threads())?;
+        let program = Program::compile(work, &device.name, device.isa, device.threads)?;
         Ok(Box::new(program))
     }
 
@@ -217,7 +242,12 @@ impl Stream for CpuStream {
                 "work that another device prepared cannot run here",
             ));
         }
-        program.run(&self.device.pool, control)
+        program.run(&self.device.pool, self.threads, control)
+    }
+
+    fn set_threads(&mut self, threads: Option<usize>) {
+        let most = self.device.threads;
+        self.threads = threads.map_or(most, |threads| threads.clamp(1, most));
     }
 
     fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
@@ -239,7 +269,7 @@ pub struct CpuBackend {
 impl CpuBackend {
     /// The backend with its device.
     pub fn new(options: CpuOptions) -> Self {
-        let device = CpuDevice::new(options);
+        let device = CpuDevice::new(options.clone());
         CpuBackend {
             isa: device.isa,
             options,
@@ -262,9 +292,11 @@ impl Backend for CpuBackend {
         device: &Arc<dyn Device>,
         mut parameters: Parameters,
     ) -> Result<Arc<dyn Device>> {
-        let mut options = self.options;
-        let threads = parameters.take_number(device.name(), "threads", 1, MAX_THREADS)?;
-        options.threads = threads.or(options.threads);
+        let mut options = self.options.clone();
+        if let Some(threads) = parameters.take_number(device.name(), "threads", 1, MOST_THREADS)? {
+            // Those of a pool that is there are as many as they are.
+            (options.threads, options.pool) = (Some(threads), None);
+        }
         parameters.finish(device.name(), &["threads"])?;
         Ok(CpuDevice::new(options))
     }
@@ -273,8 +305,84 @@ impl Backend for CpuBackend {
         vec![
             ("arch".into(), std::env::consts::ARCH.into()),
             ("isa".into(), self.isa.name().into()),
-            ("cores".into(), machine::processors().to_string()),
+            ("cores".into(), machine::processors(None).to_string()),
             ("tuning".into(), tune::report(self.isa)),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Phase;
+    use samite_core::CancelToken;
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_single_thread_runs_where_its_pool_says() {
+        use samite_threads::{CpuSet, PoolOptions};
+        let last = CpuSet::allowed().unwrap().iter().last().unwrap();
+        let pool = Pool::with_options(&PoolOptions {
+            threads: 1,
+            cpus: Some(CpuSet::from_iter([last])),
+            ..PoolOptions::default()
+        });
+        let device = CpuDevice::new(CpuOptions::default().with_pool(Arc::new(pool.unwrap())));
+        let phase = Phase::new(1, 1.0, move |_, _| {
+            assert_eq!(CpuSet::allowed(), Some(CpuSet::from_iter([last])));
+            Ok(())
+        });
+        let mut program = Program::of_phase(phase, "cpu", 1);
+        // The thread stays bound, so that it is one of its own.
+        let run = std::thread::spawn(move || {
+            let mut stream = device.open_stream().unwrap();
+            let control = RunControl {
+                cancel: &CancelToken::new(),
+                observer: None,
+            };
+            stream.run(&mut program, control)
+        });
+        run.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_run_has_as_many_threads_as_its_stream_was_told() {
+        let pool = Arc::new(Pool::new(4, 2));
+        let device = CpuDevice::new(CpuOptions::default().with_pool(pool).with_threads(3));
+        let mut stream = CpuStream {
+            threads: device.threads,
+            device,
+        };
+        let workers = Arc::new(Mutex::new(BTreeSet::new()));
+        let seen = Arc::clone(&workers);
+        // So slow that every thread gets something to do.
+        let phase = Phase::new(40, 1e6, move |tasks, worker| {
+            seen.lock().unwrap().insert(worker);
+            std::thread::sleep(Duration::from_millis(tasks.len() as u64));
+            Ok(())
+        });
+        let mut program = Program::of_phase(phase, "cpu", 3);
+        let cancel = CancelToken::new();
+        for (threads, most) in [
+            (None, 3),
+            (Some(1), 1),
+            (Some(2), 2),
+            (Some(0), 1),
+            (Some(9), 3),
+            (None, 3),
+        ] {
+            stream.set_threads(threads);
+            workers.lock().unwrap().clear();
+            let control = RunControl {
+                cancel: &cancel,
+                observer: None,
+            };
+            stream.run(&mut program, control).unwrap();
+            let expected: BTreeSet<_> = (0..most).collect();
+            assert_eq!(*workers.lock().unwrap(), expected, "{threads:?}");
+        }
     }
 }

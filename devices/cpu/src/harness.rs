@@ -73,6 +73,10 @@ impl Bench {
         out
     }
 
+    pub fn set_threads(&mut self, threads: Option<usize>) {
+        self.stream.set_threads(threads);
+    }
+
     pub fn run(&mut self) -> Result<()> {
         self.run_with(RunControl {
             cancel: &CancelToken::new(),

@@ -95,7 +95,8 @@ mod tests;
 mod tune;
 mod unpacked;
 
-pub use calibrate::{Peaks, Probe, allowed_threads, measure_peaks};
+pub use calibrate::{Peaks, Probe, allowed_threads, allowed_threads_on, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};
 pub use device::{CpuBackend, CpuDevice, CpuOptions};
+pub use samite_threads::{CpuSet, Pool, PoolError, PoolOptions, Priority};
 pub use tune::TUNING_VARIABLE;

@@ -3,15 +3,17 @@
 //! Everything is read from the system's own text files by functions of those texts, so that they can be tested.
 
 use samite_core::MemoryInfo;
+use samite_threads::CpuSet;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// How many threads can compute at the same time without getting in each other's way: processors that this process
-/// may run on, counting each physical core once, limited by the control group's quota.
-pub(crate) fn processors() -> usize {
-    let allowed = affinity().unwrap_or_else(|| {
+/// may run on, of those in `among` if that is given, counting each physical core once, limited by the control group's quota.
+pub(crate) fn processors(among: Option<&CpuSet>) -> usize {
+    let allowed = CpuSet::allowed().unwrap_or_else(|| {
         (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
     });
+    let allowed = among.map_or(allowed.clone(), |among| allowed.within(among));
     let cores: BTreeSet<String> = allowed
         .iter()
         .map(|cpu| {
@@ -30,25 +32,6 @@ pub(crate) fn processors() -> usize {
 fn limit(cores: usize, quota: f64) -> usize {
     // A quota of 1.5 processors: two threads would be stopped part of the time, and one waits for the other.
     cores.min(quota.floor() as usize).max(1)
-}
-
-#[cfg(target_os = "linux")]
-fn affinity() -> Option<Vec<usize>> {
-    // SAFETY: an all-zero set is a valid value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is as large as said.
-    let status = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    if status != 0 {
-        return None; // more processors than the set can hold
-    }
-    // SAFETY: the numbers are below the size of the set.
-    let cpus = (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) });
-    Some(cpus.collect())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn affinity() -> Option<Vec<usize>> {
-    None
 }
 
 /// The folder of a control group: of version 2, or of one controller of version 1.
@@ -288,7 +271,15 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_processor() {
-        assert!(processors() >= 1);
+        let all = processors(None);
+        assert!(all >= 1);
+        let first: CpuSet = CpuSet::allowed()
+            .iter()
+            .flat_map(CpuSet::iter)
+            .take(1)
+            .collect();
+        assert_eq!(processors(Some(&first)), 1);
+        assert_eq!(processors(Some(&(0..1024).collect())), all);
         assert!(!description().is_empty());
     }
 }

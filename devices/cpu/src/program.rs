@@ -78,6 +78,25 @@ impl Program {
         Ok(program)
     }
 
+    /// One phase without memory.
+    #[cfg(test)]
+    pub fn of_phase(mut phase: Phase, device: &str, threads: usize) -> Self {
+        phase.share(threads);
+        Program {
+            device: device.into(),
+            threads,
+            steps: vec![Step {
+                id: TensorId::from_index(0),
+                phases: 0..1,
+                label: "".into(),
+            }],
+            any_shared: phase.shared,
+            phases: vec![phase],
+            memory: MemorySet::default(),
+            buffers: Vec::new(),
+        }
+    }
+
     fn touch(&mut self, place: &TensorRef, access: Access) -> Result<()> {
         let Some(memory) = memory_of(place) else {
             return Ok(()); // `Operand::resolve` says it
@@ -202,12 +221,15 @@ impl Program {
         *self.device == *device && self.threads == threads
     }
 
-    /// Runs everything once.
-    pub fn run(&self, pool: &Pool, control: RunControl<'_>) -> Result<()> {
+    /// Runs everything once, with at most so many threads. There may be fewer than it was compiled for: that only bounds scratch memory and the sizes
+    /// of tasks.
+    pub fn run(&self, pool: &Pool, threads: usize, control: RunControl<'_>) -> Result<()> {
+        let threads = threads.min(self.threads);
         self.memory.with(|| {
-            if self.any_shared && pool.threads() > 1 {
-                self.run_shared(pool, control)
+            if self.any_shared && threads > 1 {
+                self.run_shared(pool, threads, control)
             } else {
+                pool.bind_caller();
                 self.run_alone(control)
             }
         })
@@ -238,9 +260,9 @@ impl Program {
             .map_err(|trouble| self.error(trouble))
     }
 
-    fn run_shared(&self, pool: &Pool, control: RunControl<'_>) -> Result<()> {
+    fn run_shared(&self, pool: &Pool, threads: usize, control: RunControl<'_>) -> Result<()> {
         let trouble = Mutex::new(None);
-        let outcome = pool.run(&|worker, team| {
+        let outcome = pool.run_with(threads, &|worker, team| {
             let report = |what| {
                 trouble
                     .lock()

@@ -1,7 +1,7 @@
 //! Tests of whole runs: errors, cancellation, observation, threads.
 
 use crate::harness::*;
-use crate::{CpuBackend, CpuDevice, CpuOptions, IsaLevel};
+use crate::{CpuBackend, CpuDevice, CpuOptions, IsaLevel, Pool};
 use samite_core::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -50,6 +50,57 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let power: f32 = one.iter().map(|a| a * a).sum();
         assert!(error / power < 1e-4, "{isa:?}: {}", error / power);
     }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads_of_a_run() {
+    let (g, [weights, x], out) = large();
+    let device = device(4);
+    let mut bench = Bench::new(&g, &device).unwrap();
+    bench.write(weights, &numbers(1, 256 * 256));
+    bench.write(x, &numbers(2, 256 * 40));
+    bench.run().unwrap();
+    let all = bench.read::<f32>(out);
+    for threads in [Some(1), Some(3), Some(0), Some(2), Some(100), None] {
+        bench.write(weights, &numbers(3, 256 * 256));
+        bench.run().unwrap();
+        assert_ne!(all, bench.read::<f32>(out));
+        bench.write(weights, &numbers(1, 256 * 256));
+        bench.set_threads(threads);
+        bench.run().unwrap();
+        assert_eq!(all, bench.read::<f32>(out), "{threads:?}");
+    }
+}
+
+#[test]
+fn devices_share_a_pool_of_which_each_uses_a_part() {
+    let (g, [weights, x], out) = large();
+    let pool = Arc::new(Pool::new(4, 2));
+    let options = CpuOptions::default().with_pool(Arc::clone(&pool));
+    let whole = CpuDevice::with_name("whole", options.clone());
+    let part = CpuDevice::with_name("part", options.clone().with_threads(2));
+    let more = CpuDevice::with_name("more", options.with_threads(9));
+    assert_eq!([&whole, &part, &more].map(|d| d.threads()), [4, 2, 4]);
+    assert!(Arc::ptr_eq(whole.pool(), part.pool()));
+    let outcome = |device: &Arc<CpuDevice>, threads| {
+        let mut bench = Bench::new(&g, device).unwrap();
+        bench.set_threads(threads);
+        bench.write(weights, &numbers(1, 256 * 256));
+        bench.write(x, &numbers(2, 256 * 40));
+        (0..4).for_each(|_| bench.run().unwrap());
+        bench.read::<f32>(out)
+    };
+    let alone = outcome(&device(1), None);
+    std::thread::scope(|scope| {
+        for device in [&whole, &part, &more] {
+            let (outcome, alone) = (&outcome, &alone);
+            scope.spawn(move || assert!(*alone == outcome(device, Some(3))));
+        }
+        pool.pause();
+    });
+    assert!(alone == outcome(&whole, None));
+    pool.resume();
+    assert!(alone == outcome(&whole, None));
 }
 
 #[test]

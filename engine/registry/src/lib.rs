@@ -11,6 +11,9 @@ mod registry;
 
 pub use registry::{BuiltIn, DISABLE_VARIABLE, Registry, RegistryError};
 #[cfg(feature = "cpu")]
-pub use samite_cpu::{Peaks, Probe, allowed_threads, measure_peaks};
+pub use samite_cpu::{
+    CpuSet, Peaks, Pool, PoolError, PoolOptions, Priority, Probe, allowed_threads,
+    allowed_threads_on, measure_peaks,
+};
 #[cfg(all(any(unix, windows), feature = "ggml"))]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};

@@ -110,7 +110,7 @@ impl Registry {
             #[cfg(all(any(unix, windows), feature = "blas"))]
             used("blas").then(|| Arc::new(samite_blas::BlasBackend::default()) as _),
             #[cfg(feature = "cpu")]
-            used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu)) as _),
+            used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu.clone())) as _),
             #[cfg(all(any(unix, windows), feature = "ggml"))]
             used("ggml").then(|| Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)) as _),
             #[cfg(feature = "reference")]

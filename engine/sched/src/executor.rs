@@ -14,6 +14,8 @@ use std::sync::Arc;
 /// The streams of all devices, and what is needed to run bound plans on them.
 pub(crate) struct Executor {
     streams: Vec<Box<dyn Stream>>,
+    /// What streams were told.
+    pub threads: Option<usize>,
     /// Streams for copies only, of devices that have some.
     copy_streams: Vec<Option<Box<dyn Stream>>>,
     pub detour: Detour,
@@ -32,9 +34,18 @@ impl Executor {
                     has_one.then(|| open(devices.get(device))).transpose()
                 })
                 .collect::<Result<_>>()?,
+            threads: None,
             detour: Detour::default(),
             trace: None,
         })
+    }
+
+    /// Lets devices that compute on the host use so many threads, or all.
+    pub fn set_threads(&mut self, threads: Option<usize>) {
+        self.threads = threads;
+        for stream in &mut self.streams {
+            stream.set_threads(threads);
+        }
     }
 
     /// The stream that device number `device` computes on.

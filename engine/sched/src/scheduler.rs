@@ -364,6 +364,11 @@ impl Scheduler {
         result.map_err(|error| self.say_what_was_lost(error))
     }
 
+    /// Lets devices that compute on the host use so many threads from the next run on, or all that they have. Results stay the same.
+    pub fn set_threads(&mut self, threads: Option<usize>) {
+        self.executor.set_threads(threads);
+    }
+
     /// Runs the loaded graph node by node. For each node that `wants` to be seen, `see` gets its value right after it
     /// was computed and can stop the run. See [`watch`](Scheduler::watch).
     ///
@@ -500,6 +505,7 @@ impl Scheduler {
         let mut executor = Executor::new(&devices)?;
         let lost = self.stored_only_on(number);
         executor.trace = self.executor.trace.take();
+        executor.set_threads(self.executor.threads);
         self.executor.drain();
         self.loaded.clear();
         self.current = None;

@@ -59,6 +59,10 @@ impl Stream for WrongStream {
         self.inner.device()
     }
 
+    fn set_threads(&mut self, threads: Option<usize>) {
+        self.inner.set_threads(threads);
+    }
+
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
         let is_wrong = |id: &_| (self.is_wrong)(work.graph.node(*id));
         let (mut pieces, mut rest) = (Vec::new(), work.nodes);

@@ -151,6 +151,13 @@ impl Context {
         &self.options
     }
 
+    /// Has micro-batches of a single token use other [numbers of threads](ContextOptions::threads) from now on, and those of several tokens,
+    /// [`threads_batch`](ContextOptions::threads_batch). 0 counts as 1.
+    pub fn set_threads(&mut self, threads: Option<usize>, threads_batch: Option<usize>) {
+        self.options.threads = threads;
+        self.options.threads_batch = threads_batch;
+    }
+
     /// Cells of the KV cache.
     pub fn n_ctx(&self) -> usize {
         self.cache.cells.len()
@@ -370,6 +377,10 @@ impl Context {
         let shape = self.staging.fill(batch, part, cells, others)?;
         let inputs = self.load(shape)?;
         self.staging.write(&mut self.scheduler, inputs)?;
+        self.scheduler.set_threads(match part.len() {
+            1 => self.options.threads,
+            _ => self.options.threads_batch,
+        });
         Ok((shape, inputs))
     }
 

@@ -14,7 +14,7 @@ use super::metadata::{describe, metadata};
 use super::peer::Peer;
 use super::statistics::{Ratio, median_of, ratio};
 use super::work::{Bench, Work};
-use crate::args::ThreadArgs;
+use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::{one_line, say};
 use crate::{interrupt, progress};
@@ -144,7 +144,7 @@ fn measure_all(
     report.peer_version = peer.version(cancel)?;
     let probe = Probe::new();
     for &threads in threads {
-        let model = args.model.load(ThreadArgs::new(threads), cancel)?;
+        let model = args.model.load(&CpuArgs::new(threads), cancel)?;
         report.model = describe(&model);
         for &work in works {
             report.rows.push(Row {

@@ -280,6 +280,11 @@ impl GgmlDevice {
         text.replace(['\n', '\r', '\t'], " ").trim().to_owned()
     }
 
+    /// How many threads it uses at most, if it computes on the host and that was said.
+    pub fn threads(&self) -> Option<usize> {
+        self.threads
+    }
+
     /// Whether its streams return before the work is done.
     pub fn is_asynchronous(&self) -> bool {
         self.core.caps.async_

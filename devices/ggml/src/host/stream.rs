@@ -25,6 +25,8 @@ const MOST_STAGED: usize = 64 << 20;
 pub struct GgmlStream {
     device: Arc<GgmlDevice>,
     raw: NonNull<abi::Backend>,
+    /// How many the plugin was told to use.
+    threads: Option<usize>,
     /// What queued work uses, until the next synchronization.
     pending: Pending,
     /// Of other devices of the plugin, from which it copies.
@@ -140,7 +142,6 @@ impl From<Error> for Failure {
 
 impl GgmlStream {
     pub fn open(device: Arc<GgmlDevice>, threads: Option<usize>) -> Result<Self> {
-        let core = Arc::clone(device.core());
         let failed = || Error::device(device.name(), "the plugin opened no stream");
         let raw = device.open_backend().ok_or_else(failed)?;
         // SAFETY: the backend is new.
@@ -150,17 +151,27 @@ impl GgmlStream {
         {
             return Err(failed());
         }
-        if let (Some(threads), Some(set_threads)) = (threads, core.plugin.set_threads()) {
-            let threads = i32::try_from(threads).unwrap_or(i32::MAX);
-            // SAFETY: the function belongs to the plugin that the backend is of.
-            unsafe { set_threads(raw.as_ptr(), threads) };
-        }
-        Ok(GgmlStream {
+        let mut stream = GgmlStream {
             device,
             raw,
+            threads: None,
             pending: Pending::default(),
             peers: Vec::new(),
-        })
+        };
+        stream.use_threads(threads);
+        Ok(stream)
+    }
+
+    fn use_threads(&mut self, threads: Option<usize>) {
+        if let (Some(threads), Some(set_threads)) =
+            (threads, self.device.core().plugin.set_threads())
+            && self.threads != Some(threads)
+        {
+            self.threads = Some(threads);
+            let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+            // SAFETY: the function belongs to the plugin that the backend is of.
+            unsafe { set_threads(self.raw.as_ptr(), threads) };
+        }
     }
 
     fn iface(&self) -> abi::BackendI {
@@ -294,6 +305,11 @@ impl Stream for GgmlStream {
             keep: Arc::new(keep),
             device: Arc::as_ptr(&self.device),
         }))
+    }
+
+    fn set_threads(&mut self, threads: Option<usize>) {
+        let most = self.device.threads();
+        self.use_threads(threads.or(most).min(most.or(threads)));
     }
 
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {

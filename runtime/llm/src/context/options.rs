@@ -29,6 +29,10 @@ pub struct ContextOptions {
     pub kv_types: [DType; 2],
     /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
     pub flash: bool,
+    /// Threads of devices that compute on the host, for a single token; `None` for all that a device has.
+    pub threads: Option<usize>,
+    /// The same for several tokens at once, such as those of a prompt.
+    pub threads_batch: Option<usize>,
     /// Adapters of the model, each with the share in which it counts.
     pub adapters: Vec<ScaledAdapter>,
     /// Pipeline copies, see [`Options::copies`].
@@ -53,6 +57,8 @@ impl Default for ContextOptions {
             n_logits: None,
             kv_types: [DType::F16, DType::F16],
             flash: true,
+            threads: None,
+            threads_batch: None,
             adapters: Vec::new(),
             copies: 1,
             offload: true,
@@ -103,6 +109,8 @@ impl ContextOptions {
             ("n_ubatch", self.n_ubatch),
             ("n_seq", self.n_seq),
             ("n_logits", self.n_logits.unwrap_or(1)),
+            ("threads", self.threads.unwrap_or(1)),
+            ("threads_batch", self.threads_batch.unwrap_or(1)),
         ] {
             if value == 0 || i32::try_from(value).is_err() {
                 return Err(Error::invalid(format!(

@@ -1,11 +1,13 @@
 //! Contexts in several threads of the operating system, on one CPU device and on several.
 
 use super::common::*;
-use samite_core::Device;
+use samite_core::{
+    Delegate, Delegating, Device, Placed, Prepared, Result, RunControl, Stream, TensorRef,
+};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{Context, ContextOptions, Model, SyntheticModel};
 use std::sync::mpsc;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 /// Large enough for its products to be shared among the workers of a device.
@@ -101,4 +103,110 @@ fn two_models_on_devices_of_their_own_decode_at_the_same_time_as_alone() {
         first.load(vec![device("cpu")], ""),
         second.load(vec![device("cpu")], ""),
     ]);
+}
+
+/// Keeps, of each run, the number of threads that the stream was told last.
+struct Recorder {
+    inner: Arc<dyn Device>,
+    runs: Arc<Mutex<Vec<Option<usize>>>>,
+}
+
+impl Delegate for Recorder {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.inner
+    }
+
+    fn open_stream(&self) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(RecorderStream {
+            inner: Arc::clone(&self.inner).open_stream()?,
+            threads: None,
+            runs: Arc::clone(&self.runs),
+        }))
+    }
+}
+
+struct RecorderStream {
+    inner: Box<dyn Stream>,
+    threads: Option<usize>,
+    runs: Arc<Mutex<Vec<Option<usize>>>>,
+}
+
+impl Stream for RecorderStream {
+    fn device(&self) -> &dyn Device {
+        self.inner.device()
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        self.inner.prepare(work)
+    }
+
+    fn set_threads(&mut self, threads: Option<usize>) {
+        self.threads = threads;
+        self.inner.set_threads(threads);
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        self.runs.lock().unwrap().push(self.threads);
+        self.inner.run(prepared, control)
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        self.inner.copy(from, to)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.inner.synchronize()
+    }
+}
+
+#[test]
+fn prompts_and_single_tokens_use_their_numbers_of_threads_and_results_stay_the_same() {
+    let file = model("llama", 1);
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Delegating::device(Recorder {
+        inner: device("cpu"),
+        runs: Arc::clone(&runs),
+    });
+    let model = file.load(vec![recorder], "");
+    let mut context = context(&model, options());
+    let all = write(&mut context, 0);
+    let take = || std::mem::take(&mut *runs.lock().unwrap());
+    let count = take().len();
+    for (threads, batch) in [
+        (Some(1), Some(3)),
+        (Some(2), Some(1)),
+        (None, Some(2)),
+        (Some(1), None),
+        (Some(0), Some(100)),
+        (None, None),
+    ] {
+        context.set_threads(threads, batch);
+        assert!(write(&mut context, 0) == all, "{threads:?}, {batch:?}");
+        assert_eq!(context.options().threads, threads);
+        let seen = take();
+        assert_eq!(seen.len(), count);
+        let mut kinds = seen.clone();
+        kinds.dedup();
+        let mut wanted = vec![batch, threads];
+        wanted.dedup();
+        assert_eq!(kinds, wanted, "{seen:?}");
+    }
+}
+
+#[test]
+fn no_threads_at_all_are_an_error() {
+    let model = model("llama", 1).load(vec![device("cpu")], "");
+    for options in [
+        ContextOptions {
+            threads: Some(0),
+            ..options()
+        },
+        ContextOptions {
+            threads_batch: Some(0),
+            ..options()
+        },
+    ] {
+        let error = Context::new(Arc::clone(&model), options).unwrap_err();
+        assert!(error.to_string().contains("threads"), "{error}");
+    }
 }

@@ -1,0 +1,144 @@
+//! How many threads compute, and where they run.
+
+use crate::{samite, tiny, with_model};
+
+#[test]
+fn the_text_does_not_depend_on_threads() {
+    let (_dir, model) = tiny();
+    let line = "run -m M -p abcdefghijklmnopqrstuvwxyz -n 20 --temp 0 -q";
+    let text = with_model(&model, &format!("{line} -t 1")).ok();
+    for flags in [
+        "-t 1 -tb 3",
+        "-t 3 -tb=1",
+        "-t 2 --poll 0",
+        "-t 3 --poll 60 --prio 0",
+    ] {
+        assert_eq!(
+            with_model(&model, &format!("{line} {flags}")).ok(),
+            text,
+            "{flags}"
+        );
+    }
+    #[cfg(target_os = "linux")]
+    for flags in ["-C 0xFFFFFFFF", "-Cr 0- --cpu-strict 1", "-t 2 --prio -1"] {
+        assert_eq!(
+            with_model(&model, &format!("{line} {flags}")).ok(),
+            text,
+            "{flags}"
+        );
+    }
+}
+
+/// What the system says of a thread of the program, by thread: name, processors, nice value.
+#[cfg(target_os = "linux")]
+fn threads_of(process: u32) -> Vec<(String, String, String)> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{process}/task")) else {
+        return Vec::new();
+    };
+    let about = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let field = |name| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(line.trim_start_matches(':').trim().to_owned())
+        };
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        // The name, in parentheses, may have spaces in it.
+        let nice = stat
+            .rsplit_once(')')?
+            .1
+            .split_whitespace()
+            .nth(16)?
+            .to_owned();
+        Some((field("Name")?, field("Cpus_allowed_list")?, nice))
+    };
+    tasks.flatten().filter_map(about).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn workers_and_the_main_thread_run_where_flags_say() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+    let allowed = threads_of(std::process::id());
+    let (_, allowed, _) = allowed.first().unwrap();
+    let last = allowed.rsplit(['-', ',']).next().unwrap();
+    let range = format!("{last}-{last}");
+    let mut child = crate::command([
+        "run",
+        "-n",
+        "100000",
+        "--keep",
+        "4",
+        "--ignore-eos",
+        "-p",
+        "Once",
+    ])
+    .args(["-t", "2", "-tb", "3", "--prio", "-1", "-Cr", &*range])
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .unwrap();
+    let start = Instant::now();
+    let mut seen = Vec::new();
+    while start.elapsed() < Duration::from_secs(30) {
+        seen = threads_of(child.id());
+        seen.retain(|(name, ..)| name == "samite" || name.starts_with("samite-worker"));
+        seen.sort();
+        if seen.len() == 3
+            && seen
+                .iter()
+                .all(|(_, cpus, nice)| cpus == last && nice == "5")
+        {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let expected = ["samite", "samite-worker-1", "samite-worker-2"];
+    let expected = expected.map(|name| (name.to_owned(), last.to_owned(), "5".to_owned()));
+    assert_eq!(seen, expected);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_the_system_refuses_is_an_error_that_names_the_flag() {
+    let (_dir, model) = tiny();
+    let count = std::thread::available_parallelism().unwrap().get();
+    if count < 1000 {
+        with_model(&model, "run -m M -p x -n 1 -Cr 1020-1023")
+            .fails(2, &["--cpu-range: none of these processors", "may use"]);
+        let mask = format!("run -m M -p x -n 1 -C 8{}", "0".repeat(255));
+        with_model(&model, &mask).fails(2, &["--cpu-mask: none of these"]);
+    }
+    // Whoever may raise priorities gets what was asked for.
+    let run = with_model(&model, "run -m M -p x -n 1 --prio 3");
+    if run.code != Some(0) {
+        run.fails(2, &["--prio: the system refuses a nice value of -20"]);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+#[test]
+fn systems_without_affinity_say_so() {
+    let (_dir, model) = tiny();
+    with_model(&model, "run -m M -p x -n 1 -C 1").fails(2, &["--cpu-mask: this system"]);
+    with_model(&model, "run -m M -p x -n 1 --prio 1").fails(2, &["--prio: this system"]);
+}
+
+#[test]
+fn threads_of_prompts_are_a_flag_of_commands_with_models() {
+    for name in ["run", "plan", "perplexity", "compare"] {
+        let help = samite([name, "--help"]).ok();
+        for flag in [
+            "--threads-batch",
+            "--cpu-mask",
+            "--cpu-range",
+            "--cpu-strict",
+            "--prio",
+            "--poll",
+        ] {
+            assert!(help.contains(flag), "{name}: {flag}");
+        }
+    }
+}
