@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Mlock];
+const MODES: [LoadMode; 2] = [LoadMode::Mmap, LoadMode::Read];
 
 fn content_of(index: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
@@ -282,22 +282,6 @@ fn large_headers_are_read_in_pieces() {
     }
 }
 
-#[test]
-fn a_lock_that_is_refused_is_only_a_warning() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    model(&path, &[1 << 20]);
-    let file = GgufFile::open(&path, LoadMode::Mlock).unwrap();
-    if let Some(warning) = file.lock_warning() {
-        assert_eq!(warning.kind(), ErrorKind::Lock);
-        assert!(warning.to_string().contains("cannot lock"), "{warning}");
-    }
-    assert_eq!(
-        file.tensor_bytes(&file.tensors()[0]).unwrap().len(),
-        1 << 20
-    );
-}
-
 /// A file that becomes shorter after `reads` reads.
 #[derive(Debug)]
 struct Shrinking {
@@ -413,8 +397,7 @@ fn a_header_is_opened_without_the_data_behind_it() {
         assert!(error.to_string().contains("truncated"), "{error}");
         let file = GgufFile::open_header(&path, mode).unwrap();
         assert_eq!(file.tensors().len(), sizes.len());
-        // What is there can be read, and nothing is kept in memory for it.
-        assert!(file.lock_warning().is_none());
+        // What is there can be read.
         let read = |name: &str| {
             let info = file.tensor(name).unwrap();
             let mut bytes = vec![0; info.size];
