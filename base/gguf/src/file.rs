@@ -62,6 +62,11 @@ impl Part {
         self.mapping.as_ref()
     }
 
+    /// Says that the file will be read from the beginning to the end.
+    pub(crate) fn advise_in_order(&self) {
+        self.file.advise_in_order();
+    }
+
     /// Fills `buffer` from `offset` of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let read = self.file.read_exact_at(buffer, offset);

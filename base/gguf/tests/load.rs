@@ -288,9 +288,14 @@ struct Shrinking {
     content: Vec<u8>,
     left: usize,
     reads: Arc<AtomicUsize>,
+    advised: Arc<AtomicUsize>,
 }
 
 impl File for Shrinking {
+    fn advise_in_order(&self) {
+        self.advised.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn size(&self) -> std::io::Result<u64> {
         Ok(self.content.len() as u64)
     }
@@ -311,6 +316,7 @@ struct Disk {
     content: Vec<u8>,
     left: usize,
     reads: Arc<AtomicUsize>,
+    advised: Arc<AtomicUsize>,
 }
 
 impl Files for Disk {
@@ -319,6 +325,7 @@ impl Files for Disk {
             content: self.content.clone(),
             left: self.left,
             reads: Arc::clone(&self.reads),
+            advised: Arc::clone(&self.advised),
         }))
     }
 }
@@ -349,6 +356,7 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
             content: content.clone(),
             left,
             reads: Arc::clone(&reads),
+            advised: Arc::default(),
         };
         let load = || {
             let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read)?;
@@ -378,9 +386,38 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
         content,
         left: 0,
         reads: Arc::default(),
+        advised: Arc::default(),
     };
     let error = GgufFile::open_in(&disk, "m.gguf", LoadMode::Mmap).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn the_system_is_told_that_a_file_is_read_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[5, 3 << 20, 1]);
+    let disk = Disk {
+        content: std::fs::read(&path).unwrap(),
+        left: usize::MAX,
+        reads: Arc::default(),
+        advised: Arc::default(),
+    };
+    let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read).unwrap();
+    let advised = || disk.advised.load(Ordering::Relaxed);
+    let reads = || disk.reads.load(Ordering::Relaxed);
+    let header = reads();
+    assert_eq!(advised(), 0, "for the header, nothing else has to be read");
+    let options = LoadOptions::default();
+    let sink = |_: &TensorInfo, _: &[u8]| {
+        assert_eq!(advised(), 1, "before data is read, and once");
+        Ok::<(), Error>(())
+    };
+    file.load(file.tensors(), &options, sink).unwrap();
+    assert!(reads() > header);
+    assert_eq!(advised(), 1);
+    file.load([], &options, sink).unwrap();
+    assert_eq!(advised(), 1);
 }
 
 /// A model of which the last bytes are missing, in one file or in two parts.
