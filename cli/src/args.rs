@@ -293,15 +293,15 @@ pub struct ModelArgs {
     load_mode: LoadArg,
 
     /// The same as `--load-mode mmap`: weights that need no packing stay in the file, which nobody may shorten meanwhile
-    #[arg(long, overrides_with_all = ["load_mode", "no_mmap", "mlock"], help_heading = "Loading")]
+    #[arg(long, overrides_with_all = ["load_mode", "no_mmap"], help_heading = "Loading")]
     mmap: bool,
 
     /// The same as `--load-mode read`, the default
-    #[arg(long, overrides_with_all = ["load_mode", "mmap", "mlock"], help_heading = "Loading")]
+    #[arg(long, overrides_with_all = ["load_mode", "mmap"], help_heading = "Loading")]
     no_mmap: bool,
 
-    /// The same as `--load-mode mlock`
-    #[arg(long, overrides_with_all = ["load_mode", "mmap", "no_mmap"], help_heading = "Loading")]
+    /// Lock the weights in host memory, packed or mapped, so that they are never paged out. The system sets a limit: see `ulimit -l`
+    #[arg(long, help_heading = "Loading")]
     mlock: bool,
 
     /// Keep weights in the file's layout instead of the device's own, which is faster to compute with [also: -nr]
@@ -368,7 +368,7 @@ pub enum LoadArg {
     Read,
     /// Map it: shared with other processes, and larger than memory if need be
     Mmap,
-    /// Map it and keep it from being paged out
+    /// The same as `mmap` with --mlock
     Mlock,
 }
 
@@ -456,6 +456,7 @@ impl ModelArgs {
             Switch::Off => None,
         };
         options.load_mode = self.load_mode();
+        options.lock = self.lock();
         options.fallback = self.fallback();
         options.repack = !self.no_repack;
         options.cancel = cancel.clone();
@@ -474,11 +475,15 @@ impl ModelArgs {
         match self.load_mode {
             _ if self.mmap => LoadMode::Mmap,
             _ if self.no_mmap => LoadMode::Read,
-            _ if self.mlock => LoadMode::Mlock,
-            LoadArg::Mmap => LoadMode::Mmap,
+            LoadArg::Mmap | LoadArg::Mlock => LoadMode::Mmap,
             LoadArg::Read => LoadMode::Read,
-            LoadArg::Mlock => LoadMode::Mlock,
         }
+    }
+
+    fn lock(&self) -> bool {
+        // Of flags that contradict each other, only the last one is set.
+        let mapped_or_read = self.mmap || self.no_mmap;
+        self.mlock || (!mapped_or_read && matches!(self.load_mode, LoadArg::Mlock))
     }
 
     /// Types of cached keys and values.

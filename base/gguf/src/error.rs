@@ -44,8 +44,6 @@ pub enum ErrorKind {
     InvalidArgument,
     /// Memory for a tensor could not be had.
     OutOfMemory,
-    /// Memory could not be locked. A warning: everything works without the lock.
-    Lock,
     /// The work was stopped by its cancel function.
     Cancelled,
 }

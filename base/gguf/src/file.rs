@@ -22,8 +22,6 @@ pub enum LoadMode {
     /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure. If
     /// somebody shortens a file meanwhile, the system kills this process: see [`Mapping`].
     Mmap,
-    /// As `Mmap`, and all of it is held in memory. If the system refuses, [`GgufFile::lock_warning`] says so.
-    Mlock,
 }
 
 /// One file of a model.
@@ -64,6 +62,11 @@ impl Part {
         self.mapping.as_ref()
     }
 
+    /// Says that the file will be read from the beginning to the end.
+    pub(crate) fn advise_in_order(&self) {
+        self.file.advise_in_order();
+    }
+
     /// Fills `buffer` from `offset` of the file.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let read = self.file.read_exact_at(buffer, offset);
@@ -90,7 +93,6 @@ pub struct GgufFile {
     parts: Vec<Part>,
     metadata: Metadata,
     tensors: Tensors,
-    lock_warning: Option<Error>,
 }
 
 impl GgufFile {
@@ -116,38 +118,20 @@ impl GgufFile {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_header(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
-        let mode = match mode {
-            LoadMode::Mlock => LoadMode::Mmap,
-            mode => mode,
-        };
         Self::open_with(&SystemFiles, path.as_ref(), mode, Data::MayBeMissing)
     }
 
     fn open_with(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Result<Self> {
         let (part, header) = open_part(files, path, mode, data)?;
         let split = Split::of(&header.metadata).map_err(|error| error.in_file(path))?;
-        let mut file = match split {
+        let file = match split {
             None => GgufFile {
                 parts: vec![part],
                 metadata: header.metadata,
                 tensors: header.tensors,
-                lock_warning: None,
             },
             Some(split) => open_parts(files, path, split, mode, data)?,
         };
-        if mode == LoadMode::Mlock {
-            let lock = |part: &Part| {
-                part.mapping
-                    .as_ref()?
-                    .lock()
-                    .err()
-                    .map(|error| error.in_file(&part.path))
-            };
-            file.lock_warning = file.parts.iter().find_map(lock);
-            if let Some(warning) = &file.lock_warning {
-                tracing::warn!("{warning}");
-            }
-        }
         Ok(file)
     }
 
@@ -180,7 +164,6 @@ impl GgufFile {
                 parts: vec![part],
                 metadata: header.metadata,
                 tensors: header.tensors,
-                lock_warning: None,
             })
         };
         read().map_err(|error| error.in_file(path))
@@ -224,11 +207,6 @@ impl GgufFile {
     /// The size of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len).sum()
-    }
-
-    /// Why memory could not be locked, if [`LoadMode::Mlock`] was asked for and refused.
-    pub fn lock_warning(&self) -> Option<&Error> {
-        self.lock_warning.as_ref()
     }
 
     /// The file of a tensor, after checking that `info` describes something inside of it (anybody can make a
@@ -324,7 +302,7 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Resu
             .size()
             .map_err(|error| Error::io("cannot ask for the size of the file", &error))?;
         let mapping = match mode {
-            LoadMode::Mmap | LoadMode::Mlock if len > 0 => {
+            LoadMode::Mmap if len > 0 => {
                 let file = file.as_system_file().ok_or_else(|| {
                     Error::invalid("", "cannot be mapped: open it with LoadMode::Read")
                 })?;
@@ -480,6 +458,5 @@ fn open_parts(
         parts,
         metadata,
         tensors,
-        lock_warning: None,
     })
 }

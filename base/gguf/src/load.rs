@@ -150,6 +150,13 @@ impl GgufFile {
                 }
             }
         };
+        let read = jobs.chunk_by(|a, b| a.info.file == b.info.file);
+        for job in read.filter_map(|jobs| jobs.first()) {
+            let part = self.part_of(job.info)?;
+            if !options.in_place || part.mapping().is_none() {
+                part.advise_in_order();
+            }
+        }
         let threads = options.threads.min(runs.len()).max(1);
         options.system.run_all(threads, &work);
         first_error

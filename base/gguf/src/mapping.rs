@@ -1,6 +1,6 @@
 //! Memory-mapped files, and hints to the operating system about them. The only `unsafe` code of the crate.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use samite_core::HostMemory;
 use std::fs::File;
 use std::ops::{Deref, Range};
@@ -42,24 +42,6 @@ impl Mapping {
         // SAFETY: The mapping is valid for reads as long as the second reference, which is the owner, lives. It is
         // mapped read-only, so this process cannot write to it; that no other process writes to the file is the user's duty, as the type says.
         unsafe { HostMemory::borrow(base, self.map.len(), false, Box::new(Arc::clone(self))) }
-    }
-
-    /// Keeps the whole file in memory, never to be paged out. Takes as long as reading the file.
-    pub(crate) fn lock(&self) -> Result<()> {
-        #[cfg(unix)]
-        let result = self.map.lock();
-        #[cfg(not(unix))]
-        let result = Err(std::io::Error::from(std::io::ErrorKind::Unsupported));
-        result.map_err(|error| {
-            let hint = lock_limit().map_or(String::new(), |limit| {
-                format!("; this process may lock {limit} bytes: raise RLIMIT_MEMLOCK (`ulimit -l`, systemd LimitMEMLOCK)")
-            });
-            let message = format!(
-                "cannot lock {} bytes in memory ({error}){hint}; the model works without, but may be paged out",
-                self.map.len()
-            );
-            Error::new(ErrorKind::Lock, "", message)
-        })
     }
 
     /// Tells the system that `range` will be needed soon. Only a hint: failure is of no consequence.
@@ -104,22 +86,6 @@ impl Deref for Mapping {
     fn deref(&self) -> &[u8] {
         &self.map
     }
-}
-
-/// How many bytes this process may lock in memory, where there is a limit that can be asked for.
-fn lock_limit() -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `getrlimit` writes one `rlimit` to the address, and nothing else.
-        let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-        (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
-    }
-    #[cfg(not(unix))]
-    None
 }
 
 /// The size of a page of memory.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Mlock];
+const MODES: [LoadMode; 2] = [LoadMode::Mmap, LoadMode::Read];
 
 fn content_of(index: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
@@ -271,31 +271,20 @@ fn large_headers_are_read_in_pieces() {
     }
 }
 
-#[test]
-fn a_lock_that_is_refused_is_only_a_warning() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m.gguf");
-    model(&path, &[1 << 20]);
-    let file = GgufFile::open(&path, LoadMode::Mlock).unwrap();
-    if let Some(warning) = file.lock_warning() {
-        assert_eq!(warning.kind(), ErrorKind::Lock);
-        assert!(warning.to_string().contains("cannot lock"), "{warning}");
-    }
-    assert_eq!(
-        file.tensor_bytes(&file.tensors()[0]).unwrap().len(),
-        1 << 20
-    );
-}
-
 /// A file that becomes shorter after `reads` reads.
 #[derive(Debug)]
 struct Shrinking {
     content: Vec<u8>,
     left: usize,
     reads: Arc<AtomicUsize>,
+    advised: Arc<AtomicUsize>,
 }
 
 impl File for Shrinking {
+    fn advise_in_order(&self) {
+        self.advised.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn size(&self) -> std::io::Result<u64> {
         Ok(self.content.len() as u64)
     }
@@ -316,6 +305,7 @@ struct Disk {
     content: Vec<u8>,
     left: usize,
     reads: Arc<AtomicUsize>,
+    advised: Arc<AtomicUsize>,
 }
 
 impl Files for Disk {
@@ -324,6 +314,7 @@ impl Files for Disk {
             content: self.content.clone(),
             left: self.left,
             reads: Arc::clone(&self.reads),
+            advised: Arc::clone(&self.advised),
         }))
     }
 }
@@ -354,6 +345,7 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
             content: content.clone(),
             left,
             reads: Arc::clone(&reads),
+            advised: Arc::default(),
         };
         let load = || {
             let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read)?;
@@ -383,9 +375,38 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
         content,
         left: 0,
         reads: Arc::default(),
+        advised: Arc::default(),
     };
     let error = GgufFile::open_in(&disk, "m.gguf", LoadMode::Mmap).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn the_system_is_told_that_a_file_is_read_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[5, 3 << 20, 1]);
+    let disk = Disk {
+        content: std::fs::read(&path).unwrap(),
+        left: usize::MAX,
+        reads: Arc::default(),
+        advised: Arc::default(),
+    };
+    let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read).unwrap();
+    let advised = || disk.advised.load(Ordering::Relaxed);
+    let reads = || disk.reads.load(Ordering::Relaxed);
+    let header = reads();
+    assert_eq!(advised(), 0, "for the header, nothing else has to be read");
+    let options = LoadOptions::default();
+    let sink = |_: &TensorInfo, _: &[u8]| {
+        assert_eq!(advised(), 1, "before data is read, and once");
+        Ok::<(), Error>(())
+    };
+    file.load(file.tensors(), &options, sink).unwrap();
+    assert!(reads() > header);
+    assert_eq!(advised(), 1);
+    file.load([], &options, sink).unwrap();
+    assert_eq!(advised(), 1);
 }
 
 /// A model of which the last bytes are missing, in one file or in two parts.
@@ -402,8 +423,7 @@ fn a_header_is_opened_without_the_data_behind_it() {
         assert!(error.to_string().contains("truncated"), "{error}");
         let file = GgufFile::open_header(&path, mode).unwrap();
         assert_eq!(file.tensors().len(), sizes.len());
-        // What is there can be read, and nothing is kept in memory for it.
-        assert!(file.lock_warning().is_none());
+        // What is there can be read.
         let read = |name: &str| {
             let info = file.tensor(name).unwrap();
             let mut bytes = vec![0; info.size];

@@ -135,3 +135,47 @@ fn nothing_is_left_of_output_that_failed() {
     with_model(&quantized, &format!("{again} --allow-requantize")).ok();
     samite(["inspect".as_ref(), dir.path().join("q4.gguf").as_os_str()]).ok();
 }
+
+/// A superuser may lock what they like, so that the right to is taken away.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_lock_that_is_refused_is_a_warning_that_says_how_to_get_it() {
+    let (_dir, model) = tiny();
+    let run = |limit: &str, flag: &str| {
+        let script = format!("ulimit -l {limit}; exec \"$@\"");
+        let limited = ["sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_samite")];
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock"]);
+        let arguments = "run -p ab -n 1 -m".split(' ');
+        command.args(limited).args(arguments).arg(&model);
+        crate::Run::new(command.args(flag.split(' ')).output().unwrap())
+    };
+    let works = std::process::Command::new("setpriv")
+        .args(["--bounding-set", "-ipc_lock", "true"])
+        .status();
+    if !works.is_ok_and(|status| status.success()) {
+        println!("skipped: setpriv is not there, or may not take a right away");
+        return;
+    }
+    for flag in ["--mlock", "--load-mode mlock", "--mlock --no-mmap"] {
+        let refused = run("16", flag);
+        for part in [
+            "warning: cannot lock",
+            "RLIMIT_MEMLOCK",
+            " 16384 bytes",
+            "ulimit -l ",
+        ] {
+            assert!(refused.stderr.contains(part), "{flag}: {}", refused.stderr);
+        }
+        refused.ok();
+    }
+    for flag in [
+        "--no-repack",
+        "--load-mode mmap",
+        "--load-mode mlock --no-mmap",
+    ] {
+        let unasked = run("16", flag);
+        assert!(!unasked.stderr.contains("lock"), "{}", unasked.stderr);
+        unasked.ok();
+    }
+}

@@ -34,6 +34,9 @@ pub struct ModelOptions {
     pub fit: Option<FitOptions>,
     /// How data comes into memory.
     pub load_mode: LoadMode,
+    /// Locks the weights that are computed with in host memory, so that they are never paged out. If the system refuses, there is a warning that says which
+    /// limit to raise, and [`Weights::lock_refused`] keeps it.
+    pub lock: bool,
     /// About weights that their device refuses, which go elsewhere.
     pub fallback: Fallback,
     /// Whether devices may hold weights in layouts of their own, which are faster to compute with.
@@ -56,6 +59,7 @@ impl ModelOptions {
             rules: Vec::new(),
             fit: Some(FitOptions::default()),
             load_mode: LoadMode::default(),
+            lock: false,
             fallback: Fallback::default(),
             repack: true,
             threads: None,
@@ -73,6 +77,7 @@ impl std::fmt::Debug for ModelOptions {
             .field("rules", &self.rules)
             .field("fit", &self.fit)
             .field("load_mode", &self.load_mode)
+            .field("lock", &self.lock)
             .field("fallback", &self.fallback)
             .field("repack", &self.repack)
             .field("threads", &self.threads)

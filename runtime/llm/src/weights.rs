@@ -6,7 +6,7 @@ mod plan;
 pub use plan::PlannedTensor;
 pub(crate) use plan::WeightPlan;
 
-use samite_core::StoredTensor;
+use samite_core::{LockRefused, LockedMemory, StoredTensor};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ pub struct Weights {
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
     have_data: bool,
+    locked: Option<LockedMemory>,
+    lock_refused: Option<LockRefused>,
 }
 
 impl Weights {
@@ -55,6 +57,16 @@ impl Weights {
     /// Whether they were loaded; otherwise they are for plans only.
     pub fn have_data(&self) -> bool {
         self.have_data
+    }
+
+    /// Bytes that are locked in memory, in whole pages; see [`ModelOptions::lock`](crate::ModelOptions::lock).
+    pub fn locked_bytes(&self) -> usize {
+        self.locked.as_ref().map_or(0, LockedMemory::bytes)
+    }
+
+    /// Why nothing is locked, if that was asked for and the system refused.
+    pub fn lock_refused(&self) -> Option<&LockRefused> {
+        self.lock_refused.as_ref()
     }
 
     /// Bytes by name of the memory, mapped ones included.

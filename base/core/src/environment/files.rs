@@ -29,6 +29,9 @@ pub trait File: Send + Sync + Debug {
     /// [`ErrorKind::UnexpectedEof`] if the file ends before; or what the system says.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()>;
 
+    /// Says that it will be read from the beginning to the end soon, so that the system reads ahead. A hint.
+    fn advise_in_order(&self) {}
+
     /// The file of the operating system, if it is one, to map it into memory. Without one, files are read.
     fn as_system_file(&self) -> Option<&std::fs::File> {
         None
@@ -85,9 +88,29 @@ impl File for std::fs::File {
         Err(ErrorKind::Unsupported.into())
     }
 
+    fn advise_in_order(&self) {
+        // Reading works without.
+        let _ = advise_in_order(self);
+    }
+
     fn as_system_file(&self) -> Option<&std::fs::File> {
         Some(self)
     }
+}
+
+#[cfg(target_os = "linux")]
+fn advise_in_order(file: &std::fs::File) -> Result<()> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the descriptor is open as long as `file` is borrowed, and no memory is touched.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) } {
+        0 => Ok(()),
+        number => Err(Error::from_raw_os_error(number)),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_in_order(_: &std::fs::File) -> Result<()> {
+    Err(ErrorKind::Unsupported.into())
 }
 
 /// A file that is part of the program.
@@ -105,5 +128,20 @@ impl File for &'static [u8] {
             }
             None => Err(Error::from(ErrorKind::UnexpectedEof)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_takes_advice_about_files_and_not_about_pipes() {
+        let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        advise_in_order(&program).unwrap();
+        let (pipe, _other_end) = std::io::pipe().unwrap();
+        let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
+        assert!(advise_in_order(&pipe).is_err());
     }
 }

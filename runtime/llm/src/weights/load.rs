@@ -5,8 +5,8 @@ use super::plan::{Group, PlannedTensor, WeightPlan, groups};
 use crate::error::{Error, Result};
 use crate::model::ModelOptions;
 use samite_core::{
-    Buffer, BufferType, Device, HostMemory, StoredTensor, TensorGroup, TensorRef, Usage,
-    same_buffer_type,
+    Buffer, BufferType, CancelToken, Device, HostMemory, LockedMemory, StoredTensor, TensorGroup,
+    TensorRef, Usage, same_buffer_type,
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
@@ -79,12 +79,39 @@ impl WeightPlan {
         };
         file.load(in_place, &load, |_, _| Ok::<_, Error>(()))?;
 
+        if options.lock {
+            lock(&mut weights, &slots, &options.cancel)?;
+        }
         for slot in slots {
             let weight = slot.tensor.weight(slot.stored);
             weights.tensors.insert(slot.tensor.name, weight);
         }
         Ok(weights)
     }
+}
+
+/// Locks what lies in host memory. It is there already, so that this takes no long time.
+fn lock(weights: &mut Weights, slots: &[Slot], cancel: &CancelToken) -> Result<()> {
+    let mut tensors = Vec::new();
+    for Slot { tensor, stored } in slots {
+        if tensor.same_as.is_none() {
+            let bytes = tensor.memory.alloc_size(&tensor.described())?;
+            tensors.push((stored.tensor().clone(), bytes));
+        }
+    }
+    match LockedMemory::lock(tensors, cancel)? {
+        Ok(locked) => {
+            if locked.bytes() == 0 {
+                tracing::warn!("no weights lie in host memory: there is nothing to lock");
+            }
+            weights.locked = Some(locked);
+        }
+        Err(refused) => {
+            tracing::warn!("{refused}");
+            weights.lock_refused = Some(refused);
+        }
+    }
+    Ok(())
 }
 
 /// A tensor, and the memory that it has; `S` is optional while memory is handed out.

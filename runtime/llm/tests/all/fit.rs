@@ -189,7 +189,7 @@ fn a_context_is_planned_from_the_header() {
             std::fs::write(&file.path, &whole[..length]).unwrap();
             let error = Model::load(&file.path, &options).unwrap_err();
             assert!(error.to_string().contains("truncated"), "{error}");
-            for mode in [LoadMode::Read, LoadMode::Mmap, LoadMode::Mlock] {
+            for mode in [LoadMode::Read, LoadMode::Mmap] {
                 let header = GgufFile::open_header(&file.path, mode).unwrap();
                 let model = Model::without_weights(&header, &options).unwrap();
                 let plan = ContextPlan::new(Arc::clone(&model), context_options.clone()).unwrap();

@@ -396,6 +396,75 @@ fn every_way_of_loading_gives_the_same() {
     assert_eq!(run(LoadMode::Mmap, true), run(LoadMode::Read, true));
 }
 
+/// The bytes that this process has locked.
+#[cfg(target_os = "linux")]
+fn locked_by_this_process() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:"));
+    let kibibytes = line.unwrap().trim().trim_end_matches(" kB");
+    kibibytes.parse::<usize>().unwrap() * 1024
+}
+
+/// The only test here that locks memory: the numbers are of the whole process.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_computed_with_is_locked() {
+    const SLACK: usize = 64 << 10; // Pages at the ends.
+    let file = TestModel::write(&SyntheticModel {
+        dtype: DType::Q8_0,
+        n_vocab: 20_000,
+        ..SyntheticModel::tiny("llama")
+    });
+    assert_eq!(locked_by_this_process(), 0);
+    let cases = [
+        (LoadMode::Mmap, true),
+        (LoadMode::Mmap, false),
+        (LoadMode::Read, true),
+        (LoadMode::Read, false),
+    ];
+    for (load_mode, repack) in cases {
+        let options = ModelOptions {
+            load_mode,
+            repack,
+            lock: true,
+            ..ModelOptions::new(vec![cpu()])
+        };
+        let model = Model::load(&file.path, &options).unwrap();
+        let bytes: usize = model.weights().bytes().map(|(_, bytes)| bytes).sum();
+        assert!(bytes > 4 * SLACK, "{bytes}");
+        if let Some(refused) = model.weights().lock_refused() {
+            assert!(refused.to_string().contains("RLIMIT_MEMLOCK"), "{refused}");
+            assert_eq!(locked_by_this_process(), 0);
+            println!("skipped: {refused}");
+            return;
+        }
+        let locked = locked_by_this_process();
+        assert_eq!(model.weights().locked_bytes(), locked);
+        // All that is used, and nothing else of the file.
+        assert!(
+            (bytes..bytes + SLACK).contains(&locked),
+            "{load_mode:?}, repack {repack}: {locked} of {bytes}"
+        );
+        drop(model);
+        assert_eq!(locked_by_this_process(), 0, "unlocked when it is dropped");
+    }
+    let options = ModelOptions {
+        lock: true,
+        ..ModelOptions::new(vec![cpu()])
+    };
+    options.cancel.cancel();
+    assert!(
+        Model::load(&file.path, &options)
+            .unwrap_err()
+            .is_cancelled()
+    );
+    let model = Model::load(&file.path, &ModelOptions::new(vec![cpu()])).unwrap();
+    assert_eq!(
+        (model.weights().locked_bytes(), locked_by_this_process()),
+        (0, 0)
+    );
+}
+
 #[test]
 fn loading_can_be_cancelled() {
     let file = TestModel::tiny("llama");

@@ -1,0 +1,229 @@
+//! Memory that is locked: the system never pages it out.
+
+use crate::cancel::CancelToken;
+use crate::error::Result;
+use crate::memory::MemoryId;
+use crate::tensor_ref::TensorRef;
+use std::io;
+use std::ops::Range;
+
+/// How much is locked between two looks at the cancel token.
+const STEP: usize = 64 << 20;
+
+/// Tensors in host memory that are never paged out until this is dropped.
+///
+/// Locks do not add up: where small buffers share a page at their ends with others that are locked, that page is unlocked with the first of them.
+#[derive(Debug)]
+pub struct LockedMemory {
+    /// Addresses, in order, without gaps that no page fits in.
+    pieces: Vec<Range<usize>>,
+    /// Keeps the memory alive until it is unlocked.
+    _tensors: Vec<TensorRef>,
+}
+
+/// Why nothing is locked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LockRefused(Box<str>);
+
+impl LockedMemory {
+    /// Locks `tensors`, each with the bytes that it takes in its memory ([`alloc_size`](crate::BufferType::alloc_size)). Those that do not lie in host memory
+    /// are left out. Either everything is locked or nothing.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`]. The inner error if the system refuses: it says which limit is in the way, and how to raise it.
+    pub fn lock(
+        tensors: impl IntoIterator<Item = (TensorRef, usize)>,
+        cancel: &CancelToken,
+    ) -> Result<Result<Self, LockRefused>> {
+        let (mut pieces, mut kept) = (Vec::new(), Vec::new());
+        for (tensor, bytes) in tensors {
+            let location = tensor.buffer.location();
+            if location.memory != MemoryId::HOST || bytes == 0 {
+                continue;
+            }
+            let start = location.offset.saturating_add(tensor.slot.offset);
+            pieces.push(start..start.saturating_add(bytes));
+            kept.push(tensor);
+        }
+        let pieces = joined(pieces, system::page_bytes());
+        let needed = pieces.iter().map(ExactSizeIterator::len).sum();
+        // What is locked when something fails is unlocked when this is dropped.
+        let mut locked = LockedMemory {
+            pieces: Vec::with_capacity(pieces.len()),
+            _tensors: kept,
+        };
+        for piece in pieces {
+            for start in piece.clone().step_by(STEP) {
+                cancel.check()?;
+                let step = start..piece.end.min(start.saturating_add(STEP));
+                if let Err(error) = system::lock(&step) {
+                    return Ok(Err(refused(needed, &error, system::limit())));
+                }
+                locked.pieces.push(step);
+            }
+        }
+        Ok(Ok(locked))
+    }
+
+    /// How many bytes are locked.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(ExactSizeIterator::len).sum()
+    }
+}
+
+impl Drop for LockedMemory {
+    fn drop(&mut self) {
+        self.pieces.iter().for_each(system::unlock);
+    }
+}
+
+/// The pages of `pieces`, in order, each once.
+fn joined(mut pieces: Vec<Range<usize>>, page: usize) -> Vec<Range<usize>> {
+    for piece in &mut pieces {
+        *piece = piece.start / page * page..piece.end.div_ceil(page).saturating_mul(page);
+    }
+    pieces.sort_by_key(|piece| piece.start);
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for piece in pieces {
+        match joined.last_mut().filter(|last| last.end >= piece.start) {
+            Some(last) => last.end = last.end.max(piece.end),
+            None => joined.push(piece),
+        }
+    }
+    joined
+}
+
+fn refused(needed: usize, error: &io::Error, limit: Option<u64>) -> LockRefused {
+    let hint = match limit {
+        Some(limit) if limit < needed as u64 => {
+            let kibibytes = needed.div_ceil(1024);
+            format!(
+                "the limit RLIMIT_MEMLOCK of this process is {limit} bytes; raise it with `ulimit -l {kibibytes}`, systemd's LimitMEMLOCK={kibibytes}K, or docker's \
+                 --ulimit memlock={needed}"
+            )
+        }
+        // Other locks of the process count, too.
+        Some(limit) => format!(
+            "the limit RLIMIT_MEMLOCK of this process is {limit} bytes, of which others may be in use; if not, the system has not so much memory to lock"
+        ),
+        None if error.kind() == io::ErrorKind::Unsupported => {
+            "this system has no way that is known here".to_owned()
+        }
+        None => "no limit of this process is in the way: the system has not so much memory to lock"
+            .to_owned(),
+    };
+    let message = format!(
+        "cannot lock {needed} bytes in memory ({error}): {hint}; everything works without the lock, but memory may be paged out"
+    );
+    LockRefused(message.into())
+}
+
+#[cfg(unix)]
+mod system {
+    use std::io;
+    use std::ops::Range;
+
+    pub fn lock(pages: &Range<usize>) -> io::Result<()> {
+        // SAFETY: locking changes nothing about the content of memory. Addresses where nothing lies are refused.
+        match unsafe { libc::mlock(pages.start as *const libc::c_void, pages.len()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    pub fn unlock(pages: &Range<usize>) {
+        // SAFETY: as for locking. Nothing is lost where it fails.
+        unsafe { libc::munlock(pages.start as *const libc::c_void, pages.len()) };
+    }
+
+    /// How many bytes this process may lock, where there is a limit.
+    pub fn limit() -> Option<u64> {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `getrlimit` writes one `rlimit` to the address, and nothing else.
+        let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+        (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+
+    pub fn page_bytes() -> usize {
+        // SAFETY: `sysconf` only reads its argument.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two())
+            .unwrap_or(4096)
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    use std::io;
+    use std::ops::Range;
+
+    pub fn lock(_: &Range<usize>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn unlock(_: &Range<usize>) {}
+
+    pub fn limit() -> Option<u64> {
+        None
+    }
+
+    pub fn page_bytes() -> usize {
+        4096
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_locked_once() {
+        assert_eq!(
+            joined(
+                vec![9000..9001, 100..5000, 4000..4100, 30_000..30_000 + 4096],
+                4096
+            ),
+            [0..12_288, 28_672..36_864]
+        );
+        assert_eq!(
+            joined(vec![8192..12_288, 0..4096], 4096),
+            [0..4096, 8192..12_288]
+        );
+    }
+
+    #[test]
+    fn a_refusal_says_which_limit_and_how_to_raise_it() {
+        let error = io::Error::from(io::ErrorKind::OutOfMemory);
+        let text = |limit| refused(1_000_000, &error, limit).to_string();
+        for part in [
+            "1000000 bytes",
+            "RLIMIT_MEMLOCK",
+            "65536 bytes",
+            "ulimit -l 977",
+            "LimitMEMLOCK=977K",
+        ] {
+            assert!(text(Some(65_536)).contains(part), "{}", text(Some(65_536)));
+        }
+        assert!(!text(Some(2_000_000)).contains("ulimit"));
+        assert!(text(None).contains("no limit of this process"));
+    }
+
+    #[test]
+    fn nothing_is_locked_when_cancelled() {
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let memory = crate::host_buffer_type();
+        let layout = crate::Layout::contiguous(crate::DType::F32, [16, 1, 1, 1]).unwrap();
+        let group =
+            crate::TensorGroup::allocate(&memory, crate::Usage::Weights, &[("a", layout)]).unwrap();
+        let tensor = group.tensors[0].tensor().clone();
+        let error = LockedMemory::lock([(tensor, 64)], &cancel).unwrap_err();
+        assert!(matches!(error, crate::Error::Cancelled));
+    }
+}
