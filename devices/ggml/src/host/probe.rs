@@ -28,7 +28,7 @@ const VERDICT: &str = "samite-probe-verdict ";
 pub const LOAD_ONLY: &str = "--load-only";
 
 /// What a [prober](super::GgmlOptions::prober) does: loads the plugin at `path`, asks its devices who they are, lets those of a
-/// plugin that came without `libggml-base` compute a little, and then, with `graphs`, lets each compute a [small graph](super::trial). Says
+/// plugin that came without `libggml-base` compute a little, and then, with `graphs`, lets each compute a small graph. Says
 /// what it finds in lines, which the program prints to its standard output at once: what comes later may end the process.
 pub fn probe(path: &Path, graphs: bool, say: &mut dyn FnMut(&str)) {
     let devices = match try_out(path) {
