@@ -13,6 +13,15 @@ pub trait Files: Send + Sync + Debug {
     /// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::NotSeekable`] for anything else that is no regular file, such as a pipe; or what
     /// the system says.
     fn open(&self, path: &Path) -> Result<Arc<dyn File>>;
+
+    /// As [`open`](Self::open), but reading goes past the page cache of the system: for data that is read once, where the cache would only push
+    /// out something else.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); also where that is not possible.
+    fn open_direct(&self, _path: &Path) -> Result<Arc<dyn File>> {
+        Err(ErrorKind::Unsupported.into())
+    }
 }
 
 /// An open file. It may change, or become shorter, while it is open.
@@ -44,16 +53,26 @@ pub struct SystemFiles;
 
 impl Files for SystemFiles {
     fn open(&self, path: &Path) -> Result<Arc<dyn File>> {
-        // Asked before opening: opening a pipe would wait for its other end.
-        let about = std::fs::metadata(path)?;
-        if about.is_dir() {
-            return Err(ErrorKind::IsADirectory.into());
-        }
-        if !about.is_file() {
-            return Err(ErrorKind::NotSeekable.into());
-        }
+        regular_file(path)?;
         Ok(Arc::new(std::fs::File::open(path)?))
     }
+
+    #[cfg(target_os = "linux")]
+    fn open_direct(&self, path: &Path) -> Result<Arc<dyn File>> {
+        super::direct::open(path)
+    }
+}
+
+/// Refuses everything but regular files. To be asked before opening: opening a pipe would wait for its other end.
+pub(super) fn regular_file(path: &Path) -> Result<()> {
+    let about = std::fs::metadata(path)?;
+    if about.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    if !about.is_file() {
+        return Err(ErrorKind::NotSeekable.into());
+    }
+    Ok(())
 }
 
 impl File for std::fs::File {
