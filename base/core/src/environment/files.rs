@@ -150,11 +150,10 @@ impl File for &'static [u8] {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn the_system_takes_advice_about_files_and_not_about_pipes() {
         let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
