@@ -366,6 +366,8 @@ pub enum FallbackArg {
 pub enum LoadArg {
     /// Read it
     Read,
+    /// Read it past the page cache of the system, which keeps what is in it; where that is refused, as `read` with a warning
+    Direct,
     /// Map it: shared with other processes, and larger than memory if need be
     Mmap,
     /// The same as `mmap` with --mlock
@@ -477,6 +479,7 @@ impl ModelArgs {
             _ if self.no_mmap => LoadMode::Read,
             LoadArg::Mmap | LoadArg::Mlock => LoadMode::Mmap,
             LoadArg::Read => LoadMode::Read,
+            LoadArg::Direct => LoadMode::Direct,
         }
     }
 

@@ -8,6 +8,8 @@
 //! already, so a test brings devices of its own. Files are read through an environment only; they are written directly.
 
 mod clock;
+#[cfg(target_os = "linux")]
+mod direct;
 mod files;
 mod network;
 mod threads;

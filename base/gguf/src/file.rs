@@ -22,6 +22,9 @@ pub enum LoadMode {
     /// Files are mapped: pages are read when they are touched, shared between processes, and dropped under pressure. If
     /// somebody shortens a file meanwhile, the system kills this process: see [`Mapping`].
     Mmap,
+    /// As `Read`, but past the page cache of the system: the model pushes nothing out of it, and has to be read from the disk each time. Where that is
+    /// not possible it is as `Read`, with a warning; see [`Part::direct_refused`].
+    Direct,
 }
 
 /// One file of a model.
@@ -33,6 +36,7 @@ pub struct Part {
     alignment: u64,
     file: Arc<dyn File>,
     mapping: Option<Arc<Mapping>>,
+    direct_refused: Option<Error>,
 }
 
 impl Part {
@@ -56,10 +60,15 @@ impl Part {
         self.alignment
     }
 
-    /// The whole file in memory, for devices that import host memory; `None` in [`LoadMode::Read`]. A tensor begins at
+    /// The whole file in memory, for devices that import host memory; `None` unless it is [`LoadMode::Mmap`]. A tensor begins at
     /// its [`TensorInfo::offset`].
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.mapping.as_ref()
+    }
+
+    /// Why the file is read through the page cache, if that is the case although it was opened in [`LoadMode::Direct`].
+    pub fn direct_refused(&self) -> Option<&Error> {
+        self.direct_refused.as_ref()
     }
 
     /// Says that the file will be read from the beginning to the end.
@@ -118,6 +127,11 @@ impl GgufFile {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_header(path: impl AsRef<Path>, mode: LoadMode) -> Result<Self> {
+        // Little is read, so that the page cache does no harm.
+        let mode = match mode {
+            LoadMode::Direct => LoadMode::Read,
+            mode => mode,
+        };
         Self::open_with(&SystemFiles, path.as_ref(), mode, Data::MayBeMissing)
     }
 
@@ -159,6 +173,7 @@ impl GgufFile {
                 alignment: header.alignment,
                 file: Arc::new(bytes),
                 mapping: None,
+                direct_refused: None,
             };
             Ok(GgufFile {
                 parts: vec![part],
@@ -234,7 +249,7 @@ impl GgufFile {
     /// The data of a tensor, in place.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] in [`LoadMode::Read`], or for a tensor of another model.
+    /// [`ErrorKind::InvalidArgument`] unless it is [`LoadMode::Mmap`], or for a tensor of another model.
     pub fn tensor_bytes(&self, info: &TensorInfo) -> Result<&[u8]> {
         let bytes = self
             .mapped(info)?
@@ -259,7 +274,7 @@ impl GgufFile {
         part.read_at(buffer, info.offset)
     }
 
-    /// Tells the system that a tensor's data will be needed soon. A hint; does nothing in [`LoadMode::Read`].
+    /// Tells the system that a tensor's data will be needed soon. A hint; does nothing unless it is mapped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
@@ -271,7 +286,7 @@ impl GgufFile {
     }
 
     /// Gives the memory of a tensor's data back to the system, after it was copied elsewhere. The data stays readable: it
-    /// comes from the file again. A hint; does nothing in [`LoadMode::Read`].
+    /// comes from the file again. A hint; does nothing unless it is mapped.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for a tensor of another model.
@@ -289,7 +304,7 @@ pub(crate) fn tensor_field(info: &TensorInfo) -> String {
 
 fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Result<(Part, Header)> {
     let open = || -> Result<_> {
-        let file = files.open(path).map_err(|error| match error.kind() {
+        let cannot_open = |error: io::Error| match error.kind() {
             io::ErrorKind::IsADirectory => {
                 Error::invalid("", "is a directory: name the .gguf file in it")
             }
@@ -297,7 +312,19 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Resu
                 Error::invalid("", "is not a regular file: copy the model to one")
             }
             _ => Error::io("cannot open the file", &error),
-        })?;
+        };
+        let direct = (mode == LoadMode::Direct).then(|| files.open_direct(path));
+        let (file, direct_refused) = match direct {
+            Some(Ok(file)) => (file, None),
+            Some(Err(error)) => {
+                let file = files.open(path).map_err(cannot_open)?;
+                let doing = "is read through the page cache, because the system refuses to read past it (O_DIRECT)";
+                let refused = Error::io(doing, &error).in_file(path);
+                tracing::warn!("{refused}");
+                (file, Some(refused))
+            }
+            None => (files.open(path).map_err(cannot_open)?, None),
+        };
         let len = file
             .size()
             .map_err(|error| Error::io("cannot ask for the size of the file", &error))?;
@@ -322,6 +349,7 @@ fn open_part(files: &dyn Files, path: &Path, mode: LoadMode, data: Data) -> Resu
             alignment: header.alignment,
             file,
             mapping: mapping.map(Arc::new),
+            direct_refused,
         };
         Ok((part, header))
     };

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const MODES: [LoadMode; 2] = [LoadMode::Mmap, LoadMode::Read];
+const MODES: [LoadMode; 3] = [LoadMode::Mmap, LoadMode::Read, LoadMode::Direct];
 
 fn content_of(index: usize, size: usize) -> Vec<u8> {
     (0..size).map(|i| (i * (index + 3) % 253) as u8).collect()
@@ -37,7 +37,7 @@ fn every_mode_and_every_number_of_threads_loads_the_same() {
     model(&path, &sizes);
     for mode in MODES {
         let file = GgufFile::open(&path, mode).unwrap();
-        assert_eq!(file.parts()[0].mapping().is_some(), mode != LoadMode::Read);
+        assert_eq!(file.parts()[0].mapping().is_some(), mode == LoadMode::Mmap);
         for (threads, in_place) in [(0, true), (1, true), (2, false), (5, true), (5, false)] {
             let reports = Mutex::new(Vec::new());
             let progress = |done, total| reports.lock().unwrap().push((done, total));
@@ -379,6 +379,83 @@ fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
     };
     let error = GgufFile::open_in(&disk, "m.gguf", LoadMode::Mmap).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+/// How many bytes of a file are in the page cache.
+#[cfg(target_os = "linux")]
+fn cached(path: &Path) -> usize {
+    let file = std::fs::File::open(path).unwrap();
+    // SAFETY: nobody changes the file, which is in a folder of this test.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    // Pages are not smaller than this, so that there are bytes enough.
+    let mut pages = vec![0u8; map.len().div_ceil(4096)];
+    // SAFETY: the range is mapped, and there is a byte for each of its pages.
+    let result = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) };
+    assert_eq!(result, 0);
+    // SAFETY: `sysconf` only reads its argument.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    pages.iter().filter(|&&page| page & 1 == 1).count() * page
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn reading_directly_goes_past_the_page_cache() {
+    use std::os::fd::AsRawFd;
+    const SIZE: usize = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[SIZE]);
+    let written = std::fs::File::open(&path).unwrap();
+    written.sync_all().unwrap();
+    // SAFETY: the descriptor is open, and no memory is touched.
+    unsafe { libc::posix_fadvise(written.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let load = |mode| {
+        let file = GgufFile::open(&path, mode).unwrap();
+        let sink = |info: &TensorInfo, bytes: &[u8]| {
+            assert!(bytes == content_of(0, info.size));
+            Ok::<(), Error>(())
+        };
+        file.load(file.tensors(), &LoadOptions::default(), sink)
+            .unwrap();
+        file.parts()[0].direct_refused().map(Error::to_string)
+    };
+    if cached(&path) > SIZE / 8 {
+        return println!("skipped: temporary files stay in memory");
+    }
+    if let Some(refused) = load(LoadMode::Direct) {
+        return println!("skipped: {refused}");
+    }
+    assert!(cached(&path) <= SIZE / 8, "{}", cached(&path));
+    assert_eq!(load(LoadMode::Read), None);
+    assert!(cached(&path) >= SIZE, "{}", cached(&path));
+}
+
+#[test]
+fn what_cannot_be_read_directly_is_read_through_the_cache_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    model(&path, &[5, 100]);
+    let disk = Disk {
+        content: std::fs::read(&path).unwrap(),
+        left: usize::MAX,
+        reads: Arc::default(),
+        advised: Arc::default(),
+    };
+    let file = GgufFile::open_in(&disk, "m.gguf", LoadMode::Direct).unwrap();
+    let refused = file.parts()[0].direct_refused().unwrap().to_string();
+    for part in ["m.gguf", "page cache", "O_DIRECT"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let mut bytes = [0; 100];
+    file.read_tensor_into(&file.tensors()[1], &mut bytes)
+        .unwrap();
+    assert_eq!(bytes[..], content_of(1, 100));
+    let read = GgufFile::open_in(&disk, "m.gguf", LoadMode::Read).unwrap();
+    assert!(read.parts()[0].direct_refused().is_none());
+    // What is not there at all is an error, as ever.
+    let missing = dir.path().join("missing");
+    let error = GgufFile::open(missing, LoadMode::Direct).unwrap_err();
+    assert!(error.to_string().contains("cannot open"), "{error}");
 }
 
 #[test]

@@ -106,6 +106,7 @@ fn flags_of_llama_cpp_that_are_needless_or_the_same() {
         "--no-mmap",
         "--mmap",
         "--mlock",
+        "--load-mode direct",
         "--mmap --no-mmap",
         "--typical-p 0.9",
     ] {

@@ -13,6 +13,15 @@ pub trait Files: Send + Sync + Debug {
     /// [`ErrorKind::IsADirectory`] for a directory, [`ErrorKind::NotSeekable`] for anything else that is no regular file, such as a pipe; or what
     /// the system says.
     fn open(&self, path: &Path) -> Result<Arc<dyn File>>;
+
+    /// As [`open`](Self::open), but reading goes past the page cache of the system: for data that is read once, where the cache would only push
+    /// out something else.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); also where that is not possible.
+    fn open_direct(&self, _path: &Path) -> Result<Arc<dyn File>> {
+        Err(ErrorKind::Unsupported.into())
+    }
 }
 
 /// An open file. It may change, or become shorter, while it is open.
@@ -44,16 +53,26 @@ pub struct SystemFiles;
 
 impl Files for SystemFiles {
     fn open(&self, path: &Path) -> Result<Arc<dyn File>> {
-        // Asked before opening: opening a pipe would wait for its other end.
-        let about = std::fs::metadata(path)?;
-        if about.is_dir() {
-            return Err(ErrorKind::IsADirectory.into());
-        }
-        if !about.is_file() {
-            return Err(ErrorKind::NotSeekable.into());
-        }
+        regular_file(path)?;
         Ok(Arc::new(std::fs::File::open(path)?))
     }
+
+    #[cfg(target_os = "linux")]
+    fn open_direct(&self, path: &Path) -> Result<Arc<dyn File>> {
+        super::direct::open(path)
+    }
+}
+
+/// Refuses everything but regular files. To be asked before opening: opening a pipe would wait for its other end.
+pub(super) fn regular_file(path: &Path) -> Result<()> {
+    let about = std::fs::metadata(path)?;
+    if about.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    if !about.is_file() {
+        return Err(ErrorKind::NotSeekable.into());
+    }
+    Ok(())
 }
 
 impl File for std::fs::File {
@@ -131,11 +150,10 @@ impl File for &'static [u8] {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn the_system_takes_advice_about_files_and_not_about_pipes() {
         let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();

@@ -393,6 +393,7 @@ fn every_way_of_loading_gives_the_same() {
     };
     let mapped = run(LoadMode::Mmap, false);
     assert_eq!(mapped, run(LoadMode::Read, false));
+    assert_eq!(mapped, run(LoadMode::Direct, false));
     assert_eq!(run(LoadMode::Mmap, true), run(LoadMode::Read, true));
 }
 
