@@ -110,6 +110,6 @@ impl From<samite::llm::Error> for Failure {
 
 impl From<samite::registry::RegistryError> for Failure {
     fn from(error: samite::registry::RegistryError) -> Self {
-        Failure::usage(error)
+        Failure::usage(format_args!("--device: {error}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::progress;
-use crate::shown::{escaped, one_line, say};
+use crate::shown::{NAME_WIDTH, escaped, one_line, say, shortened};
 use clap::Args;
 use std::collections::HashSet;
 use std::fmt::{Debug, Write};
@@ -31,6 +31,9 @@ pub struct LogArgs {
 /// The variable that is read if no flag says how much to log.
 const VARIABLE: &str = "SAMITE_LOG";
 
+/// How the names of all parts begin.
+const PARTS: &str = "samite";
+
 /// Whether `-v` was given.
 static IS_VERBOSE: AtomicBool = AtomicBool::new(false);
 
@@ -43,7 +46,8 @@ impl LogArgs {
     /// From now on, what the libraries say is printed.
     pub fn start(&self) -> Outcome {
         IS_VERBOSE.store(self.verbose > 0, Ordering::Relaxed);
-        let variable = std::env::var(VARIABLE).ok();
+        let variable = std::env::var_os(VARIABLE);
+        let variable = variable.as_ref().map(|filter| filter.to_string_lossy());
         let targets = self.targets(variable.as_deref())?;
         // It fails if somebody listens already, and then there is nothing to do.
         let _ = tracing_subscriber::registry()
@@ -73,6 +77,15 @@ impl LogArgs {
                 "{name}: '{filter}' is no filter: {error}; write a level (error, warn, info, debug, trace, off), or part=level, with commas between them"
             ))
         })?;
+        // What is no level is read as a part, so a level with a mistake in it would say nothing at all.
+        for (part, _) in &targets {
+            if !PARTS.starts_with(part) && !part.starts_with(PARTS) {
+                return Err(Failure::usage(format_args!(
+                    "{name}: '{}' is no level (error, warn, info, debug, trace, off), and no part, which would begin with {PARTS}",
+                    shortened(part, NAME_WIDTH)
+                )));
+            }
+        }
         // Warnings of other parts are not lost.
         Ok(match targets.default_level() {
             Some(_) => targets,
@@ -194,6 +207,13 @@ mod tests {
         assert!(text.starts_with("--log: 'samite=loud'"), "{text}");
         let text = message(args(0, None).targets(Some("a=b=c")));
         assert!(text.starts_with("SAMITE_LOG: "), "{text}");
+        for wrong in ["debgu", "info,sched=debug", "\u{fffd}", "samit3=info"] {
+            let text = message(args(0, Some(wrong)).targets(None));
+            assert!(text.contains("no level"), "{wrong}: {text}");
+        }
+        for right in ["samite", "samite_llm::fit=debug,warn", "2", ""] {
+            assert!(args(0, Some(right)).targets(None).is_ok(), "{right}");
+        }
     }
 
     #[test]

@@ -39,7 +39,8 @@ pub struct WatchArgs {
         long,
         value_name = "MIB",
         default_value = "4096",
-        requires = "watch_dir"
+        requires = "watch_dir",
+        allow_negative_numbers = true
     )]
     watch_limit: u32,
 }
@@ -129,7 +130,8 @@ fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
         }
     }
     Err(Failure::usage(format_args!(
-        "--watch: no node of this model is called '{pattern}'; the first ones are {}",
+        "--watch: no node of this model is called '{}'; the first ones are {}",
+        shortened(pattern, NAME_WIDTH),
         known.join(", ")
     )))
 }
@@ -228,6 +230,12 @@ impl Folder {
             Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
         };
         let is_new = !path.exists();
+        if !is_new && !path.is_dir() {
+            return Err(Failure::usage(format_args!(
+                "--watch-dir: {} is not a folder: name a new one",
+                path.display()
+            )));
+        }
         std::fs::create_dir_all(path).map_err(|error| wrong(path, &error))?;
         let mut content = std::fs::read_dir(path).map_err(|error| wrong(path, &error))?;
         if content.next().is_some() {

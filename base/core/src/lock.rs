@@ -31,7 +31,7 @@ impl LockedMemory {
     /// are left out. Either everything is locked or nothing.
     ///
     /// # Errors
-    /// [`Error::Cancelled`]. The inner error if the system refuses: it says which limit is in the way, and how to raise it.
+    /// [`Error::Cancelled`](crate::Error::Cancelled). The inner error if the system refuses: it says which limit is in the way, and how to raise it.
     pub fn lock(
         tensors: impl IntoIterator<Item = (TensorRef, usize)>,
         cancel: &CancelToken,

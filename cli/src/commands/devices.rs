@@ -16,7 +16,8 @@ use std::io::Write;
 
 Examples:
   samite devices
-  samite devices -v"
+  samite devices -v
+  samite devices --disable blas --plugin ./libggml-vulkan.so"
 )]
 pub struct DevicesArgs {
     /// Print JSON

@@ -146,7 +146,11 @@ fn devices_and_rules_that_do_not_exist() {
     let (_dir, model) = tiny();
     for (flags, part) in [
         ("--device abacus", "abacus"),
-        ("--device cpu,cpu", "named twice"),
+        ("--device cpu,cpu", "--device: device 'cpu' is named twice"),
+        ("--device auto,cpu", "'auto' stands alone"),
+        ("--disable cpu", "(cpu disabled)"),
+        ("--log debgu", "--log: 'debgu' is no level"),
+        ("--watch * --watch-dir x --watch-limit -1", "--watch-limit"),
         ("--device ''", "no device is named"),
         ("--place nope*:cpu", "'nope*:cpu' matches nothing"),
         (
@@ -168,6 +172,7 @@ fn devices_and_rules_that_do_not_exist() {
         with_model(&model, &format!("run -m M -p x -n 1 {flags}")).fails(2, &[part]);
     }
     samite(["test-ops", "--device", "abacus"]).fails(2, &["abacus", "cpu"]);
+    samite(["test-ops", "--perf", "-o", "add, abacus"]).fails(2, &["--op abacus", "flash_attn"]);
 }
 
 #[test]

@@ -113,7 +113,10 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
     assert!(!folder.exists());
     with_model(&model, "run -m M --watch-dir x -p a").fails(2, &["--watch"]);
     let file = model.to_str().unwrap();
-    run(&model, &["--watch", "*", "--watch-dir", file]).fails(1, &["--watch-dir", file]);
+    run(&model, &["--watch", "*", "--watch-dir", file])
+        .fails(2, &["--watch-dir", file, "is not a folder"]);
+    let long = run(&model, &["--watch", &"x".repeat(9000)]);
+    assert!(long.stderr.len() < 400, "{}", long.stderr);
     let full = run(
         &model,
         &[&["--watch", "*", "--watch-limit", "0"], &into[..]].concat(),

@@ -22,6 +22,9 @@ pub enum RegistryError {
     /// Parameters that a device does not have, or that belong to none.
     #[error("{0}")]
     Parameters(String),
+    /// Nothing that counts as a default is there.
+    #[error("there is no device to take by default{0}: name one")]
+    NoDefault(String),
     /// No device is named.
     #[error("no device is named; there are: {0}")]
     Empty(String),
@@ -258,13 +261,27 @@ impl Registry {
     /// parameters. `auto` stands for [`automatic`](Registry::automatic).
     ///
     /// # Errors
-    /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not have, and for an empty list.
+    /// [`RegistryError`] for unknown and repeated names, for parameters that a device does not have, for an empty list, and where
+    /// `auto` finds nothing or does not stand alone.
     pub fn parse(&self, list: &str) -> Result<Vec<Arc<dyn Device>>, RegistryError> {
         if list.trim().eq_ignore_ascii_case("auto") {
-            return Ok(self.automatic());
+            let devices = self.automatic();
+            if devices.is_empty() {
+                let disabled = self.disabled.join(" and ");
+                return Err(RegistryError::NoDefault(match &*disabled {
+                    "" => String::new(),
+                    names => format!(" ({names} disabled)"),
+                }));
+            }
+            return Ok(devices);
         }
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         for (name, parameters) in with_parameters(list)? {
+            if name.eq_ignore_ascii_case("auto") {
+                return Err(RegistryError::Parameters(
+                    "'auto' stands alone, without other devices and parameters: name devices instead".to_owned(),
+                ));
+            }
             let device = self.init_by_name(name, parameters)?;
             if devices.iter().any(|known| known.name() == device.name()) {
                 return Err(RegistryError::Duplicate(name.to_owned()));
@@ -481,6 +498,10 @@ mod tests {
             "parameter 'size' is given twice"
         );
         assert!(names("npu:size=3").unwrap_err().contains("no device 'npu'"));
+        for list in ["auto,cpu", "cpu,Auto", "auto:size=3"] {
+            let error = names(list).unwrap_err();
+            assert!(error.starts_with("'auto' stands alone"), "{error}");
+        }
         // What is there is not touched.
         let parameters = "size=4".parse().unwrap();
         let other = registry.init_by_name("Cpu", parameters).unwrap();
@@ -548,6 +569,12 @@ mod tests {
         );
         let error = registry.device("CPU").err().unwrap().to_string();
         assert!(error.ends_with("(cpu is disabled)"), "{error}");
+        let error = registry.parse("auto").err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "there is no device to take by default (blas and cpu disabled): name one"
+        );
+        assert!(Registry::empty().parse("auto").is_err());
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Bytes {
             Some(view) => (view.base, view.offset),
             None => (id, 0),
         };
-        let range = first..first + tensor.layout.bytes();
+        let mut range = first..first + tensor.layout.bytes();
         if let Some(stored) = &graph.tensor(owner).stored {
             let place = stored.tensor();
             let start = place.buffer.location().offset + place.slot.offset;
@@ -60,6 +60,10 @@ impl Bytes {
             });
         }
         let blocks = plan.memory.tensors[owner.index()].as_ref()?;
+        // Devices do as they like with the room behind elements that they asked for.
+        if owner == id {
+            range.end = range.end.max(blocks.get(copy).size);
+        }
         Some(Bytes::of_block(blocks, copy, range))
     }
 }

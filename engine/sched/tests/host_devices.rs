@@ -200,6 +200,14 @@ fn host_weights_are_offloaded_to_a_device_that_wants_them() {
         plan(false).placement().reasons[3],
         Some(Reason::Weights { .. })
     ));
+    // Weights of another device than the host's stay there.
+    let other = device("other", |_| {});
+    let (of_other, ..) = layers(&[&other, &other]);
+    let eager = Arc::clone(&devices[0]);
+    let three = samite_sched::DeviceSet::new(vec![eager, other, Arc::clone(&cpu)]).unwrap();
+    let of_other = Plan::new(&of_other, &three, Assignments::NONE, &Options::default()).unwrap();
+    let reason = &of_other.placement().reasons[3];
+    assert!(matches!(reason, Some(Reason::Weights { .. })), "{reason:?}");
     // Each copied weight starts a split of its own, so that the memory of one serves the next.
     assert_eq!(plan(true).splits().len(), 3, "{}", plan(true));
     let mut results = Vec::new();

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Special, device};
+use common::{Special, device, roomy};
 use samite_core::reorder::{check_order, memories};
 use samite_core::{
     BufferType, CancelToken, Device, DeviceKind, Error, Graph, Keep, Layout, Result, StoredTensor,
@@ -79,6 +79,10 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
                     .map(|&op| op.to_owned())
                     .collect();
             });
+            let plain = match rng.one_in(4) {
+                true => roomy(plain, |op| if op.is_view() { 0 } else { 40 }),
+                false => plain,
+            };
             match rng.one_in(3) {
                 true => {
                     let seed = rng.below(1 << 20) as u64;

@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{bytes, device, f32s, fast, host, layers, read, weights};
+use common::{bytes, device, f32s, fast, host, layers, read, roomy, weights};
 use samite_core::environment::Clock;
 use samite_core::{
-    Buffer, BufferType, CancelToken, DType, Delegate, Delegating, Device, DeviceKind, Error, Graph,
-    Op, Result, StoredTensor, TensorGroup, TensorId, TensorInfo, Usage, same_buffer_type,
+    CancelToken, DType, Device, DeviceKind, Error, Graph, Op, StoredTensor, TensorGroup, TensorId,
+    Usage,
 };
 use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
 use std::sync::Arc;
@@ -1032,47 +1032,10 @@ fn who_cannot_write_to_a_stored_tensor_says_so() {
     assert_eq!(plan.placement().devices[written.index()], Some(1));
 }
 
-/// Memory in which squares need more room than others.
-#[derive(Debug)]
-struct Roomy(Arc<dyn BufferType>);
-
-const MORE: usize = 1000;
-
-impl BufferType for Roomy {
-    fn name(&self) -> &str {
-        "roomy"
-    }
-    fn alignment(&self) -> usize {
-        self.0.alignment()
-    }
-    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
-        let is_square = tensor.node.is_some_and(|node| matches!(node.op(), Op::Sqr));
-        Ok(tensor.layout.bytes() + if is_square { MORE } else { 0 })
-    }
-    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        self.0.allocate(size, usage)
-    }
-}
-
-struct RoomyDevice(Arc<dyn Device>, Arc<dyn BufferType>);
-
-impl Delegate for RoomyDevice {
-    fn inner(&self) -> &Arc<dyn Device> {
-        &self.0
-    }
-    fn buffer_type(&self) -> Arc<dyn BufferType> {
-        Arc::clone(&self.1)
-    }
-    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        same_buffer_type(&self.1, buffer_type) || self.0.supports_buffer_type(buffer_type)
-    }
-}
-
 #[test]
 fn a_result_gets_the_room_that_its_operation_wants() {
-    let inner = host();
-    let memory = Arc::new(Roomy(inner.buffer_type()));
-    let device = Delegating::device(RoomyDevice(inner, memory));
+    const MORE: usize = 1000;
+    let device = roomy(host(), |op| if matches!(op, Op::Sqr) { MORE } else { 0 });
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [8, 1, 1, 1]).unwrap();
     let scaled = graph.scale(x, 2.0).unwrap();

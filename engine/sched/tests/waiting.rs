@@ -170,8 +170,9 @@ fn a_part_of_imported_memory_is_not_other_memory() {
     assert_eq!(race::check(&plan, 4), [], "{plan}");
 }
 
-/// A product with chosen experts whose weights lie on the host, offloaded to a device; the choice is computed on another device.
-fn offloaded_experts(uses: usize) -> (Scheduler, usize) {
+/// A product with chosen experts whose weights lie on the host, offloaded to a device; the choice is computed on another device. Or else the weights
+/// lie on that one.
+fn offloaded_experts(uses: usize, on_host: bool) -> (Scheduler, usize) {
     let open = Latch::new();
     let chooser = held_back("chooser", &open);
     let a = device("a", |o| {
@@ -180,7 +181,8 @@ fn offloaded_experts(uses: usize) -> (Scheduler, usize) {
     });
     let host = host();
     let weights = [("experts", f32s(&[4, 4, 8]))];
-    let weights = TensorGroup::allocate(&host.buffer_type(), Usage::Weights, &weights).unwrap();
+    let owner = if on_host { &host } else { &chooser };
+    let weights = TensorGroup::allocate(&owner.buffer_type(), Usage::Weights, &weights).unwrap();
     let mut graph = Graph::new();
     let experts = graph.stored(&weights.tensors[0]).unwrap();
     let table = graph.input("table", DType::I32, [2, 4, 1, 1]).unwrap();
@@ -205,7 +207,7 @@ fn offloaded_experts(uses: usize) -> (Scheduler, usize) {
 
 #[test]
 fn the_choice_of_experts_is_there_before_they_are_copied() {
-    let (scheduler, partial) = offloaded_experts(1);
+    let (scheduler, partial) = offloaded_experts(1, true);
     assert_eq!(partial, 1);
     let plan = scheduler.current_plan().unwrap();
     let is_partial = |work| matches!(work, Work::Copy(n) if plan.copies()[n].experts.is_some());
@@ -249,7 +251,13 @@ fn all_operands_that_are_written_to_are_waited_for() {
 
 #[test]
 fn experts_that_are_used_twice_are_copied_whole() {
-    let (_, partial) = offloaded_experts(2);
+    let (_, partial) = offloaded_experts(2, true);
+    assert_eq!(partial, 0);
+}
+
+#[test]
+fn experts_of_another_device_are_copied_whole_by_the_devices() {
+    let (_, partial) = offloaded_experts(1, false);
     assert_eq!(partial, 0);
 }
 

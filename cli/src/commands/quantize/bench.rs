@@ -59,7 +59,7 @@ pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
     if !as_json {
         writeln!(
             out,
-            "{:<8} {:>24} {:>24}",
+            "{:<8} {:>26} {:>26}",
             "type", "encoding, GB/s of F32", "decoding, GB/s of F32"
         )?;
     }
@@ -97,7 +97,7 @@ pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
             };
             writeln!(
                 out,
-                "{:<8} {:>24} {:>24}",
+                "{:<8} {:>26} {:>26}",
                 dtype.name(),
                 rate(encoding),
                 rate(decoding)

@@ -65,14 +65,15 @@ fn line(perf: &PerfCase, result: PerfResult, peaks: Option<&Peaks>) -> String {
 pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
     let cancel = interrupt::token();
     let mut cases = perf_cases();
-    for op in &args.op {
+    let ops: Vec<_> = args.op.iter().map(|op| op.trim()).collect();
+    for op in &ops {
         if !cases
             .iter()
             .any(|perf| op.eq_ignore_ascii_case(perf.case.op))
         {
             let mut known: Vec<_> = cases.iter().map(|perf| perf.case.op).collect();
             known.dedup();
-            return Err(Failure::error(format_args!(
+            return Err(Failure::usage(format_args!(
                 "--op {}: not timed; there are {}",
                 shortened(op, 40),
                 known.join(", ")
@@ -81,7 +82,7 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
     }
     cases.retain(|perf| {
         let op = perf.case.op;
-        let wanted = args.op.is_empty() || args.op.iter().any(|o| o.eq_ignore_ascii_case(op));
+        let wanted = ops.is_empty() || ops.iter().any(|o| o.eq_ignore_ascii_case(op));
         wanted
             && (args.filter.as_ref())
                 .is_none_or(|text| format!("{op}: {}", perf.case.name).contains(text))

@@ -83,7 +83,14 @@ pub struct Answer {
 /// # Errors
 /// Why it cannot be used, or how the process ended.
 pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
-    let verdicts = Verdicts::of(path);
+    ask_with(prober, path, Verdicts::of(path))
+}
+
+fn ask_with(
+    prober: &[OsString],
+    path: &Path,
+    verdicts: Option<Verdicts>,
+) -> Result<Answer, String> {
     if let Some(known) = verdicts.as_ref().and_then(Verdicts::read) {
         let answer = start(prober, path, false)?;
         let verdict = |(identity, _): &(String, _)| {
@@ -272,6 +279,29 @@ mod tests {
         let killed = "it killed the process that tried it (signal 11)";
         let all = answer(1, &[("a", Some(killed)), ("b c", Some(killed))]);
         assert_eq!(with("echo samite-probe-verdict 0; kill -SEGV $$"), all);
+    }
+
+    #[test]
+    fn known_verdicts_are_those_of_the_device_and_save_the_trial() {
+        let folder = tempfile::tempdir().unwrap();
+        let plugin = folder.path().join("x.so");
+        std::fs::write(&plugin, "1").unwrap();
+        // Shells call their first argument `$0`.
+        let ask = |devices: &str, trial: &str| {
+            let script = format!(
+                "echo samite-probe-ok 1; for d in {devices}; do echo samite-probe-device $d; done; [ $0 = {LOAD_ONLY} ] || {{ {trial}; }}"
+            );
+            let verdicts = Verdicts::in_folder(&folder.path().join("kept"), &plugin);
+            let answer = ask_with(&shell(&script), &plugin, verdicts).unwrap();
+            let devices = answer.devices.into_iter();
+            let devices = devices.map(|(identity, doubt)| identity + &doubt.unwrap_or_default());
+            devices.collect::<Vec<_>>()
+        };
+        assert_eq!(ask("a b", "echo samite-probe-verdict 1 !"), ["a", "b!"]);
+        // A trial would refuse it.
+        assert_eq!(ask("b a", "echo samite-probe-refused tried"), ["b!", "a"]);
+        // One that was not there before needs a trial.
+        assert_eq!(ask("a c", "echo samite-probe-verdict 1 ?"), ["a", "c?"]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl Verdicts {
         Self::in_folder(&samite_core::cache_folder()?, path)
     }
 
-    fn in_folder(folder: &Path, path: &Path) -> Option<Self> {
+    pub(super) fn in_folder(folder: &Path, path: &Path) -> Option<Self> {
         let about = std::fs::metadata(path).ok()?;
         let changed = about.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
         let mut hasher = DefaultHasher::new();
@@ -96,6 +96,14 @@ mod tests {
         ];
         verdicts().write(&devices);
         assert_eq!(verdicts().read(), Some(devices.clone()));
+        // One of the same name elsewhere does not take the place.
+        let other = folder.path().join("other");
+        std::fs::create_dir(&other).unwrap();
+        std::fs::write(other.join("libggml-x.so"), "1").unwrap();
+        let other = Verdicts::in_folder(&kept, &other.join("libggml-x.so")).unwrap();
+        other.write(&Vec::new());
+        assert_eq!(verdicts().read(), Some(devices.clone()));
+        std::fs::remove_file(&other.file).unwrap();
         assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1);
         let time = std::fs::metadata(&plugin).unwrap().modified().unwrap();
         std::fs::write(&plugin, "12").unwrap();

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test file uses everything")]
 
 use samite_core::{
-    BufferType, DType, Delegate, Delegating, Device, DeviceKind, Graph, Keep, Layout, Result,
-    StoredTensor, TensorGroup, TensorId, Unary, Usage,
+    Buffer, BufferType, DType, Delegate, Delegating, Device, DeviceKind, Graph, Keep, Layout, Op,
+    Result, StoredTensor, TensorGroup, TensorId, TensorInfo, Unary, Usage, same_buffer_type,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Scheduler;
@@ -71,6 +71,52 @@ impl Delegate for Special {
         let optimize = self.optimize.as_ref();
         optimize.map_or_else(Vec::new, |optimize| optimize(graph, nodes))
     }
+}
+
+/// Bytes that the result of an operation needs besides its elements.
+type More = fn(&Op) -> usize;
+
+/// Memory in which results of some operations need more room than others.
+#[derive(Debug)]
+struct Roomy(Arc<dyn BufferType>, More);
+
+impl BufferType for Roomy {
+    fn name(&self) -> &str {
+        "roomy"
+    }
+    fn alignment(&self) -> usize {
+        self.0.alignment()
+    }
+    fn max_size(&self) -> usize {
+        self.0.max_size()
+    }
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        let more = tensor.node.map_or(0, |node| self.1(node.op()));
+        Ok(tensor.layout.bytes() + more)
+    }
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        self.0.allocate(size, usage)
+    }
+}
+
+struct RoomyDevice(Arc<dyn Device>, Arc<dyn BufferType>);
+
+impl Delegate for RoomyDevice {
+    fn inner(&self) -> &Arc<dyn Device> {
+        &self.0
+    }
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.1)
+    }
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        same_buffer_type(&self.1, buffer_type) || self.0.supports_buffer_type(buffer_type)
+    }
+}
+
+/// `device` with memory of its own, in which results need `more`.
+pub fn roomy(device: Arc<dyn Device>, more: More) -> Arc<dyn Device> {
+    let memory = Arc::new(Roomy(device.buffer_type(), more));
+    Delegating::device(RoomyDevice(device, memory))
 }
 
 pub fn f32s(n: &[usize]) -> Layout {

@@ -426,3 +426,35 @@ fn keys_whose_move_failed_are_never_used() {
     }
     assert!(0 < cleared && cleared < calls, "{cleared} of {calls}");
 }
+
+/// Only runs of one graph overlap.
+#[test]
+fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain() {
+    let file = TestModel::tiny("llama");
+    let model = file.load(vec![cpu()], "");
+    let plans = |copies: usize, n_tokens: usize, wanted: usize| {
+        let mut context = context(
+            &model,
+            ContextOptions {
+                copies,
+                n_ctx: Some(128),
+                n_ubatch: 32,
+                ..precise()
+            },
+        );
+        let mut batch = Batch::new();
+        for (i, &token) in tokens(n_tokens).iter().enumerate() {
+            batch.add(token, i as i32, &[0], i == wanted);
+        }
+        let before = context.scheduler().counters();
+        context.decode(&batch).unwrap();
+        let after = context.scheduler().counters();
+        assert_eq!(after.runs - before.runs, 3, "{copies} copies");
+        after.plans - before.plans
+    };
+    // Three of 30, not two of 32 and what is left; the cells of the last and its row of logits are there from the first on.
+    assert_eq!(plans(2, 90, 89), 1);
+    assert_eq!(plans(2, 90, 0), 1, "and of the first to the last");
+    // Each looks at its own cells, and the last alone has logits.
+    assert_eq!(plans(1, 96, 95), 3);
+}

@@ -450,8 +450,8 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
             .map(|(a, b)| (a.1.min(b.1) - a.0.max(b.0)).max(0.0))
             .sum::<f64>()
     };
-    // The best of a few, as other tests run at the same time.
-    let ratio = (0..4).map(|_| {
+    // What else the machine does makes it slower, never faster.
+    let mut ratios = (0..4).map(|_| {
         let (alone, alone_events, alone_logits) = prompt(1, 256);
         let (overlapped, events, logits) = prompt(4, 256);
         assert_eq!(logits, alone_logits);
@@ -459,11 +459,7 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
         assert!(both_work(&events) > 60_000.0, "{}", both_work(&events));
         overlapped.as_secs_f64() / alone.as_secs_f64()
     });
-    assert!(
-        ratio.clone().any(|ratio| ratio <= 0.6),
-        "{:?}",
-        ratio.collect::<Vec<_>>()
-    );
+    assert!(ratios.any(|ratio| ratio <= 0.6));
     // The last micro-batch is smaller, and the results are the same.
     assert_eq!(prompt(4, 93).2, prompt(1, 93).2);
 }
@@ -534,6 +530,17 @@ fn prompts_are_offloaded_and_generation_is_not() {
             let logits = decode(&mut context, &tokens(100), 0, 0);
             assert_eq!(context.scheduler().buffer_sizes(), allocated);
             let prompt = offloaded(&context, 100);
+            // Of packed experts, only those in use are copied, too.
+            let plan = context.plan(100).unwrap();
+            let partial = plan.copies().iter().filter(|copy| copy.experts.is_some());
+            let reasons = plan.placement().reasons.iter().zip(plan.graph().tensors());
+            let products = reasons.filter(|(reason, tensor)| {
+                matches!(reason, Some(Reason::Offloaded { .. }))
+                    && matches!(tensor.op, Op::MulMatId { .. })
+            });
+            let products = products.count();
+            assert_eq!(partial.count(), products, "{architecture}");
+            assert_eq!(products > 0, offload && architecture == "qwen3moe");
             let step = offloaded(&context, 1);
             (prompt, step, logits)
         };
