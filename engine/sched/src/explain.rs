@@ -157,6 +157,11 @@ impl Plan {
     }
 }
 
+/// A number of things: `1 split`, `2 splits`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Plan {
     /// A table: for each split its copies, then one row for each group of nodes with its reason (or one for all, with the
     /// reasons counted, if they alternate); then memory, waits and fallbacks.
@@ -170,8 +175,9 @@ impl fmt::Display for Plan {
             .sum();
         writeln!(
             f,
-            "{nodes} operations in {} splits on {}; {} copied per run",
-            self.lowered.splits.len(),
+            "{} in {} on {}; {} copied per run",
+            counted(nodes, "operation"),
+            counted(self.lowered.splits.len(), "split"),
             self.devices.names(),
             human_bytes(self.bytes_copied())
         )?;
@@ -193,9 +199,9 @@ impl fmt::Display for Plan {
                 .sum();
             write!(
                 f,
-                "split {number} on {}: {} operations",
+                "split {number} on {}: {}",
                 name(split.device),
-                split.nodes.len()
+                counted(split.nodes.len(), "operation")
             )?;
             if !split.copies.is_empty() {
                 write!(
