@@ -14,7 +14,8 @@ pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Opt
 }
 
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
-/// cache is, which is what `kv` says for each layer. With `offload`, what a rule put on the host may still be taken over for large batches.
+/// cache is, which is what `kv` says for each layer. With `offload`, what a rule put on the host is left to the scheduler where a faster device wants it: that
+/// decides whether it is taken over, see [`Options::offload`](samite_sched::Options::offload).
 pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
