@@ -25,6 +25,8 @@ fn plugin_command(path: &Path, arguments: &[&str]) -> Command {
         folder
     });
     let mut command = command(arguments);
+    // Nothing else that was named is warned of.
+    command.env_remove("SAMITE_BLAS_PATH");
     command.env("SAMITE_BACKEND_PATH", path);
     command.env("XDG_CACHE_HOME", cache);
     command
