@@ -164,7 +164,8 @@ impl Operand {
     #[inline]
     pub unsafe fn integer(&self, row: [usize; 3], i: usize) -> i64 {
         let at = self.at(row).wrapping_add(i * self.strides()[0]);
-        // SAFETY: the caller's contract, and `resolve` checked the alignment.
+        // SAFETY: the element is inside of the shape, so its bytes are in the operand's memory; `resolve` checked that the base
+        // is aligned, and strides are multiples of an element's size.
         unsafe {
             match self.dtype() {
                 DType::I64 => *at.cast::<i64>(),
