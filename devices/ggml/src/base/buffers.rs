@@ -157,7 +157,7 @@ struct HostType(*mut BufferType);
 
 // SAFETY: it never changes.
 unsafe impl Send for HostType {}
-// SAFETY: as above.
+// SAFETY: it never changes, so threads only read it.
 unsafe impl Sync for HostType {}
 
 fn host_type(get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char) -> HostType {

@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
-        // SAFETY: as above.
+        // SAFETY: `variadic!` makes `log_entry` to be called as such a function; Rust only has no type for its definition.
         let say = unsafe {
             std::mem::transmute::<unsafe extern "C" fn(), Variadic>(
                 log_entry as unsafe extern "C" fn(),

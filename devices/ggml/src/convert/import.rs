@@ -203,7 +203,7 @@ impl<M: Memory> Importer<M> {
         let t = unsafe { &*tensor };
         let mut id = None;
         if op::is_view(t.op) && !t.src[0].is_null() && depth < DEEPEST_VIEW {
-            // SAFETY: as above.
+            // SAFETY: sources of a valid tensor are null or valid, and this one is not null.
             let source = unsafe { self.operand(t.src[0], depth + 1) }?;
             id = self.view(t, source);
             if id.is_none() {

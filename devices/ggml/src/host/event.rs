@@ -18,7 +18,7 @@ pub struct GgmlEvent {
 
 // SAFETY: ggml's events may be waited for from any thread; streams that record them are one at a time.
 unsafe impl Send for GgmlEvent {}
-// SAFETY: as above.
+// SAFETY: a shared event is only waited for, which any thread may do; the mark of whether it was recorded is atomic.
 unsafe impl Sync for GgmlEvent {}
 
 impl fmt::Debug for GgmlEvent {

@@ -44,7 +44,8 @@ pub struct Plugin {
 
 // SAFETY: the tables do not change, and ggml's registration and device functions may be called from any thread.
 unsafe impl Send for Plugin {}
-// SAFETY: as above.
+// SAFETY: the tables do not change, the list of memories has a lock, and ggml's registration and device functions may be called
+// from several threads at once.
 unsafe impl Sync for Plugin {}
 
 /// A string of C's, if there is one.

@@ -177,14 +177,14 @@ unsafe extern "C" fn copy(
 
 unsafe extern "C" fn synchronize(s: *mut Backend) {
     queued!(s, "synchronize",);
-    // SAFETY: as above.
+    // SAFETY: streams have their device's context.
     unsafe { log((*s).context, work_off) };
 }
 
 unsafe extern "C" fn compute(s: *mut Backend, graph: *mut CGraph) -> Status {
     // SAFETY: a valid graph of products with a number.
     for &node in unsafe { (*graph).nodes() } {
-        // SAFETY: as above.
+        // SAFETY: nodes of a valid graph are valid tensors.
         let t = unsafe { &*node };
         queued!(
             s,
