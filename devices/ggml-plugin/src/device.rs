@@ -48,7 +48,7 @@ pub struct Plugin {
 
 // SAFETY: the pointers are to leaked tables that never change after they are made.
 unsafe impl Send for Plugin {}
-// SAFETY: as above.
+// SAFETY: the pointers are to leaked tables that never change after they are made, so threads only read them.
 unsafe impl Sync for Plugin {}
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -263,7 +263,7 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
         // SAFETY: the host passes a valid tensor.
         let answer = unsafe { support(tensor) };
         if let (Err(reason), true) = (&answer, plugin().explain) {
-            // SAFETY: as above.
+            // SAFETY: the host passes a valid tensor and does not change it during the call.
             let t = unsafe { &*tensor };
             log_error(&format!(
                 "op {} '{}' is not supported: {reason}",

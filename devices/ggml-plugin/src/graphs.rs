@@ -158,7 +158,7 @@ mod tests {
             .unwrap()
         };
         assert_eq!((ask(&mut recent), ask(&mut recent)), (1, 1));
-        // SAFETY: as above, and nobody else looks at them.
+        // SAFETY: `x` and `y` are tensors of this test, and nobody else looks at them between calls of `ask`.
         unsafe {
             (*x).ne[1] = 5;
             assert_eq!(ask(&mut recent), 2);

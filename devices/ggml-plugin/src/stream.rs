@@ -93,7 +93,8 @@ struct Watch {
 
 // SAFETY: the CPU device tells of nodes in the thread that runs the graph, which is the one in which the host waits, and only while the graph runs.
 unsafe impl Send for Watch {}
-// SAFETY: as above.
+// SAFETY: the CPU device tells of nodes in the thread that runs the graph alone, so no two threads call the host at once;
+// canceling is made for several threads.
 unsafe impl Sync for Watch {}
 
 impl RunObserver for Watch {
