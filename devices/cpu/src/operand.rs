@@ -153,7 +153,7 @@ impl Operand {
     #[inline]
     pub unsafe fn row_mut<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a mut [T] {
         debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
-        // SAFETY: as in `row`.
+        // SAFETY: the row is inside of the operand's memory and aligned, as in `row`, and nobody else uses it meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.at(row).cast(), self.shape()[0]) }
     }
 

@@ -138,8 +138,8 @@ pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: `range` keeps to the elements, which all four operands have without gaps, as inference checked; tasks
-                // have different ranges.
+                // SAFETY: `range` keeps to the elements, which all four operands have without gaps, as inference checked. Tasks
+                // have different ranges, and the graph refuses operands that share elements with one that is written to.
                 let (w, g, m, v) = unsafe {
                     (
                         part(&weights, start, len),
@@ -176,8 +176,8 @@ pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: `range` keeps to the elements, which both operands have without gaps, as inference checked; tasks have
-                // different ranges.
+                // SAFETY: `range` keeps to the elements, which both operands have without gaps, as inference checked. Tasks have
+                // different ranges, and the graph refuses weights that share elements with another operand.
                 let (w, g) = unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
                 isa.run(|| {
                     w.iter_mut()

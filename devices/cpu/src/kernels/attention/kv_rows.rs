@@ -178,7 +178,8 @@ unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
     ahead: usize,
 ) {
     let mut at = 0;
-    // SAFETY: as in `weighted_tile`.
+    // SAFETY: a tile begins only where all its elements are left, and the last one takes what is left; rows and columns are as a
+    // `RowsFn` asks.
     unsafe {
         while at + 4 * V::LANES <= rows.len {
             weighted_tile::<V, E, 4, C, true>(rows, at, columns, used, ahead);
