@@ -277,7 +277,7 @@ unsafe extern "C" fn can_fuse_subgraph(
 /// # Safety
 /// Its buffer must be valid.
 unsafe fn is_constant(t: &Tensor) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is not null, as was just checked, and then it is valid; one field is read.
     !t.buffer.is_null()
         && unsafe { (*t.buffer).usage } == usage::WEIGHTS
         && t.flags & flag::PARAM == 0

@@ -62,7 +62,7 @@ impl GgmlBufferType {
         if raw.is_null() {
             return Err("a buffer type is missing".into());
         }
-        // SAFETY: the caller's promise; the version is that of the plugin.
+        // SAFETY: the type is not null and one of the plugin's, so it is valid and of its version.
         let table = unsafe { abi::BufferTypeTable::read(raw, plugin.version) };
         let (Some(get_name), Some(get_alignment), Some(_)) = (
             table.iface.get_name,
@@ -103,7 +103,7 @@ impl GgmlBufferType {
     /// # Safety
     /// The tensor must be valid.
     pub unsafe fn size_of(&self, tensor: *const Tensor) -> Option<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is of this type, and the tensor is valid, which ggml only reads.
         Some(unsafe { self.table.iface.get_alloc_size?(self.raw, tensor) })
     }
 }
@@ -448,7 +448,7 @@ impl GgmlBuffer {
         let Some(init) = self.raw.iface().init_tensor else {
             return Ok(());
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is of this buffer, in which the tensor lies, and nobody else changes the tensor meanwhile.
         match unsafe { init(self.raw(), tensor) } {
             Status::SUCCESS => Ok(()),
             Status(status) => Err(Error::device(

@@ -47,7 +47,7 @@ type Context = Mutex<Log>;
 /// # Safety
 /// The pointer must be the context of this plugin's device.
 unsafe fn log<R>(context: *mut c_void, f: impl FnOnce(&mut Log) -> R) -> R {
-    // SAFETY: the caller's promise.
+    // SAFETY: it is the context of this plugin's device, a `Context` that tests keep, and only its lock gives access.
     f(&mut unsafe { &*context.cast::<Context>() }.lock().unwrap())
 }
 
