@@ -349,7 +349,7 @@ unsafe fn with_slot(
     tensor: *const Tensor,
     f: impl FnOnce(&dyn samite_core::Buffer, Slot) -> samite_core::Result<()>,
 ) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the tensor is valid, and `buffer` is a packed one, whose context `packed_of` gives.
     let (tensor, memory) = unsafe { (&*tensor, &packed_of(buffer).0) };
     let slot = layout(tensor).and_then(|layout| {
         packed_slot(tensor, layout).ok_or_else(|| "it does not lie in packed memory".into())
@@ -460,7 +460,7 @@ pub enum Kind {
 /// The tensor's buffer must be valid or null.
 pub unsafe fn kind(tensor: &Tensor) -> Kind {
     let plugin = plugin();
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is valid where there is one, so it may be borrowed; null becomes `None`.
     let Some(buffer) = (unsafe { tensor.buffer.as_ref() }) else {
         return Kind::Host;
     };

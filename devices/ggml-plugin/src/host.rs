@@ -42,7 +42,7 @@ impl Host {
         context: *mut c_void,
         size: usize,
     ) -> *mut Buffer {
-        // SAFETY: the caller's promise; this is the function's type in all known versions.
+        // SAFETY: the type is valid and the functions fit the context; this is the function's type in all known versions.
         unsafe { (self.buffer_init)(buffer_type, iface, context, size) }
     }
 
