@@ -133,7 +133,8 @@ mod system {
     }
 
     pub fn unlock(pages: &Range<usize>) {
-        // SAFETY: as for locking. Nothing is lost where it fails.
+        // SAFETY: unlocking changes nothing about the content of memory, and addresses where nothing lies are refused. Nothing
+        // is lost where it fails.
         unsafe { libc::munlock(pages.start as *const libc::c_void, pages.len()) };
     }
 

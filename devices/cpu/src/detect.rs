@@ -332,14 +332,16 @@ macro_rules! vectorized {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn avx2 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the caller's contract, if there is one.
+                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
+                // they are.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn avx512 $(<$generic: $($bound)*>)? ($($argument: $type),*) $(-> $result)? {
-                // SAFETY: the caller's contract, if there is one.
+                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
+                // they are.
                 $($unsafe)? { body::<$($generic,)? true>($($argument),*) }
             }
 
@@ -350,7 +352,8 @@ macro_rules! vectorized {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the token proves that the instructions are there; the rest is the caller's contract.
                 $crate::detect::Isa::Avx512(_) => unsafe { avx512($($argument),*) },
-                // SAFETY: the caller's contract, if there is one.
+                // SAFETY: `body` is unsafe only if the whole function is, and then asks for the same: it gets the arguments as
+                // they are.
                 _ => $($unsafe)? { body::<$($generic,)? { cfg!(target_arch = "aarch64") }>($($argument),*) },
             }
         }

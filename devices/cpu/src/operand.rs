@@ -153,7 +153,7 @@ impl Operand {
     #[inline]
     pub unsafe fn row_mut<'a, T: bytemuck::Pod>(&self, row: [usize; 3]) -> &'a mut [T] {
         debug_assert_eq!(size_of::<T>(), self.dtype().block_bytes());
-        // SAFETY: as in `row`.
+        // SAFETY: the row is inside of the operand's memory and aligned, as in `row`, and nobody else uses it meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.at(row).cast(), self.shape()[0]) }
     }
 
@@ -164,7 +164,8 @@ impl Operand {
     #[inline]
     pub unsafe fn integer(&self, row: [usize; 3], i: usize) -> i64 {
         let at = self.at(row).wrapping_add(i * self.strides()[0]);
-        // SAFETY: the caller's contract, and `resolve` checked the alignment.
+        // SAFETY: the element is inside of the shape, so its bytes are in the operand's memory; `resolve` checked that the base
+        // is aligned, and strides are multiples of an element's size.
         unsafe {
             match self.dtype() {
                 DType::I64 => *at.cast::<i64>(),

@@ -134,7 +134,7 @@ pub unsafe extern "C" fn buffer_from_host_ptr(
     guard(null_mut(), || {
         let plugin = plugin();
         let context = Box::into_raw(Box::new(Plain::Borrowed(pointer)));
-        // SAFETY: as above.
+        // SAFETY: the functions of `PLAIN` expect such a context, and `plain_type` is the plugin's own, which is never freed.
         unsafe {
             plugin
                 .host
@@ -183,7 +183,8 @@ unsafe extern "C" fn plain_set(
     offset: usize,
     size: usize,
 ) {
-    // SAFETY: as above; the data may be the tensor's own memory, so the ranges may overlap.
+    // SAFETY: ggml checks that the range is inside of the tensor before it calls, and orders its calls; there are `size` bytes
+    // at `data`. They may be the tensor's own memory, so the ranges may overlap.
     unsafe {
         (*tensor)
             .data
@@ -200,7 +201,8 @@ unsafe extern "C" fn plain_get(
     offset: usize,
     size: usize,
 ) {
-    // SAFETY: as above.
+    // SAFETY: ggml checks that the range is inside of the tensor before it calls, and orders its calls; there is room for `size`
+    // bytes at `data`, which may overlap the range.
     unsafe {
         (*tensor)
             .data
@@ -347,7 +349,7 @@ unsafe fn with_slot(
     tensor: *const Tensor,
     f: impl FnOnce(&dyn samite_core::Buffer, Slot) -> samite_core::Result<()>,
 ) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the tensor is valid, and `buffer` is a packed one, whose context `packed_of` gives.
     let (tensor, memory) = unsafe { (&*tensor, &packed_of(buffer).0) };
     let slot = layout(tensor).and_then(|layout| {
         packed_slot(tensor, layout).ok_or_else(|| "it does not lie in packed memory".into())
@@ -413,7 +415,7 @@ unsafe extern "C" fn packed_get(
         if size == 0 {
             return;
         }
-        // SAFETY: as above.
+        // SAFETY: ggml passes a valid tensor in this buffer and room for `size` bytes, which nobody else uses during the call.
         unsafe {
             let data = std::slice::from_raw_parts_mut(data.cast::<u8>(), size);
             with_slot(buffer, tensor, |memory, slot| {
@@ -458,7 +460,7 @@ pub enum Kind {
 /// The tensor's buffer must be valid or null.
 pub unsafe fn kind(tensor: &Tensor) -> Kind {
     let plugin = plugin();
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is valid where there is one, so it may be borrowed; null becomes `None`.
     let Some(buffer) = (unsafe { tensor.buffer.as_ref() }) else {
         return Kind::Host;
     };

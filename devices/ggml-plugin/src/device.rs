@@ -48,7 +48,7 @@ pub struct Plugin {
 
 // SAFETY: the pointers are to leaked tables that never change after they are made.
 unsafe impl Send for Plugin {}
-// SAFETY: as above.
+// SAFETY: the pointers are to leaked tables that never change after they are made, so threads only read them.
 unsafe impl Sync for Plugin {}
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -263,7 +263,7 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
         // SAFETY: the host passes a valid tensor.
         let answer = unsafe { support(tensor) };
         if let (Err(reason), true) = (&answer, plugin().explain) {
-            // SAFETY: as above.
+            // SAFETY: the host passes a valid tensor and does not change it during the call.
             let t = unsafe { &*tensor };
             log_error(&format!(
                 "op {} '{}' is not supported: {reason}",
@@ -278,21 +278,21 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
 /// # Safety
 /// `tensor` and everything that it points to must be valid.
 unsafe fn support(tensor: *const Tensor) -> Result<(), Reason> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the tensor is valid, and the host does not change it during the call.
     let t = unsafe { &*tensor };
     if t.op == op::NONE || op::is_view(t.op) {
         return Ok(());
     }
     let plugin = plugin();
-    // SAFETY: the caller's promise.
+    // SAFETY: sources of a valid tensor are null or valid.
     let source = unsafe { t.src[0].as_ref() };
     if let Some(source) = source {
         as_ggml_computes_it(t, source)?;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the first source is valid, and its buffer is if there is one.
     let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
     let mut importer = Importer::new(Questions);
-    // SAFETY: the caller's promise.
+    // SAFETY: the tensor and everything that it points to is valid, as `node` asks.
     let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();
     if let Support::No(reason) = supported(&*plugin.cpu, &imported) {

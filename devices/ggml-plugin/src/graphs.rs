@@ -13,9 +13,9 @@ impl Fingerprint {
     /// The graph must be valid.
     pub unsafe fn take(&mut self, graph: &CGraph) {
         self.0.clear();
-        // SAFETY: the caller's promise.
+        // SAFETY: the graph is valid, so its list has as many nodes as it says.
         for &node in unsafe { graph.nodes() } {
-            // SAFETY: the caller's promise.
+            // SAFETY: nodes of a valid graph are valid tensors, which nobody changes during the call.
             let t = unsafe { &*node };
             self.tensor(t);
             self.0.push(t.flags as u64);
@@ -27,11 +27,11 @@ impl Fingerprint {
             if t.flags & flag::COMPUTE == 0 {
                 continue;
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the graph is valid, so its table of counts is; the node is one of its tensors.
             let uses = unsafe { graph.uses(node) };
             self.0.push(uses.map_or(u64::MAX, |uses| uses as u64));
             for source in t.src {
-                // SAFETY: the caller's promise: null or valid.
+                // SAFETY: sources of a valid tensor are null or valid.
                 match unsafe { source.as_ref() } {
                     Some(source) => self.tensor(source),
                     None => self.0.push(0),
@@ -90,7 +90,7 @@ impl<T> Recent<T> {
         graph: &CGraph,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<&mut T, E> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `take` asks the same: the graph is valid.
         unsafe { self.next.take(graph) };
         match self
             .entries
@@ -158,7 +158,7 @@ mod tests {
             .unwrap()
         };
         assert_eq!((ask(&mut recent), ask(&mut recent)), (1, 1));
-        // SAFETY: as above, and nobody else looks at them.
+        // SAFETY: `x` and `y` are tensors of this test, and nobody else looks at them between calls of `ask`.
         unsafe {
             (*x).ne[1] = 5;
             assert_eq!(ask(&mut recent), 2);

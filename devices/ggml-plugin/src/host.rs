@@ -42,7 +42,7 @@ impl Host {
         context: *mut c_void,
         size: usize,
     ) -> *mut Buffer {
-        // SAFETY: the caller's promise; this is the function's type in all known versions.
+        // SAFETY: the type is valid and the functions fit the context; this is the function's type in all known versions.
         unsafe { (self.buffer_init)(buffer_type, iface, context, size) }
     }
 
@@ -51,7 +51,7 @@ impl Host {
     /// # Safety
     /// `buffer_type` must be valid.
     pub unsafe fn is_host(self, buffer_type: *mut BufferType) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the caller promises that the type is valid; this is the function's type in all known versions.
         unsafe { (self.is_host)(buffer_type) }
     }
 }
@@ -77,7 +77,7 @@ fn find() -> Result<Host, String> {
         version,
         // SAFETY: the function's type in all known versions.
         buffer_init: unsafe { std::mem::transmute::<*mut c_void, BufferInitFn>(buffer_init) },
-        // SAFETY: as above.
+        // SAFETY: this is the function's type in all known versions, and `symbol` found it under its name.
         is_host: unsafe { std::mem::transmute::<*mut c_void, IsHostFn>(is_host) },
     })
 }

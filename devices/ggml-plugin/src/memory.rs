@@ -35,7 +35,7 @@ impl Memory for Places {
         if tensor.buffer.is_null() || tensor.data.is_null() {
             return Err(format!("'{}' lies in no buffer", tensor.name()).into());
         }
-        // SAFETY: as above, and it is not null.
+        // SAFETY: the host passes valid tensors, whose buffer is valid if there is one, and it is not null.
         let buffer = unsafe { &*tensor.buffer };
         match kind {
             Kind::Host => {

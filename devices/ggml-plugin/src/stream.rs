@@ -93,7 +93,8 @@ struct Watch {
 
 // SAFETY: the CPU device tells of nodes in the thread that runs the graph, which is the one in which the host waits, and only while the graph runs.
 unsafe impl Send for Watch {}
-// SAFETY: as above.
+// SAFETY: the CPU device tells of nodes in the thread that runs the graph alone, so no two threads call the host at once;
+// canceling is made for several threads.
 unsafe impl Sync for Watch {}
 
 impl RunObserver for Watch {
@@ -141,7 +142,7 @@ impl Stream {
             stream,
             graphs,
         } = &mut self.lanes[0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the graph is valid, as `get` and `Importer::graph` ask.
         let work = unsafe {
             graphs.get(graph, || {
                 let imported = Importer::new(Places::default())
@@ -236,7 +237,7 @@ unsafe extern "C" fn free(backend: *mut Backend) {
 /// # Safety
 /// `backend` must be one of `init`, which nobody else uses meanwhile.
 unsafe fn stream_of<'a>(backend: *mut Backend) -> &'a mut Stream {
-    // SAFETY: the caller's promise.
+    // SAFETY: it is a backend of `init`, whose context is a `Stream` until it is freed, and nobody else uses it meanwhile.
     unsafe { &mut *(*backend).context.cast::<Stream>() }
 }
 

@@ -98,7 +98,8 @@ vectorized! {
     /// Quantizes the elements of a slab.
     ///
     /// # Safety
-    /// The slab must be writable and aligned to 4.
+    /// The slab must have `spec.slab_bytes()` that are writable and nobody else's, be aligned to 4, and `x` at most
+    /// [`SLAB`] elements.
     unsafe fn quantize(spec: &ColumnSpec, x: &[f32], slab: *mut u8) {
         let padded;
         let x = match x.as_array() {
@@ -110,7 +111,8 @@ vectorized! {
                 &padded
             }
         };
-        // SAFETY: the caller's contract; the last slab of a column has room for a whole one, too.
+        // SAFETY: the slab has `slab_bytes()`, which count the codes, scales and sums of 256 elements even where the column ends
+        // before; each arm has the constants of the spec that made that number.
         unsafe {
             match (spec.scaled, spec.group) {
                 (32, _) => spec.quantize::<32, 32>(x, slab),
@@ -126,7 +128,8 @@ impl ColumnSpec {
     /// Quantizes the elements of a slab; `SCALED` of them share a scale, and `GROUP` of them are summed up.
     ///
     /// # Safety
-    /// The slab must be writable and aligned to 4.
+    /// The slab must have [`slab_bytes`](ColumnSpec::slab_bytes) that are writable and nobody else's, and be aligned to 4.
+    /// `SCALED` and `GROUP` must be those of `self`.
     #[inline(always)]
     unsafe fn quantize<const SCALED: usize, const GROUP: usize>(
         &self,

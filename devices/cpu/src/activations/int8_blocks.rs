@@ -53,11 +53,13 @@ impl Int8Blocks {
     ///
     /// # Safety
     /// `self.bytes` must be writable at `out`, which is aligned to 4; elements `start..start + x.len()` are inside of the
-    /// column.
+    /// column, and nobody else uses their places.
     #[inline(always)]
     pub unsafe fn quantize(&self, x: &[f32], start: usize, out: *mut u8) {
         let (first, blocks) = (start / 32, x.len() / 32);
-        // SAFETY: the caller's contract; the parts do not overlap.
+        // SAFETY: codes are at `start`, and the numbers of their blocks at `first`, of each part. `new` put the parts one behind
+        // the other, from a multiple of 4 on, each with room for all blocks, so these slices are in the column, aligned, and do
+        // not overlap; `x` is borrowed, so it is elsewhere.
         let (codes, scales, sums, half_sums) = unsafe {
             let floats = |offset| out.add(offset).cast::<f32>();
             let halves = floats(self.half_sums).cast::<[f32; 2]>();

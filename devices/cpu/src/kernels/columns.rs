@@ -34,7 +34,8 @@ impl Prologue {
     unsafe fn each(&self, isa: Isa, row: usize, mut take: impl FnMut(usize, &[f32])) {
         let row = self.x().layout().row_index(row);
         let mut buffer = [0.0; 256];
-        // SAFETY: the caller's contract.
+        // SAFETY: the row exists in `x`, and in all operands of its shape; the scale is one row. All are F32 with dense rows.
+        // Where `x` is a sum that is computed here, the caller alone writes this row.
         unsafe {
             match *self {
                 Prologue::Norm { sum, x, eps, scale } => {
@@ -136,7 +137,8 @@ impl Columns {
     /// See [`Operand`]; there is such a row, and `out` has room for a column of the form.
     unsafe fn pack_row(&self, row: usize, out: *mut u8, isa: Isa) {
         let (source, form) = (&self.source, self.form);
-        // SAFETY: the caller's contract.
+        // SAFETY: the row exists, and pieces of 256 elements end at its `k`. `out` has room for a column of `form` and is
+        // scratch memory, which the source is not in; `isa` was detected.
         unsafe {
             if let InputSource::Fused(prologue) = &self.input {
                 return prologue.each(isa, row, |start, x| form.write(x, start, out, isa));

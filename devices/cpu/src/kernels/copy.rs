@@ -120,7 +120,8 @@ unsafe fn copy(source: &Operand, result: &Operand, range: Range<usize>) {
 /// Copies `count` blocks of `size` bytes at even distances.
 ///
 /// # Safety
-/// All blocks must be valid, and aligned as their size allows.
+/// All blocks must be readable at `from` and writable at `to`, and aligned to `size` where that is 2 or 4. Both may be the
+/// same memory.
 #[inline]
 pub(crate) unsafe fn copy_blocks(
     from: *const u8,
@@ -130,7 +131,8 @@ pub(crate) unsafe fn copy_blocks(
     size: usize,
     count: usize,
 ) {
-    // SAFETY: the caller's contract. Copies may overlap: `cpy` onto itself is allowed.
+    // SAFETY: `i` is below `count`, so each block is readable at `from` and writable at `to`, and blocks of 2 and 4 bytes are
+    // aligned to that. Blocks may overlap, as `cpy` onto itself is allowed: no reference is made.
     unsafe {
         if (from_stride == size && to_stride == size) || count == 1 {
             std::ptr::copy(from, to, size * count);

@@ -86,7 +86,8 @@ impl Lists {
     /// The lists must be complete, and nobody may change them.
     unsafe fn of(&self, expert: usize) -> &[u32] {
         let ends = self.scratch.at(self.offset).cast::<u32>();
-        // SAFETY: as above; ends are in ascending order and at most the number of choices.
+        // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is below `experts`. Ends are in ascending order and at most
+        // `choices`, so these numbers are in the list behind the ends.
         unsafe {
             let (start, end) = (*ends.add(expert) as usize, *ends.add(expert + 1) as usize);
             std::slice::from_raw_parts(ends.add(self.experts + 1 + start), end - start)

@@ -103,7 +103,8 @@ fn workers(context: &KernelContext<'_>, row: usize) -> Result<(Scratch, usize)> 
 /// # Safety
 /// See [`Operand`]; the row must exist, and `own` have room for it.
 unsafe fn values<'a>(source: &Operand, row: [usize; 3], own: *mut u8) -> &'a [f32] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the row exists, so its numbers may be read in place if they are dense F32. `own` has room for the whole row and
+    // belongs to the caller alone, so it may be borrowed for writing.
     unsafe {
         if source.has_dense_rows() {
             return source.row(row);

@@ -106,7 +106,8 @@ pub(crate) fn cross_entropy_back(context: &KernelContext<'_>) -> Result<Vec<Phas
 /// # Safety
 /// See [`Operand`]; the operand is F32 without gaps, and nobody else uses these elements.
 unsafe fn part<'a>(operand: &Operand, start: usize, len: usize) -> &'a mut [f32] {
-    // SAFETY: the caller's contract.
+    // SAFETY: elements `start..start + len` are inside of the operand, which is F32 without gaps, so they lie at `start` of its
+    // base; nobody else uses them.
     unsafe { std::slice::from_raw_parts_mut(operand.base().cast::<f32>().add(start), len) }
 }
 
@@ -137,7 +138,8 @@ pub(crate) fn adam_w(context: &KernelContext<'_>) -> Result<Phase> {
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: as above.
+                // SAFETY: `range` keeps to the elements, which all four operands have without gaps, as inference checked. Tasks
+                // have different ranges, and the graph refuses operands that share elements with one that is written to.
                 let (w, g, m, v) = unsafe {
                     (
                         part(&weights, start, len),
@@ -169,12 +171,13 @@ pub(crate) fn gradient_descent(context: &KernelContext<'_>) -> Result<Phase> {
         tasks(elements),
         elements as f64 * 0.5,
         move |tasks, _| {
-            // SAFETY: as above, with two parameters.
+            // SAFETY: inference checked that there are two F32 parameters, one after the other.
             let [rate, decay]: [f32; 2] = unsafe { *parameters.base().cast() };
             let keep = 1.0 - rate * decay;
             for task in tasks {
                 let (start, len) = range(task, elements);
-                // SAFETY: as above.
+                // SAFETY: `range` keeps to the elements, which both operands have without gaps, as inference checked. Tasks have
+                // different ranges, and the graph refuses weights that share elements with another operand.
                 let (w, g) = unsafe { (part(&weights, start, len), &*part(&gradient, start, len)) };
                 isa.run(|| {
                     w.iter_mut()

@@ -67,7 +67,7 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     columns: &[Column],
 ) {
     let mut row = 0;
-    // SAFETY: as in `tile`.
+    // SAFETY: a tile begins only where `R` rows, or one, are left in the panel; there are `C` columns.
     unsafe {
         while row + R <= panel.rows {
             tile::<V, E, R, C>(panel, row, columns);
@@ -87,7 +87,7 @@ unsafe fn panel<V: Vector, E: Element, const R: usize, const C: usize>(
     columns: &[Column],
 ) {
     let (groups, mut rest) = columns.as_chunks::<C>();
-    // SAFETY: as in `tile`.
+    // SAFETY: each strip gets as many columns as its constant says; the panel is as a `PanelFn` asks.
     unsafe {
         for group in groups {
             strip::<V, E, R, C>(panel, group);

@@ -309,7 +309,7 @@ fn computes(host: &Host) {
     // SAFETY: the callback ignores its argument.
     unsafe { set_abort(backend, Some(always), null_mut()) };
     assert_eq!(run(), Status::ABORTED);
-    // SAFETY: as above.
+    // SAFETY: the backend is there and runs no graph, and null stands for no callback.
     unsafe { set_abort(backend, None, null_mut()) };
     assert_eq!(run(), Status::SUCCESS);
 
@@ -322,7 +322,7 @@ fn computes(host: &Host) {
         "{}",
         host.base.last_message()
     );
-    // SAFETY: as above.
+    // SAFETY: the place is inside of the buffer, and no graph runs.
     unsafe { at(m.index).cast::<[i32; 2]>().write([1, 0]) };
     assert_eq!(run(), Status::SUCCESS);
 

@@ -82,7 +82,7 @@ impl BufferTypeTable {
     pub unsafe fn read(buffer_type: *const BufferType, version: Version) -> Self {
         match version {
             Version::V2 => {
-                // SAFETY: the caller's promise.
+                // SAFETY: it is a valid buffer type of version 2, which begins with these fields; they are copied.
                 let BufferTypeV2 {
                     iface,
                     device,
@@ -95,7 +95,7 @@ impl BufferTypeTable {
                 }
             }
             Version::V3 => {
-                // SAFETY: the caller's promise.
+                // SAFETY: it is a valid buffer type of version 3, which begins with these fields; they are copied.
                 let BufferTypeV3 {
                     iface,
                     device,

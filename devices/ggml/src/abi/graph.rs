@@ -93,7 +93,7 @@ impl CGraph {
         if self.use_counts.is_null() {
             return None;
         }
-        // SAFETY: the caller's promise; there is a count for each slot.
+        // SAFETY: the graph is valid, so there is a count for each slot of `visited`, and `find` gives one of these.
         let count = unsafe { *self.use_counts.add(self.visited.find(tensor)?) };
         usize::try_from(count).ok()
     }

@@ -35,7 +35,7 @@ pub fn symbols() -> Vec<Symbol> {
 /// # Safety
 /// It must be one of a plugin that uses this library, or one of this library.
 unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI2 {
-    // SAFETY: the caller's promise; all that use this library have the settled version.
+    // SAFETY: the type is a plugin's or this library's, so it is valid, and all that use this library have the settled version.
     unsafe { BufferTypeTable::read(buffer_type, version()) }.iface
 }
 
@@ -157,7 +157,7 @@ struct HostType(*mut BufferType);
 
 // SAFETY: it never changes.
 unsafe impl Send for HostType {}
-// SAFETY: as above.
+// SAFETY: it never changes, so threads only read it.
 unsafe impl Sync for HostType {}
 
 fn host_type(get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char) -> HostType {
@@ -234,7 +234,7 @@ unsafe extern "C" fn host_base(buffer: *mut Buffer) -> *mut c_void {
 /// # Safety
 /// The tensor must be valid.
 unsafe fn at(tensor: *const Tensor, offset: usize) -> *mut u8 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the tensor is valid, so its address may be read; where the data lies is computed, not looked at.
     unsafe { (*tensor).data.cast::<u8>().wrapping_add(offset) }
 }
 

@@ -70,7 +70,7 @@ unsafe extern "C" fn critical_section_start() {
 }
 
 unsafe extern "C" fn critical_section_end() {
-    // SAFETY: as above; the caller has locked it.
+    // SAFETY: it is initialised, and never moved; the caller has locked it.
     unsafe { libc::pthread_mutex_unlock(CRITICAL_SECTION.0.get()) };
 }
 

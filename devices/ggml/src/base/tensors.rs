@@ -159,13 +159,13 @@ unsafe extern "C" fn are_same_shape(a: *const Tensor, b: *const Tensor) -> bool 
 }
 
 unsafe extern "C" fn are_same_stride(a: *const Tensor, b: *const Tensor) -> bool {
-    // SAFETY: as above.
+    // SAFETY: plugins pass two valid tensors, of which only strides are read.
     unsafe { (*a).nb == (*b).nb }
 }
 
 /// Whether copies of `a` can fill `b`.
 unsafe extern "C" fn can_repeat(a: *const Tensor, b: *const Tensor) -> bool {
-    // SAFETY: as above.
+    // SAFETY: plugins pass two valid tensors, and nobody changes them during the call.
     let (a, b) = unsafe { (&*a, &*b) };
     match has_nothing(a) {
         true => has_nothing(b),
@@ -277,7 +277,7 @@ unsafe extern "C" fn can_fuse_subgraph(
 /// # Safety
 /// Its buffer must be valid.
 unsafe fn is_constant(t: &Tensor) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the buffer is not null, as was just checked, and then it is valid; one field is read.
     !t.buffer.is_null()
         && unsafe { (*t.buffer).usage } == usage::WEIGHTS
         && t.flags & flag::PARAM == 0
@@ -399,7 +399,7 @@ mod tests {
         unsafe { rope_yarn_corr_dims(128, 4096, 10000.0, 32.0, 1.0, dims.as_mut_ptr()) };
         // 128 ln(4096 / (64 π)) / (2 ln 10000) = 20.94, and with 1 instead of 32 turns 45.03.
         assert_eq!(dims, [20.0, 46.0]);
-        // SAFETY: as above.
+        // SAFETY: `dims` has room for the two numbers that are written.
         unsafe { rope_yarn_corr_dims(8, 64, 10000.0, 32.0, 1e-9, dims.as_mut_ptr()) };
         assert_eq!(dims, [0.0, 7.0], "within the dimensions that there are");
     }

@@ -113,7 +113,8 @@ unsafe fn format(format: *const c_char, arguments: *mut c_void) -> String {
         return String::new();
     }
     let mut text = vec![0u8; LONGEST];
-    // SAFETY: the caller's promise; the text is cut where it does not fit, and ends with zero.
+    // SAFETY: the arguments belong to the format and are used once. At most `text.len()` bytes are written: what does not fit is
+    // cut, and a zero ends it.
     unsafe { vsnprintf(text.as_mut_ptr().cast(), text.len(), format, arguments) };
     let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
     text.to_string_lossy().trim_end().to_owned()
@@ -162,7 +163,7 @@ mod tests {
     static HEARD: Mutex<Vec<(c_int, String)>> = Mutex::new(Vec::new());
 
     unsafe extern "C" fn hear(level: c_int, text: *const c_char, arguments: *mut c_void) {
-        // SAFETY: as in `log`.
+        // SAFETY: the arguments of `hear_entry` belong to its format.
         let text = unsafe { format(text, arguments) };
         HEARD.lock().unwrap().push((level, text));
     }
@@ -238,7 +239,7 @@ mod tests {
     #[test]
     fn long_texts_are_cut() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
-        // SAFETY: as above.
+        // SAFETY: `variadic!` makes `log_entry` to be called as such a function; Rust only has no type for its definition.
         let say = unsafe {
             std::mem::transmute::<unsafe extern "C" fn(), Variadic>(
                 log_entry as unsafe extern "C" fn(),

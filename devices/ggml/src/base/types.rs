@@ -95,7 +95,7 @@ struct Table {
 
 // SAFETY: nothing changes any more, and the names live as long as the pointers to them.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: nothing changes any more, so threads only read it, and the names live as long as the pointers to them.
 unsafe impl Sync for Table {}
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {

@@ -90,11 +90,11 @@ impl<M: Memory> Importer<M> {
     /// # Safety
     /// `tensor` and everything that it points to must be valid.
     pub unsafe fn node(&mut self, tensor: *const Tensor) -> Result<TensorId, Reason> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `tensor` is valid, and so are its sources where they are not null; nobody changes it during the call.
         let (t, sources) = unsafe { (&*tensor, sources(&*tensor)) };
         let operation = decode(t)?;
         if operation.is_view() {
-            // SAFETY: the caller's promise.
+            // SAFETY: `operand` asks the same: `tensor` and everything that it points to is valid.
             return unsafe { self.operand(tensor, 0) };
         }
         let wanted = match operation {
@@ -108,7 +108,7 @@ impl<M: Memory> Importer<M> {
         for &source in &sources[..wanted] {
             ids.push(match source.is_null() {
                 true => None,
-                // SAFETY: the caller's promise.
+                // SAFETY: sources of a valid tensor are valid where they are not null, as this one is not.
                 false => Some(unsafe { self.operand(source, 0) }?),
             });
         }
@@ -154,15 +154,15 @@ impl<M: Memory> Importer<M> {
     /// # Safety
     /// The graph must be valid.
     pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, Reason> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the graph is valid, so its list has as many nodes as it says.
         let nodes = unsafe { graph.nodes() };
         for (number, &node) in nodes.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: nodes of a valid graph are valid tensors, which nobody changes during the call.
             let t = unsafe { &*node };
             if t.flags & flag::COMPUTE == 0 || op::is_view(t.op) || t.op == op::NONE {
                 continue; // views are imported when something reads them
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: nodes of a valid graph and everything that they point to are valid, as `node` asks.
             let id = unsafe { self.node(node) }.map_err(|reason| {
                 Reason::from(format!("node {number} '{}': {reason}", t.name()))
             })?;
@@ -176,7 +176,7 @@ impl<M: Memory> Importer<M> {
             }
         }
         for (&tensor, &id) in &self.known {
-            // SAFETY: the caller's promise; only addresses are compared.
+            // SAFETY: the graph is valid, so its table of counts is; of `tensor`, only the address is compared.
             let outside = unsafe { graph.uses(tensor) }.is_none_or(|all| all != uses[id.index()]);
             if self.graph.tensor(id).is_computed() && (outside || uses[id.index()] == 0) {
                 self.graph.set_output(id);
@@ -203,7 +203,7 @@ impl<M: Memory> Importer<M> {
         let t = unsafe { &*tensor };
         let mut id = None;
         if op::is_view(t.op) && !t.src[0].is_null() && depth < DEEPEST_VIEW {
-            // SAFETY: as above.
+            // SAFETY: sources of a valid tensor are null or valid, and this one is not null.
             let source = unsafe { self.operand(t.src[0], depth + 1) }?;
             id = self.view(t, source);
             if id.is_none() {

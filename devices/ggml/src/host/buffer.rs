@@ -36,7 +36,7 @@ pub type Accepts = Box<dyn Fn(Node<'_>, *mut abi::Buffer) -> Support + Send + Sy
 
 // SAFETY: the tables do not change, and ggml allows calls from any thread.
 unsafe impl Send for GgmlBufferType {}
-// SAFETY: as above.
+// SAFETY: the tables do not change, so threads only read them, and ggml allows calls of a type from several threads at once.
 unsafe impl Sync for GgmlBufferType {}
 
 impl fmt::Debug for GgmlBufferType {
@@ -62,7 +62,7 @@ impl GgmlBufferType {
         if raw.is_null() {
             return Err("a buffer type is missing".into());
         }
-        // SAFETY: the caller's promise; the version is that of the plugin.
+        // SAFETY: the type is not null and one of the plugin's, so it is valid and of its version.
         let table = unsafe { abi::BufferTypeTable::read(raw, plugin.version) };
         let (Some(get_name), Some(get_alignment), Some(_)) = (
             table.iface.get_name,
@@ -103,7 +103,7 @@ impl GgmlBufferType {
     /// # Safety
     /// The tensor must be valid.
     pub unsafe fn size_of(&self, tensor: *const Tensor) -> Option<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is of this type, and the tensor is valid, which ggml only reads.
         Some(unsafe { self.table.iface.get_alloc_size?(self.raw, tensor) })
     }
 }
@@ -195,7 +195,7 @@ impl BufferType for GgmlBufferType {
         let raw = NonNull::new(raw).ok_or_else(out_of_memory)?;
         // SAFETY: the buffer is new and of the plugin's version, and owned from here on.
         let buffer = unsafe { RawBuffer::own(Arc::clone(&self.plugin), raw) };
-        // SAFETY: as above, and nobody else knows it yet.
+        // SAFETY: the buffer was just allocated and is not null, and nobody else knows it yet.
         unsafe {
             (*raw.as_ptr()).usage = number_of(usage);
         }
@@ -229,7 +229,7 @@ pub struct RawBuffer {
 
 // SAFETY: ggml's buffers may be used from any thread; who uses which tensor when is the contract of `Buffer`.
 unsafe impl Send for RawBuffer {}
-// SAFETY: as above.
+// SAFETY: shared, it only gives its address away; who uses which tensor when is the contract of `Buffer`.
 unsafe impl Sync for RawBuffer {}
 
 impl RawBuffer {
@@ -310,7 +310,7 @@ impl Partial {
 
 // SAFETY: the pointers in it are to memory that it owns or keeps alive; `tensors` is guarded.
 unsafe impl Send for GgmlBuffer {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks, and ggml's buffers may be used from several threads at once.
 unsafe impl Sync for GgmlBuffer {}
 
 impl fmt::Debug for GgmlBuffer {
@@ -448,7 +448,7 @@ impl GgmlBuffer {
         let Some(init) = self.raw.iface().init_tensor else {
             return Ok(());
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the function is of this buffer, in which the tensor lies, and nobody else changes the tensor meanwhile.
         match unsafe { init(self.raw(), tensor) } {
             Status::SUCCESS => Ok(()),
             Status(status) => Err(Error::device(
@@ -582,7 +582,8 @@ impl samite_core::Buffer for GgmlBuffer {
             .get_tensor
             .ok_or_else(|| self.lacks("reading"))?;
         let tensor = self.tensor(tensor)?;
-        // SAFETY: as above.
+        // SAFETY: `tensor` is in this buffer, whose function this is; the range is inside of it, as was just checked, and `out`
+        // has as many bytes.
         unsafe {
             get(
                 self.raw(),
@@ -665,7 +666,7 @@ impl samite_core::Buffer for GgmlBuffer {
             return self.write(tensor, offset, &vec![value; len]);
         };
         let tensor = self.tensor(tensor)?;
-        // SAFETY: as above.
+        // SAFETY: `tensor` is in this buffer, whose function this is; the range is inside of it, as was just checked.
         unsafe { set(self.raw(), tensor, value, offset, len) };
         Ok(())
     }

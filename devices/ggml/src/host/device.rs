@@ -48,7 +48,7 @@ pub struct DeviceCore {
 
 // SAFETY: ggml's devices may be asked from any thread.
 unsafe impl Send for DeviceCore {}
-// SAFETY: as above.
+// SAFETY: nothing of it changes, and ggml's devices may be asked from several threads at once.
 unsafe impl Sync for DeviceCore {}
 
 impl fmt::Debug for GgmlDevice {
@@ -211,7 +211,7 @@ impl GgmlDevice {
                 }
                 core.supports(node, empty, |_| Support::Yes)
             });
-            // SAFETY: as above.
+            // SAFETY: the type is one of those that this plugin names for its device.
             let extra =
                 unsafe { GgmlBufferType::new(Arc::clone(&plugin), extra, &name, Some(accepts)) };
             extra_types.extend(extra);

@@ -18,7 +18,8 @@ pub struct GgmlEvent {
 
 // SAFETY: ggml's events may be waited for from any thread; streams that record them are one at a time.
 unsafe impl Send for GgmlEvent {}
-// SAFETY: as above.
+// SAFETY: several threads may wait for a shared event, as ggml allows, and the mark of whether it was recorded is atomic.
+// Recording takes a shared event, too: callers let one stream record it at a time.
 unsafe impl Sync for GgmlEvent {}
 
 impl fmt::Debug for GgmlEvent {

@@ -44,7 +44,8 @@ pub struct Plugin {
 
 // SAFETY: the tables do not change, and ggml's registration and device functions may be called from any thread.
 unsafe impl Send for Plugin {}
-// SAFETY: as above.
+// SAFETY: the tables do not change, the list of memories has a lock, and ggml's registration and device functions may be called
+// from several threads at once.
 unsafe impl Sync for Plugin {}
 
 /// A string of C's, if there is one.
@@ -55,7 +56,7 @@ pub unsafe fn string(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the text is not null, so it is a string, which ends with zero; it is copied before the call ends.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().into_owned())
 }
@@ -277,7 +278,7 @@ impl Plugin {
     /// # Safety
     /// It must be one of this plugin's, and not be used again.
     pub unsafe fn free_buffer(&self, buffer: *mut Buffer) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the buffer is one of this plugin's, whose function this is, and nobody uses it again.
         unsafe { (self.buffer_free)(buffer) };
     }
 

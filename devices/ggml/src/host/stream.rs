@@ -576,7 +576,8 @@ impl GgmlStream {
             None => {
                 // SAFETY: the device is one of the plugin's, and parameters are optional.
                 let init = unsafe { (*device).iface.init_backend };
-                // SAFETY: as above.
+                // SAFETY: the function is this device's, and null stands for parameters that are not given; the new backend
+                // belongs to this stream.
                 let raw =
                     init.and_then(|init| NonNull::new(unsafe { init(device, std::ptr::null()) }));
                 let Some(raw) = raw else { return Ok(None) };

@@ -47,7 +47,7 @@ type Context = Mutex<Log>;
 /// # Safety
 /// The pointer must be the context of this plugin's device.
 unsafe fn log<R>(context: *mut c_void, f: impl FnOnce(&mut Log) -> R) -> R {
-    // SAFETY: the caller's promise.
+    // SAFETY: it is the context of this plugin's device, a `Context` that tests keep, and only its lock gives access.
     f(&mut unsafe { &*context.cast::<Context>() }.lock().unwrap())
 }
 
@@ -177,14 +177,14 @@ unsafe extern "C" fn copy(
 
 unsafe extern "C" fn synchronize(s: *mut Backend) {
     queued!(s, "synchronize",);
-    // SAFETY: as above.
+    // SAFETY: streams have their device's context.
     unsafe { log((*s).context, work_off) };
 }
 
 unsafe extern "C" fn compute(s: *mut Backend, graph: *mut CGraph) -> Status {
     // SAFETY: a valid graph of products with a number.
     for &node in unsafe { (*graph).nodes() } {
-        // SAFETY: as above.
+        // SAFETY: nodes of a valid graph are valid tensors.
         let t = unsafe { &*node };
         queued!(
             s,

@@ -144,7 +144,8 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         let cost = (rows * plan.splits * extents.dv) as f64 * 0.3;
         Phase::new(rows, cost, move |tasks, _| {
             for row in tasks {
-                // SAFETY: as above; the phase before wrote all partial results.
+                // SAFETY: there is a task for each row of the result, so `row` exists and is written by one task; the phase
+                // before wrote all its partial results.
                 unsafe { attention.merge(row) };
             }
             Ok(())
@@ -280,7 +281,8 @@ impl Attention {
     /// Reads what a query's row of the mask says about `len` keys from `key` on.
     ///
     /// # Safety
-    /// It must cover them.
+    /// Token, head and batch must be inside of the shapes, `key + len` at most the number of keys, and `len` at most
+    /// [`BLOCK`].
     #[inline]
     unsafe fn read_mask(
         &self,
@@ -301,7 +303,8 @@ impl Attention {
             count: 1,
             len,
         };
-        // SAFETY: the caller's contract; the instructions were detected.
+        // SAFETY: the mask is F16 without gaps, as inference checked, and has `len` numbers from `key` on; `bias` has room for
+        // `BLOCK`, which `len` does not exceed. `decode_mask` was chosen for a detected `isa`.
         unsafe { (self.decode_mask)(&row, bias.as_mut_ptr()) }
     }
 
@@ -318,12 +321,13 @@ impl Attention {
     }
 
     /// # Safety
-    /// Row number `row` must exist, and all its partial results.
+    /// Row number `row` must exist, all its partial results be written, and nobody else use them or the result's row.
     unsafe fn merge(&self, row: usize) {
         let (plan, extents) = (&self.plan, &self.plan.extents);
         let (head, rest) = (row % extents.heads, row / extents.heads);
         let place = [head, rest % extents.tokens, rest / extents.tokens];
-        // SAFETY: the caller's contract.
+        // SAFETY: the row exists, is F32 without gaps, and is only this task's; `split` is below `splits`, so each partial
+        // result is in the plan's part of the scratch memory. One of them is borrowed at a time.
         unsafe {
             let out = self.operands.result.row_mut::<f32>(place);
             let parts = (0..plan.splits).map(|split| &*self.partial(row, split));

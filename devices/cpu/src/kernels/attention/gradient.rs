@@ -134,7 +134,8 @@ impl Gradient {
             }
         }
         for number in 0..self.blocks.of_a_head() {
-            // SAFETY: the caller's contract; the result has room for the gradients.
+            // SAFETY: `number` is below the blocks of this head of keys, so the block exists; `to` is where the result has this
+            // head's gradients, which only this task writes.
             unsafe { self.block(self.blocks.block(kv_head, number), worker, to) };
         }
     }

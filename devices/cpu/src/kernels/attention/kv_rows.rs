@@ -76,7 +76,8 @@ unsafe fn strip<V: Vector, E: Stored, const R: usize, const C: usize, const G: u
 ) {
     const { assert!(R * C == 8 * G && 8 % R == 0) };
     for row in (0..rows.count).step_by(R) {
-        // SAFETY: the caller's contract: rows and columns exist, and there is room for results.
+        // SAFETY: each row that is read is below `count`, and elements end at `rows.len`, which columns have, too. Results have
+        // room for `BLOCK` numbers, a multiple of `R`, so the `R` from `row` on fit even where fewer rows are left.
         unsafe {
             let mut w = [std::ptr::null(); R];
             for r in 0..R {
@@ -139,7 +140,8 @@ unsafe fn weighted<V: Vector, E: Stored>(rows: &Rows, columns: &[Column]) {
     let mut used = [0; BLOCK];
     let used = &mut used[..rows.count];
     for column in columns {
-        // SAFETY: the caller's contract: there are as many factors as rows.
+        // SAFETY: a column has an F32 factor for each of `count` rows, which is as large and aligned as a `u32`, and nobody
+        // writes to factors here.
         let factors = unsafe { std::slice::from_raw_parts(column.x.cast::<u32>(), rows.count) };
         // All bits but the sign.
         used.iter_mut()
@@ -176,7 +178,8 @@ unsafe fn weighted_columns<V: Vector, E: Stored, const C: usize>(
     ahead: usize,
 ) {
     let mut at = 0;
-    // SAFETY: as in `weighted_tile`.
+    // SAFETY: a tile begins only where all its elements are left, and the last one takes what is left; rows and columns are as a
+    // `RowsFn` asks.
     unsafe {
         while at + 4 * V::LANES <= rows.len {
             weighted_tile::<V, E, 4, C, true>(rows, at, columns, used, ahead);
@@ -285,19 +288,22 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn products<E: Stored>(rows: &Rows, columns: &[Column]) {
-                // SAFETY: the caller's contract.
+                // SAFETY: rows and columns are as a `RowsFn` asks, and this function is compiled with the instructions of its
+                // vectors, which `compiled` only gives out where they were detected.
                 unsafe { super::products::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn weighted<E: Stored>(rows: &Rows, columns: &[Column]) {
-                // SAFETY: the caller's contract.
+                // SAFETY: rows and columns are as a `RowsFn` asks, and this function is compiled with the instructions of its
+                // vectors, which `compiled` only gives out where they were detected.
                 unsafe { super::weighted::<$vector, E>(rows, columns) }
             }
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn decode<E: Stored>(rows: &Rows, out: *mut f32) {
-                // SAFETY: the caller's contract.
+                // SAFETY: rows exist and `out` has room for all of them, as a `DecodeFn` asks, and this function is compiled
+                // with the instructions of its vectors, which `compiled` only gives out where they were detected.
                 unsafe { super::decode::<$vector, E>(rows, out) }
             }
         }
@@ -426,7 +432,8 @@ mod tests {
                             out: sums[c * len..].as_mut_ptr(),
                         })
                         .collect();
-                    // SAFETY: as above.
+                    // SAFETY: there are `count` rows of `stride` bytes, and for each column `count` factors and `len` sums;
+                    // `isa` was detected.
                     unsafe { weighted_sums_of(isa, dtype).unwrap()(&rows, &places) };
                     for c in 0..columns {
                         for i in 0..len {

@@ -48,7 +48,8 @@ impl<E: Element> Stored for E {
 
     #[inline(always)]
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V {
-        // SAFETY: the caller's contract.
+        // SAFETY: `Element::load_part` asks the same: `count` elements from element `i` on are readable, and the instructions of
+        // `V` are there.
         unsafe { E::load_part(from, i, count) }
     }
 }
@@ -73,7 +74,9 @@ impl<B: Loaded> Stored for Blocks<B> {
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V {
         const { assert!(B::LEN == LEN && HALF.is_multiple_of(V::LANES)) };
-        // SAFETY: the caller's contract; the lanes are of one half of one block.
+        // SAFETY: element `i` is in the row, so its whole block is. Rows begin and follow one another at multiples of the
+        // alignment of blocks, as `Operand::resolve` and `Layout` check. `i` is a multiple of `V::LANES`, which divides `HALF`,
+        // so the lanes are of one half of the block.
         unsafe { B::load(&*from.cast::<B>().add(i / LEN), i % LEN) }
     }
 
@@ -102,7 +105,8 @@ pub(crate) trait Loaded: Block {
 #[inline(always)]
 unsafe fn codes<V: Vector>(low: &[u8; HALF], fifth: [u8; 4], i: usize) -> V {
     let fifth = u32::from_le_bytes(fifth) >> i;
-    // SAFETY: the caller's contract.
+    // SAFETY: the lanes are of one half, so they end at or before element `HALF` of it: those bytes of `low` exist. The caller
+    // has the instructions of `V`.
     unsafe { V::load_codes(low.as_ptr().add(i % HALF), i / HALF * 4, fifth) }
 }
 
@@ -112,7 +116,7 @@ unsafe fn codes<V: Vector>(low: &[u8; HALF], fifth: [u8; 4], i: usize) -> V {
 /// As [`Vector`].
 #[inline(always)]
 unsafe fn around<V: Vector>(codes: V, d: f16, zero: f32) -> V {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are used, and the caller has the instructions of `V`.
     unsafe {
         let d = V::splat_f16(d);
         codes.mul_add(d, d.mul_add(V::splat(-zero), V::splat(0.0)))
@@ -125,14 +129,15 @@ unsafe fn around<V: Vector>(codes: V, d: f16, zero: f32) -> V {
 /// As [`Vector`].
 #[inline(always)]
 unsafe fn above<V: Vector>(codes: V, d: f16, m: f16) -> V {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are used, and the caller has the instructions of `V`.
     unsafe { codes.mul_add(V::splat_f16(d), V::splat_f16(m)) }
 }
 
 impl Loaded for BlockQ8_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: the caller's contract, here and below.
+        // SAFETY: all lanes from `i` on are of this block, so that many of the 32 codes are there; the caller has the
+        // instructions of `V`.
         unsafe { V::load_i8(self.qs.as_ptr().add(i)).mul_add(V::splat_f16(self.d), V::splat(0.0)) }
     }
 }
@@ -140,7 +145,7 @@ impl Loaded for BlockQ8_0 {
 impl Loaded for BlockQ4_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: as above.
+        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
         unsafe { around(codes::<V>(&self.qs, [0; 4], i), self.d, 8.0) }
     }
 }
@@ -148,7 +153,7 @@ impl Loaded for BlockQ4_0 {
 impl Loaded for BlockQ4_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: as above.
+        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
         unsafe { above(codes::<V>(&self.qs, [0; 4], i), self.d, self.m) }
     }
 }
@@ -156,7 +161,7 @@ impl Loaded for BlockQ4_1 {
 impl Loaded for BlockQ5_0 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: as above.
+        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
         unsafe { around(codes::<V>(&self.qs, self.qh, i), self.d, 16.0) }
     }
 }
@@ -164,7 +169,7 @@ impl Loaded for BlockQ5_0 {
 impl Loaded for BlockQ5_1 {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: as above.
+        // SAFETY: the lanes from `i` on are of one half of the block, as `codes` asks; the caller has the instructions of `V`.
         unsafe { above(codes::<V>(&self.qs, self.qh, i), self.d, self.m) }
     }
 }
@@ -172,7 +177,8 @@ impl Loaded for BlockQ5_1 {
 impl Loaded for BlockIq4Nl {
     #[inline(always)]
     unsafe fn load<V: Vector>(&self, i: usize) -> V {
-        // SAFETY: as above.
+        // SAFETY: the lanes from `i` on are of one half of the block, so `qs` has a byte for each from `i % HALF` on; the caller
+        // has the instructions of `V`.
         unsafe {
             let from = self.qs.as_ptr().add(i % HALF);
             let values = V::load_values(from, i / HALF * 4, &VALUES);

@@ -214,7 +214,8 @@ fn no_kernel() -> Error {
 /// them.
 ///
 /// # Safety
-/// See [`Operand`]; the rows must exist.
+/// See [`Operand`]; the rows must exist, and where they are decoded, `decoded` must have room for `len` rows, and the type
+/// be decodable.
 unsafe fn rows_of(
     isa: Isa,
     operand: &Operand,
@@ -226,7 +227,7 @@ unsafe fn rows_of(
     if !decode {
         return (operand.at([first, i2, i3]), operand.strides()[1]);
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: `decode_rows` asks the same: these rows exist, and `decoded` has room for `len` of them.
     unsafe { decode_rows(isa, operand, [first, i2, i3], len, decoded) };
     (
         decoded.as_ptr().cast(),
@@ -237,7 +238,7 @@ unsafe fn rows_of(
 /// Decodes `len` rows of keys or values, one behind the other.
 ///
 /// # Safety
-/// As [`rows_of`].
+/// As [`rows_of`], where rows are decoded.
 unsafe fn decode_rows(
     isa: Isa,
     operand: &Operand,
@@ -255,12 +256,14 @@ unsafe fn decode_rows(
             count: len,
             len: n0,
         };
-        // SAFETY: the caller's contract; `isa` was detected.
+        // SAFETY: `len` rows of `n0` elements exist from `first` on, dense as was just checked, and `decoded` has room for `len
+        // * n0` numbers. `decode` was chosen for a detected `isa`.
         return unsafe { decode(&rows, decoded.as_mut_ptr()) };
     }
     for (i, row) in decoded.chunks_exact_mut(n0.max(1)).take(len).enumerate() {
         let place = [first + i, i2, i3];
-        // SAFETY: the caller's contract; blocks of a row lie one after the other, and are aligned.
+        // SAFETY: `i` is below `len`, so the row exists, and `row` has exactly its `n0` elements, which are whole blocks.
+        // `kernel` checked that the type is decodable.
         unsafe {
             operand.load(place, 0, row);
         }

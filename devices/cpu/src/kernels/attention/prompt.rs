@@ -232,13 +232,15 @@ impl Attention {
     /// What the mask does to `len` keys from `key` on for a block.
     ///
     /// # Safety
-    /// They must exist, and classes be written, if there are any.
+    /// The block and the keys must exist, `key` be the first of a block of keys, and classes be written, if there are any.
     unsafe fn class(&self, block: &Block, key: usize, len: usize) -> Class {
         let class = |visible: usize, changes| Class {
             visible: visible as u8,
             changes,
         };
-        // SAFETY: the caller's contract; masks are at least as large as there are tokens and keys.
+        // SAFETY: the mask has rows for all tokens of the block, and `len` numbers from `key` on, as inference checked its
+        // shape. Where there are classes, `classify` wrote one for each mask, block of tokens and block of keys, so also that at
+        // `place`.
         unsafe {
             match self.operands.mask {
                 None => class(len, false),
@@ -370,11 +372,12 @@ impl Attention {
     /// Makes `len` keys from `place` on ready to be multiplied.
     ///
     /// # Safety
-    /// They must exist.
+    /// They must exist, and be at most [`KEYS`].
     unsafe fn keys(&self, place: [usize; 3], len: usize, shared: &mut Shared<'_>) -> Place {
         let (Operands { isa, k, .. }, d) = (&self.operands, self.plan.extents.d);
         let decode = k.dtype() != DType::F32;
-        // SAFETY: the caller's contract; there is room for all.
+        // SAFETY: `len` rows of keys exist from `place` on. There is room for `KEYS` rows of `d`, decoded and rounded, and `len`
+        // is at most that. Keys are only rounded if they are not F32, so they were decoded before.
         unsafe {
             let keys = rows_of(*isa, k, decode, place, len, shared.keys);
             if let Arithmetic::Int16(products) = self.plan.arithmetic {
@@ -388,7 +391,7 @@ impl Attention {
     /// Makes `len` values from `place` on ready to be multiplied: zeros where no row of block `clear` has a weight, if there is one.
     ///
     /// # Safety
-    /// They must exist.
+    /// They must exist, and be at most [`KEYS`].
     unsafe fn values(
         &self,
         place: [usize; 3],
@@ -399,7 +402,9 @@ impl Attention {
         let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
         // Int16 would be converted once for every few columns.
         let decode = clear.is_some() || v.dtype() != DType::F32;
-        // SAFETY: the caller's contract; there is room for all.
+        // SAFETY: `len` rows of values exist from `place` on. There is room for `KEYS` rows of `dv`, decoded and rounded, and
+        // `len` is at most that. Values are only rounded if they are not F32 and `dv` is a multiple of `STEP`, and the product's
+        // instructions were detected.
         unsafe {
             let values = rows_of(*isa, v, decode, place, len, shared.values);
             if let Some(block) = clear {
@@ -417,7 +422,8 @@ impl Attention {
     /// Computes the weights of the visible keys of a block of such a class from number `key` on; whether no row sees one of them.
     ///
     /// # Safety
-    /// They must be ready at `keys`.
+    /// They must be ready at `keys`, as [`keys`](Self::keys) makes them, and the queries of the block in `state`, as
+    /// [`turn`](Self::turn) does.
     unsafe fn weigh(
         &self,
         state: &mut State<'_>,
@@ -429,7 +435,9 @@ impl Attention {
         let (own, d) = (&self.operands, self.plan.extents.d);
         let (block, len) = (state.block, usize::from(class.visible));
         let logits = &mut shared.lanes[..len];
-        // SAFETY: the caller's contract; there is room for all logits.
+        // SAFETY: `turn` made `d` terms of `ROWS` queries, `keys` has `len` rows of `d` numbers, and `logits` has `len` rows of
+        // `ROWS`, which are no part of either. `rounded_weights` has room for `KEYS` terms, of which there are at most `len`;
+        // the mask has `len` numbers from `key` on. The products' instructions were detected.
         unsafe {
             match self.plan.arithmetic {
                 Arithmetic::F32(products) => products(&Outer {
@@ -474,7 +482,8 @@ impl Attention {
     /// Adds the first `len` values of the current block of keys, weighted.
     ///
     /// # Safety
-    /// They must be ready at `values`.
+    /// They must be ready at `values`, as [`values`](Self::values) makes them, and their weights in `shared`, as
+    /// [`weigh`](Self::weigh) does.
     unsafe fn add(
         &self,
         state: &mut State<'_>,
@@ -491,7 +500,9 @@ impl Attention {
                 for (sums, &factor) in sums.filter(|(_, factor)| **factor != 1.0) {
                     scale_row(isa, sums, factor);
                 }
-                // SAFETY: the caller's contract.
+                // SAFETY: `values` has `len` rows of `dv` F32 numbers, and `lanes` weights of `len` keys for `ROWS` rows.
+                // `state.values` has `ROWS` rows of `dv` sums, of which these are `rows`, and is no part of either. The
+                // product's instructions were detected.
                 unsafe {
                     products(&Outer {
                         rows: values.0,
@@ -508,7 +519,9 @@ impl Attention {
                     });
                 }
             }
-            // SAFETY: the caller's contract.
+            // SAFETY: `values` rounded `len` terms of `dv` lanes, and `weigh` as many of `ROWS` weights: whole groups of both.
+            // `state.values` has `ROWS` rows of `dv` sums, and `factor` has `ROWS` numbers; `rows` is at most that. The
+            // product's instructions were detected.
             Arithmetic::Int16(products) => unsafe {
                 (products.beside)(&int16::Outer {
                     rows: Rounded::at(shared.rounded_values, KEYS, dv),

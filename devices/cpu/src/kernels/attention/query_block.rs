@@ -126,7 +126,8 @@ impl Block {
     /// Turns rows so that they lie side by side: element `i` of all rows, times `factor`, becomes `to[i]`. Lanes without rows are zeros.
     ///
     /// # Safety
-    /// See [`Operand`]; `rows` gives the place of each row of dense f32 numbers, `to.len()` of them.
+    /// See [`Operand`]; `rows` gives the places of at least [`rows`](Block::rows) rows of dense f32 numbers, each of
+    /// `to.len()` or more.
     pub unsafe fn turn(
         &self,
         rows: impl Iterator<Item = *const f32>,
@@ -147,7 +148,8 @@ impl Block {
                 }
             }
             for (i, lanes) in to.iter_mut().enumerate() {
-                // SAFETY: the caller's contract.
+                // SAFETY: `row` is one of the places that `rows` gave, as there are at least `self.rows()` of them, and `i` is
+                // below the `to.len()` numbers of each.
                 lanes[lane] = unsafe { *row.add(i) } * factor;
             }
         }

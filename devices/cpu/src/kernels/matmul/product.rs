@@ -282,7 +282,9 @@ impl Product {
             reading,
             scratch,
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: the rows exist in this matrix, and columns are in the product's form. `scratch` is the caller's alone, and
+        // `worker_bytes` counts what is used of it: gathered columns behind the product's own memory, `DECODED_ROWS` decoded
+        // rows, or as much as a panel for decoded rows and, behind it, a panel. The function was chosen for a detected `isa`.
         unsafe {
             let (at_a_time, layout) = match self.rows {
                 Rows::Unpacked => return (self.function)(&panel, columns),

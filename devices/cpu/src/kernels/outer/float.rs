@@ -127,7 +127,7 @@ unsafe fn tile<V: Vector, E: Element, const R: usize, const C: usize>(outer: &Ou
 #[inline(always)]
 unsafe fn rest<V: Vector, E: Element>(outer: &Outer, tile: Tile) {
     let count = outer.len - tile.at;
-    // SAFETY: as in `tile`.
+    // SAFETY: `count` elements from `at` on, the column and the terms exist, by the contract of `OuterFn` and the loops below.
     unsafe {
         let to = outer.sums(tile, 0);
         let mut sum = V::splat(0.0);
@@ -151,7 +151,7 @@ unsafe fn strip<V: Vector, E: Element, const R: usize, const C: usize>(
     outer: &Outer,
     mut place: Tile,
 ) {
-    // SAFETY: as in `tile`.
+    // SAFETY: a tile gets at most as many columns as are left; its elements exist, as `place` came from the loops below.
     unsafe {
         place.column = 0;
         while place.column + C <= outer.columns {
@@ -184,7 +184,8 @@ unsafe fn outer<V: Vector, E: Element, const R: usize, const C: usize, const NAR
             first,
             end,
         };
-        // SAFETY: as in `tile`.
+        // SAFETY: a strip begins only where all its elements are left, and the last one takes what is left; columns and terms
+        // exist, by the contract of `OuterFn`.
         unsafe {
             while place.at + R * V::LANES <= outer.len {
                 strip::<V, E, R, C>(outer, place);

@@ -94,12 +94,13 @@ vectorized! {
     /// Rounds columns of whole groups; `crossed` if [products](Products) are.
     ///
     /// # Safety
-    /// There must be room for all.
+    /// `to` must have room for as many groups as `x` has whole ones, for nobody else to use.
     pub(crate) unsafe fn round_columns(x: &[f32], to: Rounded, crossed: bool) {
         for (i, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
             // Compilers would gather elements of many groups, which is slow.
             let x = std::hint::black_box(x);
-            // SAFETY: the caller's contract.
+            // SAFETY: `i` is below the whole groups of columns, and `to` has room for that many; `x` is borrowed, so it is
+            // elsewhere.
             unsafe { int16::round_group(x, to.terms(1), i, crossed) }
         }
     }
@@ -111,7 +112,8 @@ vectorized! {
 unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
     for (group, first) in (0..terms).step_by(GROUP).enumerate() {
         for lane in (0..lanes).step_by(V::LANES) {
-            // SAFETY: the caller's contract.
+            // SAFETY: terms `first..first + GROUP`, or those that are left, have `V::LANES` lanes from `lane` on, as `lanes` is
+            // a multiple of `STEP`; `to` has room for all groups of all lanes. The caller has the instructions of `V`.
             unsafe {
                 int16::round::<V, F32>(
                     rows.add(first * lanes + lane).cast(),
@@ -168,13 +170,14 @@ impl Columns for Beside {
 /// `R` registers of `C` columns at a time.
 ///
 /// # Safety
-/// As [`Products`].
+/// As [`Products`], and `outer.lanes` must be a multiple of [`STEP`].
 #[inline(always)]
 unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: &Outer<'_>) {
     const { assert!(STEP.is_multiple_of(R * V::LANES) && C <= 6) };
     for lane in (0..outer.lanes).step_by(R * V::LANES) {
         for column in (0..outer.columns).step_by(C) {
-            // SAFETY: the caller's contract.
+            // SAFETY: `R * V::LANES` divides `STEP`, and that the lanes, so as many are left from `lane` on; the tile has at
+            // most as many columns as are left from `column` on. The caller has the instructions of `V`.
             unsafe {
                 match outer.columns - column {
                     1 => tile::<V, X, R, 1>(outer, lane, column),
@@ -197,7 +200,8 @@ unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
     lane: usize,
     column: usize,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `sums` passes only lanes and columns that exist, and each has `groups` groups. `out` has a row of lanes for each
+    // column and is no part of the operands, and `before` is indexed with a check.
     unsafe {
         let rows = outer.rows.terms(outer.lanes).behind(lane, lane);
         let apart = [X::pairs(outer.groups), X::scales(outer.groups)];
@@ -243,13 +247,15 @@ macro_rules! compile {
 
             #[target_feature(enable = $features)]
             unsafe fn round(rows: *const f32, terms: usize, lanes: usize, to: Rounded) {
-                // SAFETY: the caller's contract.
+                // SAFETY: rows and room are as `Products::round` says, and this function is compiled with the instructions of
+                // its registers, which `products` only gives out where they were detected.
                 unsafe { super::round::<$simd>(rows, terms, lanes, to) }
             }
 
             #[target_feature(enable = $features)]
             unsafe fn sums<X: Columns>(outer: &Outer<'_>) {
-                // SAFETY: the caller's contract.
+                // SAFETY: `outer` is as `Products` asks, and this function is compiled with the instructions of its registers,
+                // which `products` only gives out where they were detected.
                 unsafe { super::sums::<$simd, X, $rows, $columns>(outer) }
             }
 
@@ -335,7 +341,8 @@ mod tests {
                         out: out.as_mut_ptr(),
                         before: add.then_some(&before),
                     };
-                    // SAFETY: as above.
+                    // SAFETY: both operands have `len / GROUP` groups, `out` has `lanes` sums for each column, and the
+                    // instructions were detected.
                     unsafe { function(&work) };
                     let (mut error, mut power) = (0.0, 0.0);
                     for (i, got) in out.into_iter().enumerate() {

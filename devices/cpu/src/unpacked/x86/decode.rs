@@ -174,13 +174,13 @@ macro_rules! block256_affine {
             #[inline(always)]
             unsafe fn codes(&self, _: &Affine, $group: usize) -> __m256i {
                 let $self = self;
-                // SAFETY: as above.
+                // SAFETY: callers are compiled for AVX2 and F16C; `group` is below 8, so its codes are in the block.
                 unsafe { $codes }
             }
 
             #[inline(always)]
             unsafe fn scales(unpacked: &Affine, group: usize) -> __m256 {
-                // SAFETY: as above; `group` is below 8.
+                // SAFETY: callers are compiled for AVX2; `group` is below 8, the number of scales.
                 unsafe { _mm256_set1_ps(*unpacked.scales.get_unchecked(group)) }
             }
 
@@ -191,7 +191,8 @@ macro_rules! block256_affine {
 
             #[inline(always)]
             unsafe fn offsets(unpacked: &Affine, sums: *const f32, _: *const f32) -> __m256 {
-                // SAFETY: as above; there are eight sums.
+                // SAFETY: callers are compiled for AVX2; `sums` has a sum for each of the block's eight groups, and there are
+                // eight minima.
                 unsafe {
                     _mm256_mul_ps(
                         _mm256_loadu_ps(unpacked.minima.as_ptr()),
@@ -287,7 +288,8 @@ macro_rules! block256_of_16 {
                 _: *const f32,
                 half_sums: *const f32,
             ) -> __m256 {
-                // SAFETY: as above.
+                // SAFETY: callers are compiled for AVX2 and FMA; `half_sums` has a sum for each of the block's sixteen half
+                // groups, as `offsets_of_16` asks.
                 unsafe { offsets_of_16(unpacked, half_sums) }
             }
         }

@@ -164,7 +164,9 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
     at: usize,
     masks: [__mmask16; 2],
 ) {
-    // SAFETY: the caller's contract: `C` columns and the groups exist, and masked rows do.
+    // SAFETY: `columns` has at least `C` columns, with codes, scales and sums of groups `first..first + groups`; `groups` is at
+    // most `GROUPS`, so `unpacked` has them. Results are only read and written in lanes that `masks` shows, whose rows exist.
+    // Callers are compiled for AVX-512 with VNNI.
     unsafe {
         let x: [ColumnParts; C] = std::array::from_fn(|c| parts(columns.get_unchecked(c), int8));
         let out: [*mut f32; C] = std::array::from_fn(|c| columns.get_unchecked(c).out.add(at));
@@ -263,10 +265,10 @@ unsafe fn multiply<const HALVES: bool>(
 #[inline(always)]
 pub(crate) unsafe fn gemm<T: DecodeGroups>(panel: &Panel, columns: &[Column]) {
     if const { T::HALVES } {
-        // SAFETY: the caller's contract.
+        // SAFETY: `strips` asks for the same panel, columns and instructions.
         unsafe { strips::<T, true>(panel, columns) }
     } else {
-        // SAFETY: the caller's contract.
+        // SAFETY: `strips` asks for the same panel, columns and instructions.
         unsafe { strips::<T, false>(panel, columns) }
     }
 }

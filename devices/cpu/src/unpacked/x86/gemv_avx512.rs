@@ -83,7 +83,8 @@ impl<T: Block32> RowDot for Blocks32<T> {
     #[inline(always)]
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
         let row = row.cast::<T>();
-        // SAFETY: the caller's contract.
+        // SAFETY: the row has `groups` blocks, and the column 32 codes, a scale and a sum for each. Pairs end at or before
+        // `groups`; of an odd last group only 32 codes are read. Callers are compiled for AVX-512 with VNNI.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];
             let mut offsets = _mm_setzero_ps();
@@ -132,7 +133,8 @@ impl<T: Block32> RowDot for Blocks32<T> {
 impl<T: Block256> RowDot for Blocks256<T> {
     #[inline(always)]
     unsafe fn product(row: *const u8, x: &ColumnParts, groups: usize) -> f32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the row has `groups / 8` blocks, and the column 32 codes, a scale, a sum and two half sums for each group of
+        // these. Callers are compiled for AVX-512 with VNNI.
         unsafe {
             let mut sums = [_mm512_setzero_ps(); 2];
             let mut offsets = _mm256_setzero_ps();

@@ -58,7 +58,8 @@ impl ByteDot for Vnni {
 /// Sums of four products of signed bytes.
 #[inline(always)]
 unsafe fn dot_signed<B: ByteDot>(a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as in `ByteDot`. Codes are above -128 on one side, so no sign is lost.
+    // SAFETY: callers are compiled for AVX2 and what `B` needs; only registers are used. Codes are above -128 on one side, so
+    // no sign is lost.
     unsafe { B::dot(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)) }
 }
 
@@ -153,7 +154,8 @@ impl<T: Block256> MicroKernel for Blocks256<T> {
         columns: &[Column],
         int8: &Int8Blocks,
     ) {
-        // SAFETY: as for blocks of 32.
+        // SAFETY: the rows and columns exist, by the contract of `PanelFn` and the loops in `panel`; each row has `k / 256` blocks,
+        // and columns have eight groups for each.
         unsafe {
             let mut weights = [std::ptr::null::<T>(); R];
             for r in 0..R {

@@ -21,13 +21,13 @@ impl Block256 for BlockTq1_0 {
 
     #[inline(always)]
     unsafe fn codes(&self, (codes, _): &Self::Unpacked, group: usize) -> __m256i {
-        // SAFETY: as above; `group` is below 8.
+        // SAFETY: callers are compiled for AVX2; `group` is below 8, and there are 8 times 32 codes.
         unsafe { _mm256_loadu_si256(codes.as_chunks::<32>().0.as_ptr().add(group).cast()) }
     }
 
     #[inline(always)]
     unsafe fn scales((_, affine): &Self::Unpacked, group: usize) -> __m256 {
-        // SAFETY: the caller's contract, here and below.
+        // SAFETY: `scales` of the inner type asks for the same group and instructions.
         unsafe { BlockTq2_0::scales(affine, group) }
     }
 
@@ -43,7 +43,7 @@ impl Block256 for BlockTq1_0 {
         sums: *const f32,
         half_sums: *const f32,
     ) -> __m256 {
-        // SAFETY: as above.
+        // SAFETY: `offsets` of the inner type asks for the same sums and instructions.
         unsafe { BlockTq2_0::offsets(affine, sums, half_sums) }
     }
 }
