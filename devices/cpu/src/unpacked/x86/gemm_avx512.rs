@@ -174,7 +174,7 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
         if first > 0 {
             for c in 0..C {
                 for h in 0..2 {
-                    sums[c][h] = _mm512_maskz_loadu_ps(masks[h], out[c].add(16 * h));
+                    sums[c][h] = _mm512_maskz_loadu_ps(masks[h], out[c].wrapping_add(16 * h));
                 }
             }
         }
@@ -216,7 +216,7 @@ unsafe fn tile<const HALVES: bool, const C: usize>(
         }
         for c in 0..C {
             for h in 0..2 {
-                _mm512_mask_storeu_ps(out[c].add(16 * h), masks[h], sums[c][h]);
+                _mm512_mask_storeu_ps(out[c].wrapping_add(16 * h), masks[h], sums[c][h]);
             }
         }
     }
