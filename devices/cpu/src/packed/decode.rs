@@ -175,7 +175,8 @@ pub(crate) trait Format: Sized {
     /// Unpacks block number `i` of a slab of so many blocks.
     ///
     /// # Safety
-    /// The blocks must be there, and the instruction set; the contract of `to`.
+    /// All `blocks` blocks of the rows of a register must be readable at `rows`, `i` be below `blocks`, and the instruction set be
+    /// there. `to` must take the codes and groups of all elements of the slab.
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
 }
 
@@ -316,11 +317,12 @@ impl PanelSlab {
     /// Unpacks all rows to a slab.
     ///
     /// # Safety
-    /// The panel must be there, `slab` be writable, and the instruction set be there.
+    /// This part of the panel must be readable, `slab` be writable and other memory, and the instruction set be there.
     #[inline(always)]
     pub unsafe fn decode<F: Format, V: Simd>(&self, slab: *mut Slab) {
         for first in (0..PANEL).step_by(V::LANES) {
-            // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+            // SAFETY: `first + V::LANES` is at most `PANEL`, as `LANES` of registers divide it: the part has these rows, and
+            // the slab, which is writable, a place for each. The instructions of `V` are there.
             unsafe { self.unpack::<F, V, _>(first, &mut SlabWriter::new(slab, first)) }
         }
     }
@@ -328,7 +330,8 @@ impl PanelSlab {
     /// Unpacks the rows of a register, from row `row` of the panel on.
     ///
     /// # Safety
-    /// The panel must be there, and the instruction set; the contract of `to`.
+    /// This part of the panel must be readable, `row` be a multiple of the rows of a register and below `PANEL`, and the instruction
+    /// set be there. `to` must take the codes and groups of all elements of the slab.
     #[inline(always)]
     pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
         let blocks = self.len / F::BLOCK;
@@ -364,7 +367,8 @@ pub(crate) unsafe fn decode<F: Format, V: Simd, S: Sink<F, V>>(
     to: &mut S,
 ) {
     const WHOLE: usize = 8;
-    // SAFETY: the caller's contract.
+    // SAFETY: `i` is below `blocks`, which this part of the panel has of each row; where blocks are unrolled, `blocks` is
+    // `WHOLE`. The instructions are there, and `to` takes all elements of the slab.
     unsafe {
         if S::UNROLLED && F::BLOCK * WHOLE == SLAB && blocks == WHOLE {
             eight_times!(i => F::unpack::<V>(rows.second(i % 2 == 1), WHOLE, i, to));
