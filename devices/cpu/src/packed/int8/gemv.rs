@@ -43,7 +43,9 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
         let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
         let rows = |stream: usize| (stream * run + first) * PANEL;
         let count = (first..panels).step_by(run).len();
-        // SAFETY: the caller's contract: there are so many panels and columns.
+        // SAFETY: `rows(stream)` is below `panel.rows` for streams below `count`, whole panels lie in packed memory, and
+        // columns have a slab for each part. `half + V::LANES` is at most `PANEL`, so that sums of `C` columns, this function's
+        // own, have room. The instructions of `V` are there.
         unsafe {
             for part in PanelSlab::all::<F>(panel, 0) {
                 let mut x = [std::ptr::null(); C];
@@ -94,7 +96,7 @@ struct GemvSums<V: Simd, const C: usize> {
 impl<V: Simd, const C: usize> GemvSums<V, C> {
     #[inline(always)]
     unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
-        // SAFETY: the instructions are there, by the caller's contract.
+        // SAFETY: only registers are touched; `multiply`, which calls this, is compiled for the instructions of `V`.
         unsafe {
             GemvSums {
                 x,
