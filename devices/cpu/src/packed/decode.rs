@@ -78,7 +78,8 @@ pub(crate) trait Sink<F: Format, V: Simd> {
 impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
-        // SAFETY: a slab has a place for each.
+        // SAFETY: word `i` is one of the `SLAB / 4` of the slab, as the caller says, and `V::LANES` rows from `self.row` on are
+        // inside of the panel; `new` was given a writable slab. The instructions of `V` are there.
         unsafe {
             let mut codes = codes;
             if is_crossed::<F, V>() && i % WORDS < 2 * CROSSED {
@@ -93,7 +94,8 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
-        // SAFETY: as in `codes`, and the group's codes came before.
+        // SAFETY: the slab, which is writable, has this group, as the caller says, and rows as in `codes`. Where products are
+        // crossed, groups have 32 elements, for each of which there are starts, and the group's codes came before.
         unsafe {
             V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]);
             if is_crossed::<F, V>() {
@@ -116,7 +118,8 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
-        // SAFETY: as in `codes`.
+        // SAFETY: the slab, which is writable, has this group, as the caller says, and `V::LANES` rows from `self.row` on are
+        // inside of the panel.
         unsafe { V::store_floats(minimums, &raw mut (*self.slab).minimums[group][self.row]) }
     }
 }
@@ -434,7 +437,7 @@ impl Ahead {
     #[inline(always)]
     pub unsafe fn ask_eighth<V: Simd>(self, first: usize, lines: usize, i: usize) {
         for line in i * lines / 8..(i + 1) * lines / 8 {
-            // SAFETY: as with `ask`: any address is allowed.
+            // SAFETY: `ask` takes any line, and the caller has the instruction.
             unsafe { self.ask::<V>(first + line) }
         }
     }
@@ -499,7 +502,8 @@ impl Rows {
     /// A half-precision number of each row.
     #[inline(always)]
     pub unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
-        // SAFETY: as with `words`, with units of two bytes.
+        // SAFETY: unit `i` of these rows is inside of the block, so two bytes of each of as many rows as `V` has lanes follow:
+        // rows lie side by side, `LANES` in a half.
         unsafe { V::load_f16(self.unit(i, 2)) }
     }
 }

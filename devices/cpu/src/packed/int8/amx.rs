@@ -257,7 +257,9 @@ impl<S: Scheme> GroupBlock<S> {
         if are_regular(tile, stride) {
             return (tile[0].x.wrapping_add(at), stride);
         }
-        // SAFETY: columns have that many elements, and there is room for a tile.
+        // SAFETY: columns have a slab at byte `self.at`, of which `PART * GROUP` bytes are read from `first * GROUP` on:
+        // `first` is a multiple of `PART`, so that they end inside of its `SLAB` codes. `gathered` has `TILE` rows of `PART *
+        // 32` bytes, and groups have at most 32 elements; it is other memory.
         unsafe {
             let gathered = &raw mut (*self.memory).gathered;
             for (to, column) in (*gathered).iter_mut().zip(tile) {
@@ -291,7 +293,8 @@ impl<S: Scheme> GroupBlock<S> {
     /// Stores the products of a tile of columns with a group.
     #[inline(always)]
     unsafe fn store(&self, step: usize, group: usize, number: usize) {
-        // SAFETY: there is room for the products of a tile.
+        // SAFETY: `group` is below `PART`, so that products of 16 columns with 32 rows fit, each column `PART * PANEL * 4`
+        // bytes behind the one before, as `Products` has them. `number % 2` is one of two.
         unsafe {
             let products = (&raw mut (*self.memory).products[number % 2])
                 .cast::<u8>()

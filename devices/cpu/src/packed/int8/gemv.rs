@@ -136,7 +136,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
         let place = Self::place::<F>(i / (F::GROUP / 4));
         let chain = if is_split::<F>(C) { i / 4 % 2 } else { 0 };
         for c in 0..C {
-            // SAFETY: columns have as many elements as there are codes.
+            // SAFETY: `i` is below `SLAB / 4`, and columns' slabs, aligned to 4, have as many words of codes, and a sum for
+            // each group. `place` is below `MIXED`, and `chain` is 0 or 1. The instructions of `V` are there.
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
@@ -157,7 +158,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
         let place = Self::place::<F>(group);
         for c in 0..C {
-            // SAFETY: as in `codes`.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group, and a scale if each group has one. The
+            // instructions of `V` are there.
             unsafe {
                 let chains = &mut self.whole[place][c];
                 if room(F::LARGEST) >= F::GROUP / 4 {
@@ -190,7 +192,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
         for c in 0..C {
-            // SAFETY: as in `codes`.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group. The instructions of `V` are there.
             unsafe {
                 let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                 let sum = V::splat_float(sum.cast::<f32>().read());
