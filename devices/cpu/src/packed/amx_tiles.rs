@@ -49,10 +49,14 @@ impl Configuration {
     }
 
     /// What this thread has now.
+    ///
+    /// # Safety
+    /// AMX must be there and permitted.
     #[inline(always)]
     pub unsafe fn current() -> Self {
         let mut configuration = MaybeUninit::<Self>::uninit();
-        // SAFETY: the caller's contract: AMX is there; all bytes are written.
+        // SAFETY: the caller has AMX; the instruction writes all 64 bytes of the configuration, which is as large, and any
+        // bytes are valid in it.
         unsafe {
             asm!("sttilecfg [{}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags));
             configuration.assume_init()
@@ -60,9 +64,13 @@ impl Configuration {
     }
 
     /// Makes it this thread's.
+    ///
+    /// # Safety
+    /// AMX must be there and permitted, and the configuration be one that the processor accepts.
     #[inline(always)]
     pub unsafe fn set(&self) {
-        // SAFETY: the caller's contract: AMX is there, and the configuration is valid.
+        // SAFETY: the caller has AMX, and a configuration that the processor accepts; the instruction reads the 64 bytes of
+        // `self`.
         unsafe {
             if self.palette == 0 {
                 // The system need not save tiles that nobody uses.

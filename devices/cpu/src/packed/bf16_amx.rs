@@ -61,7 +61,8 @@ trait Rows {
     /// Unpacks a slab of `len` elements of a panel to tiles, with zeros up to a multiple of 32 elements.
     ///
     /// # Safety
-    /// The slab must be there, `slab` and the tiles be writable, and the instructions be there.
+    /// `len` elements, at most a slab's, of a panel's rows must be readable at `weights`, `slab` and the tiles of `PLANES` planes be
+    /// writable, in memory apart from each other, and the instructions be there.
     unsafe fn unpack(weights: *const u8, len: usize, slab: *mut Slab, tiles: Tiles);
 }
 
@@ -76,12 +77,14 @@ impl Tiles {
     /// Stores elements `2 * pair` and `2 * pair + 1` of all rows of one half.
     ///
     /// # Safety
-    /// There must be room.
+    /// AVX-512 must be there. `pair` must be below `SLAB / 2` and `plane` below `planes`; tiles for these must be writable at `at`,
+    /// aligned to 64.
     #[inline(always)]
     unsafe fn store(self, half: usize, pair: usize, plane: usize, pairs: __m512i) {
         let tile = (pair / (STEP / 2) * self.planes + plane) * 2 + half;
         let at = tile * TILE_BYTES + pair % (STEP / 2) * 64;
-        // SAFETY: the caller's contract.
+        // SAFETY: `pair` is below `SLAB / 2` and `plane` below `planes`, so that the tile is one of those that there is room
+        // for. Tiles are aligned to 64 and rows of a tile have 64 bytes, so the store is aligned.
         unsafe { _mm512_store_si512(self.at.add(at).cast(), pairs) }
     }
 }
@@ -100,7 +103,9 @@ impl<E: Element> Rows for Floats<E> {
 
     #[inline(always)]
     unsafe fn unpack(weights: *const u8, len: usize, _slab: *mut Slab, tiles: Tiles) {
-        // SAFETY: the caller's contract.
+        // SAFETY: each half has `len` elements of `LANES` rows, of which those below `len` are read: 16 lanes, as many as
+        // `LANES`. Pairs are below `SLAB / 2`, and tiles have room for as many in `PLANES` planes. Callers are compiled for
+        // AVX-512.
         unsafe {
             for half in 0..2 {
                 let weights = weights.add(half * len * LANES * E::BYTES);
@@ -144,7 +149,8 @@ impl<F: Format> Rows for Quantized<F> {
             Sums::Offset(offset) => offset as f32,
             Sums::Minus => 0.0,
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: the slab has `len` elements, a multiple of a block, as the caller says, and `slab` and `tiles` are different
+        // memory, with room for all rows of a panel. Callers are compiled for the features of `decode` and `round`.
         unsafe {
             avx512_vnni::Instructions::decode::<F>(&PanelSlab::new(weights, len), slab);
             round::<<F::Scheme as Scheme>::Wide>(slab, len, offset, tiles);
@@ -159,7 +165,8 @@ impl<F: Format> Rows for Quantized<F> {
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Tiles) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `len` is at most `SLAB`, so that groups and words of codes are inside of the slab, which is aligned to 64, and so
+    // is each half of 16 rows. Pairs up to `2 * i + 1` are below `SLAB / 2`, and tiles have room for as many.
     unsafe {
         for half in 0..2 {
             for group in 0..len / S::GROUP {
@@ -246,11 +253,13 @@ const WORTH_ROUNDING: usize = 64;
 /// Multiplies whole panels.
 ///
 /// # Safety
-/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says; AMX must be there and permitted.
+/// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says and [`WORKER_BYTES`] of scratch memory, aligned to
+/// 64, for this thread alone; AMX must be there and permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
     let memory = panel.scratch.cast::<Memory>();
-    // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+    // SAFETY: AMX is there and permitted. `scratch` is a `Memory`, aligned to 64, of this thread alone; parts have at most
+    // `COLUMNS` columns and `ROWS` rows, for which it has room. Panels and columns are as a `PanelFn` asks.
     unsafe {
         // Other code in this thread may rely on a configuration of its own: ggml sets one once for each thread.
         let before = Configuration::current();
@@ -278,7 +287,8 @@ unsafe fn panels<R: Rows>(
     memory: *mut Memory,
 ) {
     let count = rows.div_ceil(PANEL);
-    // SAFETY: the caller's contract.
+    // SAFETY: `count` is at most `PANELS`, for each of which `memory` has tiles, and panels of `row..row + rows` exist. Slab
+    // `first / SLAB` of each has `len` elements; `slab` and tiles are different fields. Tiles are configured.
     unsafe {
         let (slab, tiles) = (&raw mut (*memory).slab, &raw mut (*memory).tiles);
         let tiles = |number: usize| (&raw mut (*tiles)[number]).cast::<u8>();
@@ -325,7 +335,9 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
     let is_last = first + len == panel.k;
     for (i, columns) in columns.chunks(2 * TILE).enumerate() {
         let at = first / SLAB * panel.slabs;
-        // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+        // SAFETY: `memory` has tiles and `COLUMNS` sums of each of `count` panels, and `i * 2 * TILE` columns come before
+        // these; sums of whole tiles fit, as their number divides `COLUMNS`. Columns have the slab at byte `at`, and results
+        // have room for the rows that exist.
         unsafe {
             let group = Group::new(columns, at, COLUMNS, &raw mut (*memory).gathered);
             for number in 0..count {
@@ -406,7 +418,8 @@ impl Group {
     /// Multiplies with the tiles of a panel, of so many planes of rows and of columns, and adds the products to `sums`, or makes them the sums.
     ///
     /// # Safety
-    /// The tiles of rows and columns and their sums must be there, and tiles be configured.
+    /// `steps` tiles of each plane of rows must be readable at `rows`, columns have as many steps, `sums` be those of whole tiles of
+    /// columns, writable and elsewhere, and tiles be configured as [`whole`](Configuration::whole).
     #[inline(always)]
     unsafe fn multiply<const ROWS: usize, const COLUMNS: usize>(
         &self,
@@ -414,7 +427,7 @@ impl Group {
         run: Run,
         sums: *mut Sum,
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `at` has `tiles` tiles of columns, one or two; rows, sums and the configuration are as the caller says.
         unsafe {
             match self.tiles {
                 1 => self.multiply_tiles::<ROWS, COLUMNS, 1>(rows, run, sums.cast()),
@@ -433,7 +446,9 @@ impl Group {
         sums: *mut u8,
     ) {
         let more = sums.wrapping_add(TILE * size_of::<Sum>());
-        // SAFETY: the caller's contract.
+        // SAFETY: tiles are configured as 16 rows of 64 bytes. Rows have `steps` times `2 * ROWS` tiles, each plane of the `T`
+        // tiles of columns `steps` times 64 bytes; sums of `T * TILE` columns are there, 128 bytes each, and no other memory is
+        // written.
         unsafe {
             if run.is_first {
                 asm!(
@@ -497,7 +512,8 @@ impl Group {
     /// As [`multiply`](Group::multiply).
     #[inline(always)]
     unsafe fn load_columns<const T: usize>(&self, [first, second]: [*const u8; 2]) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the 16 columns of each of `T` tiles lie `stride` bytes apart, each with 64 bytes from this step on; tiles 4
+        // and 5 are configured as large, and memory is only read.
         unsafe {
             asm!("tileloadd tmm4, [{x} + {s}]", x = in(reg) first, s = in(reg) self.stride,
                 options(nostack, preserves_flags, readonly));

@@ -78,7 +78,8 @@ pub(crate) trait Sink<F: Format, V: Simd> {
 impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: V::Words) {
-        // SAFETY: a slab has a place for each.
+        // SAFETY: word `i` is one of the `SLAB / 4` of the slab, as the caller says, and `V::LANES` rows from `self.row` on are
+        // inside of the panel; `new` was given a writable slab. The instructions of `V` are there.
         unsafe {
             let mut codes = codes;
             if is_crossed::<F, V>() && i % WORDS < 2 * CROSSED {
@@ -93,7 +94,8 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
-        // SAFETY: as in `codes`, and the group's codes came before.
+        // SAFETY: the slab, which is writable, has this group, as the caller says, and rows as in `codes`. Where products are
+        // crossed, groups have 32 elements, for each of which there are starts, and the group's codes came before.
         unsafe {
             V::store_floats(scales, &raw mut (*self.slab).scales[group][self.row]);
             if is_crossed::<F, V>() {
@@ -116,7 +118,8 @@ impl<F: Format, V: Simd> Sink<F, V> for SlabWriter {
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
-        // SAFETY: as in `codes`.
+        // SAFETY: the slab, which is writable, has this group, as the caller says, and `V::LANES` rows from `self.row` on are
+        // inside of the panel.
         unsafe { V::store_floats(minimums, &raw mut (*self.slab).minimums[group][self.row]) }
     }
 }
@@ -175,7 +178,8 @@ pub(crate) trait Format: Sized {
     /// Unpacks block number `i` of a slab of so many blocks.
     ///
     /// # Safety
-    /// The blocks must be there, and the instruction set; the contract of `to`.
+    /// All `blocks` blocks of the rows of a register must be readable at `rows`, `i` be below `blocks`, and the instruction set be
+    /// there. `to` must take the codes and groups of all elements of the slab.
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
 }
 
@@ -316,11 +320,12 @@ impl PanelSlab {
     /// Unpacks all rows to a slab.
     ///
     /// # Safety
-    /// The panel must be there, `slab` be writable, and the instruction set be there.
+    /// This part of the panel must be readable, `slab` be writable and other memory, and the instruction set be there.
     #[inline(always)]
     pub unsafe fn decode<F: Format, V: Simd>(&self, slab: *mut Slab) {
         for first in (0..PANEL).step_by(V::LANES) {
-            // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+            // SAFETY: `first + V::LANES` is at most `PANEL`, as `LANES` of registers divide it: the part has these rows, and
+            // the slab, which is writable, a place for each. The instructions of `V` are there.
             unsafe { self.unpack::<F, V, _>(first, &mut SlabWriter::new(slab, first)) }
         }
     }
@@ -328,7 +333,8 @@ impl PanelSlab {
     /// Unpacks the rows of a register, from row `row` of the panel on.
     ///
     /// # Safety
-    /// The panel must be there, and the instruction set; the contract of `to`.
+    /// This part of the panel must be readable, `row` be a multiple of the rows of a register and below `PANEL`, and the instruction
+    /// set be there. `to` must take the codes and groups of all elements of the slab.
     #[inline(always)]
     pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
         let blocks = self.len / F::BLOCK;
@@ -364,7 +370,8 @@ pub(crate) unsafe fn decode<F: Format, V: Simd, S: Sink<F, V>>(
     to: &mut S,
 ) {
     const WHOLE: usize = 8;
-    // SAFETY: the caller's contract.
+    // SAFETY: `i` is below `blocks`, which this part of the panel has of each row; where blocks are unrolled, `blocks` is
+    // `WHOLE`. The instructions are there, and `to` takes all elements of the slab.
     unsafe {
         if S::UNROLLED && F::BLOCK * WHOLE == SLAB && blocks == WHOLE {
             eight_times!(i => F::unpack::<V>(rows.second(i % 2 == 1), WHOLE, i, to));
@@ -430,7 +437,7 @@ impl Ahead {
     #[inline(always)]
     pub unsafe fn ask_eighth<V: Simd>(self, first: usize, lines: usize, i: usize) {
         for line in i * lines / 8..(i + 1) * lines / 8 {
-            // SAFETY: as with `ask`: any address is allowed.
+            // SAFETY: `ask` takes any line, and the caller has the instruction.
             unsafe { self.ask::<V>(first + line) }
         }
     }
@@ -495,7 +502,8 @@ impl Rows {
     /// A half-precision number of each row.
     #[inline(always)]
     pub unsafe fn halves<V: Simd>(self, i: usize) -> V::Floats {
-        // SAFETY: as with `words`, with units of two bytes.
+        // SAFETY: unit `i` of these rows is inside of the block, so two bytes of each of as many rows as `V` has lanes follow:
+        // rows lie side by side, `LANES` in a half.
         unsafe { V::load_f16(self.unit(i, 2)) }
     }
 }

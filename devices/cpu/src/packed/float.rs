@@ -54,7 +54,10 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
         // Converting costs less than storing and loading.
         let is_direct = columns.len() <= if V::WIDENS { 2 * C } else { C };
         for row in (0..panel.rows).step_by(PANEL) {
-            // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
+            // SAFETY: whole panels lie in packed memory, `row / PANEL` of them before this one, and each has `k` elements of
+            // `PANEL` rows. `results` has room for `COLUMNS` sums, of which a multiple of `C` are set to zero first. `part` is
+            // written only where parts have at most `ELEMENTS` elements, which are what its halves have room for. The
+            // instructions of `V` are there.
             unsafe {
                 let results = (&raw mut (*memory).results).cast::<Sum>();
                 results.write_bytes(0, columns.len().next_multiple_of(C));
@@ -177,7 +180,8 @@ impl SlabPart {
     /// `DIRECT` says that they come from there.
     ///
     /// # Safety
-    /// The part, the columns and their results must be there, and the instructions.
+    /// Both halves of the part must be readable, columns have its elements from byte `at` on, and `results` have sums for a multiple of
+    /// `C` columns, in other memory. The instructions of `V` must be there. Without `DIRECT`, the part has at most `ELEMENTS` elements.
     #[inline(always)]
     unsafe fn multiply<
         V: Vector,
@@ -194,7 +198,8 @@ impl SlabPart {
         let tiles = columns.len().div_ceil(C);
         for (i, columns) in columns.chunks(C).enumerate() {
             let last = (i + 1 == tiles).then_some(bytes);
-            // SAFETY: the caller's contract.
+            // SAFETY: `i * C` is below the number of columns, whose sums lie from `results` on, up to a multiple of `C`: a tile
+            // has as many columns as it has sums there. The part and the instructions are there.
             unsafe {
                 let results = results.add(i * C);
                 match *columns {
@@ -230,7 +235,9 @@ impl SlabPart {
         last: Option<usize>,
     ) {
         let mut copy = MaybeUninit::<[[f32; ELEMENTS]; C]>::uninit();
-        // SAFETY: the caller's contract.
+        // SAFETY: columns have `len` elements from byte `at` on. They are copied only if not `DIRECT`, where parts have at most
+        // `ELEMENTS` elements: what each column has room for in `copy`. `results` has sums of `C` columns, each of `R`
+        // registers, which make a panel. The instructions of `V` are there.
         unsafe {
             let mut x = [std::ptr::null::<f32>(); C];
             for c in 0..C {
@@ -294,7 +301,7 @@ impl SlabPart {
         let whole = self.len / at_once * at_once;
         for first in (0..whole).step_by(at_once) {
             for i in 0..at_once {
-                // SAFETY: the caller's contract.
+                // SAFETY: `first + i` is below `whole`, so below `len`. Asking for lines is allowed at any address.
                 unsafe {
                     // Evenly, so that memory is busy all the time.
                     for line in (i * bytes).div_ceil(64)..((i + 1) * bytes).div_ceil(64) {
@@ -305,7 +312,7 @@ impl SlabPart {
             }
         }
         for i in whole..self.len {
-            // SAFETY: the caller's contract.
+            // SAFETY: `i` is below `len`.
             unsafe { self.step::<V, L, R, C>(i, x, sums) }
         }
     }
@@ -321,7 +328,8 @@ impl SlabPart {
         x: [*const f32; C],
         sums: &mut [[V; R]; C],
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `i` is below `len`, so that each half has `LANES` rows of this element and each column has it. `lane +
+        // V::LANES` is at most `LANES`, as lanes divide it. The instructions of `V` are there.
         unsafe {
             let mut w = [V::splat(0.0); R];
             for r in 0..R {
@@ -346,14 +354,16 @@ macro_rules! compile {
 
             $(#[target_feature(enable = $features)])?
             pub unsafe fn product<E: Element>(panel: &Panel, columns: &[Column]) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the features above are those of the vector type, and only a detected instruction set leads here.
+                // Panels and columns are as a `PanelFn` asks.
                 unsafe { panels::<$vector, E, $registers, $columns>(panel, columns, multiply_decoded) }
             }
 
             #[inline(never)]
             $(#[target_feature(enable = $features)])?
             unsafe fn multiply_decoded(part: &SlabPart, columns: &[Column], results: *mut Sum, bytes: usize) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the features above are those of the vector type. `panels`, which calls this, has the part, its
+                // columns and sums for a multiple of as many as are multiplied at a time.
                 unsafe { part.multiply::<$vector, F32, $registers, $columns, false>(columns, results, bytes) }
             }
         }

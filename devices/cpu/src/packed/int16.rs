@@ -36,7 +36,7 @@ impl Slab {
     /// The groups of the rows from row `row` of the panel on.
     ///
     /// # Safety
-    /// `slab` must be there.
+    /// `slab` must point to a slab, and `row` be below `PANEL`.
     #[inline(always)]
     unsafe fn terms(slab: *mut Slab, row: usize) -> Terms {
         // SAFETY: the slab is there, and `row` is below the rows of a panel; only addresses are computed.
@@ -53,7 +53,8 @@ impl Slab {
     /// Rounds `len` elements of the rows of half a panel.
     ///
     /// # Safety
-    /// They must be there, and the instructions; `slab` must be writable.
+    /// `len` elements, at most a slab's, of `LANES` rows must be readable at `weights`, `half` be 0 or 1, `slab` be writable and other
+    /// memory, and the instructions of `V` be there.
     #[inline(always)]
     unsafe fn round<V: Int16Simd, E: Element>(
         slab: *mut Slab,
@@ -67,7 +68,9 @@ impl Slab {
         {
             let row = half * LANES + lane;
             let count = GROUP.min(len - first);
-            // SAFETY: the caller's contract; a slab has a place for each.
+            // SAFETY: `count` elements from `first` on are below `len`, and rows from `lane` on fill a register inside of the
+            // half. The slab is writable and has `PANEL` rows of each pair, and group `first / GROUP`, as `len` is at most
+            // `SLAB`.
             unsafe {
                 let weights = weights.add((first * LANES + lane) * E::BYTES);
                 let to = Slab::terms(slab, row);
@@ -96,7 +99,9 @@ unsafe fn panels<V: Int16Simd, E: Element, const R: usize, const C: usize>(
         let beside = are_side_by_side(columns, SLAB_BYTES);
         for row in (0..panel.rows).step_by(PANEL) {
             let weights = panel.weights.wrapping_add(row / PANEL * panel.stride);
-            // SAFETY: the caller's contract: there are so many panels, elements and columns, and room for all sums.
+            // SAFETY: whole panels lie in packed memory, with `k` elements of `PANEL` rows, `len` of them in this slab.
+            // `results` has room for `COLUMNS` sums, and parts have no more columns; `slab` and `results` are memory of this
+            // function alone. The instructions of `V` are there.
             unsafe {
                 results.write_bytes(0, columns.len());
                 for first in (0..panel.k).step_by(SLAB) {
@@ -184,7 +189,8 @@ impl Strip {
                 Some(next) => next.x.wrapping_add(self.at),
                 None => columns[0].x.wrapping_add(self.at + self.next),
             };
-            // SAFETY: the caller's contract; a copy has room for so many columns.
+            // SAFETY: columns have a slab at byte `at`, and `copy` room for `C` of them, as many as a tile has at most. `C * i`
+            // columns come before these, so that their sums are there. The slab is rounded, and the instructions are there.
             unsafe {
                 let x = side_by_side(tile, self.beside, self.at, SLAB_BYTES, copy);
                 let results = results.add(C * i);
@@ -204,7 +210,8 @@ impl Strip {
     /// asks for as many slabs from `next` on and for weights.
     ///
     /// # Safety
-    /// The slab must be rounded, the columns and their results be there, and the instructions.
+    /// `groups` groups of the slab must be rounded for `R` registers of rows from `row` on, `C` slabs of columns be readable at `x`, one
+    /// behind the other, and their sums be writable at `results`, elsewhere. The instructions of `V` must be there.
     #[inline(always)]
     unsafe fn run<V: Int16Simd, const R: usize, const C: usize>(
         &self,
@@ -214,7 +221,9 @@ impl Strip {
         weights: Ask,
     ) {
         let row = |r: usize| self.row + r * V::LANES;
-        // SAFETY: the caller's contract.
+        // SAFETY: groups below `groups` of the slab are rounded, `R` registers of rows from `self.row` on are inside of the
+        // panel, and `C` slabs of `SLAB_BYTES` lie one behind the other at `x`. `results` has sums of as many columns, which
+        // are other memory. Asking for lines is allowed at any address.
         unsafe {
             let result = |c: usize, r: usize| results.add(c).cast::<f32>().add(row(r));
             let rows = Slab::terms(self.slab.cast_mut(), self.row);
@@ -268,10 +277,12 @@ macro_rules! compile {
             #[inline(never)]
             #[target_feature(enable = $features)]
             unsafe fn strip(strip: &Strip, columns: &[Column], results: *mut Sum) {
-                // SAFETY: the caller's contract.
+                // SAFETY: `panels`, which calls this, has rounded the slab, and has the columns and their sums; the features
+                // above are those of the registers.
                 unsafe { strip.all::<$simd, $rows, $columns>(columns, results) }
             }
-            // SAFETY: the caller's contract.
+            // SAFETY: the features above are those of the registers, and only a detected instruction set leads here. Panels and
+            // columns are as a `PanelFn` asks.
             unsafe { panels::<$simd, E, $rows, $columns>(panel, columns, strip) }
         }
     };

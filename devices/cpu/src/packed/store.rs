@@ -10,13 +10,15 @@ pub(crate) type Sum = [[f32; LANES]; 2];
 /// calls a product must call [`all_stored`] afterwards.
 ///
 /// # Safety
-/// There must be sums of as many columns, and columns must have room for results of the panel's rows.
+/// `row` must be below `panel.rows`. There must be sums of as many columns at `results`, and room for the results of the rows that
+/// exist at `first + row` of each column's `out`, in other memory.
 #[inline(always)]
 pub(crate) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], results: *const Sum) {
     let rows = PANEL.min(panel.rows - row);
     for (c, column) in columns.iter().enumerate() {
         let out = column.out.wrapping_add(panel.first + row);
-        // SAFETY: the caller's contract; results do not overlap with sums.
+        // SAFETY: there are sums of column `c`, which is below the number of columns, and its results have room for the `rows`
+        // rows that exist. Results are memory of the caller's columns, sums of the product, so neither overlaps the other.
         unsafe { store(results.add(c).cast(), out, rows, panel.past_caches) };
     }
 }
@@ -24,7 +26,7 @@ pub(crate) unsafe fn store_all(panel: &Panel, row: usize, columns: &[Column], re
 /// Stores one column's results for `rows` rows of a panel, as [`store_all`].
 ///
 /// # Safety
-/// There must be room for a panel's results at `from`, aligned to 16 bytes, and for those of the rows at `out`, elsewhere.
+/// A panel's results must be readable at `from`, and those of `rows` rows, at most a panel's, be writable at `out`, elsewhere.
 #[inline(always)]
 pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_caches: bool) {
     // SAFETY: there is room for `rows` numbers at `out`, a whole panel of them in the first two cases, and as many are read at
@@ -45,10 +47,11 @@ pub(crate) unsafe fn store(from: *const f32, out: *mut f32, rows: usize, past_ca
 /// read it first, and to write it back when it is displaced, costs more time than products of as many bytes of weights.
 ///
 /// # Safety
-/// `sums` must be there, `out` be writable and aligned to a line. Both are aligned to 16 bytes.
+/// The sums of a panel must be readable at `sums`, and as many numbers be writable at `out`, elsewhere, aligned to a line.
 #[inline(always)]
 unsafe fn stream(sums: *const f32, out: *mut f32) {
-    // SAFETY: the caller's contract; the instruction is part of every x86-64.
+    // SAFETY: `PANEL` numbers are readable at `sums` and writable at `out`, which is other memory. `_mm_stream_ps` needs 16
+    // bytes of alignment, which a multiple of 64 has; both instructions are part of every x86-64.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         for i in (0..PANEL).step_by(4) {

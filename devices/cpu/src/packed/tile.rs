@@ -31,7 +31,7 @@ pub(crate) fn are_side_by_side(columns: &[Column], bytes: usize) -> bool {
 /// [side by side](are_side_by_side), otherwise in `copy`.
 ///
 /// # Safety
-/// The slabs must be there, and room for as many at `copy`.
+/// There must be a column, each must have `bytes` bytes from byte `at` on, and `copy`, other memory, room for as many slabs.
 #[inline(always)]
 pub(crate) unsafe fn side_by_side(
     columns: &[Column],

@@ -65,37 +65,41 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the trait's contract, here and below.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
         unsafe { _mm256_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn splat_f16(x: f16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
         unsafe { _mm256_cvtph_ps(_mm_set1_epi16(x.to_bits() as i16)) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: 8 numbers are readable by the trait's contract; the load needs no alignment.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are readable at `from`, and the load
+        // needs no alignment.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
-        // SAFETY: as above; masked lanes are not read.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are not read, the first `count`
+        // numbers are readable, and `count` is below 8, as `mask` asks.
         unsafe { _mm256_maskload_ps(from, mask(count)) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: 8 numbers of two bytes are readable by the trait's contract; the type is used only where F16C is there, too.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two bytes, which are the 16 bytes
+        // loaded, are readable at `from`.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: 8 numbers of two bytes are readable by the trait's contract.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers of two bytes, which are the 16 bytes
+        // loaded, are readable at `from`.
         unsafe {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
@@ -104,13 +108,15 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: 8 bytes are readable by the trait's contract, and no more are loaded.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, and no more are
+        // loaded.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: 8 bytes are readable by the trait's contract, as `codes` asks.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, which is all
+        // that `codes` asks for.
         unsafe {
             let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
             let fifth = _mm256_srlv_epi32(_mm256_set1_epi32(fifth as i32), numbers);
@@ -121,7 +127,8 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: as above; eight values follow the first eight.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 bytes are readable at `from`, as `codes`
+        // asks, and `values` has 16 numbers: 8 from each of 0 and 8 on.
         unsafe {
             let codes = codes(from, shift);
             let half =
@@ -134,13 +141,15 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: 8 numbers are writable by the trait's contract; the store needs no alignment.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; 8 numbers are writable at `to`, and the store
+        // needs no alignment.
         unsafe { _mm256_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
-        // SAFETY: as above; masked lanes are not written.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; masked lanes are not written, the first `count`
+        // numbers are writable, and `count` is below 8, as `mask` asks.
         unsafe { _mm256_maskstore_ps(to, mask(count), self) }
     }
 
@@ -152,13 +161,14 @@ impl Vector for __m256 {
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; only registers are touched.
         unsafe { sum(self) }
     }
 
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX2, FMA and F16C were detected; `of` has eight registers, and the result is a
+        // new array.
         unsafe {
             let mut pairs = [_mm256_setzero_ps(); 4];
             for (pair, [a, b]) in pairs.iter_mut().zip(of.as_chunks::<2>().0) {

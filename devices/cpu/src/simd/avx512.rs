@@ -17,7 +17,7 @@ fn mask(count: usize) -> __mmask16 {
 /// AVX-512; 16 bytes must be readable.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> __m512i {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller has AVX-512 and 16 readable bytes at `from`, which are all that is loaded.
     unsafe {
         let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
         let shifted = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
@@ -30,37 +30,41 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the trait's contract, here and below.
+        // SAFETY: the type is used only where AVX-512 was detected; only registers are touched.
         unsafe { _mm512_set1_ps(x) }
     }
 
     #[inline(always)]
     unsafe fn splat_f16(x: f16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; only registers are touched.
         unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(x.to_bits() as i16)) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; `LANES`, 16, numbers are readable at `from`; the load needs
+        // no alignment.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
-        // SAFETY: as above; masked lanes are not read.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers
+        // are readable.
         unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which are the 32 bytes loaded, are
+        // readable at `from`.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers of two bytes, which are the 32 bytes loaded, are
+        // readable at `from`.
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))
@@ -69,13 +73,14 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, and no more are loaded.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, which is all that `codes`
+        // asks for.
         unsafe {
             let codes = codes(from, shift);
             let codes = _mm512_mask_add_epi32(codes, fifth as u16, codes, _mm512_set1_epi32(16));
@@ -85,19 +90,22 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 bytes are readable at `from`, as `codes` asks, and
+        // `values` has the 16 numbers loaded.
         unsafe { _mm512_permutexvar_ps(codes(from, shift), _mm512_loadu_ps(values.as_ptr())) }
     }
 
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: as above; masked lanes are not read.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers of
+        // two bytes are readable.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask(count), from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: as above; masked lanes are not read.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not read, and the first `count` numbers of
+        // two bytes are readable.
         unsafe {
             let lanes = _mm256_maskz_loadu_epi16(mask(count), from.cast());
             _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(lanes), 16))
@@ -106,25 +114,27 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; 16 numbers are writable at `to`; the store needs no
+        // alignment.
         unsafe { _mm512_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
-        // SAFETY: as above; masked lanes are not written.
+        // SAFETY: the type is used only where AVX-512 was detected; masked lanes are not written, and the first `count` numbers
+        // are writable.
         unsafe { _mm512_mask_storeu_ps(to, mask(count), self) }
     }
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; only registers are touched.
         unsafe { _mm512_fmadd_ps(self, b, c) }
     }
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; only registers are touched.
         unsafe {
             let high = _mm512_extractf32x8_ps(self, 1);
             super::avx2::sum(_mm256_add_ps(_mm512_castps512_ps256(self), high))
@@ -133,7 +143,7 @@ impl Vector for __m512 {
 
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: as above.
+        // SAFETY: the type is used only where AVX-512 was detected; `of` has eight registers, and results are new arrays.
         unsafe {
             // Each four of lanes holds sums of two lanes of two registers, then of all four lanes of four registers.
             let mut pairs = [_mm512_setzero_pd(); 4];

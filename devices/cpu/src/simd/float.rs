@@ -28,13 +28,15 @@ pub(crate) trait Vector: Copy {
     /// The first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_f16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the caller's contract; the padded copy is long enough.
+        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most `MOST_LANES`: as many as the
+        // copy that is loaded has.
         unsafe { Self::load_f16(padded(from, count).as_ptr()) }
     }
     /// The first `count` numbers, then zeros.
     #[inline(always)]
     unsafe fn load_bf16_part(from: *const u16, count: usize) -> Self {
-        // SAFETY: the caller's contract; the padded copy is long enough.
+        // SAFETY: the first `count` elements are readable, fewer than `LANES`, which is at most `MOST_LANES`: as many as the
+        // copy that is loaded has.
         unsafe { Self::load_bf16(padded(from, count).as_ptr()) }
     }
     unsafe fn store(self, to: *mut f32);
@@ -46,7 +48,7 @@ pub(crate) trait Vector: Copy {
     /// The sums of all lanes of some registers, each in the same order.
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
-        // SAFETY: the instruction set is there by the trait's contract, and `sum` asks for nothing else.
+        // SAFETY: the instruction set is there, as the trait asks, and `sum` touches registers only.
         of.map(|x| unsafe { x.sum() })
     }
 }
@@ -62,13 +64,13 @@ pub(crate) trait Element {
     /// Loads elements from element `i` on.
     ///
     /// # Safety
-    /// As [`Vector`].
+    /// As many elements as `V` has lanes must be readable from element `i` of `from` on, and the instructions of `V` be there.
     unsafe fn load<V: Vector>(from: *const u8, i: usize) -> V;
 
     /// Loads `count` elements, fewer than there are lanes, from element `i` on.
     ///
     /// # Safety
-    /// As [`Vector`].
+    /// `count` elements must be readable from element `i` of `from` on, and the instructions of `V` be there.
     unsafe fn load_part<V: Vector>(from: *const u8, i: usize, count: usize) -> V;
 }
 

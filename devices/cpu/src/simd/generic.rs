@@ -25,41 +25,41 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` numbers are readable at `from`, as the trait asks; the read needs no alignment.
         Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0; LANES];
-        // SAFETY: the trait's contract: `count` is below the number of lanes.
+        // SAFETY: `count` numbers are readable at `from`, fewer than `lanes`, a new array, has.
         unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
         Lanes(lanes)
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait asks; the read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Lanes(bits.map(widened))
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait asks; the read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         Lanes(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
         Lanes(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
         Lanes(std::array::from_fn(|i| {
             (u32::from(bytes[i] >> shift & 15) | (fifth >> i & 1) << 4) as f32
@@ -68,20 +68,20 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` bytes are readable at `from`, as the trait asks.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
         Lanes(bytes.map(|byte| values[usize::from(byte >> shift & 15)]))
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the trait's contract.
+        // SAFETY: `LANES` numbers are writable at `to`, as the trait asks; the write needs no alignment.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
-        // SAFETY: the trait's contract: `count` is below the number of lanes.
+        // SAFETY: `count` numbers are writable at `to`, fewer than `self`, a copy elsewhere, has.
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, count) }
     }
 

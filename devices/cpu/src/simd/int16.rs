@@ -110,12 +110,13 @@ pub(crate) struct Terms {
 }
 
 /// # Safety
-/// The groups must be there.
+/// The groups must be there: their pairs, scales and places of starts lie in memory of one slab, and so must what is behind them.
 impl Terms {
     /// Those whose first pair and scale are so many words behind the first ones.
     #[inline(always)]
     pub unsafe fn behind(self, pairs: usize, scales: usize) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller says that groups are there so many words behind, so the addresses stay inside of the slab; starts
+        // lie as scales do and have room even where they are not used.
         unsafe {
             Terms {
                 pairs: self.pairs.add(pairs),
@@ -128,19 +129,19 @@ impl Terms {
 
     #[inline(always)]
     unsafe fn pair(self, group: usize, i: usize) -> *mut i32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the group is there, and `i` is below the `GROUP / 2` pairs that it has.
         unsafe { self.pairs.add((group * (GROUP / 2) + i) * self.step) }
     }
 
     #[inline(always)]
     pub unsafe fn scale(self, group: usize) -> *mut f32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the group is there and has one scale.
         unsafe { self.scales.add(group * self.step) }
     }
 
     #[inline(always)]
     unsafe fn start(self, group: usize) -> *mut i32 {
-        // SAFETY: the caller's contract.
+        // SAFETY: the group is there and has a place for one start.
         unsafe { self.starts.add(group * self.step) }
     }
 }
@@ -159,7 +160,7 @@ impl Columns {
     #[inline(always)]
     pub unsafe fn at(self, column: usize) -> Terms {
         let [pairs, scales] = self.apart.map(|apart| column * apart);
-        // SAFETY: the caller's contract.
+        // SAFETY: column number `column` is there, `apart` words behind the first one for each before it.
         unsafe { self.first.behind(pairs, scales) }
     }
 }
@@ -167,10 +168,11 @@ impl Columns {
 /// Rounds a column's group of elements, whose pairs must follow one another; `crossed` if products are.
 ///
 /// # Safety
-/// There must be room for all.
+/// The group must have room for its pairs, its scale and its start, writable and aligned to 4, with a step of 1.
 #[inline(always)]
 pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, crossed: bool) {
-    // SAFETY: the caller's contract.
+    // SAFETY: pairs of a column follow one another, so that 16 of them are the `GROUP` numbers of 16 bits; the group's scale
+    // and start are apart from them.
     unsafe {
         let numbers = &mut *to.pair(group, 0).cast::<[i16; GROUP]>();
         *to.scale(group) = math::round(x, LARGEST as f32, numbers, |bits| bits as i16);
@@ -188,7 +190,8 @@ pub(crate) unsafe fn round_group(x: &[f32; GROUP], to: Terms, group: usize, cros
 /// behind it is the next one. Elements that are not there become zeros.
 ///
 /// # Safety
-/// They must be there, room for all pairs of a group, scales and starts, and the instructions.
+/// `count` elements of `V::LANES` lanes must be readable, and the group have room for the pairs, scales and starts of as many lanes
+/// side by side, in other memory. The instructions must be there.
 #[inline(always)]
 pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     from: *const u8,
@@ -197,7 +200,9 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
     to: Terms,
     group: usize,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `count` elements of each lane are readable, of which `load` reads number `i` below `count`. The group has `GROUP
+    // / 2` pairs, a scale and a start for `V::LANES` lanes side by side, which are elsewhere. The instructions of `V` are
+    // there.
     unsafe {
         let load = |i: usize| E::load::<V::Floats>(from, i * step);
         // Bits of magnitudes are in the order of the magnitudes, with infinity and NaN above.
@@ -238,14 +243,15 @@ pub(crate) unsafe fn round<V: Int16Simd, E: Element>(
 /// Sums of the products of a group's terms: those of the lanes of `R` registers, of which `rows` are the first ones, with those of columns.
 ///
 /// # Safety
-/// They must be there, and the instructions.
+/// The group must be there for `R * V::LANES` lanes side by side and for `C` columns, and so must the instructions.
 #[inline(always)]
 pub(crate) unsafe fn products<V: Int16Simd, const R: usize, const C: usize>(
     rows: Terms,
     columns: Columns,
     group: usize,
 ) -> [[V::Words; R]; C] {
-    // SAFETY: the caller's contract.
+    // SAFETY: `R * V::LANES` lanes have this group with all pairs and starts, and so have `C` columns; `i + 3` is below `GROUP
+    // / 2` in one loop and `CROSSED + i + 1` in the other. The instructions of `V` are there.
     unsafe {
         let mut sums = [[V::splat(0); R]; C];
         if V::CROSSED {
@@ -285,7 +291,8 @@ unsafe fn pair<V: Int16Simd, const R: usize, const C: usize>(
     columns: Columns,
     sums: &mut [[V::Words; R]; C],
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `i` is below `GROUP / 2`; pair `i` of the group is there for `R * V::LANES` lanes side by side and for `C`
+    // columns, and is only read. The instructions of `V` are there.
     unsafe {
         let mut w = [V::splat(0); R];
         for r in 0..R {
@@ -315,7 +322,8 @@ unsafe fn two_pairs_crossed<V: Int16Simd, const R: usize, const C: usize>(
     columns: Columns,
     sums: &mut [[V::Words; R]; C],
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: `i + 1` is below `CROSSED`; both pairs of the group are there for `R * V::LANES` lanes side by side and for `C`
+    // columns, and are only read. The instructions of `V` are there.
     unsafe {
         let mut w = [[V::splat(0); 2]; R];
         for r in 0..R {

@@ -6,7 +6,9 @@ macro_rules! functions {
         #[inline(always)]
         #[allow(unused_unsafe)]
         unsafe fn $name($($argument: $type),*) $(-> $result)? {
-            // SAFETY: the trait's contract.
+            // SAFETY: the instruction set of the type is there, and pointers are valid for the one register, or part of it,
+            // that the function loads or stores without alignment, as the trait asks. The rest touches registers and arrays of
+            // its own.
             unsafe { $($body)* }
         }
     )*};
@@ -51,7 +53,7 @@ pub(crate) use in_place;
 ///
 /// # Safety
 /// All functions may only be called where the instruction set is there. Pointers must be valid for what is read or
-/// written; they need no alignment.
+/// written, which is what one register holds of `LANES` rows; they need no alignment.
 pub(crate) trait Simd {
     /// Rows of a register: a divisor of [`LANES`](crate::packed::LANES).
     const LANES: usize;
@@ -81,14 +83,14 @@ pub(crate) trait Simd {
     /// The same, exactly where it is called.
     #[inline(always)]
     unsafe fn prefetch_here(at: *const u8) {
-        // SAFETY: the caller's contract.
+        // SAFETY: asking for memory is allowed at any address, and the instruction set is there, as the trait asks.
         unsafe { Self::prefetch(at) }
     }
 
     /// Adds `a * b` to a sum, rounded once, where the sum is: compilers may want to copy it.
     #[inline(always)]
     unsafe fn accumulate(sum: &mut Self::Floats, a: Self::Floats, b: Self::Floats) {
-        // SAFETY: the caller's contract.
+        // SAFETY: only registers are touched, and the instruction set is there, as the trait asks.
         unsafe { *sum = Self::mul_add(a, b, *sum) }
     }
 
@@ -121,7 +123,7 @@ pub(crate) trait Simd {
     /// Bits `4 * i..4 * i + 4` as four bytes each: 16 where a bit is set, 0 elsewhere.
     #[inline(always)]
     unsafe fn fifth_bits(words: Self::Words, i: usize) -> Self::Words {
-        // SAFETY: the caller's contract.
+        // SAFETY: only registers are touched, and the instruction set is there, as the trait asks.
         unsafe {
             // Bit 0 stays in byte 0, bit 1 moves by 7 bits to byte 1, and so on.
             let nibble = Self::and(Self::shr(words, 4 * i), Self::splat(15));
@@ -161,7 +163,8 @@ pub(crate) trait Simd {
     ) -> [Self::Sum; 2] {
         for (sum, x) in sums.iter_mut().zip(x) {
             for (i, codes) in codes.into_iter().enumerate() {
-                // SAFETY: the caller's contract.
+                // SAFETY: the eight codes of each column are readable at `x`, of which this reads four from byte `4 * i` on
+                // with `i` below 2; the instruction set is there.
                 unsafe {
                     let x = x.add(4 * i).cast::<i32>().read_unaligned();
                     Self::dot(sum, codes, Self::splat(x), full);
@@ -184,7 +187,7 @@ pub(crate) trait Simd {
     /// the other, each of which waits for the one before.
     #[inline(always)]
     unsafe fn dot_here(sum: &mut Self::Sum, codes: Self::Words, x: Self::Words) {
-        // SAFETY: the caller's contract.
+        // SAFETY: only registers are touched, and the instruction set is there, as the trait asks.
         unsafe { Self::dot(sum, codes, x, true) }
     }
     /// Makes room for more products, where sums are in 16 bits at first. Must be called after [`room`] products of codes
@@ -222,7 +225,8 @@ mod tests {
             out.push(all);
         };
         let at = |x: &[u32; ROWS], row: usize| (&raw const x[row]).cast::<u8>();
-        // SAFETY: as above.
+        // SAFETY: `at` stays inside of arrays of `ROWS` words, a multiple of `V::LANES`: `row + V::LANES <= ROWS`, and narrower
+        // loads begin at most `2 * row` bytes in. The instruction set is the architecture's own.
         unsafe {
             keep(&|row| V::load_u8(at(&a, 0).add(row)));
             keep(&|row| V::load_i8(at(&a, 0).add(row)));

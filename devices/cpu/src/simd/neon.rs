@@ -29,7 +29,8 @@ fn widened(halves: uint16x4_t) -> float32x4_t {
 /// 4 bytes must be readable.
 #[inline(always)]
 unsafe fn codes(from: *const u8, shift: usize) -> uint32x4_t {
-    // SAFETY: the caller's contract; shifting by less than nothing is shifting to the right.
+    // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`. Shifting by less than nothing is shifting to
+    // the right.
     unsafe {
         let bytes = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
         let bytes = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
@@ -45,26 +46,27 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: NEON is part of the architecture; pointers by the trait's contract, here and below.
+        // SAFETY: NEON is part of the architecture; only registers are touched.
         unsafe { vdupq_n_f32(x) }
     }
 
     #[inline(always)]
     unsafe fn splat_f16(x: f16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; only registers are touched.
         unsafe { widened(vdup_n_u16(x.to_bits())) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; 4 numbers are readable at `from`.
         unsafe { vld1q_f32(from) }
     }
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
         let mut lanes = [0.0; 4];
-        // SAFETY: as above; `count` is below 4.
+        // SAFETY: NEON is part of the architecture; `count` numbers are readable at `from`, fewer than the 4 of `lanes`, a new
+        // array, which is loaded whole.
         unsafe {
             std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
             vld1q_f32(lanes.as_ptr())
@@ -73,19 +75,19 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; 4 numbers of two bytes are readable at `from`.
         unsafe { widened(vld1_u16(from)) }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; 4 numbers of two bytes are readable at `from`.
         unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from))) }
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, and the read needs no alignment.
         unsafe {
             let codes = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(codes))))
@@ -94,7 +96,8 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
-        // SAFETY: as above; shifting by less than nothing is shifting to the right.
+        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, as `codes` asks, and the array of shifts
+        // has 4. Shifting by less than nothing is shifting to the right.
         unsafe {
             let numbers = vld1q_s32([0, -1, -2, -3].as_ptr());
             let fifth = vandq_u32(vshlq_u32(vdupq_n_u32(fifth), numbers), vdupq_n_u32(1));
@@ -105,7 +108,8 @@ impl Vector for float32x4_t {
     #[inline(always)]
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
         let mut of = [0; 4];
-        // SAFETY: as above; codes are below 16.
+        // SAFETY: NEON is part of the architecture; 4 bytes are readable at `from`, as `codes` asks; `of` and the array that is
+        // loaded have 4 numbers each.
         unsafe {
             vst1q_u32(of.as_mut_ptr(), codes(from, shift));
             vld1q_f32(of.map(|code| values[code as usize & 15]).as_ptr())
@@ -114,14 +118,15 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: 4 numbers are writable by the trait's contract, and NEON is part of the architecture.
+        // SAFETY: NEON is part of the architecture; 4 numbers are writable at `to`.
         unsafe { vst1q_f32(to, self) }
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
         let mut lanes = [0.0; 4];
-        // SAFETY: as above; `count` is below 4.
+        // SAFETY: NEON is part of the architecture; `lanes` has the 4 numbers stored; `count` of them, fewer than 4, are
+        // writable at `to`, which is other memory.
         unsafe {
             vst1q_f32(lanes.as_mut_ptr(), self);
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
@@ -130,20 +135,20 @@ impl Vector for float32x4_t {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; only registers are touched.
         unsafe { vfmaq_f32(c, self, b) }
     }
 
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; only registers are touched.
         unsafe { vaddvq_f32(self) }
     }
 
     #[inline(always)]
     unsafe fn sums(of: &[Self; 8]) -> [f32; 8] {
         let mut sums = [0.0; 8];
-        // SAFETY: as above.
+        // SAFETY: NEON is part of the architecture; `sums` has eight numbers, of which each step stores to four of its own.
         unsafe {
             for (sums, [a, b, c, d]) in sums
                 .as_chunks_mut::<4>()

@@ -31,7 +31,8 @@ impl Format for Iq4Nl {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes behind the scales of all blocks, as
+        // `four_bits` asks. Group `i` of the slab of `to` is its own.
         unsafe {
             let (codes, values) = (rows.behind(blocks * 2), full::<V>(&IQ4_NL_VALUES));
             four_bits::<Self, V>(rows, codes, i, Some(&values), to);
@@ -51,7 +52,8 @@ impl Format for Mxfp4 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has an exponent of one byte for each row, and four words of codes behind
+        // those of all blocks, as `four_bits` asks. Group `i` of the slab of `to` is its own.
         unsafe {
             let values = MXFP4_VALUES.map(|value| value + 12);
             four_bits::<Self, V>(rows, rows.behind(blocks), i, Some(&values), to);
@@ -78,7 +80,8 @@ impl Format for Iq4Xs {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, two bytes and one word of bits
+        // of scales, and 32 words of codes: `group * 4 + j` is below 32. They fill 64 words and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);

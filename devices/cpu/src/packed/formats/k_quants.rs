@@ -25,7 +25,7 @@ impl<V: Simd> SixBits<V> {
     /// Those of a block with the factors of all scales and of all minimums.
     #[inline(always)]
     unsafe fn new(fields: Rows, d: V::Floats, d_min: V::Floats) -> Self {
-        // SAFETY: the caller's contract.
+        // SAFETY: the field has 12 bytes of each row, which are words 0 to 2; the rest touches registers only.
         unsafe {
             let (a, b) = (fields.words::<V>(0), fields.words::<V>(1));
             let c = fields.words::<V>(2);
@@ -48,7 +48,8 @@ impl<V: Simd> SixBits<V> {
     /// Gives away those of a group.
     #[inline(always)]
     unsafe fn give<F: Format>(&self, group: usize, to: &mut impl Sink<F, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `group` is below 8, so that `word` is below 2 and the slab of `to` has the group; only registers are touched
+        // here.
         unsafe {
             let (word, byte) = (group / 4, group % 4 * 8);
             let scale = number::<V>(self.scales[word], byte, 8);
@@ -72,7 +73,8 @@ impl Format for Q2K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, 16 bytes and 16
+        // words of codes: `part * 8 + i` is below 16. They fill 64 words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -113,7 +115,9 @@ impl Format for Q3K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, three words of scales, eight
+        // words of third bits and 16 words of codes: `i` is below 8 and `part * 8 + i` below 16. They fill 64 words and 16
+        // groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -162,7 +166,8 @@ impl Format for Q4K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, three words of
+        // scales and 32 words of codes: `i * 8 + j` is below 32. They fill 64 words and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -198,7 +203,9 @@ impl Format for Q5K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales of two bytes, three words of
+        // scales, eight words of fifth bits and 32 words of codes: `j` is below 8 and `i * 8 + j` below 32. They fill 64 words
+        // and 8 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);
@@ -242,7 +249,8 @@ impl Format for Q6K {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, 16 bytes of scales and 48 words
+        // of codes: 24 for each part, of which `3 * j + 2` is the last. They fill 64 words and 16 groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);

@@ -19,7 +19,8 @@ unsafe fn five_bits<F: Format, V: Simd>(
     i: usize,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: block `i` has one word of fifth bits and four of codes, of which `j` is below 4, and `to` a slab with its eight
+    // words from `i * 8` on. Asking for lines is allowed at any address, and the instructions of `V` are there.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         let bits = bits.words::<V>(i);
@@ -39,7 +40,7 @@ unsafe fn five_bits<F: Format, V: Simd>(
 /// Gives away minimum `i` of halves that are added, not subtracted.
 #[inline(always)]
 unsafe fn negative_minimum<F: Format, V: Simd>(minimums: Rows, i: usize, to: &mut impl Sink<F, V>) {
-    // SAFETY: the caller's contract.
+    // SAFETY: block `i` has a minimum of two bytes for each row, and it is that of group `i` of the slab of `to`.
     unsafe {
         let minimums = minimums.halves::<V>(i);
         to.minimum(i, V::mul(minimums, V::splat_float(-1.0)));
@@ -57,7 +58,8 @@ impl Format for Q8_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and eight words of codes behind the scales of all blocks. It
+        // fills words `i * 8..i * 8 + 8` and group `i` of the slab of `to`.
         unsafe {
             let ahead = rows.ahead::<Self>(i);
             let (scales, codes) = (rows, rows.behind(blocks * 2));
@@ -84,7 +86,8 @@ impl Format for Q4_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes behind the scales of all blocks, as
+        // `four_bits` asks. Group `i` of the slab of `to` is its own.
         unsafe {
             four_bits::<Self, V>(rows, rows.behind(blocks * 2), i, None, to);
             to.scale(i, rows.halves::<V>(i));
@@ -103,7 +106,8 @@ impl Format for Q4_1 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, a minimum behind those of all blocks, and four words of codes
+        // behind these, as `four_bits` asks. Group `i` of the slab of `to` is its own.
         unsafe {
             let minimums = rows.behind(blocks * 2);
             four_bits::<Self, V>(rows, minimums.behind(blocks * 2), i, None, to);
@@ -124,7 +128,8 @@ impl Format for Q5_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, a word of fifth bits behind those of all blocks, and four
+        // words of codes behind these, as `five_bits` asks. Group `i` of the slab of `to` is its own.
         unsafe {
             let bits = rows.behind(blocks * 2);
             five_bits::<Self, V>(rows, [bits, bits.behind(blocks * 4)], i, to);
@@ -144,7 +149,8 @@ impl Format for Q5_1 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract.
+        // SAFETY: block `i` is below `blocks`, so it has a scale, then, each behind those of all blocks, a minimum, a word of
+        // fifth bits and four words of codes. Group `i` of the slab of `to` is its own.
         unsafe {
             let minimums = rows.behind(blocks * 2);
             let bits = minimums.behind(blocks * 2);

@@ -47,28 +47,28 @@ unsafe fn low<V: Simd>(x: V::Words) -> V::Words {
 /// The upper halves of bytes.
 #[inline(always)]
 unsafe fn high<V: Simd>(x: V::Words) -> V::Words {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { low::<V>(V::shr(x, 4)) }
 }
 
 /// `a | b & mask`, with the same mask for all bytes.
 #[inline(always)]
 unsafe fn or_masked<V: Simd>(a: V::Words, b: V::Words, mask: u8) -> V::Words {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::or(a, V::and(b, V::splat(i32::from_ne_bytes([mask; 4])))) }
 }
 
 /// `bits` of whole numbers, the lowest of which is bit `at`.
 #[inline(always)]
 unsafe fn number<V: Simd>(x: V::Words, at: usize, bits: usize) -> V::Words {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::and(V::shr(x, at), V::splat((1 << bits) - 1)) }
 }
 
 /// Each bit moved from place `from` to place `to` of its byte; what the others of the byte are then is not said.
 #[inline(always)]
 unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe {
         match from.checked_sub(to) {
             Some(bits) => V::shr(x, bits),
@@ -80,7 +80,7 @@ unsafe fn moved<V: Simd>(x: V::Words, from: usize, to: usize) -> V::Words {
 /// Scales of six bits with an offset of 32, from the lower four and the upper two bits, times `d`.
 #[inline(always)]
 unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) -> V::Floats {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe {
         let scale = V::or(low, V::shl(high, 4));
         scaled::<V>(V::add(scale, V::splat(-32)), d)
@@ -90,7 +90,7 @@ unsafe fn six_bit_scale<V: Simd>(low: V::Words, high: V::Words, d: V::Floats) ->
 /// Whole numbers times others.
 #[inline(always)]
 unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe { V::mul(V::floats(numbers), d) }
 }
 
@@ -113,7 +113,8 @@ unsafe fn four_bits<F: Format, V: Simd>(
     table: Option<&[i8; 16]>,
     to: &mut impl Sink<F, V>,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: block `i` has four words of codes, of which `j` is below 4, and `to` a slab with its eight words from `i * 8` on.
+    // Asking for lines is allowed at any address, and the instructions of `V` are there.
     unsafe {
         let ahead = rows.ahead::<F>(i);
         for j in 0..4 {
@@ -135,7 +136,7 @@ unsafe fn four_bits<F: Format, V: Simd>(
 /// Codes of two bits in word `i`: four times four elements, each 32 behind those before.
 #[inline(always)]
 unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches registers only.
     unsafe {
         let all = rows.words::<V>(i);
         let mut codes = [all; 4];

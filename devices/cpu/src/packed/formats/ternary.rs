@@ -21,7 +21,8 @@ unsafe fn ternary<V: Simd>(
     (first, step, digits): (usize, usize, usize),
     to: &mut impl Sink<Tq1_0, V>,
 ) {
-    // SAFETY: the caller's contract.
+    // SAFETY: the block has 13 words of codes, of which `i` is one; the last word written, `first + (digits - 1) * step`, is
+    // below the 64 of the slab. Asking for lines is allowed at any address.
     unsafe {
         rows.ahead::<Tq1_0>(0).ask::<V>(i);
         // Less 128, so that bytes with a sign can be compared. Three times that less 128 are the same in a byte.
@@ -50,7 +51,9 @@ impl Format for Tq1_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale and 13 words of codes. Digits of
+        // words 0 to 7 fill words 0 to 39 of the slab of `to`, those of words 8 to 11 words 40 to 59, those of word 12 the last
+        // four; it has two groups.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let d = rows.halves::<V>(0);
@@ -80,7 +83,8 @@ impl Format for Tq2_0 {
 
     #[inline(always)]
     unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
-        // SAFETY: the caller's contract; a slab is one block.
+        // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale and 16 words of codes: `part * 8
+        // + i` is below 16. They fill 64 words and two groups of the slab of `to`.
         unsafe {
             debug_assert_eq!(blocks, 1);
             let ahead = rows.ahead::<Self>(0);

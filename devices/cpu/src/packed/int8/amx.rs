@@ -84,7 +84,9 @@ pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
 /// As [`multiply`], with tiles configured.
 #[inline(always)]
 unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memory: *mut Memory) {
-    // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+    // SAFETY: `columns` are at most `COLUMNS`, for which `memory` has results and parts. Parts of the panel at `row` have at
+    // most `SLAB` elements, for which its slab has room. Columns have slab `number` at `number * panel.slabs`, and tiles are
+    // configured.
     unsafe {
         let results = (&raw mut (*memory).results).cast::<Sum>();
         results.write_bytes(0, columns.len());
@@ -108,7 +110,8 @@ type SchemeOf<F> = <<F as Format>::Scheme as Scheme>::Wide;
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
     for first in (0..PANEL).step_by(LANES) {
-        // SAFETY: the caller's contract; a slab has room for all rows of a panel.
+        // SAFETY: `first` is 0 or `LANES`, from which on a register of rows is inside of the panel and of the slab, which is
+        // writable. The features above are those of the registers.
         unsafe { part.unpack::<F, Zmm<true>, _>(first, &mut Signed(SlabWriter::new(slab, first))) }
     }
 }
@@ -116,7 +119,8 @@ unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
 /// Multiplies all groups of a decoded slab with all columns, whose slabs begin at byte `at`.
 ///
 /// # Safety
-/// The slab must be decoded, the columns and their results be there, and the instructions.
+/// `groups` groups of the slab in `memory` must be decoded, `columns`, at most [`COLUMNS`], have a slab at byte `at`, tiles be
+/// configured for the scheme, and the instructions be there.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, columns: &[Column]) {
@@ -128,7 +132,8 @@ unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, c
             groups,
             scheme: PhantomData,
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: `first` is below `groups`, and each arm takes as many groups as are left from there, at most `PART`. The slab
+        // is decoded, columns have a slab at byte `at`, and the instructions are there.
         unsafe {
             match groups - first {
                 1 => part.all::<1>(columns),
@@ -151,7 +156,7 @@ struct Signed(SlabWriter);
 impl<F: Format> Sink<F, Zmm<true>> for Signed {
     #[inline(always)]
     unsafe fn codes(&mut self, i: usize, codes: __m512i) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the subtraction touches registers only, and the slab of the writer has word `i`, as the caller says.
         unsafe {
             let codes = match F::SUMS {
                 Sums::Offset(offset) => _mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)),
@@ -163,13 +168,13 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 
     #[inline(always)]
     unsafe fn scale(&mut self, group: usize, scales: __m512) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the slab of the writer has group `group`, as the caller says; nothing is done here.
         unsafe { Sink::<F, Zmm<true>>::scale(&mut self.0, group, scales) }
     }
 
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: __m512) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the slab of the writer has group `group`, as the caller says; nothing is done here.
         unsafe { Sink::<F, Zmm<true>>::minimum(&mut self.0, group, minimums) }
     }
 }
@@ -190,10 +195,12 @@ impl<S: Scheme> GroupBlock<S> {
     /// Multiplies `N` groups with all columns.
     ///
     /// # Safety
-    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    /// As [`all_groups`], with `N` groups from `first` on.
     #[inline(always)]
     unsafe fn all<const N: usize>(&self, columns: &[Column]) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `N` groups from `first` on are in the decoded slab. `columns` are at most `COLUMNS`, for which there are
+        // results and parts; a tile's products are stored one step after they are made, and summed up before the second tile
+        // behind takes their place. Tiles are configured, and the instructions are there.
         unsafe {
             let weights = Weights::<N>::load::<S>(&raw const (*self.memory).slab, self.first);
             // Three things go on at a time: a tile of columns is multiplied with one group in each step; the products of
@@ -250,7 +257,9 @@ impl<S: Scheme> GroupBlock<S> {
         if are_regular(tile, stride) {
             return (tile[0].x.wrapping_add(at), stride);
         }
-        // SAFETY: columns have that many elements, and there is room for a tile.
+        // SAFETY: columns have a slab at byte `self.at`, of which `PART * GROUP` bytes are read from `first * GROUP` on:
+        // `first` is a multiple of `PART`, so that they end inside of its `SLAB` codes. `gathered` has `TILE` rows of `PART *
+        // 32` bytes, and groups have at most 32 elements; it is other memory.
         unsafe {
             let gathered = &raw mut (*self.memory).gathered;
             for (to, column) in (*gathered).iter_mut().zip(tile) {
@@ -265,7 +274,8 @@ impl<S: Scheme> GroupBlock<S> {
     /// Multiplies the codes of a tile of columns with those of a group.
     #[inline(always)]
     unsafe fn multiply(&self, x: *const u8, stride: usize, step: usize, group: usize) {
-        // SAFETY: the caller's contract: tiles are configured for these sizes.
+        // SAFETY: tiles are configured for 16 columns of `S::GROUP` bytes, `stride` apart at `x`, and for `S::GROUP / 4` rows
+        // of weights, 128 bytes apart: those of group `first + group`, which the slab has.
         unsafe {
             let weights = (&raw const (*self.memory).slab.codes)
                 .cast::<u8>()
@@ -283,7 +293,8 @@ impl<S: Scheme> GroupBlock<S> {
     /// Stores the products of a tile of columns with a group.
     #[inline(always)]
     unsafe fn store(&self, step: usize, group: usize, number: usize) {
-        // SAFETY: there is room for the products of a tile.
+        // SAFETY: `group` is below `PART`, so that products of 16 columns with 32 rows fit, each column `PART * PANEL * 4`
+        // bytes behind the one before, as `Products` has them. `number % 2` is one of two.
         unsafe {
             let products = (&raw mut (*self.memory).products[number % 2])
                 .cast::<u8>()
@@ -299,7 +310,9 @@ impl<S: Scheme> GroupBlock<S> {
     /// Adds the products of column number `c` to its sums.
     #[inline(always)]
     unsafe fn sum_up<const N: usize>(&self, weights: &Weights<N>, column: &Column, c: usize) {
-        // SAFETY: the caller's contract.
+        // SAFETY: `c` is below the number of columns, at most `COLUMNS`; the products of its tile are stored. The column has a
+        // slab at byte `at`, whose scales and sums are aligned to 4. Sums and products of half a panel are 64 bytes in memory
+        // that is aligned to 64.
         unsafe {
             let x = column.x.add(self.at);
             let products = &raw const (*self.memory).products[c / TILE % 2].0[c % TILE];
@@ -364,7 +377,7 @@ struct Weights<const N: usize> {
 impl<const N: usize> Weights<N> {
     #[inline(always)]
     unsafe fn load<S: Scheme>(slab: *const Slab, first: usize) -> Self {
-        // SAFETY: the caller's contract: the slab has these groups.
+        // SAFETY: the slab has `N` groups from `first` on, each with two halves of 16 scales and minimums, aligned to 64.
         unsafe {
             let all = |from: *const [[f32; LANES]; 2]| {
                 std::array::from_fn(|group| {

@@ -33,7 +33,9 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
     let (slab, results) = (slab.as_mut_ptr(), results.as_mut_ptr().cast::<Sum>());
     let beside = are_side_by_side(columns, column_spec::<F, L::Simd>().slab_bytes());
     for row in (0..panel.rows).step_by(PANEL) {
-        // SAFETY: the caller's contract: there are so many panels and columns, and there is room for all sums.
+        // SAFETY: whole panels lie in packed memory, whose parts have at most `SLAB` elements, for which `slab` has room.
+        // `results` has room for `COLUMNS` sums: all columns, and one more where their number is odd. `slab` and `results` are
+        // memory of this function alone, and the instructions of `L` are there.
         unsafe {
             results.write_bytes(0, COLUMNS.min(columns.len() + 1));
             for part in PanelSlab::all::<F>(panel, row) {
@@ -119,7 +121,9 @@ impl Strip {
             None => columns[0].x.wrapping_add(self.at + self.next),
         };
         let bytes = Self::columns::<S, V>().slab_bytes();
-        // SAFETY: the caller's contract; a copy has room for so many columns.
+        // SAFETY: columns have a slab of `bytes` bytes at byte `at`, and `copy` room for `C` of them: enough for `rest`, which
+        // is shorter, and its last one again. `results` has room for the sums of one column more where their number is odd. The
+        // slab is decoded, and the instructions are there.
         unsafe {
             for (i, tile) in full.iter().enumerate() {
                 let x = side_by_side(tile, self.beside, self.at, bytes, copy);
@@ -153,7 +157,8 @@ impl Strip {
     /// come next.
     ///
     /// # Safety
-    /// The slab must be unpacked, the columns and their results be there, and the instructions.
+    /// `groups` groups of the slab must be unpacked for `R` registers of rows from `first` on, `C` slabs of columns be readable at `x`,
+    /// one behind the other and aligned to 4, and their sums be writable at `results`, elsewhere. The instructions of `V` must be there.
     #[inline(always)]
     unsafe fn run<S: Scheme, V: Simd, const R: usize, const C: usize>(
         &self,
@@ -163,7 +168,9 @@ impl Strip {
         tile: usize,
     ) {
         let (mut ask, lines) = self.weights_to_ask_for(tile);
-        // SAFETY: the caller's contract.
+        // SAFETY: `C` slabs lie one behind the other at `x`, with codes, scales, sums and starts where the layout says, aligned
+        // to 4. `R` registers of rows from `self.first` on are inside of the panel, groups below `groups` inside of the decoded
+        // slab, and `results` has sums of `C` columns, which are other memory. Asking for lines is allowed at any address.
         unsafe {
             let zero = V::splat_float(0.0);
             let row = |r: usize| self.first + r * V::LANES;
@@ -267,7 +274,8 @@ impl Strip {
         for i in 0..steps {
             let at = group * steps + i;
             let is_last = i + 1 == steps;
-            // SAFETY: the caller's contract.
+            // SAFETY: word `at` is below the `SLAB / 4` of the slab, as `group` is below `groups`, and slabs of columns have as
+            // many codes. The instructions of `V` are there.
             unsafe {
                 let mut w = [V::splat(0); R];
                 for r in 0..R {
@@ -303,7 +311,8 @@ impl Strip {
         const { assert!(CROSSED == 2) };
         let at = group * WORDS;
         // Without a loop, in which addresses take more instructions, and some of either kind in turn, since they wait for different units.
-        // SAFETY: the caller's contract.
+        // SAFETY: words from `at` to `at + 7` are those of `group`, which is below `groups`, and both words that are crossed
+        // are among them: `at + 1 + CROSSED` is `at + 3`.
         unsafe {
             self.pair::<V, R, C>(at, x, sums);
             self.word::<V, R, C>(at + 4, x, sums);
@@ -325,7 +334,8 @@ impl Strip {
         x: [*const u8; C],
         sums: &mut [[V::Sum; R]; C],
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: words `at` and `at + CROSSED` are of the same group, so inside of the slab, and slabs of columns have as many
+        // codes. The instructions of `V` are there.
         unsafe {
             let mut w = [[V::splat(0); 2]; R];
             for r in 0..R {
@@ -353,7 +363,8 @@ impl Strip {
         x: [*const u8; C],
         sums: &mut [[V::Sum; R]; C],
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: word `at` is of a group that the slab has, and slabs of columns have as many codes. The instructions of `V`
+        // are there.
         unsafe {
             let mut w = [V::splat(0); R];
             for r in 0..R {
@@ -379,7 +390,8 @@ impl Strip {
         x: [*const u8; C],
         sums: &mut [[V::Sum; R]; C],
     ) {
-        // SAFETY: the caller's contract.
+        // SAFETY: words `at` and `at + 1` are of `group`, which is below `groups`: `i + 1` is below `GROUP / 4`. Slabs of
+        // columns have the eight codes from byte `4 * at` on. The instructions of `V` are there.
         unsafe {
             for c in (1..C).step_by(2) {
                 for r in 0..R {
@@ -420,7 +432,7 @@ impl Strip {
     #[inline(always)]
     unsafe fn codes<V: Simd>(&self, at: usize, r: usize) -> V::Words {
         let row = self.first + r * V::LANES;
-        // SAFETY: the caller's contract.
+        // SAFETY: `at` is a word of a group that the slab has, and `V::LANES` rows from `row` on are inside of the panel.
         unsafe { V::load((&raw const (*self.slab).codes[at][row]).cast()) }
     }
 }

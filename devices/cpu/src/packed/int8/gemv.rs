@@ -43,7 +43,9 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
         let mut results = [const { Results([[[0.0; LANES]; 2]; C]) }; STREAMS];
         let rows = |stream: usize| (stream * run + first) * PANEL;
         let count = (first..panels).step_by(run).len();
-        // SAFETY: the caller's contract: there are so many panels and columns.
+        // SAFETY: `rows(stream)` is below `panel.rows` for streams below `count`, whole panels lie in packed memory, and
+        // columns have a slab for each part. `half + V::LANES` is at most `PANEL`, so that sums of `C` columns, this function's
+        // own, have room. The instructions of `V` are there.
         unsafe {
             for part in PanelSlab::all::<F>(panel, 0) {
                 let mut x = [std::ptr::null(); C];
@@ -94,7 +96,7 @@ struct GemvSums<V: Simd, const C: usize> {
 impl<V: Simd, const C: usize> GemvSums<V, C> {
     #[inline(always)]
     unsafe fn new(x: [*const u8; C], ahead: usize) -> Self {
-        // SAFETY: the instructions are there, by the caller's contract.
+        // SAFETY: only registers are touched; `multiply`, which calls this, is compiled for the instructions of `V`.
         unsafe {
             GemvSums {
                 x,
@@ -134,7 +136,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
         let place = Self::place::<F>(i / (F::GROUP / 4));
         let chain = if is_split::<F>(C) { i / 4 % 2 } else { 0 };
         for c in 0..C {
-            // SAFETY: columns have as many elements as there are codes.
+            // SAFETY: `i` is below `SLAB / 4`, and columns' slabs, aligned to 4, have as many words of codes, and a sum for
+            // each group. `place` is below `MIXED`, and `chain` is 0 or 1. The instructions of `V` are there.
             unsafe {
                 let x = self.x[c].add(4 * i).cast::<i32>().read_unaligned();
                 let whole = &mut self.whole[place][c][chain];
@@ -155,7 +158,8 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     unsafe fn scale(&mut self, group: usize, scales: V::Floats) {
         let place = Self::place::<F>(group);
         for c in 0..C {
-            // SAFETY: as in `codes`.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group, and a scale if each group has one. The
+            // instructions of `V` are there.
             unsafe {
                 let chains = &mut self.whole[place][c];
                 if room(F::LARGEST) >= F::GROUP / 4 {
@@ -188,7 +192,7 @@ impl<F: Format, V: Simd, const C: usize> Sink<F, V> for GemvSums<V, C> {
     #[inline(always)]
     unsafe fn minimum(&mut self, group: usize, minimums: V::Floats) {
         for c in 0..C {
-            // SAFETY: as in `codes`.
+            // SAFETY: columns' slabs, aligned to 4, have a sum for this group. The instructions of `V` are there.
             unsafe {
                 let sum = self.x[c].add(F::COLUMNS.sums_at() + 4 * group);
                 let sum = V::splat_float(sum.cast::<f32>().read());

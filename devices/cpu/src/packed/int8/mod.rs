@@ -139,14 +139,16 @@ macro_rules! compile {
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn gemm<F: Format>(panel: &Panel, columns: &[Column]) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the features above are those of the registers, and only a detected instruction set leads here;
+                    // panels and columns are as `gemm` asks.
                     unsafe { super::gemm::multiply::<F, Self>(panel, columns) }
                 }
 
                 #[inline(never)]
                 $(#[target_feature(enable = $features)])?
                 unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the features above are those of the registers. The part of the panel is there, and `slab`
+                    // writable, as the caller says.
                     unsafe { part.decode::<F, $simd>(slab) }
                 }
 
@@ -155,7 +157,8 @@ macro_rules! compile {
                 unsafe fn strip<S: Scheme>(strip: &Strip, columns: &[Column], results: *mut Sum) {
                     // A copy, whose fields stay in registers.
                     let strip = *strip;
-                    // SAFETY: the caller's contract.
+                    // SAFETY: the features above are those of the registers. The slab is decoded, and columns and their sums
+                    // are there, as the caller says.
                     unsafe { strip.all::<S, $simd, $rows, $columns>(columns, results) }
                 }
             }
@@ -219,7 +222,7 @@ const fn is_offset<S: Scheme, V: Simd>() -> bool {
 /// The instructions must be there.
 #[inline(always)]
 unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V::Floats {
-    // SAFETY: the caller's contract.
+    // SAFETY: only registers are touched, and callers are compiled for the instructions of `V`.
     unsafe {
         if is_offset::<S, V>() {
             // They are the bits of numbers that `ROUND` was added to. Scales are of half precision, so that what is subtracted is exact.
@@ -236,7 +239,8 @@ unsafe fn scaled<S: Scheme, V: Simd>(products: V::Words, scales: V::Floats) -> V
 /// # Safety
 /// As [`PanelFn`], with panels as [`PackedProduct`](super::PackedProduct) says.
 pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Column]) {
-    // SAFETY: the caller's contract.
+    // SAFETY: panels and columns are as a `PanelFn` asks, and the instructions of `L` are there. `gemv` gets as many columns as
+    // it is compiled for, the last one again where there are fewer, and `gemm` at most `COLUMNS`.
     unsafe {
         match *columns {
             [] => return,
@@ -264,7 +268,7 @@ pub(crate) unsafe fn multiply<F: Format, L: Level>(panel: &Panel, columns: &[Col
 /// What sums of a slab begin with: those of the slabs before, which are at `from`, if they are not added in the end.
 ///
 /// # Safety
-/// They must be there, and the instructions.
+/// The sums of as many rows as `V` has lanes must be readable at `from`, and the instructions of `V` be there.
 #[inline(always)]
 unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
     // SAFETY: the sums of as many rows as `V` has lanes are at `from`.
@@ -280,7 +284,8 @@ unsafe fn first_sums<S: Scheme, V: Simd>(from: *const f32) -> V::Floats {
 /// Stores sums of a slab, which began with [`first_sums`], where those were; `x` is the column's slab.
 ///
 /// # Safety
-/// The slab and the sums must be there, and the instructions.
+/// A slab of a column, aligned to 4, must be readable at `x`, the sums of as many rows as `V` has lanes be writable at `to`, and the
+/// instructions of `V` be there.
 #[inline(always)]
 unsafe fn store_sums<S: Scheme, V: Simd>(mut sums: V::Floats, x: *const u8, to: *mut f32) {
     // SAFETY: a column's slab has its scale behind `SLAB` codes, aligned to 4, and the sums of as many rows as `V` has lanes are
