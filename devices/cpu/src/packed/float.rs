@@ -43,7 +43,8 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
     columns: &[Column],
     multiply_decoded: unsafe fn(&SlabPart, &[Column], *mut Sum, usize),
 ) {
-    if let ([column], false) = (columns, panel.past_caches) {
+    // In slabs, 256 elements of a column are not next to each other.
+    if let ([column], false, 0) = (columns, panel.past_caches, panel.slabs) {
         // SAFETY: the panel and the column are there, as a `PanelFn` asks.
         return unsafe { one_column::<V, E, R>(panel, column) };
     }

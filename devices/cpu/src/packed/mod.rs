@@ -176,6 +176,7 @@ mod tests {
         x: &[f32],
         batch: usize,
         backwards: bool,
+        past_caches: bool,
         reading: Reading,
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
@@ -217,7 +218,7 @@ mod tests {
             k,
             first: 0,
             slabs: form.slabs().map_or(0, |slabs| slabs.distance),
-            past_caches: true,
+            past_caches,
             reading,
             scratch: scratch.as_mut_ptr().cast(),
         };
@@ -249,23 +250,34 @@ mod tests {
                 let x = numbers(11, k * 67);
                 let mut first: Option<Vec<f32>> = None;
                 for (name, isa, product) in products(dtype, k, 67) {
-                    let read = |batch, backwards, reading| {
+                    let read = |batch, backwards, past_caches, reading| {
                         multiply(
-                            isa, product, &layout, &weights, &x, batch, backwards, reading,
+                            isa,
+                            product,
+                            &layout,
+                            &weights,
+                            &x,
+                            batch,
+                            backwards,
+                            past_caches,
+                            reading,
                         )
                         .unwrap()
                     };
-                    let multiply = |batch, backwards| read(batch, backwards, Reading::DEFAULT);
+                    let multiply =
+                        |batch, backwards| read(batch, backwards, true, Reading::DEFAULT);
                     let got = multiply(67, false);
                     for batch in [1, 2, 3, 4, 5, 8, 9, 16, 64] {
                         let other = multiply(batch, false);
                         assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
+                    let cached = read(1, false, false, Reading::DEFAULT);
+                    assert!(got == cached, "{name} {dtype} {k} {rows}, cached");
                     assert!(got == multiply(67, true), "{name} {dtype} {k} {rows}");
                     for (batch, ahead, streams) in
                         [(1, 0, 2), (1, 128, 3), (4, 9216, 2), (8, 64, 9)]
                     {
-                        let other = read(batch, false, Reading { ahead, streams });
+                        let other = read(batch, false, true, Reading { ahead, streams });
                         assert!(
                             got == other,
                             "{name} {dtype} {k} {rows} {ahead} x {streams}"
@@ -332,6 +344,7 @@ mod tests {
                         &x,
                         batch,
                         false,
+                        true,
                         Reading::DEFAULT,
                     )
                     .unwrap()
@@ -370,6 +383,7 @@ mod tests {
                     &x,
                     columns,
                     false,
+                    true,
                     Reading::DEFAULT,
                 )
                 .unwrap();
