@@ -48,6 +48,12 @@ impl Executor {
         }
     }
 
+    /// Closes the streams of device number `device`, on which nothing is running. The numbers of those behind it become smaller.
+    pub fn remove_device(&mut self, device: usize) {
+        self.streams.remove(device);
+        self.copy_streams.remove(device);
+    }
+
     /// The stream that device number `device` computes on.
     pub fn stream(&mut self, device: usize) -> &mut dyn Stream {
         &mut *self.streams[device]

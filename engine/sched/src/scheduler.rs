@@ -492,7 +492,7 @@ impl Scheduler {
     /// use where they are: they must be loaded again before graphs with them can be.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such device, or no other one; if another device cannot open a stream. Then nothing changed.
+    /// [`Error::InvalidArgument`] if there is no such device, or no other one. Then nothing changed.
     pub fn remove_device(&mut self, name: &str) -> Result<Vec<String>> {
         let number = self.devices.position(name).ok_or_else(|| {
             Error::invalid(format!(
@@ -502,17 +502,15 @@ impl Scheduler {
         })?;
         let others = self.devices.iter().filter(|device| device.name() != name);
         let devices = DeviceSet::new(others.cloned().collect())?;
-        let mut executor = Executor::new(&devices)?;
         let lost = self.stored_only_on(number);
-        executor.trace = self.executor.trace.take();
-        executor.set_threads(self.executor.threads);
         self.executor.drain();
         self.loaded.clear();
         self.current = None;
         self.warned.clear();
         self.compiler.clear();
         self.chunks = Chunks::new(devices.memories().len());
-        self.executor = executor;
+        // The streams of the others stay: one of them may be lost as well, and could not open new ones.
+        self.executor.remove_device(number);
         self.devices = devices;
         Ok(lost)
     }

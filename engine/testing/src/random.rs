@@ -29,6 +29,18 @@ pub type StoreTensor<'a> = dyn FnMut(&str, Layout, Usage, &[u8]) -> Result<Arc<S
 /// # Errors
 /// If `store` fails.
 pub fn random_graph(seed: u64, store: &mut StoreTensor<'_>) -> Result<RandomGraph> {
+    random_graph_up_to(seed, 40, store)
+}
+
+/// [`random_graph`] with at most so many computed nodes and some that belong to the last one; the beginning of the same graph.
+///
+/// # Errors
+/// As [`random_graph`].
+pub fn random_graph_up_to(
+    seed: u64,
+    most_nodes: usize,
+    store: &mut StoreTensor<'_>,
+) -> Result<RandomGraph> {
     let mut maker = Maker {
         rng: Rng::new(seed),
         graph: Graph::new(),
@@ -40,7 +52,7 @@ pub fn random_graph(seed: u64, store: &mut StoreTensor<'_>) -> Result<RandomGrap
     for _ in 0..1 + maker.rng.below(3) {
         maker.input()?;
     }
-    let nodes = 1 + maker.rng.below(40);
+    let nodes = (1 + maker.rng.below(40)).min(most_nodes);
     while maker.computed() < nodes {
         maker.grow()?;
     }

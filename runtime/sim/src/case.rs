@@ -1,0 +1,68 @@
+//! One case: what is simulated, and what came of it.
+
+use crate::fault::{Faults, Strike};
+
+/// What a case does on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Random graphs on the scheduler.
+    Graphs,
+}
+
+/// Everything that a simulation depends on: running a case again gives the same result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Decides everything that nothing below limits.
+    pub seed: u64,
+    /// At most so many devices beside the host's processor.
+    pub devices: usize,
+    /// At most so many computed nodes in each random graph.
+    pub nodes: usize,
+    /// At most so many steps of the workload.
+    pub steps: usize,
+    /// Exactly these faults; `None` for those that the seed draws.
+    pub strikes: Option<Vec<Strike>>,
+}
+
+impl Case {
+    /// The whole case of a seed.
+    pub fn new(seed: u64) -> Self {
+        Case {
+            seed,
+            devices: 3,
+            nodes: 40,
+            steps: 8,
+            strikes: None,
+        }
+    }
+
+    /// A seed for one purpose, independent of those for others.
+    pub(crate) fn seed_for(&self, purpose: u64) -> u64 {
+        let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        seed ^ purpose.wrapping_mul(0xd6e8_feb8_6659_fd93)
+    }
+
+    pub(crate) fn faults(&self) -> Faults {
+        match &self.strikes {
+            Some(strikes) => Faults::listed(strikes),
+            None => Faults::drawn(self.seed_for(1)),
+        }
+    }
+}
+
+/// What came of a case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What was wrong, if something was.
+    pub failure: Option<String>,
+    /// Equal for equal runs.
+    pub hash: u64,
+    /// The faults that struck.
+    pub strikes: Vec<Strike>,
+    /// The trace, if it was asked for.
+    pub trace: Option<String>,
+    /// How many steps of the workload were done.
+    pub steps: usize,
+    /// How many devices took part in the largest plan.
+    pub devices: usize,
+}

@@ -1,0 +1,472 @@
+//! The scheduler with random graphs on a simulated machine.
+//!
+//! Everything is done twice: on the simulated machine, with faults, and on one plain reference device. Results are equal bit by bit. What
+//! fails on the simulated machine must say why, and must work when it is done again without faults.
+
+use crate::case::{Case, Outcome};
+use crate::machine::Machine;
+use crate::trace::Trace;
+use crate::world::World;
+use samite_core::{
+    BufferType, CancelToken, DType, Device, Error, Result, StoredTensor, TensorGroup, TensorId,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_sched::order::Work;
+use samite_sched::{Assignments, Options, Scheduler, Watch};
+use samite_testing::{RandomGraph, Rng, random_graph_up_to};
+use std::sync::Arc;
+
+/// Runs a case. The trace is kept if that `is_wanted`.
+pub(crate) fn run(case: &Case, is_wanted: bool) -> Outcome {
+    let world = World::new(case.seed_for(2), case.faults(), Trace::new(is_wanted));
+    let mut outcome = Outcome::default();
+    let played = play(case, &world, &mut outcome);
+    world.with(|state| {
+        let mistake = state.violations().first().cloned();
+        let failure = mistake.or(played.err());
+        if let Some(failure) = &failure {
+            state.note(|_| format!("FAILURE: {failure}"));
+        }
+        Outcome {
+            failure,
+            hash: state.trace.hash(),
+            strikes: state.struck().to_vec(),
+            trace: state.trace.text().map(str::to_owned),
+            ..outcome.clone()
+        }
+    })
+}
+
+/// A graph on the simulated machine and on one device, with the tensors that are stored in both.
+struct Twin {
+    seed: u64,
+    nodes: usize,
+    simulated: RandomGraph,
+    alone: RandomGraph,
+    /// In the same order.
+    stored: [Vec<Arc<StoredTensor>>; 2],
+}
+
+type Stored = Vec<Arc<StoredTensor>>;
+
+fn graph_in(
+    seed: u64,
+    nodes: usize,
+    mut memory: impl FnMut() -> Arc<dyn BufferType>,
+) -> Result<(RandomGraph, Stored)> {
+    let mut stored = Vec::new();
+    let graph = random_graph_up_to(seed, nodes, &mut |name, layout, usage, bytes| {
+        let group = TensorGroup::allocate(&memory(), usage, &[(name, layout)])?;
+        group.tensors[0].tensor().write(0, bytes)?;
+        stored.push(Arc::clone(&group.tensors[0]));
+        Ok(Arc::clone(&group.tensors[0]))
+    })?;
+    Ok((graph, stored))
+}
+
+impl Twin {
+    fn new(
+        seed: u64,
+        nodes: usize,
+        alone: &Arc<dyn BufferType>,
+        memory: impl FnMut() -> Arc<dyn BufferType>,
+    ) -> Result<Self> {
+        let (simulated, stored) = graph_in(seed, nodes, memory)?;
+        let (alone, stored_alone) = graph_in(seed, nodes, || Arc::clone(alone))?;
+        Ok(Twin {
+            seed,
+            nodes,
+            simulated,
+            alone,
+            stored: [stored, stored_alone],
+        })
+    }
+
+    /// Puts the simulated graph's tensors into other memory, with what the twin has now.
+    fn move_to(&mut self, memory: impl FnMut() -> Arc<dyn BufferType>) -> Result<()> {
+        (self.simulated, self.stored[0]) = graph_in(self.seed, self.nodes, memory)?;
+        self.restore()
+    }
+
+    /// Gives the simulated graph's stored tensors the twin's values: after a failure they are in between.
+    fn restore(&self) -> Result<()> {
+        for (simulated, alone) in self.stored[0].iter().zip(&self.stored[1]) {
+            let mut bytes = vec![0; alone.layout().bytes()];
+            alone.tensor().read(0, &mut bytes)?;
+            simulated.tensor().write(0, &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn outputs(&self) -> Vec<TensorId> {
+        let graph = &self.alone.graph;
+        let outputs = graph.ids().filter(|&id| graph.tensor(id).flags.output);
+        outputs.collect()
+    }
+}
+
+/// Values for one run.
+type Inputs = Vec<(TensorId, Vec<u8>)>;
+
+fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
+    let mut inputs = graph.inputs.clone();
+    for (id, bytes) in &mut inputs {
+        // Numbers of rows and positions stay what they are.
+        if graph.graph.tensor(*id).layout.dtype() == DType::F32 {
+            for number in bytes.as_chunks_mut::<4>().0 {
+                *number = rng.uniform(-1.0, 1.0).to_le_bytes();
+            }
+        }
+    }
+    inputs
+}
+
+fn run_all(
+    scheduler: &mut Scheduler,
+    outputs: &[TensorId],
+    graph: &RandomGraph,
+    runs: &[Inputs],
+    cancel: &CancelToken,
+) -> Result<Vec<Vec<u8>>> {
+    for inputs in runs {
+        for (id, bytes) in inputs {
+            scheduler.write(*id, 0, bytes)?;
+        }
+        scheduler.run(cancel)?;
+    }
+    let values = outputs.iter().map(|&id| {
+        let mut bytes = vec![0; graph.graph.tensor(id).layout.bytes()];
+        scheduler.read(id, 0, &mut bytes)?;
+        Ok(bytes)
+    });
+    values.collect()
+}
+
+/// Every node's value, of those that `wants`.
+fn watch(
+    scheduler: &mut Scheduler,
+    inputs: &Inputs,
+    wants: impl FnMut(TensorId) -> bool,
+    cancel: &CancelToken,
+) -> Result<Vec<Vec<u8>>> {
+    for (id, bytes) in inputs {
+        scheduler.write(*id, 0, bytes)?;
+    }
+    let mut seen = Vec::new();
+    scheduler.run_watched(cancel, wants, |id, place| {
+        let mut bytes = id.index().to_le_bytes().to_vec();
+        bytes.resize(8 + place.layout().bytes(), 0);
+        place.read(0, &mut bytes[8..])?;
+        seen.push(bytes);
+        Ok(Watch::Continue)
+    })?;
+    seen.sort();
+    Ok(seen)
+}
+
+/// One thing that an application does.
+enum Deed {
+    /// So many runs, one behind the other, before results are read.
+    Run(Vec<Inputs>),
+    Watch(Inputs, u64),
+}
+
+impl Deed {
+    fn perform(
+        &self,
+        scheduler: &mut Scheduler,
+        graph: &RandomGraph,
+        outputs: &[TensorId],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Vec<u8>>> {
+        match self {
+            Deed::Run(runs) => run_all(scheduler, outputs, graph, runs, cancel),
+            Deed::Watch(inputs, seed) => {
+                let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
+                // What is copied from one device to another has no twin.
+                let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
+                watch(scheduler, inputs, wants, cancel)
+            }
+        }
+    }
+}
+
+/// A simulated application.
+struct Player<'a> {
+    machine: Machine,
+    options: Options,
+    scheduler: Option<Scheduler>,
+    alone: Scheduler,
+    twins: Vec<Twin>,
+    rng: Rng,
+    outcome: &'a mut Outcome,
+}
+
+fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), String> {
+    let machine = Machine::draw(case.seed_for(3), case.devices, world);
+    let mut rng = Rng::new(case.seed_for(4));
+    let device = ReferenceDevice::new(ReferenceOptions::named("alone")) as Arc<dyn Device>;
+    let memory = device.buffer_type();
+    let broken = |error: Error| format!("without faults: {error}");
+    let alone = Scheduler::new(vec![device], Options::default()).map_err(broken)?;
+    let memories = machine.memories();
+    let twins = (0..1 + rng.below(2))
+        .map(|_| {
+            let mut places = Rng::new(rng.bits());
+            let any = || Arc::clone(&memories[places.below(memories.len())]);
+            Twin::new(rng.bits(), case.nodes, &memory, any)
+        })
+        .collect::<Result<Vec<_>>>()
+        .map_err(broken)?;
+    let options = Options {
+        copies: rng.pick(&[1, 1, 2, 4]),
+        offload: rng.one_in(2),
+        cached_plans: rng.pick(&[1, 8]),
+        environment: machine.environment(),
+        ..Options::default()
+    };
+    let mut player = Player {
+        machine,
+        options,
+        scheduler: None,
+        alone,
+        twins,
+        rng,
+        outcome,
+    };
+    let played = player.play(case.steps);
+    drop(player);
+    played?;
+    world.with(|state| {
+        let left: Vec<_> = state.live().map(|(name, _)| name.to_owned()).collect();
+        if !left.is_empty() {
+            return Err(format!("buffers were not given back: {}", left.join(", ")));
+        }
+        match state.busy() {
+            busy if busy.is_empty() => Ok(()),
+            busy => Err(format!("work was left in {}", busy.join(", "))),
+        }
+    })
+}
+
+impl Player<'_> {
+    fn world<R>(&self, f: impl FnOnce(&mut crate::world::State) -> R) -> R {
+        self.machine.world.with(f)
+    }
+
+    fn play(&mut self, most: usize) -> Result<(), String> {
+        for _ in 0..(1 + self.rng.below(8)).min(most) {
+            let twin = self.rng.below(self.twins.len());
+            if !self.step(twin)? {
+                return Ok(()); // no placement exists
+            }
+            self.outcome.steps += 1;
+        }
+        Ok(())
+    }
+
+    /// Does something with a graph: first while faults strike, then again without if it failed. False if the machine cannot run the graph.
+    fn step(&mut self, twin: usize) -> Result<bool, String> {
+        let deed = match self.rng.one_in(4) {
+            true => Deed::Watch(
+                inputs(&self.twins[twin].alone, &mut self.rng),
+                self.rng.bits(),
+            ),
+            false => Deed::Run(
+                (0..1 + self.rng.below(4))
+                    .map(|_| inputs(&self.twins[twin].alone, &mut self.rng))
+                    .collect(),
+            ),
+        };
+        let forgets = self.rng.one_in(4);
+        let (traces, faults) = (self.rng.one_in(4), self.rng.below(3));
+        let cancel = CancelToken::new();
+        self.world(|state| {
+            state.faults.armed = true;
+            state.faults.left = faults;
+            state.offer_cancel(Some(cancel.clone()));
+        });
+        let tried = self.attempt(twin, &deed, forgets, traces, &cancel);
+        self.world(|state| {
+            state.faults.armed = false;
+            state.offer_cancel(None);
+        });
+        let outputs = self.twins[twin].outputs();
+        let mut tried = tried;
+        let mut is_first = true;
+        let values = loop {
+            let error = match tried {
+                Ok(values) => break values,
+                Err(Error::Placement(_)) => return Ok(false),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let is_lie = matches!(error, Error::Unsupported { .. }) && is_injected(&error);
+            let is_explained = match is_first {
+                true => is_injected(&error) || cancel.is_cancelled(),
+                false => is_lie,
+            };
+            if !is_explained {
+                let when = if is_first { "first" } else { "again" };
+                return Err(format!("{when}: an error that no fault explains: {text}"));
+            }
+            self.recover(error)?;
+            self.twins[twin]
+                .restore()
+                .map_err(|error| format!("after a failure: {error}"))?;
+            tried = self.attempt(twin, &deed, false, false, &CancelToken::new());
+            is_first = false;
+        };
+        let expected = self.expect(twin, &deed, &outputs)?;
+        self.compare(&values, &expected)?;
+        Ok(true)
+    }
+
+    fn attempt(
+        &mut self,
+        twin: usize,
+        deed: &Deed,
+        forgets: bool,
+        traces: bool,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Vec<u8>>> {
+        let graph = &self.twins[twin].simulated;
+        let outputs = self.twins[twin].outputs();
+        let scheduler = match &mut self.scheduler {
+            Some(scheduler) => scheduler,
+            none => none.insert(Scheduler::new(
+                self.machine.devices(),
+                self.options.clone(),
+            )?),
+        };
+        if forgets {
+            scheduler.unload(&graph.graph, Assignments::NONE)?;
+        }
+        scheduler.load_with(&graph.graph, Assignments::NONE, cancel)?;
+        if traces {
+            scheduler.start_trace();
+        }
+        let before = scheduler.counters();
+        let copies = self.machine.world.with(|state| state.copies);
+        let values = deed.perform(scheduler, graph, &outputs, cancel)?;
+        scheduler.finish_trace();
+        scheduler.synchronize()?;
+        let after = scheduler.counters();
+        let mut wrong = Vec::new();
+        let plan = scheduler.current_plan()?;
+        if let Deed::Run(runs) = deed {
+            let done = samite_sched::Counters {
+                runs: before.runs + runs.len(),
+                ..before
+            };
+            if after != done {
+                wrong.push(format!("a run did more than run: {before:?}, then {after:?}"));
+            }
+            let by_streams = plan.actions().iter().filter_map(|action| match action.work {
+                Work::Copy(number) => action.copier.map(|_| plan.copies()[number].bytes),
+                _ => None,
+            });
+            let planned = by_streams.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy));
+            let moved = self.machine.world.with(|state| state.copies);
+            let moved = (moved.0 - copies.0, moved.1 - copies.1);
+            let planned = (planned.0 * runs.len(), planned.1 * runs.len());
+            if moved != planned {
+                wrong.push(format!("copies and bytes {moved:?}, planned {planned:?}"));
+            }
+        }
+        let mut used: Vec<_> = plan.splits().iter().map(|split| split.device).collect();
+        used.sort_unstable();
+        used.dedup();
+        self.outcome.devices = self.outcome.devices.max(used.len());
+        for (name, bytes) in scheduler.buffer_sizes() {
+            let live = self.machine.world.with(|state| {
+                let mut live = state.live();
+                live.find(|(live, _)| *live == name)
+                    .map_or(0, |(_, live)| live.compute)
+            });
+            // The host's own memory is not simulated.
+            if live != bytes && name != "host memory" {
+                wrong.push(format!("{live} bytes of {name} are in use, {bytes} accounted for"));
+            }
+        }
+        for mistake in wrong {
+            self.machine.world.with(|state| state.violate(mistake));
+        }
+        Ok(values)
+    }
+
+    /// What the twin says; its stored tensors change as those of the simulated graph did.
+    fn expect(
+        &mut self,
+        twin: usize,
+        deed: &Deed,
+        outputs: &[TensorId],
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let graph = &self.twins[twin].alone;
+        let cancel = CancelToken::new();
+        let loaded = self.alone.load(&graph.graph);
+        let values =
+            loaded.and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel));
+        values.map_err(|error| format!("on one device: {error}"))
+    }
+
+    fn compare(&self, values: &[Vec<u8>], expected: &[Vec<u8>]) -> Result<(), String> {
+        if values.len() != expected.len() {
+            return Err(format!(
+                "{} results instead of {}",
+                values.len(),
+                expected.len()
+            ));
+        }
+        match values.iter().zip(expected).position(|(a, b)| a != b) {
+            Some(number) => Err(format!("result {number} is not what one device computes")),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes out devices that are lost or lie, and puts elsewhere what lay there.
+    fn recover(&mut self, error: Error) -> Result<(), String> {
+        let Some(scheduler) = &mut self.scheduler else {
+            return Ok(());
+        };
+        // Nothing may be in flight when tensors are written again. Several streams may have failed, and each says so.
+        for _ in 0..2 * scheduler.devices().len() {
+            match scheduler.synchronize() {
+                Err(error) if !is_injected(&error) && !matches!(error, Error::Cancelled) => {
+                    return Err(format!("after a failure: {error}"));
+                }
+                _ => {}
+            }
+        }
+        let mut gone = self.machine.world.with(|state| state.lost_devices());
+        if let Error::Unsupported { device, .. } = &error {
+            gone.push(device.to_string());
+        }
+        let mut lost_tensors = !gone.is_empty();
+        for name in gone {
+            if scheduler.devices().position(&name).is_some() {
+                scheduler
+                    .remove_device(&name)
+                    .map_err(|error| format!("going on without {name}: {error}"))?;
+                lost_tensors = true;
+            }
+        }
+        scheduler
+            .synchronize()
+            .map_err(|error| format!("after a failure was reported: {error}"))?;
+        if lost_tensors {
+            let last = self.machine.memories().pop();
+            let last = last.ok_or("every device is lost")?;
+            for twin in &mut self.twins {
+                twin.move_to(|| Arc::clone(&last))
+                    .map_err(|error| format!("loading again: {error}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether an error says that a fault struck, or that a device is not what it said.
+fn is_injected(error: &Error) -> bool {
+    error.to_string().contains("injected")
+}

@@ -1,0 +1,113 @@
+//! Machines drawn from a seed.
+
+use crate::clock::SimClock;
+use crate::device::{SimDevice, SimOptions};
+use crate::world::World;
+use samite_core::{BufferType, Device, DeviceKind, Environment};
+use samite_testing::Rng;
+use std::sync::Arc;
+
+/// Operations that a device may lack, or lie about.
+const LACKING: &[&str] = &[
+    "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
+    "concat",
+];
+
+/// Simulated devices; the last one is the host's processor and runs everything.
+pub(crate) struct Machine {
+    pub world: Arc<World>,
+    pub devices: Vec<Arc<SimDevice>>,
+}
+
+impl Machine {
+    /// A machine with up to three devices, at most `most`, beside the host's processor. A device is the same whatever others there are.
+    pub fn draw(seed: u64, most: usize, world: &Arc<World>) -> Self {
+        let mut rng = Rng::new(seed);
+        let count = rng.below(4).min(most);
+        // Devices of one maker copy among themselves.
+        let are_peers = rng.one_in(2);
+        let host = SimOptions {
+            kind: DeviceKind::Cpu,
+            host_memory: rng.one_in(2),
+            ..SimOptions::named("host")
+        };
+        let mut options: Vec<_> = (0..count)
+            .map(|number| accelerator(number, are_peers, &mut Rng::new(rng.bits())))
+            .collect();
+        options.push(host);
+        let devices: Vec<_> = options
+            .into_iter()
+            .map(|options| SimDevice::new(world, options))
+            .collect();
+        for device in devices
+            .iter()
+            .filter(|device| device.options.copies_to_peers)
+        {
+            for other in &devices {
+                if other.options.copies_to_peers && !Arc::ptr_eq(device, other) {
+                    device.add_peer(other.buffer_type());
+                }
+            }
+        }
+        Machine {
+            world: Arc::clone(world),
+            devices,
+        }
+    }
+
+    /// The devices, for a scheduler.
+    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
+        let devices = self.devices.iter();
+        devices
+            .map(|device| Arc::clone(device) as Arc<dyn Device>)
+            .collect()
+    }
+
+    /// The kinds of memory of devices that are not lost.
+    pub fn memories(&self) -> Vec<Arc<dyn BufferType>> {
+        let lost = self.world.with(|state| state.lost_devices());
+        let there = |device: &&Arc<SimDevice>| !lost.contains(&device.options.name);
+        let devices = self.devices.iter().filter(there);
+        devices.map(|device| device.buffer_type()).collect()
+    }
+
+    /// Simulated time, and what else is as on every machine.
+    pub fn environment(&self) -> Environment {
+        Environment {
+            clock: Arc::new(SimClock::new(&self.world)),
+            ..Environment::system()
+        }
+    }
+}
+
+fn accelerator(number: usize, are_peers: bool, rng: &mut Rng) -> SimOptions {
+    let asynchronous = !rng.one_in(4);
+    let some = |rng: &mut Rng, n: usize| {
+        let names = LACKING.iter().filter(|_| rng.one_in(n));
+        names.map(|&name| name.to_owned()).collect::<Vec<_>>()
+    };
+    let copies = !rng.one_in(3);
+    SimOptions {
+        asynchronous,
+        events: !rng.one_in(3),
+        copies,
+        copies_to_peers: copies && are_peers,
+        streams: rng.one_in(2),
+        compiles: rng.one_in(2),
+        wants_offload: rng.one_in(3),
+        import_host: rng.one_in(2),
+        host_memory: rng.one_in(5),
+        alignment: rng.pick(&[1, 32, 256]),
+        max_buffer_size: match rng.one_in(3) {
+            true => 16 << 10,
+            false => isize::MAX as usize,
+        },
+        workspace: rng.pick(&[0, 0, 512]),
+        without_ops: some(rng, 5),
+        lies_about: match rng.one_in(20) {
+            true => some(rng, 10),
+            false => Vec::new(),
+        },
+        ..SimOptions::named(&format!("d{number}"))
+    }
+}
