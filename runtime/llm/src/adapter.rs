@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use samite_core::environment::{Files, SystemFiles};
 use samite_core::{Layout, Shape, StoredTensor, TensorGroup, Usage};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -53,11 +54,12 @@ impl FilePair {
 impl AdapterFile {
     /// Opens an adapter of a model of an architecture; `shape_of` says which tensors that has.
     pub fn open(
+        files: &dyn Files,
         path: &Path,
         architecture: &str,
         shape_of: impl Fn(&str) -> Option<Shape>,
     ) -> Result<Self> {
-        let file = GgufFile::open(path, LoadMode::Read)?;
+        let file = GgufFile::open_in(files, path, LoadMode::Read)?;
         let wrong = |message: String| Error::model(format!("{}: {message}", path.display()));
         let metadata = file.metadata();
         let text = |key: &str| Ok::<_, Error>(metadata.get::<&str>(key)?.unwrap_or("").to_owned());
@@ -219,9 +221,21 @@ impl Adapter {
     /// [`Error::Model`] if the file is no adapter, one of another architecture or model, or its tensors do not belong
     /// together; if it cannot be read or a device has not enough memory.
     pub fn load(path: impl AsRef<Path>, model: &Arc<Model>) -> Result<Arc<Self>> {
+        Self::load_in(&SystemFiles, path, model)
+    }
+
+    /// [`load`](Adapter::load) of one among `files`.
+    ///
+    /// # Errors
+    /// As [`load`](Adapter::load).
+    pub fn load_in(
+        files: &dyn Files,
+        path: impl AsRef<Path>,
+        model: &Arc<Model>,
+    ) -> Result<Arc<Self>> {
         let path = path.as_ref();
         let weights = model.weights();
-        let known = AdapterFile::open(path, model.architecture().name(), |name| {
+        let known = AdapterFile::open(files, path, model.architecture().name(), |name| {
             // A name that stands for another tensor's data is not in the file.
             let weight = weights.get(name)?;
             (weights.data_name(name) == Some(name)).then(|| weight.layout().shape())

@@ -256,10 +256,14 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::ContextFull`]; [`Error::InvalidArgument`] for a batch that is empty, too long, or has tokens, sequences or
-    /// positions that cannot be; when cancelled, or stopped by a watcher; or what a device says. The cache is then as it was before.
+    /// positions that cannot be; when cancelled, or stopped by a watcher; or what a device says. The cache is then as it was before, unless cached keys
+    /// were being [moved](Context::shift): it is empty then.
     pub fn decode(&mut self, batch: &Batch) -> Result<()> {
         self.begin(batch)?;
-        let result = self.decode_all(batch);
+        // What failed later would be taken for a failure of the next batch, when this one counts as decoded.
+        let result = self
+            .decode_all(batch)
+            .and_then(|()| Ok(self.scheduler.synchronize()?));
         self.end(result)
     }
 
@@ -288,6 +292,10 @@ impl Context {
         match &result {
             Ok(()) => self.cache.cells.commit(),
             Err(_) => {
+                // Other devices may still be at work, and fail as well: one failure is told.
+                if let Err(error) = self.scheduler.synchronize() {
+                    tracing::debug!(%error, "after a failed batch");
+                }
                 self.cache.cells.rollback();
                 self.rows.clear();
             }

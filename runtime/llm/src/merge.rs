@@ -4,6 +4,7 @@ use crate::adapter::{self, AdapterFile, FilePair};
 use crate::convert::{Converter, cancelled};
 use crate::error::{Error, Result};
 use crate::quantize::unsplit;
+use samite_core::environment::SystemFiles;
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, TensorInfo, TensorSpec, Writer};
 use samite_quant::{can_decode, can_encode, decode_row};
@@ -100,7 +101,7 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
             )));
         }
         let shape_of = |name: &str| source.tensor(name).map(|info| info.shape);
-        adapters.push((AdapterFile::open(path, architecture, shape_of)?, *share));
+        adapters.push((AdapterFile::open(&SystemFiles, path, architecture, shape_of)?, *share));
     }
     let changes = |info: &TensorInfo| {
         adapters

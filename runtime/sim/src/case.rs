@@ -7,6 +7,8 @@ use crate::fault::{Faults, Strike};
 pub enum Workload {
     /// Random graphs on the scheduler.
     Graphs,
+    /// Contexts of language models.
+    Models,
 }
 
 /// Everything that a simulation depends on: running a case again gives the same result.
@@ -14,6 +16,8 @@ pub enum Workload {
 pub struct Case {
     /// Decides everything that nothing below limits.
     pub seed: u64,
+    /// What is done.
+    pub workload: Workload,
     /// At most so many devices beside the host's processor.
     pub devices: usize,
     /// At most so many computed nodes in each random graph.
@@ -25,10 +29,14 @@ pub struct Case {
 }
 
 impl Case {
-    /// The whole case of a seed.
+    /// The whole case of a seed: graphs mostly, which are quick; every eighth seed has models.
     pub fn new(seed: u64) -> Self {
         Case {
             seed,
+            workload: match seed % 8 {
+                7 => Workload::Models,
+                _ => Workload::Graphs,
+            },
             devices: 3,
             nodes: 40,
             steps: 8,

@@ -5,7 +5,7 @@
 
 use crate::case::{Case, Outcome};
 use crate::machine::Machine;
-use crate::trace::Trace;
+use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{
     BufferType, CancelToken, DType, Device, Error, Result, StoredTensor, TensorGroup, TensorId,
@@ -14,28 +14,8 @@ use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::order::Work;
 use samite_sched::{Assignments, Options, Scheduler, Watch};
 use samite_testing::{RandomGraph, Rng, random_graph_up_to};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Runs a case. The trace is kept if that `is_wanted`.
-pub(crate) fn run(case: &Case, is_wanted: bool) -> Outcome {
-    let world = World::new(case.seed_for(2), case.faults(), Trace::new(is_wanted));
-    let mut outcome = Outcome::default();
-    let played = play(case, &world, &mut outcome);
-    world.with(|state| {
-        let mistake = state.violations().first().cloned();
-        let failure = mistake.or(played.err());
-        if let Some(failure) = &failure {
-            state.note(|_| format!("FAILURE: {failure}"));
-        }
-        Outcome {
-            failure,
-            hash: state.trace.hash(),
-            strikes: state.struck().to_vec(),
-            trace: state.trace.text().map(str::to_owned),
-            ..outcome.clone()
-        }
-    })
-}
 
 /// A graph on the simulated machine and on one device, with the tensors that are stored in both.
 struct Twin {
@@ -192,7 +172,7 @@ impl Deed {
 }
 
 /// A simulated application.
-struct Player<'a> {
+struct Application<'a> {
     machine: Machine,
     options: Options,
     scheduler: Option<Scheduler>,
@@ -202,8 +182,13 @@ struct Player<'a> {
     outcome: &'a mut Outcome,
 }
 
-fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), String> {
-    let machine = Machine::draw(case.seed_for(3), case.devices, world);
+/// Plays a case.
+pub(crate) fn play(
+    case: &Case,
+    world: &Arc<World>,
+    outcome: &mut Outcome,
+) -> Result<(), String> {
+    let machine = Machine::draw(case.seed_for(3), case.devices, |_| {}, world);
     let mut rng = Rng::new(case.seed_for(4));
     let device = ReferenceDevice::new(ReferenceOptions::named("alone")) as Arc<dyn Device>;
     let memory = device.buffer_type();
@@ -222,10 +207,10 @@ fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), St
         copies: rng.pick(&[1, 1, 2, 4]),
         offload: rng.one_in(2),
         cached_plans: rng.pick(&[1, 8]),
-        environment: machine.environment(),
+        environment: machine.environment(BTreeMap::new()),
         ..Options::default()
     };
-    let mut player = Player {
+    let mut application = Application {
         machine,
         options,
         scheduler: None,
@@ -234,26 +219,13 @@ fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), St
         rng,
         outcome,
     };
-    let played = player.play(case.steps);
-    drop(player);
+    let played = application.play(case.steps);
+    drop(application);
     played?;
-    world.with(|state| {
-        let left: Vec<_> = state.live().map(|(name, _)| name.to_owned()).collect();
-        if !left.is_empty() {
-            return Err(format!("buffers were not given back: {}", left.join(", ")));
-        }
-        match state.busy() {
-            busy if busy.is_empty() => Ok(()),
-            busy => Err(format!("work was left in {}", busy.join(", "))),
-        }
-    })
+    close(world)
 }
 
-impl Player<'_> {
-    fn world<R>(&self, f: impl FnOnce(&mut crate::world::State) -> R) -> R {
-        self.machine.world.with(f)
-    }
-
+impl Application<'_> {
     fn play(&mut self, most: usize) -> Result<(), String> {
         for _ in 0..(1 + self.rng.below(8)).min(most) {
             let twin = self.rng.below(self.twins.len());
@@ -281,16 +253,9 @@ impl Player<'_> {
         let forgets = self.rng.one_in(4);
         let (traces, faults) = (self.rng.one_in(4), self.rng.below(3));
         let cancel = CancelToken::new();
-        self.world(|state| {
-            state.faults.armed = true;
-            state.faults.left = faults;
-            state.offer_cancel(Some(cancel.clone()));
-        });
+        let player = Player::new(&self.machine.world, faults, &cancel);
         let tried = self.attempt(twin, &deed, forgets, traces, &cancel);
-        self.world(|state| {
-            state.faults.armed = false;
-            state.offer_cancel(None);
-        });
+        let explained = player.stop();
         let outputs = self.twins[twin].outputs();
         let mut tried = tried;
         let mut is_first = true;
@@ -303,7 +268,7 @@ impl Player<'_> {
             let text = error.to_string();
             let is_lie = matches!(error, Error::Unsupported { .. }) && is_injected(&error);
             let is_explained = match is_first {
-                true => is_injected(&error) || cancel.is_cancelled(),
+                true => explained(&text) || cancel.is_cancelled(),
                 false => is_lie,
             };
             if !is_explained {

@@ -3,9 +3,12 @@ mod case;
 mod clock;
 mod device;
 mod fault;
+mod files;
 mod graphs;
 mod machine;
 mod memory;
+mod models;
+mod player;
 mod shadow;
 mod stream;
 mod time;
@@ -13,9 +16,30 @@ mod trace;
 mod world;
 
 pub use case::{Case, Outcome, Workload};
+use trace::Trace;
+use world::World;
+
 pub use fault::{Fault, Strike};
 
 /// Runs a case. Its trace is kept if that `is_wanted`.
 pub fn run(case: &Case, is_wanted: bool) -> Outcome {
-    graphs::run(case, is_wanted)
+    let world = World::new(case.seed_for(2), case.faults(), Trace::new(is_wanted));
+    let mut outcome = Outcome::default();
+    let played = match case.workload {
+        Workload::Graphs => graphs::play(case, &world, &mut outcome),
+        Workload::Models => models::play(case, &world, &mut outcome),
+    };
+    world.with(|state| {
+        let failure = state.violations().first().cloned().or(played.err());
+        if let Some(failure) = &failure {
+            state.note(|_| format!("FAILURE: {failure}"));
+        }
+        Outcome {
+            failure,
+            hash: state.trace.hash(),
+            strikes: state.struck().to_vec(),
+            trace: state.trace.text().map(str::to_owned),
+            ..outcome
+        }
+    })
 }

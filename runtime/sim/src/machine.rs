@@ -2,9 +2,12 @@
 
 use crate::clock::SimClock;
 use crate::device::{SimDevice, SimOptions};
+use crate::files::{SimFiles, SimThreads};
 use crate::world::World;
 use samite_core::{BufferType, Device, DeviceKind, Environment};
 use samite_testing::Rng;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Operations that a device may lack, or lie about.
@@ -21,7 +24,14 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// A machine with up to three devices, at most `most`, beside the host's processor. A device is the same whatever others there are.
-    pub fn draw(seed: u64, most: usize, world: &Arc<World>) -> Self {
+    ///
+    /// `change` changes what the workload cannot use.
+    pub fn draw(
+        seed: u64,
+        most: usize,
+        change: impl Fn(&mut SimOptions),
+        world: &Arc<World>,
+    ) -> Self {
         let mut rng = Rng::new(seed);
         let count = rng.below(4).min(most);
         // Devices of one maker copy among themselves.
@@ -35,6 +45,10 @@ impl Machine {
             .map(|number| accelerator(number, are_peers, &mut Rng::new(rng.bits())))
             .collect();
         options.push(host);
+        options.iter_mut().for_each(change);
+        for options in &options {
+            world.with(|state| state.note(|_| format!("{options:?}")));
+        }
         let devices: Vec<_> = options
             .into_iter()
             .map(|options| SimDevice::new(world, options))
@@ -71,10 +85,12 @@ impl Machine {
         devices.map(|device| device.buffer_type()).collect()
     }
 
-    /// Simulated time, and what else is as on every machine.
-    pub fn environment(&self) -> Environment {
+    /// Simulated time, threads and files.
+    pub fn environment(&self, files: BTreeMap<PathBuf, Arc<[u8]>>) -> Environment {
         Environment {
             clock: Arc::new(SimClock::new(&self.world)),
+            files: Arc::new(SimFiles::new(&self.world, files)),
+            threads: Arc::new(SimThreads::new(&self.world, 3)),
             ..Environment::system()
         }
     }

@@ -270,6 +270,11 @@ impl State {
         }
     }
 
+    /// The numbers below `count` in a drawn order.
+    pub fn order_of(&mut self, count: usize) -> Vec<usize> {
+        self.rng.permutation(count)
+    }
+
     /// Names of the devices that are lost.
     pub fn lost_devices(&self) -> Vec<String> {
         let lost = self.devices.iter().filter(|device| device.is_lost);

@@ -33,8 +33,9 @@ pub struct Cells {
     /// By sequence: how often it changed.
     changes: Vec<u64>,
     has_shifts: bool,
-    /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees.
-    taken: Vec<usize>,
+    /// Cells taken since the last [`commit`](Self::commit), which [`rollback`](Self::rollback) frees, each with the sequence whose run it continues and
+    /// where that stood before.
+    taken: Vec<(usize, Option<(usize, usize)>)>,
     /// Whether any cell was ever taken, so that the memory of the cache holds something.
     pub(super) were_used: bool,
 }
@@ -65,7 +66,7 @@ impl Cells {
     pub fn new(count: usize, n_sequences: usize) -> Result<Self> {
         const WHAT: &str = "the cells of the KV cache";
         let words = n_sequences.div_ceil(64);
-        let mut taken = try_filled(0, Some(count), WHAT)?;
+        let mut taken = try_filled((0, None), Some(count), WHAT)?;
         taken.clear();
         Ok(Cells {
             positions: try_filled(-1, Some(count), WHAT)?,
@@ -163,9 +164,7 @@ impl Cells {
                 free?
             }
         };
-        if let Some(owner) = owner {
-            self.next[owner] = cell + 1;
-        }
+        let before = owner.map(|owner| (owner, std::mem::replace(&mut self.next[owner], cell + 1)));
         self.end = self.end.max(cell + 1);
         self.used += 1;
         self.positions[cell] = position;
@@ -176,7 +175,7 @@ impl Cells {
             self.last[sequence] = self.last[sequence].max(position);
             self.changes[sequence] += 1;
         }
-        self.taken.push(cell);
+        self.taken.push((cell, before));
         self.were_used = true;
         Some(cell)
     }
@@ -205,8 +204,12 @@ impl Cells {
 
     /// Frees the cells that were taken since the last [`commit`](Self::commit).
     pub(crate) fn rollback(&mut self) {
-        while let Some(cell) = self.taken.pop() {
+        while let Some((cell, before)) = self.taken.pop() {
             self.release(cell);
+            // Taken again, tokens get the same cells: sums over them are the same bit by bit.
+            if let Some((owner, next)) = before {
+                self.next[owner] = next;
+            }
         }
         self.tidy();
     }

@@ -1,0 +1,380 @@
+//! Language models on a simulated machine: sequences join, leave, are copied, moved and cancelled, adapters change.
+//!
+//! Every call is made on a context of the simulated machine, with faults, and on one of a plain reference device. Logits are equal bit by bit, and a
+//! call that failed for a reason leaves everything as it was: made again without faults, it gives what the other context gives.
+
+use crate::case::{Case, Outcome};
+use crate::device::SimOptions;
+use crate::machine::Machine;
+use crate::player::{Player, close};
+use crate::world::World;
+use samite_core::{CancelToken, DType, Device, Environment};
+use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
+use samite_llm::{
+    Adapter, Batch, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, Result,
+    ScaledAdapter, SyntheticModel,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_testing::Rng;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+const MODEL: &str = "model.gguf";
+const ADAPTER: &str = "adapter.gguf";
+const SEQUENCES: usize = 3;
+
+/// A model's files, and the model on one device.
+struct Known {
+    files: BTreeMap<PathBuf, Arc<[u8]>>,
+    alone: Arc<Model>,
+    adapter: Arc<Adapter>,
+}
+
+/// The models; made once.
+fn known() -> std::result::Result<&'static [Known], String> {
+    static KNOWN: OnceLock<std::result::Result<Vec<Known>, String>> = OnceLock::new();
+    let all = [
+        ("llama", DType::F32),
+        ("qwen2", DType::Q8_0),
+        ("qwen3", DType::F16),
+        ("qwen3moe", DType::F32),
+    ];
+    let known = KNOWN.get_or_init(|| {
+        let all = all.iter();
+        let known = all.map(|&(architecture, dtype)| Known::new(architecture, dtype));
+        let known: std::result::Result<_, Box<dyn std::error::Error>> = known.collect();
+        known.map_err(|error| format!("a model for simulations: {error}"))
+    });
+    known.as_deref().map_err(Clone::clone)
+}
+
+impl Known {
+    fn new(
+        architecture: &'static str,
+        dtype: DType,
+    ) -> std::result::Result<Self, Box<dyn std::error::Error>> {
+        let folder = tempfile::tempdir()?;
+        let path = |name: &str| folder.path().join(name);
+        SyntheticModel {
+            n_layer: 2,
+            n_embd: 32,
+            n_head: 2,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 32,
+            n_vocab: 264,
+            n_ctx_train: 64,
+            dtype,
+            experts: (architecture == "qwen3moe").then_some([4, 2]),
+            ..SyntheticModel::tiny(architecture)
+        }
+        .write(path(MODEL))?;
+        write_adapter(&path(MODEL), &path(ADAPTER))?;
+        let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+        let alone = Model::load(path(MODEL), &ModelOptions::new(vec![device]))?;
+        let adapter = Adapter::load(path(ADAPTER), &alone)?;
+        let files = [MODEL, ADAPTER].map(|name| {
+            let content = std::fs::read(path(name))?;
+            Ok::<_, std::io::Error>((PathBuf::from(name), content.into()))
+        });
+        Ok(Known {
+            files: files.into_iter().collect::<std::result::Result<_, _>>()?,
+            alone,
+            adapter,
+        })
+    }
+}
+
+/// Writes an adapter of rank 4 that changes what attention puts out.
+fn write_adapter(model: &Path, path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let base = GgufFile::open(model, LoadMode::Read)?;
+    let mut metadata = Metadata::new();
+    metadata.set("general.type", "adapter")?;
+    let architecture: &str = base.metadata().require("general.architecture")?;
+    metadata.set("general.architecture", architecture)?;
+    metadata.set("adapter.type", "lora")?;
+    metadata.set("adapter.lora.alpha", 4.0f32)?;
+    let mut specs = Vec::new();
+    let infos = base.tensors().iter();
+    for info in infos.filter(|info| info.name.ends_with("attn_output.weight")) {
+        let [inputs, outputs, ..] = info.shape;
+        for (suffix, dims) in [("lora_a", [inputs, 4]), ("lora_b", [4, outputs])] {
+            let name = format!("{}.{suffix}", info.name);
+            specs.push(TensorSpec::new(&name, DType::F32, &dims)?);
+        }
+    }
+    let elements: usize = specs.iter().map(|spec| spec.size() / 4).sum();
+    let mut writer = Writer::create(path, &metadata, specs)?;
+    let mut rng = Rng::new(7);
+    for _ in 0..elements {
+        writer.append(&rng.uniform(-0.3, 0.3).to_le_bytes())?;
+    }
+    Ok(writer.commit()?)
+}
+
+/// A call of the application.
+#[derive(Clone, Debug)]
+enum Call {
+    /// Token, position, sequence, whether its logits are wanted.
+    Decode(Vec<(u32, i32, u32, bool)>),
+    Remove(usize, i32, i32),
+    Copy(usize, usize),
+    Keep(usize),
+    Shift(usize, i32, i32),
+    Clear,
+    /// The adapter's share; none without it.
+    Adapter(Option<f32>),
+}
+
+impl Call {
+    fn draw(rng: &mut Rng, context: &Context) -> Self {
+        let cells = context.cells();
+        let sequence = rng.below(SEQUENCES);
+        let last = cells.last_position(sequence).unwrap_or(-1);
+        match rng.below(16) {
+            0 => {
+                let first = rng.below(last.max(0) as usize + 1) as i32;
+                Call::Remove(sequence, first, first + 1 + rng.below(6) as i32)
+            }
+            1 => Call::Copy(sequence, rng.below(SEQUENCES)),
+            2 if rng.one_in(3) => Call::Keep(sequence),
+            3 | 4 => Call::Shift(
+                sequence,
+                rng.below(last.max(0) as usize + 1) as i32,
+                rng.below(7) as i32 - 3,
+            ),
+            5 if rng.one_in(3) => Call::Clear,
+            6 => Call::Adapter(rng.pick(&[None, Some(1.0), Some(0.5)])),
+            _ => {
+                let mut tokens = Vec::new();
+                let first = rng.below(SEQUENCES);
+                for offset in 0..1 + rng.below(SEQUENCES) {
+                    let sequence = (first + offset) % SEQUENCES;
+                    let next = cells.last_position(sequence).map_or(0, |last| last + 1);
+                    for position in 0..1 + rng.below(4) as i32 {
+                        let id = 3 + rng.below(256) as u32;
+                        tokens.push((id, next + position, sequence as u32, rng.one_in(2)));
+                    }
+                }
+                Call::Decode(tokens)
+            }
+        }
+    }
+
+    /// Makes the call. The logits that were wanted, if it is a decode.
+    fn make(&self, context: &mut Context, adapter: &Arc<Adapter>) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Call::Decode(tokens) => {
+                let mut batch = Batch::new();
+                for &(id, position, sequence, wanted) in tokens {
+                    batch.add(id, position, &[sequence], wanted);
+                }
+                context.decode(&batch)?;
+                let logits = (0..tokens.len()).filter_map(|index| context.logits(index));
+                return Ok(logits.map(<[f32]>::to_vec).collect());
+            }
+            &Call::Remove(sequence, first, end) => context.remove(sequence, first..end)?,
+            &Call::Copy(from, to) => context.copy(from, to, ..)?,
+            &Call::Keep(sequence) => context.keep(sequence)?,
+            &Call::Shift(sequence, first, delta) => context.shift(sequence, first.., delta)?,
+            Call::Clear => context.clear()?,
+            Call::Adapter(share) => {
+                let adapters = share.map(|share| ScaledAdapter {
+                    adapter: Arc::clone(adapter),
+                    share,
+                });
+                context.set_adapters(adapters.into_iter().collect())?;
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// What is loaded on the simulated machine.
+struct Loaded {
+    context: Context,
+    adapter: Arc<Adapter>,
+}
+
+struct Application {
+    machine: Machine,
+    environment: Environment,
+    rules: Vec<PlacementRule>,
+    options: ContextOptions,
+    loaded: Option<Loaded>,
+    alone: Context,
+    adapter_alone: Arc<Adapter>,
+    /// Calls that both contexts took, since the last time that everything was forgotten.
+    history: Vec<Call>,
+    rng: Rng,
+}
+
+/// Plays a case.
+pub(crate) fn play(
+    case: &Case,
+    world: &Arc<World>,
+    outcome: &mut Outcome,
+) -> std::result::Result<(), String> {
+    let change = |options: &mut SimOptions| {
+        // Whoever places a layer by hand says where it fits, and believes the device.
+        options.lies_about.clear();
+        options.max_buffer_size = options.max_buffer_size.max(64 << 10);
+    };
+    let machine = Machine::draw(case.seed_for(3), case.devices, change, world);
+    let mut rng = Rng::new(case.seed_for(5));
+    let known = known()?;
+    let known = &known[rng.below(known.len())];
+    let cancel = CancelToken::new();
+    let options = ContextOptions {
+        n_ctx: Some(32),
+        n_batch: 16,
+        n_ubatch: rng.pick(&[2, 3, 8]),
+        n_seq: SEQUENCES,
+        kv_types: [rng.pick(&[DType::F32, DType::F16, DType::BF16]); 2],
+        copies: rng.pick(&[1, 2, 4]),
+        ..ContextOptions::default()
+    };
+    let alone = Context::new(Arc::clone(&known.alone), options.clone());
+    let environment = machine.environment(known.files.clone());
+    let options = ContextOptions {
+        cancel: cancel.clone(),
+        environment: environment.clone(),
+        ..options
+    };
+    let mut rules = Vec::new();
+    for layer in 0..3 {
+        let device = &machine.devices[rng.below(machine.devices.len())].options.name;
+        let selector = match layer {
+            2 => "output".to_owned(),
+            layer => format!("layers={layer}"),
+        };
+        rules.push(format!("{selector}:{device}"));
+    }
+    let rules = rules.join(";");
+    world.with(|state| {
+        state.note(|_| format!("{} in micro-batches of {}, {} pipeline copies, rules {rules:?}", options.n_ctx.unwrap_or(0), options.n_ubatch, options.copies));
+    });
+    let mut application = Application {
+        machine,
+        environment,
+        rules: PlacementRule::parse_all(&rules).map_err(|error| error.to_string())?,
+        options,
+        loaded: None,
+        alone: alone.map_err(|error| error.to_string())?,
+        adapter_alone: Arc::clone(&known.adapter),
+        history: Vec::new(),
+        rng,
+    };
+    let steps = (2 + application.rng.below(8)).min(case.steps);
+    for _ in 0..steps {
+        if !application.step(outcome)? {
+            break;
+        }
+        outcome.steps += 1;
+    }
+    drop(application);
+    close(world)
+}
+
+impl Application {
+    fn load(&mut self) -> Result<&mut Loaded> {
+        if self.loaded.is_none() {
+            let lost = self.machine.world.with(|state| state.lost_devices());
+            let devices = self.machine.devices().into_iter();
+            let devices: Vec<_> = devices
+                .filter(|device| lost.iter().all(|lost| lost != device.name()))
+                .collect();
+            let options = ModelOptions {
+                // Rules name devices that may be gone.
+                rules: match lost.is_empty() {
+                    true => self.rules.clone(),
+                    false => Vec::new(),
+                },
+                fit: None,
+                threads: Some(2),
+                cancel: self.options.cancel.clone(),
+                environment: self.environment.clone(),
+                ..ModelOptions::new(devices)
+            };
+            let model = Model::load(MODEL, &options)?;
+            let adapter = Adapter::load_in(&*self.environment.files, ADAPTER, &model)?;
+            let mut context = Context::new(model, self.options.clone())?;
+            for call in &self.history {
+                call.make(&mut context, &adapter)?;
+            }
+            self.loaded = Some(Loaded { context, adapter });
+        }
+        match &mut self.loaded {
+            Some(loaded) => Ok(loaded),
+            None => unreachable!("it was just loaded"),
+        }
+    }
+
+    fn attempt(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {
+        let Loaded { context, adapter } = self.load()?;
+        let adapter = Arc::clone(adapter);
+        call.make(context, &adapter)
+    }
+
+    /// Makes a call: first while faults strike, then again without if it failed. False if the machine cannot hold the model.
+    fn step(&mut self, outcome: &mut Outcome) -> std::result::Result<bool, String> {
+        let call = Call::draw(&mut self.rng, &self.alone);
+        let world = Arc::clone(&self.machine.world);
+        let cancel = self.options.cancel.clone();
+        let faults = self.rng.below(3);
+        world.with(|state| state.note(|_| format!("CALL: {call:?}")));
+        let player = Player::new(&world, faults, &cancel);
+        let tried = self.attempt(&call);
+        let is_cancelled = cancel.is_cancelled();
+        let explained = player.stop();
+        cancel.reset();
+        let had_cells = self.alone.cells().used() > 0;
+        let expected = call.make(&mut self.alone, &self.adapter_alone);
+        let mut tried = tried;
+        if let Err(error) = &tried
+            && (explained(&error.to_string()) || is_cancelled)
+        {
+            world.with(|state| state.note(|_| format!("again, after: {error}")));
+            let is_cleared = |loaded: &Loaded| had_cells && loaded.context.cells().used() == 0;
+            let is_lost = !world.with(|state| state.lost_devices()).is_empty();
+            // When moving keys fails, nobody knows which were moved, and the cache is cleared.
+            let was_moving = self.history.iter().any(|call| matches!(call, Call::Shift(..)));
+            if is_lost || was_moving && self.loaded.as_ref().is_some_and(is_cleared) {
+                self.loaded = None;
+            }
+            tried = self.attempt(&call);
+        }
+        let values = match tried {
+            // A device refuses what must happen on it.
+            Err(Error::Core(samite_core::Error::Placement(_))) => return Ok(false),
+            values => values,
+        };
+        if let Some(loaded) = &self.loaded {
+            let plan = loaded.context.scheduler().current_plan();
+            let splits = plan.map_or(0, |plan| plan.splits().len());
+            outcome.devices = outcome.devices.max(splits.min(self.machine.devices.len()));
+        }
+        match (&values, &expected) {
+            (Ok(values), Ok(expected)) if values != expected => {
+                let at = values.iter().zip(expected).position(|(a, b)| a != b);
+                return Err(match at {
+                    Some(row) => {
+                        let pairs = values[row].iter().zip(&expected[row]);
+                        let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                        format!("{call:?}: row {row} of the logits is wrong, by {most:.1e}")
+                    }
+                    None => format!("{call:?}: {} rows of logits", values.len()),
+                });
+            }
+            (Ok(_), Ok(_)) => self.history.push(call),
+            (Err(Error::InvalidArgument(_)), Err(Error::InvalidArgument(_)))
+            | (Err(Error::ContextFull { .. }), Err(Error::ContextFull { .. })) => {}
+            (Err(error), _) => {
+                return Err(format!("{call:?}: an error that no fault explains: {error}"));
+            }
+            (Ok(_), Err(error)) => return Err(format!("{call:?}: one device says: {error}")),
+        }
+        Ok(true)
+    }
+}

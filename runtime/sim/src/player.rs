@@ -1,0 +1,53 @@
+//! What the workloads have in common.
+
+use crate::fault::Fault;
+use crate::world::World;
+use samite_core::CancelToken;
+use std::sync::Arc;
+
+/// The time in which faults strike.
+pub(crate) struct Player {
+    world: Arc<World>,
+    struck_before: usize,
+}
+
+impl Player {
+    /// Lets at most so many faults strike from now on.
+    pub fn new(world: &Arc<World>, faults: usize, cancel: &CancelToken) -> Self {
+        world.with(|state| {
+            state.faults.armed = true;
+            state.faults.left = faults;
+            state.offer_cancel(Some(cancel.clone()));
+        });
+        Player {
+            world: Arc::clone(world),
+            struck_before: world.with(|state| state.struck().len()),
+        }
+    }
+
+    /// Lets no more faults strike. Returns whether what struck explains an error.
+    pub fn stop(self) -> impl Fn(&str) -> bool {
+        let file_broke = self.world.with(|state| {
+            state.faults.armed = false;
+            state.offer_cancel(None);
+            let struck = &state.struck()[self.struck_before..];
+            struck.iter().any(|strike| strike.fault == Fault::Shrink)
+        });
+        // What a shorter file leads to depends on where it ends.
+        move |error| error.contains("injected") || file_broke && error.contains(".gguf")
+    }
+}
+
+/// Checks that nothing is left when everything was dropped.
+pub(crate) fn close(world: &World) -> Result<(), String> {
+    world.with(|state| {
+        let left: Vec<_> = state.live().map(|(name, _)| name.to_owned()).collect();
+        if !left.is_empty() {
+            return Err(format!("buffers were not given back: {}", left.join(", ")));
+        }
+        match state.busy() {
+            busy if busy.is_empty() => Ok(()),
+            busy => Err(format!("work was left in {}", busy.join(", "))),
+        }
+    })
+}
