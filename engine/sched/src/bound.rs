@@ -26,6 +26,8 @@ pub(crate) struct Bound {
     events: Vec<Vec<Option<Arc<dyn Event>>>>,
     /// Runs so far.
     pub runs: usize,
+    /// How many of the last runs may still be at work. Nobody waits for those before, whose events may tell of failures that were dealt with.
+    pub in_flight: usize,
     /// Whether the inputs of the next run may be written.
     pub inputs_free: bool,
 }
@@ -93,6 +95,7 @@ impl Bound {
             prepared,
             events,
             runs: 0,
+            in_flight: 0,
             inputs_free: true,
         })
     }
@@ -105,6 +108,11 @@ impl Bound {
     /// The event that is recorded after an action of the next run.
     pub fn event_of(&self, action: usize) -> Option<&Arc<dyn Event>> {
         self.events[action][self.copy()].as_ref()
+    }
+
+    /// Whether `wait` of the next run is for work that may not be done.
+    pub fn must_wait(&self, wait: Wait) -> bool {
+        wait.runs_ago <= self.in_flight
     }
 
     /// The event that `wait` of the next run is for.

@@ -96,6 +96,9 @@ impl Executor {
 
     /// Blocks until the awaited action is done: by its event, or by waiting for its whole lane.
     pub fn wait_on_host(&mut self, plan: &Plan, bound: &Bound, wait: Wait) -> Result<()> {
+        if !bound.must_wait(wait) {
+            return Ok(());
+        }
         match bound.awaited(wait) {
             Some(event) => event.synchronize(),
             None => match self.lane(plan.actions[wait.action].lane) {
@@ -106,6 +109,9 @@ impl Executor {
     }
 
     fn wait(&mut self, plan: &Plan, bound: &Bound, lane: Lane, wait: Wait) -> Result<()> {
+        if !bound.must_wait(wait) {
+            return Ok(());
+        }
         let start = self.trace.as_ref().map(Trace::now);
         match (self.lane(lane), bound.awaited(wait)) {
             (Some(stream), Some(event)) => stream.wait(&**event)?,
@@ -124,9 +130,13 @@ impl Executor {
         loop {
             last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
                 Step::End(result) => {
-                    if result.is_ok() {
-                        bound.runs += 1;
-                        bound.inputs_free = false;
+                    match &result {
+                        Ok(()) => {
+                            bound.runs += 1;
+                            bound.in_flight += 1;
+                            bound.inputs_free = false;
+                        }
+                        Err(_) => bound.in_flight = 0,
                     }
                     return result;
                 }

@@ -447,6 +447,10 @@ impl Scheduler {
     /// If some of it failed.
     pub fn synchronize(&mut self) -> Result<()> {
         let result = self.executor.synchronize();
+        let current = self.current.map(|index| &mut self.loaded[index]);
+        if let Some(bound) = current.and_then(|loaded| loaded.bound.as_mut()) {
+            bound.in_flight = 0;
+        }
         result.map_err(|error| self.say_what_was_lost(error))
     }
 

@@ -76,10 +76,10 @@ struct Stream {
     slowness: u64,
     submitted: u64,
     done: u64,
-    /// By job that is done: what the stream knew then.
-    history: Vec<VectorClock>,
-    /// The first failure that was not reported yet, with the number of jobs up to and including the one that failed. Jobs behind it are skipped.
-    failed: Option<(u64, Error)>,
+    /// By job that is done: what the stream knew then, or why the job was not done. A failure that was reported stays the failure of those jobs.
+    history: Vec<Result<VectorClock>>,
+    /// The first failure that was not reported yet. Jobs behind it are skipped.
+    failed: Option<Error>,
 }
 
 struct DeviceState {
@@ -359,13 +359,9 @@ impl State {
 
     /// What a stream knew at a point that is reached, or the failure of work before it.
     fn known_at(&self, point: Point) -> Result<VectorClock> {
-        let stream = &self.streams[point.stream];
-        match &stream.failed {
-            Some((at, error)) if *at <= point.jobs => Err(error.clone()),
-            _ => Ok(match point.jobs {
-                0 => VectorClock::default(),
-                jobs => stream.history[jobs as usize - 1].clone(),
-            }),
+        match point.jobs {
+            0 => Ok(VectorClock::default()),
+            jobs => self.streams[point.stream].history[jobs as usize - 1].clone(),
         }
     }
 
@@ -421,7 +417,7 @@ impl State {
         self.note(|state| format!("{}: fails: {error}", state.streams[stream].name));
         let s = &mut self.streams[stream];
         if s.failed.is_none() {
-            s.failed = Some((s.done + 1, error));
+            s.failed = Some(error);
         }
         self.end_job(stream);
     }
@@ -431,7 +427,10 @@ impl State {
         let s = &mut self.streams[stream];
         s.current = None;
         s.done += 1;
-        s.history.push(s.clock.clone());
+        s.history.push(match &s.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(s.clock.clone()),
+        });
         for other in 0..self.streams.len() {
             let waits = self.streams[other].blocked;
             if waits.is_some_and(|point| point.stream == stream && self.is_reached(point)) {
@@ -565,7 +564,7 @@ impl State {
         let s = &mut self.streams[stream];
         self.host.join(&s.clock);
         match s.failed.take() {
-            Some((_, error)) => Err(error),
+            Some(error) => Err(error),
             None => Ok(()),
         }
     }
