@@ -12,6 +12,7 @@ mod plan;
 mod probe_plugin;
 mod quantize;
 mod run;
+mod sim;
 mod synth;
 mod test_ops;
 mod tokenize;
@@ -54,6 +55,9 @@ pub enum Command {
     Completions(completions::CompletionsArgs),
     /// Write manual pages
     Man(man::ManArgs),
+    /// Run the scheduler and models on simulated devices with faults; for the program's developers
+    #[command(hide = true)]
+    Sim(sim::SimArgs),
     /// Try a plugin of ggml; for the program itself
     #[command(hide = true)]
     ProbePlugin(probe_plugin::ProbePluginArgs),
@@ -83,6 +87,7 @@ impl Command {
             Command::Train(args) => train::run(args),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),
+            Command::Sim(args) => sim::run(args),
             Command::ProbePlugin(args) => probe_plugin::run(args),
         }
     }

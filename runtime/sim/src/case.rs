@@ -1,6 +1,8 @@
 //! One case: what is simulated, and what came of it.
 
 use crate::fault::{Faults, Strike};
+use std::fmt;
+use std::str::FromStr;
 
 /// What a case does on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +11,28 @@ pub enum Workload {
     Graphs,
     /// Contexts of language models.
     Models,
+}
+
+impl Workload {
+    /// The name that is printed and read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Graphs => "graphs",
+            Workload::Models => "models",
+        }
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "graphs" => Ok(Workload::Graphs),
+            "models" => Ok(Workload::Models),
+            _ => Err(format!("'{name}' is neither graphs nor models")),
+        }
+    }
 }
 
 /// Everything that a simulation depends on: running a case again gives the same result.
@@ -44,6 +68,14 @@ impl Case {
         }
     }
 
+    /// The case with its limits at their largest.
+    fn whole(&self) -> Case {
+        Case {
+            workload: self.workload,
+            ..Case::new(self.seed)
+        }
+    }
+
     /// A seed for one purpose, independent of those for others.
     pub(crate) fn seed_for(&self, purpose: u64) -> u64 {
         let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -55,6 +87,31 @@ impl Case {
             Some(strikes) => Faults::listed(strikes),
             None => Faults::drawn(self.seed_for(1)),
         }
+    }
+}
+
+impl fmt::Display for Case {
+    /// The flags of `samite sim` that run it again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = self.whole();
+        write!(f, "--seed {}", self.seed)?;
+        if self.workload != Case::new(self.seed).workload {
+            write!(f, " --workload {}", self.workload.name())?;
+        }
+        for (name, number, most) in [
+            ("devices", self.devices, whole.devices),
+            ("nodes", self.nodes, whole.nodes),
+            ("steps", self.steps, whole.steps),
+        ] {
+            if number != most {
+                write!(f, " --{name} {number}")?;
+            }
+        }
+        if let Some(strikes) = &self.strikes {
+            let strikes: Vec<_> = strikes.iter().map(Strike::to_string).collect();
+            write!(f, " --faults '{}'", strikes.join(","))?;
+        }
+        Ok(())
     }
 }
 

@@ -141,7 +141,7 @@ pub(crate) struct Faults {
     struck: Vec<Strike>,
     /// No fault strikes while this is off.
     pub armed: bool,
-    /// How many faults may strike while armed: a run in which everything fails shows little.
+    /// How many drawn faults may strike while armed: a run in which everything fails shows little.
     pub left: usize,
 }
 
@@ -180,7 +180,7 @@ impl Faults {
 
     /// Whether `fault` strikes at this occasion.
     pub fn strikes(&mut self, fault: Fault) -> bool {
-        if !self.armed || self.left == 0 {
+        if !self.armed {
             return false;
         }
         let kind = fault as usize;
@@ -188,13 +188,14 @@ impl Faults {
         self.occasions[kind] += 1;
         let strike = Strike { fault, occasion };
         let strikes = match &mut self.source {
+            Source::Drawn(_) if self.left == 0 => false,
             Source::Drawn(kinds) => kinds[kind]
                 .as_mut()
                 .is_some_and(|(chance, rng)| rng.one_in(*chance)),
             Source::Listed(strikes) => strikes.contains(&strike),
         };
         if strikes {
-            self.left -= 1;
+            self.left = self.left.saturating_sub(1);
             self.struck.push(strike);
         }
         strikes

@@ -1,0 +1,201 @@
+//! `samite sim`: runs the scheduler and models on simulated devices with faults.
+
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::progress;
+use crate::shown::counted;
+use clap::Args;
+use samite_sim::{Case, Failure as Found, Fault, Search, Strike, Workload, run as simulate, shrink};
+use serde_json::json;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// A search of so many cases in which a fault never struck shows less than it seems to.
+const MANY: u64 = 5_000;
+
+/// Flags of `samite sim`.
+#[derive(Debug, Args)]
+#[command(after_help = "A case that fails is made smaller, and its flags are printed. docs/simulation.md tells how it works.
+
+Examples:
+  samite sim --count 100000
+  samite sim --seed 2026 --trace -
+  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'")]
+pub struct SimArgs {
+    /// The case to run, or the first of several
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// How many seeds to run
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    count: u64,
+    /// What is done: graphs or models; by default, what the seed says
+    #[arg(long, value_name = "NAME")]
+    workload: Option<Workload>,
+    /// At most so many devices beside the host's processor
+    #[arg(long, value_name = "N", conflicts_with = "count")]
+    devices: Option<usize>,
+    /// At most so many computed nodes in a random graph
+    #[arg(long, value_name = "N", conflicts_with = "count")]
+    nodes: Option<usize>,
+    /// At most so many steps
+    #[arg(long, value_name = "N", conflicts_with = "count")]
+    steps: Option<usize>,
+    /// Exactly these faults, such as `compute@1,lose@0`: the second node that is computed fails, the first chance to lose a device is taken
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        conflicts_with = "count"
+    )]
+    faults: Option<Vec<String>>,
+    /// Write everything that happens to a file, `-` for standard output
+    #[arg(long, value_name = "FILE", conflicts_with = "count")]
+    trace: Option<PathBuf>,
+    /// Cases that run at once; by default, one for each processor
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Fail unless each fault struck so often
+    #[arg(long, value_name = "N")]
+    least: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: SimArgs) -> Outcome {
+    if args.count > 1 {
+        return search(&args);
+    }
+    let case = args.case()?;
+    let outcome = simulate(&case, args.trace.is_some());
+    match (&args.trace, &outcome.trace) {
+        (Some(path), Some(trace)) if path.as_os_str() == "-" => {
+            std::io::stdout().lock().write_all(trace.as_bytes())?;
+        }
+        (Some(path), Some(trace)) => std::fs::write(path, trace)
+            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?,
+        _ => {}
+    }
+    let strikes: Vec<_> = outcome.strikes.iter().map(Strike::to_string).collect();
+    if args.json {
+        let found = json!({
+            "case": case.to_string(),
+            "failure": outcome.failure,
+            "steps": outcome.steps,
+            "faults": strikes,
+            "hash": format!("{:016x}", outcome.hash),
+        });
+        writeln!(std::io::stdout().lock(), "{found:#}")?;
+    } else {
+        let faults = match strikes.is_empty() {
+            true => "no faults".to_owned(),
+            false => strikes.join(", "),
+        };
+        writeln!(
+            std::io::stdout().lock(),
+            "{}, {faults}, trace {:016x}",
+            counted(outcome.steps, "step"),
+            outcome.hash
+        )?;
+    }
+    match outcome.failure {
+        None => Ok(()),
+        Some(what) => Err(fails(Found { case, what })),
+    }
+}
+
+impl SimArgs {
+    fn case(&self) -> Outcome<Case> {
+        let search = Search {
+            workload: self.workload,
+            ..Search::new(0..0)
+        };
+        let whole = search.case(self.seed);
+        let strikes = self.faults.as_ref().map(|faults| {
+            let faults = faults.iter().filter(|fault| !fault.is_empty());
+            let strikes = faults.map(|fault| fault.parse::<Strike>());
+            strikes.collect::<Result<Vec<_>, _>>()
+        });
+        Ok(Case {
+            devices: self.devices.unwrap_or(whole.devices),
+            nodes: self.nodes.unwrap_or(whole.nodes),
+            steps: self.steps.unwrap_or(whole.steps),
+            strikes: strikes
+                .transpose()
+                .map_err(|error| Failure::usage(format_args!("--faults: {error}")))?,
+            ..whole
+        })
+    }
+}
+
+/// A case that failed, made smaller, with the command that runs it again.
+fn fails(found: Found) -> Failure {
+    let Found { case, what } = shrink(&found);
+    Failure::error(format_args!("{what}; again: samite sim {case}"))
+}
+
+fn search(args: &SimArgs) -> Outcome {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let end = args.seed.checked_add(args.count);
+    let end = end.ok_or_else(|| Failure::usage("--count: there are not so many seeds"))?;
+    let search = Search {
+        workload: args.workload,
+        threads: args.threads.unwrap_or(threads),
+        cancel: interrupt::token(),
+        ..Search::new(args.seed..end)
+    };
+    let bar = progress::count("simulating", "cases");
+    bar.set_length(args.count);
+    let summary = search.run(&|done| bar.set_position(done));
+    drop(bar);
+    let mut out = std::io::stdout().lock();
+    let failures = summary.failures.iter();
+    if args.json {
+        let faults = Fault::ALL.iter().map(|fault| {
+            let count = summary.faults.get(fault).copied().unwrap_or(0);
+            (fault.to_string(), json!(count))
+        });
+        let found = json!({
+            "cases": summary.cases,
+            "steps": summary.steps,
+            "divided": summary.divided,
+            "faults": faults.collect::<serde_json::Map<_, _>>(),
+            "hash": format!("{:016x}", summary.hash),
+            "failures": failures
+                .map(|Found { case, what }| json!({ "case": case.to_string(), "what": what }))
+                .collect::<Vec<_>>(),
+        });
+        writeln!(out, "{found:#}")?;
+    } else {
+        for fault in Fault::ALL {
+            let count = summary.faults.get(fault).copied().unwrap_or(0);
+            writeln!(out, "{:<14} {count:>9}", fault.name())?;
+        }
+        writeln!(
+            out,
+            "{} cases with {} steps, {} cases on several devices, trace {:016x}",
+            summary.cases, summary.steps, summary.divided, summary.hash
+        )?;
+        for Found { case, what } in failures {
+            writeln!(out, "failed: samite sim {case}: {what}")?;
+        }
+    }
+    if let Some(first) = summary.failures.first() {
+        return Err(fails(first.clone()));
+    }
+    if interrupt::token().is_cancelled() {
+        return Err(Failure::Interrupted);
+    }
+    let least = args.least.unwrap_or(u64::from(args.count >= MANY));
+    let missed = summary.missed(least);
+    match missed.is_empty() {
+        true => Ok(()),
+        false => {
+            let missed: Vec<_> = missed.iter().map(|fault| fault.name()).collect();
+            Err(Failure::error(format_args!(
+                "these faults struck less than {least} times, so the search shows little: {}",
+                missed.join(", ")
+            )))
+        }
+    }
+}
