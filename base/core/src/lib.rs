@@ -67,7 +67,7 @@ pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
 pub use host_buffer::{host_buffer, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
-pub use lock::{LockRefused, LockedMemory};
+pub use lock::{LockRefused, LockedMemory, page_bytes};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use parameters::Parameters;
