@@ -71,6 +71,7 @@ pub use lock::{LockRefused, LockedMemory, page_bytes};
 pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
 pub use op::{Glu, Op, OpKind, Precision, Rope, RopeMode, SortOrder, Unary};
 pub use parameters::Parameters;
+pub use print::counted;
 pub use rows::Rows;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;
