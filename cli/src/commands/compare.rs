@@ -349,10 +349,33 @@ fn as_text(pair: &Pair<'_>, step: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use samite::registry::{BuiltIn, Registry};
+    use samite::sched::compare::compare_devices;
+    use samite::{DType, Graph, f32_bytes};
+    use std::sync::Arc;
 
     #[test]
     fn json_has_a_word_for_what_is_no_number() {
         let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(number);
         assert_eq!(json!(words), json!(["Infinity", "-Infinity", "NaN", 0.5]));
+        // A result that is too large by so much that it has no number.
+        let registry = Registry::built_in(BuiltIn::default());
+        let right = Arc::clone(registry.device("reference").unwrap());
+        let wrong = samite_testing::wrong_device(&right, |_| true);
+        let mut graph = Graph::new();
+        let x = graph.input("x", DType::F32, [2, 1, 1, 1]).unwrap();
+        let y = graph.scale(x, 1.0).unwrap();
+        graph.set_output(y);
+        let inputs = [(x, f32_bytes(&[1.0, 2f32.powi(127) * 1.99]))];
+        let mut found = Value::Null;
+        compare_devices(&graph, [&[wrong], &[right]], &inputs, |pair| {
+            found = as_json(pair, 0);
+            Ok(Watch::Continue)
+        })
+        .unwrap();
+        assert_eq!(found["nmse"], "Infinity", "{found}");
+        assert_eq!(found["largest"], "Infinity", "{found}");
+        assert_eq!(found["values"][0], "Infinity", "{found}");
+        assert_eq!(found["at"], json!([1]), "{found}");
     }
 }
