@@ -1,5 +1,6 @@
 //! Formats text for a terminal: text from files is escaped and shortened.
 
+pub use samite::counted;
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::Write;
@@ -116,12 +117,6 @@ pub fn wrapped(line: &str, width: usize) -> String {
 /// Names of tensors in tables are no longer, so that a line has 80 columns.
 pub const NAME_WIDTH: usize = 32;
 
-/// A number of things: `1 token`, `2 tokens`.
-pub fn counted(count: usize, thing: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {thing}{plural}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,12 +150,6 @@ mod tests {
         assert_eq!(wrapped("a, bc, def", 10), "a, bc, def");
         assert_eq!(wrapped("abc, def, ghi j", 9), "abc, def,\n    ghi j");
         assert_eq!(wrapped("abcdefghijk, lm", 8), "abcdefghijk,\n    lm");
-    }
-
-    #[test]
-    fn one_thing_is_no_plural() {
-        assert_eq!(counted(1, "token"), "1 token");
-        assert_eq!(counted(0, "token"), "0 tokens");
     }
 
     #[test]

@@ -224,11 +224,12 @@ struct Folder {
 /// A file takes so many bytes at least.
 const LEAST: u64 = 4096;
 
+fn wrong(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
+}
+
 impl Folder {
     fn new(path: &Path, limit: u64) -> Outcome<Self> {
-        let wrong = |path: &Path, error: &std::io::Error| {
-            Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
-        };
         let is_new = !path.exists();
         if !is_new && !path.is_dir() {
             return Err(Failure::usage(format_args!(
@@ -269,12 +270,12 @@ impl Folder {
         self.left = left;
         let name = format!("{:06}-{}.npy", self.files, safe(&tensor.name));
         let path = self.path.join(&name);
-        let failed = |error: std::io::Error| {
+        npy::write(&path, layout, bytes).map_err(|error| {
             // Half a file helps nobody.
             let _ = std::fs::remove_file(&path);
-            Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
-        };
-        npy::write(&path, layout, bytes).map_err(failed)?;
+            wrong(&path, &error)
+        })?;
+        self.files += 1;
         let summary = Summary::new(layout, bytes)?;
         let entry = json!({
             "file": name,
@@ -286,9 +287,7 @@ impl Folder {
             "shape": extents(layout),
             "sum": summary.sum,
         });
-        writeln!(self.index, "{entry}").map_err(failed)?;
-        self.files += 1;
-        Ok(())
+        writeln!(self.index, "{entry}").map_err(|error| wrong(&self.path.join(INDEX), &error))
     }
 }
 

@@ -46,7 +46,7 @@ impl LockedMemory {
             pieces.push(start..start.saturating_add(bytes));
             kept.push(tensor);
         }
-        let pieces = joined(pieces, system::page_bytes());
+        let pieces = joined(pieces, page_bytes());
         let needed = pieces.iter().map(ExactSizeIterator::len).sum();
         // What is locked when something fails is unlocked when this is dropped.
         let mut locked = LockedMemory {
@@ -76,6 +76,14 @@ impl Drop for LockedMemory {
     fn drop(&mut self) {
         self.pieces.iter().for_each(system::unlock);
     }
+}
+
+/// The size of a page of the system's memory; a power of two.
+pub fn page_bytes() -> usize {
+    let bytes = system::page_bytes();
+    bytes
+        .filter(|bytes| bytes.is_power_of_two())
+        .unwrap_or(4096)
 }
 
 /// The pages of `pieces`, in order, each once.
@@ -149,13 +157,10 @@ mod system {
         (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
     }
 
-    pub fn page_bytes() -> usize {
+    pub fn page_bytes() -> Option<usize> {
         // SAFETY: `sysconf` only reads its argument.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes)
-            .ok()
-            .filter(|bytes| bytes.is_power_of_two())
-            .unwrap_or(4096)
+        usize::try_from(bytes).ok()
     }
 }
 
@@ -174,8 +179,8 @@ mod system {
         None
     }
 
-    pub fn page_bytes() -> usize {
-        4096
+    pub fn page_bytes() -> Option<usize> {
+        None
     }
 }
 
@@ -185,6 +190,7 @@ mod tests {
 
     #[test]
     fn pages_are_locked_once() {
+        assert!(page_bytes().is_power_of_two());
         assert_eq!(
             joined(
                 vec![9000..9001, 100..5000, 4000..4100, 30_000..30_000 + 4096],

@@ -1,7 +1,13 @@
-//! Graphs as text and Graphviz DOT.
+//! Graphs as text and Graphviz DOT, and numbers of things in words.
 
 use crate::graph::{Graph, Tensor, TensorId};
 use std::fmt::{self, Write};
+
+/// A number of things: `1 token`, `2 tokens`.
+pub fn counted(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
 
 impl fmt::Display for Graph {
     /// One line per tensor: `%7 = mul_mat(%2 'wq', %6) : f32 [64, 5]`.
@@ -101,6 +107,12 @@ mod tests {
         let t = g.transpose(y).unwrap();
         g.set_output(t);
         g
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        assert_eq!(counted(1, "token"), "1 token");
+        assert_eq!(counted(0, "token"), "0 tokens");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{GgufFile, tensor_field};
-use crate::mapping::page_bytes;
 use crate::tensor::TensorInfo;
 use samite_core::environment::{SystemThreads, Threads};
 use std::hint::black_box;
@@ -188,7 +187,7 @@ impl GgufFile {
                 mapping.will_need(start + step.start..start + job.len.min(step.end + STEP));
                 bytes[step.clone()]
                     .iter()
-                    .step_by(page_bytes())
+                    .step_by(samite_core::page_bytes())
                     .for_each(|byte| {
                         black_box(*byte);
                     });

@@ -60,7 +60,7 @@ impl Mapping {
     pub(crate) fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if self.map.get(range.clone()).is_some() {
-            let page = page_bytes();
+            let page = samite_core::page_bytes();
             let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
             if start < end {
                 // SAFETY: The range is inside the mapping. It is a read-only mapping of a file, so the pages that are
@@ -88,21 +88,6 @@ impl Deref for Mapping {
     }
 }
 
-/// The size of a page of memory.
-pub(crate) fn page_bytes() -> usize {
-    #[cfg(unix)]
-    {
-        // SAFETY: `sysconf` only reads its argument.
-        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes)
-            .ok()
-            .filter(|bytes| bytes.is_power_of_two())
-            .unwrap_or(4096)
-    }
-    #[cfg(not(unix))]
-    4096
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,6 +104,5 @@ mod tests {
         mapping.release(100..40_000);
         mapping.release(0..usize::MAX); // Out of bounds: does nothing.
         assert_eq!(*mapping, content[..]);
-        assert!(page_bytes().is_power_of_two());
     }
 }

@@ -392,9 +392,7 @@ fn cached(path: &Path) -> usize {
     // SAFETY: the range is mapped, and there is a byte for each of its pages.
     let result = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) };
     assert_eq!(result, 0);
-    // SAFETY: `sysconf` only reads its argument.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    pages.iter().filter(|&&page| page & 1 == 1).count() * page
+    pages.iter().filter(|&&page| page & 1 == 1).count() * samite_core::page_bytes()
 }
 
 #[cfg(target_os = "linux")]

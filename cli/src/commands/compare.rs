@@ -22,6 +22,9 @@ use std::path::PathBuf;
 devices: the first device goes on with the results of the second. What a device cannot do is done by the CPU. Kernels that do \
 several operations at once are not seen, because each result is looked at.
 
+Both have the same result where both are NaN; operations with nothing but NaN are counted. In JSON, what is no finite number is one of the strings \
+\"Infinity\", \"-Infinity\" and \"NaN\".
+
 Examples:
   samite compare -m model.gguf --device cpu,reference
   samite compare -m model.gguf --device ggml:Vulkan0,cpu -p \"Hello\" --all
@@ -84,7 +87,7 @@ pub fn run(args: CompareArgs) -> Outcome {
     options.copies = 1;
     let [first, second] = args.model.load_pair(&args.cpu, &cancel)?;
     let most = options.n_ctx.unwrap_or(first.hparams().n_ctx_train);
-    let tokens = tokens(&first, source, most)?;
+    let tokens = tokens(&first, source, args.file.is_some(), most)?;
     let n_batch = options.n_batch;
     options.n_ctx.get_or_insert(tokens.len());
     let mut first = args.model.context(first, options.clone())?;
@@ -121,8 +124,8 @@ pub fn run(args: CompareArgs) -> Outcome {
     report.finish(args.all)
 }
 
-/// The tokens of the text: at least one.
-fn tokens(model: &Model, source: Option<Source>, most: usize) -> Outcome<Vec<u32>> {
+/// The tokens of the text: at least one. A file is not read to its end if it has too many.
+fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> Outcome<Vec<u32>> {
     let source = match (source, model.tokenizer()) {
         (Some(source), _) => source,
         (None, Ok(_)) => Source::text(TEXT.to_owned()),
@@ -136,6 +139,15 @@ fn tokens(model: &Model, source: Option<Source>, most: usize) -> Outcome<Vec<u32
     let mut tokens = source.tokens(model.tokenizer()?, true, most, |_| {})?;
     if tokens.is_empty() {
         return Err(Failure::usage("the text is empty: give one with -p"));
+    }
+    let left_out = tokens.len().saturating_sub(most);
+    if left_out > 0 {
+        tracing::warn!(
+            "the context has room for {}: {}{} of the text left out; see --ctx-size",
+            counted(most, "token"),
+            if is_file { "at least " } else { "" },
+            counted(left_out, "token")
+        );
     }
     tokens.truncate(most);
     Ok(tokens)
@@ -151,6 +163,9 @@ struct Report {
     /// The node with the largest error within the limit, and that error.
     largest: Option<(String, f64)>,
     differing: usize,
+    /// Nodes that are nothing but NaN on both devices, and the first of them.
+    all_nan: usize,
+    first_nan: Option<String>,
     json: Vec<Value>,
 }
 
@@ -160,6 +175,11 @@ impl Report {
         self.steps += usize::from(pair.number == 0);
         self.compared += 1;
         let nmse = pair.difference.nmse;
+        if pair.difference.all_nan {
+            self.all_nan += 1;
+            self.first_nan
+                .get_or_insert_with(|| described(pair.nodes[0]).0);
+        }
         if !pair.difference.exceeds(self.limit) {
             let most = self.largest.as_ref().map_or(0.0, |(_, most)| *most);
             if nmse > most {
@@ -191,6 +211,8 @@ impl Report {
                 "steps": self.steps,
                 "compared": self.compared,
                 "largest_within_limit": largest,
+                "all_nan": self.all_nan,
+                "first_all_nan": self.first_nan,
                 "differing": self.json,
             });
             writeln!(out, "{report:#}")?;
@@ -210,6 +232,16 @@ impl Report {
                 self.limit,
             );
             writeln!(out, "{}", wrapped(&line, 80))?;
+        }
+        if let Some(name) = &self.first_nan {
+            tracing::warn!(
+                "{} nothing but NaN on both devices, first {}: that says nothing about them; look at the model and the nodes before",
+                match self.all_nan {
+                    1 => "1 operation is".to_owned(),
+                    several => format!("{several} operations are"),
+                },
+                shortened(name, NAME_WIDTH)
+            );
         }
         match self.differing {
             0 => Ok(()),
@@ -247,6 +279,16 @@ fn place(pair: &Pair<'_>) -> Vec<usize> {
     pair.difference.at[..count].to_vec()
 }
 
+/// A number, or the word for what JSON has no number for; Python's `float` and JavaScript's `Number` understand it.
+fn number(x: f64) -> Value {
+    match x {
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        x if x.is_nan() => "NaN".into(),
+        x => x.into(),
+    }
+}
+
 fn as_json(pair: &Pair<'_>, step: usize) -> Value {
     let (name, dtype, shape) = described(pair.nodes[0]);
     let Difference {
@@ -266,10 +308,10 @@ fn as_json(pair: &Pair<'_>, step: usize) -> Value {
         "shape": shape,
         "operands": operands.collect::<Vec<_>>(),
         "devices": pair.devices.map(|device| device.name()),
-        "nmse": nmse,
-        "largest": largest,
+        "nmse": number(nmse),
+        "largest": number(largest),
         "at": place(pair),
-        "values": values,
+        "values": values.map(number),
     })
 }
 
@@ -302,4 +344,38 @@ fn as_text(pair: &Pair<'_>, step: usize) -> String {
     );
     let lines = [head, operands, worst].map(|line| wrapped(&line, 80) + "\n");
     lines.concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite::registry::{BuiltIn, Registry};
+    use samite::sched::compare::compare_devices;
+    use samite::{DType, Graph, f32_bytes};
+    use std::sync::Arc;
+
+    #[test]
+    fn json_has_a_word_for_what_is_no_number() {
+        let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(number);
+        assert_eq!(json!(words), json!(["Infinity", "-Infinity", "NaN", 0.5]));
+        // A result that is too large by so much that it has no number.
+        let registry = Registry::built_in(BuiltIn::default());
+        let right = Arc::clone(registry.device("reference").unwrap());
+        let wrong = samite_testing::wrong_device(&right, |_| true);
+        let mut graph = Graph::new();
+        let x = graph.input("x", DType::F32, [2, 1, 1, 1]).unwrap();
+        let y = graph.scale(x, 1.0).unwrap();
+        graph.set_output(y);
+        let inputs = [(x, f32_bytes(&[1.0, 2f32.powi(127) * 1.99]))];
+        let mut found = Value::Null;
+        compare_devices(&graph, [&[wrong], &[right]], &inputs, |pair| {
+            found = as_json(pair, 0);
+            Ok(Watch::Continue)
+        })
+        .unwrap();
+        assert_eq!(found["nmse"], "Infinity", "{found}");
+        assert_eq!(found["largest"], "Infinity", "{found}");
+        assert_eq!(found["values"][0], "Infinity", "{found}");
+        assert_eq!(found["at"], json!([1]), "{found}");
+    }
 }

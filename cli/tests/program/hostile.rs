@@ -1,6 +1,7 @@
 //! Files that change, text without an end, names that act on a terminal, weights that are no numbers, little memory.
 
 use crate::{Run, command, limited, listing, samite, tiny, with_model};
+use samite::DType;
 use samite::gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite::llm::SyntheticModel;
 use std::fs::OpenOptions;
@@ -143,7 +144,7 @@ fn names_from_files_do_not_act_on_the_terminal() {
 }
 
 /// A model in which one element of a tensor is not a number.
-fn with_nan(dir: &Path, tensor: &str) -> PathBuf {
+pub fn with_nan(dir: &Path, tensor: &str) -> PathBuf {
     let model = dir.join("nan.gguf");
     SyntheticModel::tiny("llama").write(&model).unwrap();
     let file = GgufFile::open(&model, LoadMode::Read).unwrap();
@@ -272,4 +273,38 @@ fn little_memory_is_an_error() {
         assert_eq!(listing(dir.path()), before);
     }
     samite(["devices"]).ok();
+}
+
+/// The reference computes in copies of eight bytes for each element.
+#[cfg(target_os = "linux")]
+#[test]
+fn kernels_of_the_reference_are_refused_memory_without_an_end_of_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("wide.gguf");
+    let wide = SyntheticModel {
+        n_layer: 1,
+        n_vocab: 200_000,
+        dtype: DType::Q8_0,
+        ..SyntheticModel::tiny("llama")
+    };
+    wide.write(&model).unwrap();
+    let line = "run -m M --device reference -p ab -n 1 -t 1";
+    let mut refused = 0;
+    for kibibytes in (150_000..800_000).step_by(50_000) {
+        let run = limited(line, &model, b"", 0, kibibytes);
+        match run.code {
+            Some(0) => assert!(refused > 0, "{kibibytes}"),
+            Some(1) => {
+                let last = run.stderr.lines().last().unwrap_or_default();
+                assert!(last.starts_with("error: "), "{kibibytes}: {}", run.stderr);
+                refused += usize::from(
+                    run.stderr
+                        .contains("for mul_mat 'result_output' in float64"),
+                );
+            }
+            code => panic!("{kibibytes} KiB: {code:?}: {}", run.stderr),
+        }
+    }
+    assert!(refused > 0);
+    assert_eq!(limited(line, &model, b"", 0, 1_600_000).code, Some(0));
 }

@@ -308,6 +308,12 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     assert!(!text.contains("  ggml:"), "{text}");
     assert!(text.contains("backend blas\n    disabled"), "{text}");
     assert_eq!(text.matches("it is disabled").count(), 2, "{text}");
+    // What nobody has is told, with what there is.
+    let run = with_plugins(dir.path(), &["devices", "--disable", "nope,blas,bad"]);
+    let warning = "warning: no backend is called 'nope', so none of that name was disabled; \
+                   there are: blas, cpu, ggml, reference, and the plugins bad, fixture";
+    assert_eq!(run.stderr.trim(), warning);
+    run.ok();
     // The backend is gone, and what has to do with it says so.
     samite(["run", "--disable", "cpu", "--device", "cpu", "-p", "x"])
         .fails(2, &["there is no device 'cpu'", "cpu is disabled"]);

@@ -128,6 +128,79 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
     assert!(!folder.exists());
 }
 
+/// Files of at most 4 KiB can be written: the list of files grows beyond that, files of a token's results do not.
+#[cfg(unix)]
+#[test]
+fn a_list_that_cannot_be_written_takes_no_result_with_it() {
+    let (dir, model) = tiny();
+    let folder = dir.path().join("seen");
+    let run = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh"])
+        .args([env!("CARGO_BIN_EXE_samite"), "run", "-p", "a", "-n", "40"])
+        .args([
+            "--ignore-eos",
+            "-q",
+            "--device",
+            "cpu",
+            "--watch",
+            "l_out-*",
+        ])
+        .args(["-m".as_ref(), model.as_os_str()])
+        .args(["--watch-dir".as_ref(), folder.as_os_str()])
+        .output();
+    let run = Run::new(run.unwrap());
+    let index = folder.join("index.jsonl");
+    let said = format!("error: --watch-dir: {}: ", index.display());
+    assert!(run.stderr.contains(&said), "{}", run.stderr);
+    assert_eq!(run.code, Some(1));
+    let whole = std::fs::read_to_string(index).unwrap();
+    let files = listing(&folder)
+        .iter()
+        .filter(|name| name.ends_with(".npy"))
+        .count();
+    assert_eq!(files, whole.matches('\n').count() + 1);
+}
+
+#[test]
+fn nothing_but_nan_is_no_difference_and_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = crate::hostile::with_nan(dir.path(), "blk.1.attn_norm.weight");
+    let line = "compare -m M --device cpu,reference";
+    let run = with_model(&model, line);
+    let warning = "warning: ";
+    assert!(run.stderr.starts_with(warning), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains(" operations are nothing but NaN on both devices, first Qcur-1"),
+        "{}",
+        run.stderr
+    );
+    run.ok();
+    let report = with_model(&model, &format!("{line} --json")).json();
+    assert!(report["all_nan"].as_u64().unwrap() > 10, "{report}");
+    assert_eq!(report["first_all_nan"], "Qcur-1");
+    let (_dir, right) = tiny();
+    let report = with_model(&right, &format!("{line} --json")).json();
+    assert_eq!(
+        (&report["all_nan"], &report["first_all_nan"]),
+        (&0.into(), &Value::Null)
+    );
+}
+
+#[test]
+fn a_text_that_is_too_long_is_cut_with_a_warning() {
+    let (dir, model) = tiny();
+    let line = "compare -m M --device cpu,reference -c 1";
+    let run = with_model(&model, &format!("{line} -p abc"));
+    let warning = "warning: the context has room for 1 token: 3 tokens of the text left out; see --ctx-size\n";
+    assert_eq!(run.stderr, warning);
+    assert!(run.ok().contains(" in 1 step,"));
+    let text = dir.path().join("text");
+    std::fs::write(&text, "abc").unwrap();
+    let run = with_model(&model, &format!("{line} -f {}", text.display()));
+    assert!(run.stderr.contains("at least 3 tokens"), "{}", run.stderr);
+}
+
 #[test]
 fn two_devices_are_compared() {
     let (_dir, model) = tiny();

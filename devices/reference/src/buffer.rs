@@ -82,7 +82,9 @@ impl ReferenceBufferType {
             .upgrade()
             .ok_or_else(|| Error::device(&self.name, "its memory is going away"))?;
         // Imported memory may change behind the device's back.
-        let float64 = (self.float64 && charged > 0).then(|| Float64::new(charged));
+        let float64 = (self.float64 && charged > 0)
+            .then(|| Float64::new(charged))
+            .transpose()?;
         Ok(Arc::new(ReferenceBuffer {
             float64,
             buffer_type: Arc::clone(&owner) as Arc<dyn BufferType>,
@@ -227,7 +229,7 @@ impl Buffer for ReferenceBuffer {
             .memory
             .copy_to(from.slot.offset, &self.memory, to.offset, len)?;
         if let (Some(mine), Some(theirs)) = (&self.float64, &source.float64) {
-            mine.copy_from(to.offset, theirs, from.slot.offset, len);
+            mine.copy_from(to.offset, theirs, from.slot.offset, len)?;
         }
         Ok(true)
     }

@@ -1,8 +1,8 @@
 //! The arguments of a kernel: operands to read and a result to write.
 
 use crate::value::{
-    Blocks, Grid, decode, decode_integers, encode, encode_integers, kept_as, read_blocks,
-    write_blocks,
+    Blocks, Grid, decode, decode_integers, encode, encode_integers, gathered, kept_as, read_blocks,
+    room, write_blocks,
 };
 use samite_core::{Error, Op, Result, TensorId, TensorRef};
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Call {
         let tensor = &self.source(index)?.tensor;
         Ok(Grid {
             shape: tensor.layout().shape(),
-            values: decode_integers(tensor.layout().dtype(), &read_blocks(tensor)?.bytes),
+            values: decode_integers(tensor.layout().dtype(), &read_blocks(tensor)?.bytes)?,
         })
     }
 
@@ -73,11 +73,29 @@ impl Call {
         read_blocks(&self.source(index)?.tensor)
     }
 
+    /// An empty list with memory for the elements of the result.
+    pub fn room<T>(&self) -> Result<Vec<T>> {
+        room(self.result.tensor.layout().elements())
+    }
+
+    /// Computes and writes the elements of the result, in logical order.
+    pub fn store_all(&self, values: impl Iterator<Item = f64>) -> Result<()> {
+        let count = self.result.tensor.layout().elements();
+        self.store(&gathered(count, values)?)
+    }
+
     /// Rounds `values` to the type of operand number `index` and writes them there: for operations that change operands.
     pub fn store_source(&self, index: usize, values: &[f64]) -> Result<()> {
         let tensor = &self.source(index)?.tensor;
         let layout = tensor.layout();
         write_blocks(tensor, &encode(kept_as(tensor), layout.shape()[0], values)?)
+    }
+
+    /// How many bytes [`store_bytes`](Self::store_bytes) wants.
+    pub fn result_bytes(&self) -> usize {
+        let tensor = &self.result.tensor;
+        let kept = kept_as(tensor);
+        tensor.layout().elements() / kept.block_len() * kept.block_bytes()
     }
 
     /// Rounds `values` to the type of the result and writes them.
@@ -92,13 +110,27 @@ impl Call {
 
     /// Writes integers.
     pub fn store_integers(&self, values: impl IntoIterator<Item = i64>) -> Result<()> {
-        let dtype = self.result.tensor.layout().dtype();
-        self.store_bytes(&encode_integers(dtype, values.into_iter()))
+        let layout = self.result.tensor.layout();
+        let (dtype, count) = (layout.dtype(), layout.elements());
+        self.store_bytes(&encode_integers(dtype, count, values.into_iter())?)
     }
 
     /// Writes blocks, in logical order.
     pub fn store_bytes(&self, bytes: &[u8]) -> Result<()> {
         write_blocks(&self.result.tensor, bytes)
+    }
+
+    /// An error of this call. Where memory was refused, that says for what.
+    pub fn failed(&self, error: Error) -> Error {
+        match error {
+            Error::OutOfMemory { asked, free, .. } => Error::OutOfMemory {
+                device: (&*self.device).into(),
+                what: format!("{} '{}' in float64", self.op.name(), self.result.name).into(),
+                asked,
+                free,
+            },
+            error => error,
+        }
     }
 
     /// An index that was read from operand `from`, checked to be less than `limit`.

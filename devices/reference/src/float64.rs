@@ -1,5 +1,6 @@
 //! Memory that keeps F32 tensors in float64: for measurements that rounding would blur, such as finite differences.
 
+use crate::value::{gathered, zeros};
 use samite_core::{HostMemory, Result};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,8 +10,8 @@ pub(crate) struct Float64(Mutex<Vec<f64>>);
 
 impl Float64 {
     /// For a buffer of `bytes` bytes of zeros.
-    pub fn new(bytes: usize) -> Self {
-        Float64(Mutex::new(vec![0.0; bytes / 4]))
+    pub fn new(bytes: usize) -> Result<Self> {
+        Ok(Float64(Mutex::new(zeros(bytes / 4)?)))
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Vec<f64>) -> R) -> R {
@@ -34,23 +35,27 @@ impl Float64 {
     }
 
     /// Copies `len` bytes' worth of numbers from another buffer.
-    pub fn copy_from(&self, to: usize, other: &Float64, from: usize, len: usize) {
+    pub fn copy_from(&self, to: usize, other: &Float64, from: usize, len: usize) -> Result<()> {
         let count = len / 4;
         let copied = other.with(|numbers| {
-            let range = numbers.get(from / 4..from / 4 + count);
-            range.map_or_else(Vec::new, <[f64]>::to_vec)
-        });
+            let range = numbers.get(from / 4..from / 4 + count).unwrap_or_default();
+            gathered(range.len(), range.iter().copied())
+        })?;
         self.with(|numbers| {
             let places = numbers.iter_mut().skip(to / 4);
             places.zip(copied).for_each(|(place, x)| *place = x);
         });
+        Ok(())
     }
 
-    /// The numbers at some byte offsets, as bytes.
-    pub fn read(&self, offsets: impl Iterator<Item = usize>) -> Vec<u8> {
+    /// The numbers at `count` byte offsets, as bytes.
+    pub fn read(&self, count: usize, offsets: impl Iterator<Item = usize>) -> Result<Vec<u8>> {
         self.with(|numbers| {
             let number = |at: usize| numbers.get(at / 4).copied().unwrap_or(f64::NAN);
-            offsets.flat_map(|at| number(at).to_le_bytes()).collect()
+            gathered(
+                count.saturating_mul(size_of::<f64>()),
+                offsets.flat_map(|at| number(at).to_le_bytes()),
+            )
         })
     }
 

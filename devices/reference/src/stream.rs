@@ -7,6 +7,7 @@ use crate::device::ReferenceDevice;
 use crate::event::ReferenceEvent;
 use crate::kernels::Kernel;
 use crate::queue::Queue;
+use crate::value::copied;
 use samite_core::{
     CancelToken, Device, Error, Event, HeldCopy, Node, Placed, Prepared, Result, RunControl,
     RunObserver, Stream, TensorId, TensorRef,
@@ -204,7 +205,7 @@ impl Stream for ReferenceStream {
         match &mut self.queue {
             // The buffer checks for faults.
             Some(queue) => {
-                let (to, data) = (to.clone(), data.to_vec());
+                let (to, data) = (to.clone(), copied(data)?);
                 queue.submit(move || to.write(offset, &data))
             }
             None => to.write(offset, data),

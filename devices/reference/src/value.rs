@@ -2,8 +2,46 @@
 
 use crate::buffer::{float64, memory};
 use crate::float64::Float64;
-use samite_core::{DIMS, DType, Layout, Result, Shape, TensorRef};
+use samite_core::{DIMS, DType, Error, Layout, Result, Shape, TensorRef};
 use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
+
+/// An empty list with memory for `count` elements, which may be refused.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], which [`Kernel::run`](crate::kernels::Kernel::run) completes.
+pub(crate) fn room<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(count) {
+        Ok(()) => Ok(list),
+        Err(_) => Err(Error::OutOfMemory {
+            device: "reference".into(),
+            what: "an operation".into(),
+            asked: count.saturating_mul(size_of::<T>()),
+            free: None,
+        }),
+    }
+}
+
+/// As [`room`], with the elements that are to go there: not more than `count`.
+pub(crate) fn gathered<T>(count: usize, elements: impl Iterator<Item = T>) -> Result<Vec<T>> {
+    let mut list = room(count)?;
+    list.extend(elements);
+    Ok(list)
+}
+
+/// A copy of some bytes.
+pub(crate) fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = room(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// As [`room`], with `count` zeros.
+pub(crate) fn zeros(count: usize) -> Result<Vec<f64>> {
+    let mut list = room(count)?;
+    list.resize(count, 0.0);
+    Ok(list)
+}
 
 /// The elements of a tensor, dimension 0 fastest, without gaps.
 pub(crate) struct Grid<T> {
@@ -96,19 +134,23 @@ pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
         let start = tensor.slot.offset;
         return Ok(Blocks {
             shape: layout.shape(),
-            bytes: numbers.read(block_offsets(*layout).map(|at| start + at)),
+            bytes: numbers.read(
+                layout.elements(),
+                block_offsets(*layout).map(|at| start + at),
+            )?,
             size: size_of::<f64>(),
         });
     }
     let size = layout.dtype().block_bytes();
-    let bytes = memory(&tensor.buffer)?.with_bytes(tensor.slot.offset, layout.bytes(), |span| {
-        if layout.is_contiguous() {
-            return span.to_vec();
-        }
-        block_offsets(*layout)
-            .flat_map(|at| span[at..at + size].iter().copied())
-            .collect()
-    })?;
+    let bytes =
+        memory(&tensor.buffer)?.with_bytes(tensor.slot.offset, layout.bytes(), |span| {
+            if layout.is_contiguous() {
+                return copied(span);
+            }
+            let blocks = block_offsets(*layout).map(|at| &span[at..at + size]);
+            let count: usize = block_shape(layout).iter().product();
+            gathered(count.saturating_mul(size), blocks.flatten().copied())
+        })??;
     Ok(Blocks {
         shape: block_shape(layout),
         bytes,
@@ -120,13 +162,16 @@ pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
 pub(crate) fn write_blocks(tensor: &TensorRef, bytes: &[u8]) -> Result<()> {
     let layout = tensor.layout();
     let memory = memory(&tensor.buffer)?;
-    let mut rounded = Vec::new();
+    let rounded;
     let mut bytes = bytes;
     if let Some(numbers) = kept_in_float64(tensor) {
         let start = tensor.slot.offset;
         numbers.write(block_offsets(*layout).map(|at| start + at), bytes);
         let values = bytes.as_chunks().0.iter();
-        rounded.extend(values.flat_map(|v| (f64::from_le_bytes(*v) as f32).to_le_bytes()));
+        rounded = gathered(
+            bytes.len() / 2,
+            values.flat_map(|v| (f64::from_le_bytes(*v) as f32).to_le_bytes()),
+        )?;
         bytes = &rounded;
     }
     if layout.is_contiguous() {
@@ -144,7 +189,11 @@ pub(crate) fn read_row(tensor: &TensorRef, [i1, i2, i3]: [usize; 3]) -> Result<V
     let at = tensor.slot.offset + layout.row_offset(i1, i2, i3);
     if let Some(numbers) = kept_in_float64(tensor) {
         let offsets = (0..layout.shape()[0]).map(|i| at + 4 * i);
-        return decode(DType::F64, layout.shape()[0], &numbers.read(offsets));
+        return decode(
+            DType::F64,
+            layout.shape()[0],
+            &numbers.read(layout.shape()[0], offsets)?,
+        );
     }
     memory(&tensor.buffer)?.with_bytes(at, layout.row_bytes(), |bytes| {
         decode(layout.dtype(), layout.shape()[0], bytes)
@@ -173,9 +222,10 @@ pub(crate) fn is_writable(dtype: DType) -> bool {
 }
 
 /// Integers from bytes without gaps.
-pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Vec<i64> {
-    fn each<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> i64) -> Vec<i64> {
-        bytes.as_chunks().0.iter().map(|b| convert(*b)).collect()
+pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Result<Vec<i64>> {
+    fn each<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> i64) -> Result<Vec<i64>> {
+        let integers = bytes.as_chunks().0;
+        gathered(integers.len(), integers.iter().map(|b| convert(*b)))
     }
     match dtype {
         DType::I8 => each(bytes, |b| i8::from_le_bytes(b).into()),
@@ -188,16 +238,19 @@ pub(crate) fn decode_integers(dtype: DType, bytes: &[u8]) -> Vec<i64> {
 /// Numbers from rows of `n0` elements without gaps.
 pub(crate) fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> {
     if dtype.is_integer() {
-        let integers = decode_integers(dtype, bytes);
-        return Ok(integers.into_iter().map(|i| i as f64).collect());
+        let integers = decode_integers(dtype, bytes)?;
+        return gathered(integers.len(), integers.iter().map(|&i| i as f64));
     }
     if dtype == DType::F64 {
         let numbers = bytes.as_chunks().0;
-        return Ok(numbers.iter().map(|b| f64::from_le_bytes(*b)).collect());
+        return gathered(
+            numbers.len(),
+            numbers.iter().map(|b| f64::from_le_bytes(*b)),
+        );
     }
     let row_bytes = dtype.row_bytes(n0)?;
-    let mut row = vec![0.0; n0];
-    let mut values = Vec::with_capacity(bytes.len() / row_bytes.max(1) * n0);
+    let mut row = gathered(n0, std::iter::repeat_n(0.0, n0))?;
+    let mut values = room(bytes.len() / row_bytes.max(1) * n0)?;
     for bytes in bytes.chunks_exact(row_bytes.max(1)) {
         decode_row(dtype, bytes, &mut row)?;
         values.extend(row.iter().map(|&x| f64::from(x)));
@@ -205,54 +258,62 @@ pub(crate) fn decode(dtype: DType, n0: usize, bytes: &[u8]) -> Result<Vec<f64>> 
     Ok(values)
 }
 
-/// Integers as bytes without gaps; what a type cannot hold becomes its nearest number.
-pub(crate) fn encode_integers(dtype: DType, values: impl Iterator<Item = i64>) -> Vec<u8> {
+/// `count` integers as bytes without gaps; what a type cannot hold becomes its nearest number.
+pub(crate) fn encode_integers(
+    dtype: DType,
+    count: usize,
+    values: impl Iterator<Item = i64>,
+) -> Result<Vec<u8>> {
     fn limit<T: TryFrom<i64>>(value: i64, min: T, max: T) -> T {
         T::try_from(value).unwrap_or(if value < 0 { min } else { max })
     }
     match dtype {
-        DType::I8 => values
-            .flat_map(|v| limit(v, i8::MIN, i8::MAX).to_le_bytes())
-            .collect(),
-        DType::I16 => values
-            .flat_map(|v| limit(v, i16::MIN, i16::MAX).to_le_bytes())
-            .collect(),
-        DType::I32 => values
-            .flat_map(|v| limit(v, i32::MIN, i32::MAX).to_le_bytes())
-            .collect(),
-        _ => values.flat_map(i64::to_le_bytes).collect(),
+        DType::I8 => gathered(
+            count,
+            values.flat_map(|v| limit(v, i8::MIN, i8::MAX).to_le_bytes()),
+        ),
+        DType::I16 => gathered(
+            2 * count,
+            values.flat_map(|v| limit(v, i16::MIN, i16::MAX).to_le_bytes()),
+        ),
+        DType::I32 => gathered(
+            4 * count,
+            values.flat_map(|v| limit(v, i32::MIN, i32::MAX).to_le_bytes()),
+        ),
+        _ => gathered(8 * count, values.flat_map(i64::to_le_bytes)),
     }
 }
 
 /// Numbers as rows of `n0` elements without gaps, each rounded once. Integer types truncate.
 pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>> {
-    Ok(match dtype {
-        dtype if dtype.is_integer() => encode_integers(dtype, values.iter().map(|&v| v as i64)),
-        DType::F64 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        DType::F32 => values
-            .iter()
-            .flat_map(|&v| (v as f32).to_le_bytes())
-            .collect(),
-        DType::F16 => values
-            .iter()
-            .flat_map(|&v| f32_to_f16(to_odd(v)).to_le_bytes())
-            .collect(),
-        DType::BF16 => values
-            .iter()
-            .flat_map(|&v| f32_to_bf16(to_odd(v)).to_le_bytes())
-            .collect(),
+    let count = values.len();
+    let numbers = values.iter();
+    match dtype {
+        dtype if dtype.is_integer() => encode_integers(dtype, count, numbers.map(|&v| v as i64)),
+        DType::F64 => gathered(8 * count, numbers.flat_map(|v| v.to_le_bytes())),
+        DType::F32 => gathered(4 * count, numbers.flat_map(|&v| (v as f32).to_le_bytes())),
+        DType::F16 => gathered(
+            2 * count,
+            numbers.flat_map(|&v| f32_to_f16(to_odd(v)).to_le_bytes()),
+        ),
+        DType::BF16 => gathered(
+            2 * count,
+            numbers.flat_map(|&v| f32_to_bf16(to_odd(v)).to_le_bytes()),
+        ),
         _ => {
             let row_bytes = dtype.row_bytes(n0)?;
-            let mut bytes = Vec::with_capacity(values.len() / n0.max(1) * row_bytes);
+            let mut bytes = room(count / n0.max(1) * row_bytes)?;
+            let mut rounded: Vec<f32> = room(n0)?;
             for row in values.chunks_exact(n0.max(1)) {
-                let row: Vec<f32> = row.iter().map(|&v| v as f32).collect();
+                rounded.clear();
+                rounded.extend(row.iter().map(|&v| v as f32));
                 let at = bytes.len();
                 bytes.resize(at + row_bytes, 0);
-                encode_row(dtype, &row, &mut bytes[at..])?;
+                encode_row(dtype, &rounded, &mut bytes[at..])?;
             }
-            bytes
+            Ok(bytes)
         }
-    })
+    }
 }
 
 /// The f32 next to `value` that another rounding, to a shorter format, treats like `value` itself: where f32 is not
@@ -295,9 +356,12 @@ mod tests {
     #[test]
     fn integers_truncate_and_saturate() {
         let bytes = encode(DType::I8, 4, &[-1.9, 2.9, 1000.0, f64::NAN]).unwrap();
-        assert_eq!(decode_integers(DType::I8, &bytes), [-1, 2, 127, 0]);
-        let bytes = encode_integers(DType::I32, [i64::MIN, 7].into_iter());
-        assert_eq!(decode_integers(DType::I32, &bytes), [i32::MIN.into(), 7]);
+        assert_eq!(decode_integers(DType::I8, &bytes).unwrap(), [-1, 2, 127, 0]);
+        let bytes = encode_integers(DType::I32, 2, [i64::MIN, 7].into_iter()).unwrap();
+        assert_eq!(
+            decode_integers(DType::I32, &bytes).unwrap(),
+            [i32::MIN.into(), 7]
+        );
     }
 
     #[test]

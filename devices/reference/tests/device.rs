@@ -458,3 +458,23 @@ fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
     event.synchronize().unwrap();
     assert_eq!(values(&t), [2.0]);
 }
+
+#[test]
+fn memory_for_numbers_that_is_refused_is_an_error() {
+    // Four elements that stand for more than there are addresses.
+    let mut c = Case::default();
+    let few = c.counting([4, 1, 1, 1]);
+    let huge = c.graph.view(few, [4, 1 << 22, 1 << 22, 4], [0; 3], 0);
+    let total = c.graph.sum(huge.unwrap()).unwrap();
+    c.graph.set_name(total, "total");
+    for float64 in [false, true] {
+        let device = ReferenceDevice::new(ReferenceOptions {
+            float64,
+            ..ReferenceOptions::default()
+        });
+        let error = c.run_on(&device, total).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("sum 'total'"), "{error}");
+    }
+}

@@ -73,6 +73,39 @@ impl BuiltIn {
     }
 }
 
+/// What to say of names that are to be disabled and that no backend has, where `plugins` were met.
+fn unknown(disabled: &[String], plugins: &[String]) -> Option<String> {
+    let is_known = |name: &str| {
+        let plugin = match name.split_at_checked(5) {
+            Some((start, plugin)) if start.eq_ignore_ascii_case("ggml:") => plugin,
+            _ => name,
+        };
+        NAMES.iter().any(|known| known.eq_ignore_ascii_case(name))
+            || plugins
+                .iter()
+                .any(|known| known.eq_ignore_ascii_case(plugin))
+    };
+    let mut unknown: Vec<_> = Vec::new();
+    for name in disabled.iter().filter(|name| !is_known(name)) {
+        let name = format!("'{name}'");
+        if !unknown.contains(&name) {
+            unknown.push(name);
+        }
+    }
+    if unknown.is_empty() {
+        return None;
+    }
+    let plugins = match plugins {
+        [] => "no plugins of ggml".to_owned(),
+        plugins => format!("the plugins {}", plugins.join(", ")),
+    };
+    Some(format!(
+        "no backend is called {}, so none of that name was disabled; there are: {}, and {plugins}",
+        unknown.join(" or "),
+        NAMES.join(", ")
+    ))
+}
+
 /// A device that was registered by itself.
 struct Single([Arc<dyn Device>; 1]);
 
@@ -109,13 +142,22 @@ impl Registry {
     pub fn built_in(options: BuiltIn) -> Self {
         let BuiltIn { disabled, .. } = &options;
         let used = |name: &str| !disabled.iter().any(|d| d.eq_ignore_ascii_case(name));
+        #[cfg(all(any(unix, windows), feature = "ggml"))]
+        let ggml = used("ggml").then(|| Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)));
+        #[cfg(all(any(unix, windows), feature = "ggml"))]
+        let plugins = ggml.as_ref().map(|ggml| ggml.names());
+        #[cfg(not(all(any(unix, windows), feature = "ggml")))]
+        let plugins = Some(&[] as &[String]);
+        if let Some(warning) = plugins.and_then(|plugins| unknown(disabled, plugins)) {
+            tracing::warn!("{warning}");
+        }
         let backends: Vec<Option<Arc<dyn Backend>>> = vec![
             #[cfg(all(any(unix, windows), feature = "blas"))]
             used("blas").then(|| Arc::new(samite_blas::BlasBackend::default()) as _),
             #[cfg(feature = "cpu")]
             used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu.clone())) as _),
             #[cfg(all(any(unix, windows), feature = "ggml"))]
-            used("ggml").then(|| Arc::new(samite_ggml::GgmlBackend::find(&options.ggml)) as _),
+            ggml.map(|ggml| ggml as _),
             #[cfg(feature = "reference")]
             used("reference").then(|| Arc::new(samite_reference::ReferenceBackend::default()) as _),
         ];
@@ -436,6 +478,26 @@ mod tests {
         let mut registry = Registry::empty();
         registry.register(Arc::new(Fake(devices, true, false)));
         registry
+    }
+
+    #[test]
+    fn names_that_disable_nothing_are_told() {
+        let warning = |list: &str, plugins: &[&str]| {
+            let names: Vec<_> = list.split(',').map(str::to_owned).collect();
+            unknown(
+                &names,
+                &plugins.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(warning("CPU,blas,ggml:vulkan,Vulkan", &["vulkan"]), None);
+        let none = warning("nope,nope", &[]).unwrap();
+        assert_eq!(
+            none,
+            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, and no plugins of ggml"
+        );
+        let two = warning("ggml:reference,nope,cpu", &["cuda", "vulkan"]).unwrap();
+        assert!(two.contains("'ggml:reference' or 'nope'"), "{two}");
+        assert!(two.ends_with("and the plugins cuda, vulkan"), "{two}");
     }
 
     #[test]

@@ -101,6 +101,8 @@ pub struct Difference {
     pub at: [usize; 4],
     /// The two elements there.
     pub values: [f64; 2],
+    /// Whether all elements of both are NaN: that is no difference, and no sign that the devices do the same.
+    pub all_nan: bool,
     /// Mean of the squares of `b`.
     power: f64,
 }
@@ -132,12 +134,15 @@ pub fn difference([a, b]: [(&Layout, &[u8]); 2]) -> Result<Difference> {
     let [first, second] = &mut readers;
     let (mut error, mut power) = (0.0f64, 0.0f64);
     let mut worst = (0.0f64, [0; 4], [0.0; 2]);
+    let mut all_nan = a.0.elements() > 0;
     for row in 0..a.0.rows() {
         let [i1, i2, i3] = a.0.row_index(row);
         let (x, y) = (first.read(a.0, a.1, row)?, second.read(b.0, b.1, row)?);
         for (i0, (&x, &y)) in x.iter().zip(y).enumerate() {
             power += if y.is_finite() { y * y } else { 0.0 };
-            if x == y || (x.is_nan() && y.is_nan()) {
+            let both_nan = x.is_nan() && y.is_nan();
+            all_nan &= both_nan;
+            if x == y || both_nan {
                 continue;
             }
             let distance = (x - y).abs();
@@ -154,10 +159,15 @@ pub fn difference([a, b]: [(&Layout, &[u8]); 2]) -> Result<Difference> {
     }
     let (largest, at, values) = worst;
     Ok(Difference {
-        nmse: if error == 0.0 { 0.0 } else { error / power },
+        nmse: match error {
+            // Also where the power is 0 or infinite, too.
+            0.0 | f64::INFINITY => error,
+            _ => error / power,
+        },
         largest,
         at,
         values,
+        all_nan,
         power: power / a.0.elements().max(1) as f64,
     })
 }

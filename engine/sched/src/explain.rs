@@ -3,7 +3,7 @@
 use crate::order::{Lane, Work};
 use crate::placement::Reason;
 use crate::plan::Plan;
-use samite_core::TensorId;
+use samite_core::{TensorId, counted};
 use serde_json::{Value, json};
 use std::fmt::{self, Write};
 
@@ -157,11 +157,6 @@ impl Plan {
     }
 }
 
-/// A number of things: `1 split`, `2 splits`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 impl fmt::Display for Plan {
     /// A table: for each split its copies, then one row for each group of nodes with its reason (or one for all, with the
     /// reasons counted, if they alternate); then memory, waits and fallbacks.
@@ -206,8 +201,8 @@ impl fmt::Display for Plan {
             if !split.copies.is_empty() {
                 write!(
                     f,
-                    ", {} tensors ({}) copied in",
-                    split.copies.len(),
+                    ", {} ({}) copied in",
+                    counted(split.copies.len(), "tensor"),
                     human_bytes(bytes)
                 )?;
             }

@@ -178,6 +178,14 @@ fn differences_say_how_much_and_where() {
             "{broken:?}"
         );
     }
+    // NaN says nothing where there is nothing else.
+    assert!(of(&[f32::NAN; 3], &[f32::NAN; 3]).all_nan);
+    assert!(!same.all_nan && !of(&[f32::NAN; 2], &[f32::NAN, 1.0]).all_nan);
+    // Squares beyond float64 do not hide it.
+    let layout = Layout::contiguous(DType::F64, [2, 1, 1, 1]).unwrap();
+    let [a, b] = [[f64::NAN, 1e200], [1.0, 1e200]].map(|v| v.map(f64::to_le_bytes).concat());
+    let huge = difference([(&layout, &a), (&layout, &b)]).unwrap();
+    assert!(huge.exceeds(1e9) && huge.nmse == f64::INFINITY, "{huge:?}");
     // Nothing to be compared with.
     assert!(of(&[1e-30], &[0.0]).exceeds(1.0));
     // One element of many, at a place in three dimensions.

@@ -74,12 +74,12 @@ fn explanation_of_two_devices() {
     let expected = "\
 8 operations in 2 splits on fast, host; 128 B copied per run
 copies through the host, because no device makes them: 2 (128 B)
-split 0 on fast: 4 operations, 1 tensors (64 B) copied in
+split 0 on fast: 4 operations, 1 tensor (64 B) copied in
     copy %0 none 'x' (64 B, through the host)
     %2 rms_norm: next to %3
     %3 mul_mat: weights 'w0' are there
     %4 silu … %5 add 'layer-0': next to %3
-split 1 on host: 4 operations, 1 tensors (64 B) copied in
+split 1 on host: 4 operations, 1 tensor (64 B) copied in
     copy %5 add 'layer-0' (64 B, through the host)
     %7 rms_norm: copies 64 bytes less there
     %8 mul_mat: weights 'w1' are there
@@ -217,10 +217,10 @@ fn alternating_reasons_are_counted() {
     let expected = "\
 16 operations in 2 splits on fast, host; 128 B copied per run
 copies through the host, because no device makes them: 2 (128 B)
-split 0 on fast: 12 operations, 1 tensors (64 B) copied in
+split 0 on fast: 12 operations, 1 tensor (64 B) copied in
     copy %0 none 'x' (64 B, through the host)
     %2 rms_norm … %15 add 'layer-2': 9 next to others, 3 where their weights are
-split 1 on host: 4 operations, 1 tensors (64 B) copied in
+split 1 on host: 4 operations, 1 tensor (64 B) copied in
 ";
     assert!(plan.to_string().starts_with(expected), "{plan}");
 }

@@ -5,7 +5,7 @@ use crate::recipe::{Recipe, Rng};
 use crate::run::{Arena, bytes_layout, store_weights};
 use samite_core::{
     CancelToken, DType, Device, Glu, Layout, Placed, Result, Rope, RopeMode, RunControl, Support,
-    TensorGroup, TensorId, Usage,
+    TensorGroup, TensorId, Usage, counted,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -165,10 +165,7 @@ fn perf(
 }
 
 fn product(dtype: DType, [k, m]: [usize; 2], n: usize) -> PerfCase {
-    let name = format!(
-        "{dtype} {k}x{m}, {n} column{}",
-        if n == 1 { "" } else { "s" }
-    );
+    let name = format!("{dtype} {k}x{m}, {}", counted(n, "column"));
     let made = perf(&name, 2.0 * (k * m * n) as f64, |b| {
         let w = b.weights(dtype, [k, m, 1, 1], Recipe::UNIT)?;
         let x = b.input(DType::F32, [k, n, 1, 1], Recipe::UNIT)?;
@@ -198,10 +195,7 @@ fn experts(dtype: DType, [k, m]: [usize; 2], [count, used]: [usize; 2], n: usize
 }
 
 fn attention(dtype: DType, kv: usize, tokens: usize) -> PerfCase {
-    let name = format!(
-        "{dtype} {kv} keys, {tokens} token{}",
-        if tokens == 1 { "" } else { "s" }
-    );
+    let name = format!("{dtype} {kv} keys, {}", counted(tokens, "token"));
     let operations = 4.0 * (HEAD * kv * tokens * HEADS[0]) as f64;
     perf(&name, operations, |b| {
         let q = b.input(DType::F32, [HEAD, tokens, HEADS[0], 1], Recipe::UNIT)?;

@@ -2,6 +2,7 @@
 
 mod compare;
 mod memory;
+mod micro_batches;
 mod options;
 mod plan;
 mod staging;
@@ -22,8 +23,9 @@ use crate::graphs::{GraphCache, GraphSource};
 use crate::kv::{Cells, KvCache, Rotation};
 use crate::model::Model;
 use memory::MemoryReport;
+use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
-use staging::{Others, Staging};
+use staging::Staging;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -317,61 +319,22 @@ impl Context {
         let needed = wanted.checked_mul(n_vocab);
         try_resize(&mut self.logits, 0.0, needed, "logits")?;
         let mut rows = 0;
-        let mut start = 0;
-        while start < tokens.len() {
+        for (part, room) in self.micro_batches(tokens) {
             self.options.cancel.check()?;
-            let end = self.micro_batch_end(tokens, start);
-            let part = &tokens[start..end];
             let first_row = rows;
             for token in part {
                 self.rows.push(token.wants_logits.then_some(rows));
                 rows += usize::from(token.wants_logits);
             }
-            let others = self.others(tokens, end);
-            self.run_part(batch, part, first_row..rows, others)?;
-            start = end;
+            self.run_part(batch, part, first_row..rows, room)?;
         }
         Ok(())
     }
 
-    /// Where the micro-batch that begins at `start` ends: limited in tokens and in rows of logits. Those that may overlap are of one size
-    /// as far as possible.
-    fn micro_batch_end(&self, tokens: &[BatchToken], start: usize) -> usize {
-        let n_ubatch = self.options.n_ubatch;
-        let size = match self.options.copies {
-            0 | 1 => n_ubatch,
-            _ => tokens.len().div_ceil(tokens.len().div_ceil(n_ubatch)),
-        };
-        let most = tokens.len().min(start + size);
-        let mut outputs = 0;
-        let too_many = tokens[start..most].iter().position(|token| {
-            outputs += usize::from(token.wants_logits);
-            outputs > self.sizes.n_logits
-        });
-        too_many.map_or(most, |at| start + at)
-    }
-
-    /// The most rows of logits that a micro-batch of these tokens wants.
-    fn most_outputs(&self, tokens: &[BatchToken]) -> usize {
-        let (mut most, mut start) = (0, 0);
-        while start < tokens.len() {
-            let end = self.micro_batch_end(tokens, start);
-            let wanted = tokens[start..end].iter().filter(|t| t.wants_logits);
-            most = most.max(wanted.count());
-            start = end;
-        }
-        most
-    }
-
-    /// What the graph of a micro-batch that ends at `end` has to suit besides: with pipeline copies, runs overlap, but only those of one graph.
-    fn others(&self, tokens: &[BatchToken], end: usize) -> Others {
-        if self.options.copies <= 1 {
-            return Others::default();
-        }
-        Others {
-            n_to_come: tokens.len() - end,
-            n_outputs: self.most_outputs(tokens),
-        }
+    /// With pipeline copies, runs of micro-batches overlap.
+    fn micro_batches<'a>(&self, tokens: &'a [BatchToken]) -> MicroBatches<'a> {
+        let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
+        MicroBatches::new(tokens, n_ubatch, n_logits, self.options.copies > 1)
     }
 
     /// Makes a micro-batch ready to run, and returns its shape.
@@ -379,10 +342,10 @@ impl Context {
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
-        others: Others,
+        room: Room,
     ) -> Result<(GraphShape, GraphInputs)> {
         let cells = &mut self.cache.cells;
-        let shape = self.staging.fill(batch, part, cells, others)?;
+        let shape = self.staging.fill(batch, part, cells, room)?;
         let inputs = self.load(shape)?;
         self.staging.write(&mut self.scheduler, inputs)?;
         self.scheduler.set_threads(match part.len() {
@@ -397,9 +360,9 @@ impl Context {
         batch: &Batch,
         part: &[BatchToken],
         rows: Range<usize>,
-        others: Others,
+        room: Room,
     ) -> Result<()> {
-        let (shape, inputs) = self.load_part(batch, part, others)?;
+        let (shape, inputs) = self.load_part(batch, part, room)?;
         let cancel = &self.options.cancel;
         match &mut self.watcher {
             Some(watcher) if let Some(built) = self.graphs.get(shape) => {

@@ -1,12 +1,12 @@
 //! Measures the limits of the machine: bytes read and operations per second.
 
 use crate::failure::{Failure, Outcome};
-use crate::shown::wrapped;
+use crate::shown::{counted, wrapped};
 use samite::CancelToken;
 use samite::registry::{Peaks, measure_peaks};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// With less than this part of what so many threads would make if each made what one alone does, something is wrong.
@@ -63,11 +63,16 @@ pub fn lines_of(peaks: &Peaks) -> String {
     format!("{}\n", wrapped(&line(peaks, None), 79))
 }
 
+/// Measures the limits of some threads.
 pub fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
     let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new()
         .spawn(move || sender.send(measure_peaks(threads)))
         .map_err(|error| Failure::error(format_args!("cannot start a thread: {error}")))?;
+    received(&receiver, cancel)
+}
+
+fn received(receiver: &Receiver<Peaks>, cancel: &CancelToken) -> Outcome<Peaks> {
     loop {
         cancel.check()?;
         match receiver.recv_timeout(Duration::from_millis(50)) {
@@ -75,7 +80,7 @@ pub fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::error(
-                    "the machine's limits cannot be measured: see --no-peaks",
+                    "the machine's limits cannot be measured: the thread that measures them failed",
                 ));
             }
         }
@@ -104,9 +109,8 @@ fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
     let f32_times = times(|peaks| peaks.f32_operations);
     let i8_times = times(|peaks| peaks.i8_operations.unwrap_or(0.0));
     let mut text = format!(
-        "limits, {} thread{}: {:.2} GHz, {:.1} GB/s reading{}, {:.0} GFLOP/s f32{}",
-        peaks.threads,
-        if peaks.threads == 1 { "" } else { "s" },
+        "limits, {}: {:.2} GHz, {:.1} GB/s reading{}, {:.0} GFLOP/s f32{}",
+        counted(peaks.threads, "thread"),
         peaks.clock_hz / 1e9,
         peaks.read_bytes / 1e9,
         beside(times(|peaks| peaks.read_bytes)),
@@ -131,6 +135,16 @@ fn line(peaks: &Peaks, one: Option<&Peaks>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_names_no_flag_that_a_command_may_not_have() {
+        let (sender, receiver) = mpsc::channel();
+        drop(sender);
+        match received(&receiver, &CancelToken::new()) {
+            Err(Failure::Error(message)) => assert!(!message.contains("--"), "{message}"),
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn threads_that_share_cores_are_told() {

@@ -259,16 +259,22 @@ fn what_is_written_between_products_ends_the_sharing_of_columns() {
     assert_eq!(last(&set_rows), Alone);
 }
 
+/// The norm of `x` times a scale, and something that reads it: the scale, the norm, their product.
+fn scaled_norm(g: &mut Graph, x: TensorId) -> (TensorId, TensorId, TensorId) {
+    let scale = input(g, &[WIDTH]);
+    let norm = g.rms_norm(x, 1e-5).unwrap();
+    let scaled = g.mul(norm, scale).unwrap();
+    let next = g.unary(scaled, samite_core::Unary::Silu).unwrap();
+    g.set_output(next);
+    (scale, norm, scaled)
+}
+
 #[test]
 fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
     use Fusion::{Absorbed, Alone, ScaledNorm};
     let mut g = Graph::new();
     let x = input(&mut g, &[WIDTH, 4]);
-    let scale = input(&mut g, &[WIDTH]);
-    let norm = g.rms_norm(x, 1e-5).unwrap();
-    let scaled = g.mul(norm, scale).unwrap();
-    let next = g.unary(scaled, samite_core::Unary::Silu).unwrap();
-    g.set_output(next);
+    let (scale, norm, scaled) = scaled_norm(&mut g, x);
     let nodes: Vec<_> = g.ids().collect();
     let parts = |other: Option<(TensorId, usize)>| {
         let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();
@@ -302,11 +308,7 @@ fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
     let row = 2 * WIDTH * 4;
     let x = g.view(base, [WIDTH, 4, 1, 1], [row, 4 * row, 4 * row], 0);
     let x = x.unwrap();
-    let scale = input(&mut g, &[WIDTH]);
-    let norm = g.rms_norm(x, 1e-5).unwrap();
-    let scaled = g.mul(norm, scale).unwrap();
-    let next = g.unary(scaled, samite_core::Unary::Silu).unwrap();
-    g.set_output(next);
+    let (_, _, scaled) = scaled_norm(&mut g, x);
     let nodes: Vec<_> = g.ids().collect();
     for (is_over, expected) in [(false, ScaledNorm), (true, Alone)] {
         let mut places: Vec<_> = nodes.iter().map(|&id| Some(own_place(&g, id))).collect();

@@ -166,18 +166,35 @@ mod tests {
     #[repr(C, align(64))]
     struct Line([u64; 8]);
 
-    /// Products of packed rows with columns, `batch` of them at a time, the last ones first if `backwards`.
-    #[allow(clippy::too_many_arguments)]
-    fn multiply(
-        isa: Isa,
-        product: PackedProduct,
-        layout: &Layout,
-        weights: &[u8],
-        x: &[f32],
+    /// In which order, and how, a product is computed: nothing that a result may depend on.
+    #[derive(Clone, Copy)]
+    struct Way {
+        /// Columns at a time.
         batch: usize,
+        /// The last columns first.
         backwards: bool,
         past_caches: bool,
         reading: Reading,
+    }
+
+    impl Way {
+        fn batches(batch: usize) -> Self {
+            Way {
+                batch,
+                backwards: false,
+                past_caches: true,
+                reading: Reading::DEFAULT,
+            }
+        }
+    }
+
+    /// Products of packed rows with columns.
+    fn multiply(
+        (isa, product): (Isa, PackedProduct),
+        layout: &Layout,
+        weights: &[u8],
+        x: &[f32],
+        way: Way,
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
@@ -207,7 +224,7 @@ mod tests {
                 }
             })
             .collect();
-        if backwards {
+        if way.backwards {
             places.reverse();
         }
         let mut scratch = vec![Line::default(); worker_bytes(form) / 64];
@@ -218,11 +235,11 @@ mod tests {
             k,
             first: 0,
             slabs: form.slabs().map_or(0, |slabs| slabs.distance),
-            past_caches,
-            reading,
+            past_caches: way.past_caches,
+            reading: way.reading,
             scratch: scratch.as_mut_ptr().cast(),
         };
-        for columns in places.chunks(batch) {
+        for columns in places.chunks(way.batch) {
             // SAFETY: everything is as large as said, and the instructions were detected.
             unsafe { (product.function)(&panel, columns) };
         }
@@ -250,34 +267,32 @@ mod tests {
                 let x = numbers(11, k * 67);
                 let mut first: Option<Vec<f32>> = None;
                 for (name, isa, product) in products(dtype, k, 67) {
-                    let read = |batch, backwards, past_caches, reading| {
-                        multiply(
-                            isa,
-                            product,
-                            &layout,
-                            &weights,
-                            &x,
-                            batch,
-                            backwards,
-                            past_caches,
-                            reading,
-                        )
-                        .unwrap()
-                    };
                     let multiply =
-                        |batch, backwards| read(batch, backwards, true, Reading::DEFAULT);
-                    let got = multiply(67, false);
+                        |way| multiply((isa, product), &layout, &weights, &x, way).unwrap();
+                    let got = multiply(Way::batches(67));
                     for batch in [1, 2, 3, 4, 5, 8, 9, 16, 64] {
-                        let other = multiply(batch, false);
+                        let other = multiply(Way::batches(batch));
                         assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
-                    let cached = read(1, false, false, Reading::DEFAULT);
+                    let cached = Way {
+                        past_caches: false,
+                        ..Way::batches(1)
+                    };
+                    let cached = multiply(cached);
                     assert!(got == cached, "{name} {dtype} {k} {rows}, cached");
-                    assert!(got == multiply(67, true), "{name} {dtype} {k} {rows}");
+                    let backwards = Way {
+                        backwards: true,
+                        ..Way::batches(67)
+                    };
+                    let backwards = multiply(backwards);
+                    assert!(got == backwards, "{name} {dtype} {k} {rows}, backwards");
                     for (batch, ahead, streams) in
                         [(1, 0, 2), (1, 128, 3), (4, 9216, 2), (8, 64, 9)]
                     {
-                        let other = read(batch, false, true, Reading { ahead, streams });
+                        let other = multiply(Way {
+                            reading: Reading { ahead, streams },
+                            ..Way::batches(batch)
+                        });
                         assert!(
                             got == other,
                             "{name} {dtype} {k} {rows} {ahead} x {streams}"
@@ -336,18 +351,8 @@ mod tests {
             x[35 * k..].fill(-1.0);
             for (name, isa, product) in products(dtype, k, columns) {
                 let results = [1, 2, 4, 8, columns].map(|batch| {
-                    multiply(
-                        isa,
-                        product,
-                        &layout,
-                        &weights,
-                        &x,
-                        batch,
-                        false,
-                        true,
-                        Reading::DEFAULT,
-                    )
-                    .unwrap()
+                    let way = Way::batches(batch);
+                    multiply((isa, product), &layout, &weights, &x, way).unwrap()
                 });
                 for (i, got) in results
                     .iter()
@@ -375,18 +380,8 @@ mod tests {
             x[5 * k + 40] = f32::INFINITY;
             x[66 * k] = f32::NEG_INFINITY;
             for (name, isa, product) in products(dtype, k, columns) {
-                let got = multiply(
-                    isa,
-                    product,
-                    &layout,
-                    &weights,
-                    &x,
-                    columns,
-                    false,
-                    true,
-                    Reading::DEFAULT,
-                )
-                .unwrap();
+                let way = Way::batches(columns);
+                let got = multiply((isa, product), &layout, &weights, &x, way).unwrap();
                 for (c, results) in got.chunks(rows).enumerate() {
                     let finite = !matches!(c, 3 | 5 | 66);
                     let all = results.iter().all(|x| x.is_finite() == finite);

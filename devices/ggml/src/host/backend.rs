@@ -6,7 +6,7 @@ use super::discover::{Candidate, EXTENSION, backend_name, in_directory};
 use super::library::Plugin;
 use super::probe::{Answer, ask};
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,11 +52,14 @@ pub struct GgmlBackend {
     doubts: HashMap<String, String>,
     features: Vec<(String, String)>,
     rejected: Vec<Rejected>,
+    names: Vec<String>,
 }
 
 /// Collects plugins.
 struct Search<'a> {
     options: &'a GgmlOptions,
+    /// The names of all files that could be plugins, each once.
+    names: BTreeSet<String>,
     rejected: Vec<Rejected>,
 }
 
@@ -95,15 +98,20 @@ impl Search<'_> {
                 match in_directory(path) {
                     Ok(found) => {
                         for Candidate { name, path } in found {
+                            self.names.insert(name.clone());
                             groups.entry(name).or_default().push(path);
                         }
                     }
                     Err(reason) => self.reject(path, reason),
                 }
-            } else if backend_name(path).is_some_and(|name| self.is_disabled(name)) {
-                self.reject(path, DISABLED);
-            } else if !named.contains(path) {
-                named.push(path.clone());
+            } else {
+                let name = backend_name(path);
+                self.names.extend(name.map(str::to_owned));
+                if name.is_some_and(|name| self.is_disabled(name)) {
+                    self.reject(path, DISABLED);
+                } else if !named.contains(path) {
+                    named.push(path.clone());
+                }
             }
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
@@ -219,6 +227,7 @@ impl GgmlBackend {
     pub fn find(options: &GgmlOptions) -> Self {
         let mut search = Search {
             options,
+            names: BTreeSet::new(),
             rejected: Vec::new(),
         };
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
@@ -270,7 +279,13 @@ impl GgmlBackend {
             doubts,
             features,
             rejected: search.rejected,
+            names: search.names.into_iter().collect(),
         }
+    }
+
+    /// The names of all plugins that were met, used or not, in alphabetical order.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 }
 
@@ -318,6 +333,7 @@ mod tests {
         };
         let mut search = Search {
             options: &options,
+            names: BTreeSet::new(),
             rejected: Vec::new(),
         };
         let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
@@ -373,6 +389,7 @@ mod tests {
         };
         let mut search = Search {
             options: &options,
+            names: BTreeSet::new(),
             rejected: Vec::new(),
         };
         assert_eq!(search.candidates(), [[path("vulkan")]]);

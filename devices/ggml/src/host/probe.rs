@@ -83,16 +83,17 @@ pub struct Answer {
 /// # Errors
 /// Why it cannot be used, or how the process ended.
 pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
-    ask_with(prober, path, Verdicts::of(path))
+    ask_with(prober, path, Verdicts::of(path), TRIAL_PATIENCE)
 }
 
 fn ask_with(
     prober: &[OsString],
     path: &Path,
     verdicts: Option<Verdicts>,
+    patience: Duration,
 ) -> Result<Answer, String> {
     if let Some(known) = verdicts.as_ref().and_then(Verdicts::read) {
-        let answer = start(prober, path, false)?;
+        let (answer, _) = start(prober, path, false, patience)?;
         let verdict = |(identity, _): &(String, _)| {
             let known = known.iter().find(|(device, _)| device == identity)?;
             Some(known.clone())
@@ -103,14 +104,20 @@ fn ask_with(
             return Ok(Answer { score, devices });
         }
     }
-    let answer = start(prober, path, true)?;
-    if let Some(verdicts) = verdicts {
+    let (answer, end) = start(prober, path, true, patience)?;
+    // What takes long may be the machine's fault: it is tried again the next time.
+    if let (Some(verdicts), End::Exit(_)) = (verdicts, end) {
         verdicts.write(&answer.devices);
     }
     Ok(answer)
 }
 
-fn start(prober: &[OsString], path: &Path, graphs: bool) -> Result<Answer, String> {
+fn start(
+    prober: &[OsString],
+    path: &Path,
+    graphs: bool,
+    patience: Duration,
+) -> Result<(Answer, End), String> {
     let (program, arguments) = prober.split_first().ok_or("there is no prober")?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -142,12 +149,12 @@ fn start(prober: &[OsString], path: &Path, graphs: bool) -> Result<Answer, Strin
     });
     let said = || lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let is_loaded = || said().iter().any(|line| line.starts_with(OK));
-    let end = wait(&mut child, is_loaded)?;
+    let end = wait(&mut child, is_loaded, patience)?;
     if let (Some(reader), End::Exit(_)) = (reader, &end) {
         // It ends with the pipe; that it could panic is no reason to wait for it.
         let _ = reader.join();
     }
-    understand(&said(), &end)
+    Ok((understand(&said(), &end)?, end))
 }
 
 /// How a probe ended.
@@ -200,15 +207,19 @@ fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
     Ok(Answer { score, devices })
 }
 
-/// Waits for the process, for longer once it has loaded the plugin.
-fn wait(child: &mut Child, is_loaded: impl Fn() -> bool) -> Result<End, String> {
+/// Waits for the process, at most for `patience`, once it has loaded the plugin.
+fn wait(
+    child: &mut Child,
+    is_loaded: impl Fn() -> bool,
+    patience: Duration,
+) -> Result<End, String> {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
             return Ok(End::Exit(status));
         }
         let waited = start.elapsed();
-        if waited > TRIAL_PATIENCE || (waited > PATIENCE && !is_loaded()) {
+        if waited > patience || (waited > PATIENCE && !is_loaded()) {
             // It may end at this moment; either way it is gone afterwards.
             let _ = child.kill();
             let _ = child.wait();
@@ -292,7 +303,8 @@ mod tests {
                 "echo samite-probe-ok 1; for d in {devices}; do echo samite-probe-device $d; done; [ $0 = {LOAD_ONLY} ] || {{ {trial}; }}"
             );
             let verdicts = Verdicts::in_folder(&folder.path().join("kept"), &plugin);
-            let answer = ask_with(&shell(&script), &plugin, verdicts).unwrap();
+            let patience = Duration::from_millis(1500);
+            let answer = ask_with(&shell(&script), &plugin, verdicts, patience).unwrap();
             let devices = answer.devices.into_iter();
             let devices = devices.map(|(identity, doubt)| identity + &doubt.unwrap_or_default());
             devices.collect::<Vec<_>>()
@@ -302,6 +314,11 @@ mod tests {
         assert_eq!(ask("b a", "echo samite-probe-refused tried"), ["b!", "a"]);
         // One that was not there before needs a trial.
         assert_eq!(ask("a c", "echo samite-probe-verdict 1 ?"), ["a", "c?"]);
+        // One that did not end in time is tried again.
+        let late = "it did not answer within 1 seconds";
+        let slow = ask("d", "exec sleep 20");
+        assert_eq!(slow, [format!("d{late}")]);
+        assert_eq!(ask("d", "echo samite-probe-verdict 0"), ["d"]);
     }
 
     #[test]

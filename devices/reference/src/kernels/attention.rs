@@ -1,22 +1,20 @@
 //! Masks, softmax, attention.
 
 use crate::call::Call;
-use crate::value::{positions, rows};
-use samite_core::Result;
+use crate::value::{positions, room, rows, zeros};
+use samite_core::{DIMS, Result};
 
 /// `value` right of the diagonal.
 pub fn diag_mask(call: &Call, past: usize, value: f64) -> Result<()> {
     let x = call.numbers(0)?;
-    let values: Vec<_> = positions(x.shape)
-        .map(|position| {
-            if position[0] > past.saturating_add(position[1]) {
-                value
-            } else {
-                x.at(position)
-            }
-        })
-        .collect();
-    call.store(&values)
+    let is_masked = |[i0, i1, ..]: [usize; DIMS]| i0 > past.saturating_add(i1);
+    call.store_all(positions(x.shape).map(|position| {
+        if is_masked(position) {
+            value
+        } else {
+            x.at(position)
+        }
+    }))
 }
 
 /// The factor of the mask for one head: a geometric series for the first power of two of all heads, and in between for
@@ -33,16 +31,16 @@ fn alibi_slope(head: usize, heads: usize, max_bias: f64) -> f64 {
     }
 }
 
-/// `exp(logit) / sum(exp)`, where `sink` is one more logit in the sum.
-pub fn weights(logits: &[f64], sink: Option<f64>) -> Vec<f64> {
+/// Each logit becomes `exp(logit) / sum(exp)`, where `sink` is one more logit in the sum.
+pub fn weigh(logits: &mut [f64], sink: Option<f64>) {
     let largest = logits
         .iter()
         .copied()
         .chain(sink)
         .fold(f64::NEG_INFINITY, f64::max);
-    let exps: Vec<_> = logits.iter().map(|x| (x - largest).exp()).collect();
-    let sum = exps.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
-    exps.into_iter().map(|e| e / sum).collect()
+    logits.iter_mut().for_each(|x| *x = (*x - largest).exp());
+    let sum = logits.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
+    logits.iter_mut().for_each(|x| *x /= sum);
 }
 
 /// Softmax of each row, scaled and masked.
@@ -50,9 +48,11 @@ pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
     let x = call.numbers(0)?;
     let (mask, sinks) = (call.optional_numbers(1)?, call.optional_numbers(2)?);
     let heads = x.shape[2];
-    let mut values = Vec::with_capacity(x.values.len());
+    let mut values = call.room()?;
     for [i1, head, i3] in rows(x.shape) {
-        let mut logits: Vec<_> = x.row([i1, head, i3]).iter().map(|x| x * scale).collect();
+        let at = values.len();
+        values.extend(x.row([i1, head, i3]).iter().map(|x| x * scale));
+        let logits = &mut values[at..];
         if let Some(mask) = &mask {
             let slope = alibi_slope(head, heads, max_bias);
             let row = mask.row([i1, head % mask.shape[2], i3 % mask.shape[3]]);
@@ -62,7 +62,7 @@ pub fn soft_max(call: &Call, scale: f64, max_bias: f64) -> Result<()> {
                 .for_each(|(x, m)| *x += slope * m);
         }
         let sink = sinks.as_ref().map(|sinks| sinks.values[head]);
-        values.extend(weights(&logits, sink));
+        weigh(logits, sink);
     }
     call.store(&values)
 }
@@ -74,33 +74,37 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
     let [_, tokens, heads, batch] = q.shape;
     let [_, kv, kv_heads, _] = k.shape;
     let dv = v.shape[0];
-    let mut values = Vec::new();
+    let mut values = call.room()?;
+    let (mut logits, mut weights) = (room::<f64>(kv)?, room::<f64>(kv)?);
     // The result is [dv, heads, tokens, batch].
     for [head, token, b] in rows([dv, heads, tokens, batch]) {
         let kv_head = head / (heads / kv_heads);
         let slope = alibi_slope(head, heads, max_bias);
         let query = q.row([token, head, b]);
-        let logits: Vec<_> = (0..kv)
-            .map(|key| {
-                let dot: f64 = query
-                    .iter()
-                    .zip(k.row([key, kv_head, b]))
-                    .map(|(q, k)| q * k)
-                    .sum();
-                let mut logit = dot * scale;
-                if softcap != 0.0 {
-                    logit = softcap * (logit / softcap).tanh();
-                }
-                let masked = mask.as_ref().map_or(0.0, |m| {
-                    m.at([key, token, head % m.shape[2], b % m.shape[3]])
-                });
-                logit + slope * masked
-            })
-            .collect();
-        let mut sum = vec![0.0; dv];
+        logits.clear();
+        logits.extend((0..kv).map(|key| {
+            let dot: f64 = query
+                .iter()
+                .zip(k.row([key, kv_head, b]))
+                .map(|(q, k)| q * k)
+                .sum();
+            let mut logit = dot * scale;
+            if softcap != 0.0 {
+                logit = softcap * (logit / softcap).tanh();
+            }
+            let masked = mask.as_ref().map_or(0.0, |m| {
+                m.at([key, token, head % m.shape[2], b % m.shape[3]])
+            });
+            logit + slope * masked
+        }));
+        let at = values.len();
+        values.resize(at + dv, 0.0);
+        let sum = &mut values[at..];
         if logits.iter().any(|&x| x != f64::NEG_INFINITY) {
             let sink = sinks.as_ref().map(|sinks| sinks.values[head]);
-            for (key, weight) in weights(&logits, sink).into_iter().enumerate() {
+            weights.clone_from(&logits);
+            weigh(&mut weights, sink);
+            for (key, weight) in weights.iter().enumerate() {
                 if logits[key] == f64::NEG_INFINITY {
                     continue; // what lies in unused cells of a cache does not matter, be it NaN
                 }
@@ -110,7 +114,6 @@ pub fn flash(call: &Call, scale: f64, max_bias: f64, softcap: f64) -> Result<()>
                     .for_each(|(sum, v)| *sum += weight * v);
             }
         }
-        values.extend(sum);
     }
     call.store(&values)
 }
@@ -128,7 +131,11 @@ pub fn flash_back(call: &Call, scale: f64) -> Result<()> {
     let [_, tokens, heads, batch] = q.shape;
     let [_, keys, kv_heads, _] = k.shape;
     let sizes = [q.shape[0], k.shape[0], v.shape[0]];
-    let [mut of_q, mut of_k, mut of_v] = [&q, &k, &v].map(|x| vec![0.0; x.values.len()]);
+    let counts = [&q, &k, &v].map(|x| x.values.len());
+    let mut gradients = zeros(counts.iter().sum())?;
+    let (of_q, others) = gradients.split_at_mut(counts[0]);
+    let (of_k, of_v) = others.split_at_mut(counts[1]);
+    let (mut shares, mut of_shares) = (room(keys)?, room(keys)?);
     // Adds `factor * x` to row `[head, i, b]` of gradients.
     let add = |to: &mut [f64],
                size: usize,
@@ -144,27 +151,25 @@ pub fn flash_back(call: &Call, scale: f64) -> Result<()> {
     for [head, token, b] in rows([1, heads, tokens, batch]) {
         let kv_head = head / (heads / kv_heads);
         let (query, gradient) = (q.row([token, head, b]), g.row([head, token, b]));
-        let logits: Vec<_> = (0..keys)
-            .map(|key| {
-                let masked = mask.as_ref().map_or(0.0, |m| {
-                    m.at([key, token, head % m.shape[2], b % m.shape[3]])
-                });
-                dot(query, k.row([key, kv_head, b])) * scale + masked
-            })
-            .collect();
-        if logits.iter().all(|&x| x == f64::NEG_INFINITY) {
+        shares.clear();
+        shares.extend((0..keys).map(|key| {
+            let masked = mask.as_ref().map_or(0.0, |m| {
+                m.at([key, token, head % m.shape[2], b % m.shape[3]])
+            });
+            dot(query, k.row([key, kv_head, b])) * scale + masked
+        }));
+        if shares.iter().all(|&x| x == f64::NEG_INFINITY) {
             continue;
         }
-        let shares = weights(&logits, None);
-        let of_shares: Vec<_> = (0..keys)
-            .map(|key| dot(gradient, v.row([key, kv_head, b])))
-            .collect();
+        weigh(&mut shares, None);
+        of_shares.clear();
+        of_shares.extend((0..keys).map(|key| dot(gradient, v.row([key, kv_head, b]))));
         let mean = dot(&shares, &of_shares);
         for key in 0..keys {
             let of_logit = shares[key] * (of_shares[key] - mean) * scale;
             let place = [kv_head, key, b];
             add(
-                &mut of_q,
+                of_q,
                 sizes[0],
                 heads,
                 tokens,
@@ -172,19 +177,11 @@ pub fn flash_back(call: &Call, scale: f64) -> Result<()> {
                 of_logit,
                 k.row([key, kv_head, b]),
             );
-            add(&mut of_k, sizes[1], kv_heads, keys, place, of_logit, query);
-            add(
-                &mut of_v,
-                sizes[2],
-                kv_heads,
-                keys,
-                place,
-                shares[key],
-                gradient,
-            );
+            add(of_k, sizes[1], kv_heads, keys, place, of_logit, query);
+            add(of_v, sizes[2], kv_heads, keys, place, shares[key], gradient);
         }
     }
-    call.store(&[of_q, of_k, of_v].concat())
+    call.store(&gradients)
 }
 
 #[cfg(test)]

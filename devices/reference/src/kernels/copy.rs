@@ -1,7 +1,7 @@
 //! Moving elements: copies, conversions, repetition, concatenation, padding.
 
 use crate::call::Call;
-use crate::value::{block_shape, kept_as, positions};
+use crate::value::{block_shape, kept_as, positions, room};
 use samite_core::{DIMS, Result, Shape};
 
 /// The elements of source 0 in logical order become those of the result, whatever the shapes. Between equal types bytes
@@ -21,7 +21,7 @@ pub fn convert(call: &Call) -> Result<()> {
 /// Element `i` of each dimension is element `i` modulo its extent in the source.
 pub fn repeat(call: &Call) -> Result<()> {
     let source = call.blocks(0)?;
-    let mut bytes = Vec::new();
+    let mut bytes = room(call.result_bytes())?;
     for position in positions(call.result.tensor.layout().shape()) {
         let wrapped = std::array::from_fn(|d| position[d] % source.shape[d]);
         bytes.extend_from_slice(source.at(wrapped));
@@ -32,7 +32,7 @@ pub fn repeat(call: &Call) -> Result<()> {
 /// Source 0, then source 1, along `dim`.
 pub fn concat(call: &Call, dim: usize) -> Result<()> {
     let (first, second) = (call.blocks(0)?, call.blocks(1)?);
-    let mut bytes = Vec::new();
+    let mut bytes = room(call.result_bytes())?;
     for mut position in positions(block_shape(call.result.tensor.layout())) {
         match position[dim].checked_sub(first.shape[dim]) {
             None => bytes.extend_from_slice(first.at(position)),
@@ -57,8 +57,6 @@ pub fn pad(call: &Call, before: Shape) -> Result<()> {
         }
         Some(source.at(inner))
     };
-    let values: Vec<_> = positions(call.result.tensor.layout().shape())
-        .map(|position| value(position).unwrap_or(0.0))
-        .collect();
-    call.store(&values)
+    let positions = positions(call.result.tensor.layout().shape());
+    call.store_all(positions.map(|position| value(position).unwrap_or(0.0)))
 }

@@ -7,29 +7,26 @@ use samite_core::{Glu, Result};
 
 /// `f` of each element of source 0.
 pub fn map(call: &Call, f: impl Fn(f64) -> f64) -> Result<()> {
-    let x = call.numbers(0)?;
-    call.store(&x.values.into_iter().map(f).collect::<Vec<_>>())
+    call.store_all(call.numbers(0)?.values.into_iter().map(f))
 }
 
 /// `f` of the number of each element.
 pub fn generate(call: &Call, f: impl Fn(usize) -> f64) -> Result<()> {
     let elements = call.result.tensor.layout().elements();
-    call.store(&(0..elements).map(f).collect::<Vec<_>>())
+    call.store_all((0..elements).map(f))
 }
 
 /// `f` of each element of source 0 and its partner in source 1, which repeats.
 pub fn binary(call: &Call, f: impl Fn(f64, f64) -> f64) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
-    let values: Vec<_> = positions(a.shape)
-        .map(|position| f(a.at(position), b.at_repeated(position)))
-        .collect();
-    call.store(&values)
+    let values = positions(a.shape).map(|position| f(a.at(position), b.at_repeated(position)));
+    call.store_all(values)
 }
 
 /// To each row of source 0, the row of source 1 that source 2 names.
 pub fn add_id(call: &Call) -> Result<()> {
     let (a, b, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
-    let mut values = Vec::with_capacity(a.values.len());
+    let mut values = call.room()?;
     for [i1, i2, i3] in crate::value::rows(a.shape) {
         let expert = call.index(ids.at([i1, i2, 0, 0]), b.shape[1], 2)?;
         let rows = a.row([i1, i2, i3]).iter().zip(b.row([expert, 0, 0]));
@@ -41,7 +38,7 @@ pub fn add_id(call: &Call) -> Result<()> {
 /// A gated linear unit of the halves of each row, or of two sources.
 pub fn glu(call: &Call, kind: Glu, swapped: bool) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.optional_numbers(1)?);
-    let mut values = Vec::new();
+    let mut values = call.room()?;
     for row in crate::value::rows(a.shape) {
         let whole = a.row(row);
         let (x, gate) = match &b {

@@ -13,7 +13,7 @@ pub fn mul_mat(call: &Call) -> Result<()> {
     let (weights, x) = (call.numbers(0)?, call.numbers(1)?);
     let [_, m, w2, w3] = weights.shape;
     let (share2, share3) = (x.shape[2] / w2, x.shape[3] / w3);
-    let mut values = Vec::new();
+    let mut values = call.room()?;
     for [i1, i2, i3] in rows(x.shape) {
         let x = x.row([i1, i2, i3]);
         values.extend((0..m).map(|row| dot(weights.row([row, i2 / share2, i3 / share3]), x)));
@@ -26,15 +26,16 @@ pub fn out_prod(call: &Call) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
     let ([m, terms, a2, a3], [n, _, b2, b3]) = (a.shape, b.shape);
     let (share2, share3) = (b2 / a2, b3 / a3);
-    let mut values = Vec::with_capacity(m * n * b2 * b3);
+    let mut values = call.room()?;
     for [j, i2, i3] in rows([m, n, b2, b3]) {
-        let mut sum = vec![0.0; m];
+        let at = values.len();
+        values.resize(at + m, 0.0);
+        let sum = &mut values[at..];
         for term in 0..terms {
             let factor = b.at([j, term, i2, i3]);
             let row = a.row([term, i2 / share2, i3 / share3]);
             sum.iter_mut().zip(row).for_each(|(s, x)| *s += x * factor);
         }
-        values.extend(sum);
     }
     call.store(&values)
 }
@@ -44,7 +45,7 @@ pub fn mul_mat_id(call: &Call) -> Result<()> {
     let (experts, x, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
     let [_, m, count, _] = experts.shape;
     let [used, tokens, _, _] = ids.shape;
-    let mut values = Vec::new();
+    let mut values = call.room()?;
     for token in 0..tokens {
         for slot in 0..used {
             let expert = call.index(ids.at([slot, token, 0, 0]), count, 2)?;

@@ -74,7 +74,7 @@ impl Kernel {
 
     /// Computes one node.
     pub fn run(&self, call: &Call) -> Result<()> {
-        (self.run)(call)
+        (self.run)(call).map_err(|error| call.failed(error))
     }
 }
 

@@ -6,7 +6,7 @@ use samite_core::Result;
 /// Row by row, every element `x` becomes `(x - shift) * scale`, where `f` says shift and scale of a row.
 fn affine(call: &Call, f: impl Fn(&[f64]) -> (f64, f64)) -> Result<()> {
     let x = call.numbers(0)?;
-    let mut values = Vec::with_capacity(x.values.len());
+    let mut values = call.room()?;
     for row in x.rows() {
         let (shift, scale) = f(row);
         values.extend(row.iter().map(|x| (x - shift) * scale));

@@ -10,13 +10,13 @@ pub fn sum(call: &Call) -> Result<()> {
 
 /// One number for each row.
 pub fn rows(call: &Call, f: impl Fn(&[f64]) -> f64) -> Result<()> {
-    call.store(&call.numbers(0)?.rows().map(f).collect::<Vec<_>>())
+    call.store_all(call.numbers(0)?.rows().map(f))
 }
 
 /// Each element and all before it in its row.
 pub fn running_sum(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
-    let mut values = Vec::with_capacity(x.values.len());
+    let mut values = call.room()?;
     for row in x.rows() {
         let mut sum = 0.0;
         values.extend(row.iter().map(|x| {

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use crate::call::Call;
-use crate::value::rows;
+use crate::value::{Grid, rows};
 use samite_core::{Result, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -40,9 +40,9 @@ fn rotation(rope: &Rope, pair: usize, position: f64, divisor: f64) -> (f64, f64)
 pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
     let (x, positions) = (call.numbers(0)?, call.integers(1)?);
     let divisors = call.optional_numbers(2)?;
-    let mut values = x.values.clone();
-    let n0 = x.shape[0];
-    for (row, [_, token, _]) in rows(x.shape).enumerate() {
+    let Grid { shape, mut values } = x;
+    let n0 = shape[0];
+    for (row, [_, token, _]) in rows(shape).enumerate() {
         let head = &mut values[row * n0..][..n0];
         for pair in 0..rope.dims / 2 {
             let divisor = divisors.as_ref().map_or(1.0, |d| d.values[pair]);

@@ -1,7 +1,7 @@
 //! Rows by number.
 
 use crate::call::Call;
-use crate::value::{read_row, rows, write_row};
+use crate::value::{read_row, room, rows, write_row};
 use samite_core::Result;
 
 /// The rows of source 0 that source 1 names.
@@ -9,7 +9,7 @@ pub fn get(call: &Call) -> Result<()> {
     let (table, numbers) = (call.source(0)?, call.integers(1)?);
     let count = table.tensor.layout().shape()[1];
     let [n0, n1, n2, _] = numbers.shape;
-    let mut values = Vec::new();
+    let mut values = call.room()?;
     for [row, i2, i3] in rows([1, n0, n1, n2]) {
         let number = call.index(numbers.at([row, i2, i3, 0]), count, 1)?;
         values.extend(read_row(&table.tensor, [number, i2, i3])?);
@@ -21,7 +21,7 @@ pub fn get(call: &Call) -> Result<()> {
 pub fn set(call: &Call) -> Result<()> {
     let (source, numbers) = (call.numbers(0)?, call.integers(1)?);
     let count = call.result.tensor.layout().shape()[1];
-    let mut places = Vec::new();
+    let mut places = room(source.shape[1..].iter().product())?;
     for [i1, i2, i3] in rows(source.shape) {
         let number = numbers.at([i1, i2 % numbers.shape[1], i3 % numbers.shape[2], 0]);
         places.push([call.index(number, count, 1)?, i2, i3]);

@@ -1,31 +1,37 @@
 //! Indices in the order of values.
 
 use crate::call::Call;
+use crate::value::room;
 use samite_core::{Result, SortOrder};
 
-/// The indices of `row`, sorted by value; equal values keep their order.
-fn sorted(row: &[f64], order: SortOrder) -> Vec<i64> {
-    let mut indices: Vec<usize> = (0..row.len()).collect();
-    indices.sort_by(|&a, &b| match order {
-        SortOrder::Ascending => row[a].total_cmp(&row[b]),
-        SortOrder::Descending => row[b].total_cmp(&row[a]),
-    });
-    indices.into_iter().map(|i| i as i64).collect()
+/// The first `count` indices of each row, sorted by value; equal values keep their order.
+fn sorted(call: &Call, order: SortOrder, count: usize) -> Result<()> {
+    let x = call.numbers(0)?;
+    let (mut all, mut indices) = (call.room()?, room(x.shape[0])?);
+    for row in x.rows() {
+        indices.clear();
+        indices.extend(0..row.len());
+        // The unstable sort takes no memory.
+        indices.sort_unstable_by(|&a, &b| {
+            let by_value = match order {
+                SortOrder::Ascending => row[a].total_cmp(&row[b]),
+                SortOrder::Descending => row[b].total_cmp(&row[a]),
+            };
+            by_value.then(a.cmp(&b))
+        });
+        all.extend(indices.iter().take(count).map(|&i| i as i64));
+    }
+    call.store_integers(all)
 }
 
 /// All indices of each row.
 pub fn argsort(call: &Call, order: SortOrder) -> Result<()> {
-    let x = call.numbers(0)?;
-    call.store_integers(x.rows().flat_map(|row| sorted(row, order)))
+    sorted(call, order, usize::MAX)
 }
 
 /// The indices of the `k` largest elements of each row, largest first.
 pub fn top_k(call: &Call, k: usize) -> Result<()> {
-    let x = call.numbers(0)?;
-    call.store_integers(
-        x.rows()
-            .flat_map(|row| sorted(row, SortOrder::Descending).into_iter().take(k)),
-    )
+    sorted(call, SortOrder::Descending, k)
 }
 
 /// The index of the largest element of each row, the first of equals.

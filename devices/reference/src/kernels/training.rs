@@ -1,8 +1,8 @@
 //! Gradients, losses and steps of optimizers.
 
-use super::attention::weights;
+use super::attention::weigh;
 use crate::call::Call;
-use crate::value::positions;
+use crate::value::{gathered, positions, zeros};
 use samite_core::Result;
 
 /// What [`Op::Repeat`](samite_core::Op::Repeat) spread out, summed.
@@ -10,7 +10,7 @@ pub fn repeat_back(call: &Call) -> Result<()> {
     let x = call.numbers(0)?;
     let shape = call.result.tensor.layout().shape();
     let [n0, n1, n2, _] = shape;
-    let mut sums = vec![0.0; shape.iter().product()];
+    let mut sums = zeros(shape.iter().product())?;
     for position in positions(x.shape) {
         let [i0, i1, i2, i3] = std::array::from_fn(|d| position[d] % shape[d]);
         sums[i0 + n0 * (i1 + n1 * (i2 + n2 * i3))] += x.at(position);
@@ -21,46 +21,44 @@ pub fn repeat_back(call: &Call) -> Result<()> {
 /// `gradient * d(x sigmoid(x))/dx`.
 pub fn silu_back(call: &Call) -> Result<()> {
     let (gradient, x) = (call.numbers(0)?, call.numbers(1)?);
-    let values: Vec<_> = gradient
-        .values
-        .iter()
-        .zip(&x.values)
-        .map(|(g, x)| {
-            let s = 1.0 / (1.0 + (-x).exp());
-            g * s * (1.0 + x * (1.0 - s))
-        })
-        .collect();
-    call.store(&values)
+    let pairs = gradient.values.iter().zip(&x.values);
+    call.store_all(pairs.map(|(g, x)| {
+        let s = 1.0 / (1.0 + (-x).exp());
+        g * s * (1.0 + x * (1.0 - s))
+    }))
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Lets `f` compute each row of the result from the rows of sources 0 and 1.
-fn rows(call: &Call, f: impl Fn(&[f64], &[f64]) -> Vec<f64>) -> Result<()> {
+/// Lets `f` add each row of the result, computed from the rows of sources 0 and 1.
+fn rows(call: &Call, f: impl Fn(&[f64], &[f64], &mut Vec<f64>)) -> Result<()> {
     let (a, b) = (call.numbers(0)?, call.numbers(1)?);
-    let values: Vec<_> = a.rows().zip(b.rows()).flat_map(|(a, b)| f(a, b)).collect();
+    let mut values = call.room()?;
+    for (a, b) in a.rows().zip(b.rows()) {
+        f(a, b, &mut values);
+    }
     call.store(&values)
 }
 
 /// With `r = 1 / sqrt(mean(x²) + eps)`: `r (gradient - x r² mean(gradient x))`.
 pub fn rms_norm_back(call: &Call, eps: f64) -> Result<()> {
-    rows(call, |gradient, x| {
+    rows(call, |gradient, x, values| {
         let n = x.len() as f64;
         let r = 1.0 / (dot(x, x) / n + eps).sqrt();
         let pull = r * r * dot(gradient, x) / n;
         let pairs = gradient.iter().zip(x);
-        pairs.map(|(g, x)| r * (g - x * pull)).collect()
+        values.extend(pairs.map(|(g, x)| r * (g - x * pull)));
     })
 }
 
 /// `scale * y (gradient - sum(gradient y))`.
 pub fn soft_max_back(call: &Call, scale: f64) -> Result<()> {
-    rows(call, |gradient, y| {
+    rows(call, |gradient, y, values| {
         let mean = dot(gradient, y);
         let pairs = gradient.iter().zip(y);
-        pairs.map(|(g, y)| scale * y * (g - mean)).collect()
+        values.extend(pairs.map(|(g, y)| scale * y * (g - mean)));
     })
 }
 
@@ -68,7 +66,7 @@ pub fn soft_max_back(call: &Call, scale: f64) -> Result<()> {
 pub fn get_rows_back(call: &Call) -> Result<()> {
     let (gradient, numbers) = (call.numbers(0)?, call.integers(1)?);
     let [n0, count, ..] = call.result.tensor.layout().shape();
-    let mut sums = vec![0.0; n0 * count];
+    let mut sums = zeros(n0 * count)?;
     for (row, &number) in gradient.rows().zip(&numbers.values) {
         let place = &mut sums[call.index(number, count, 1)? * n0..][..n0];
         place.iter_mut().zip(row).for_each(|(s, g)| *s += g);
@@ -97,10 +95,16 @@ pub fn cross_entropy_loss_back(call: &Call) -> Result<()> {
     let (logits, labels) = (call.numbers(1)?, call.numbers(2)?);
     let count: usize = logits.shape[1..].iter().product();
     let factor = gradient / count as f64;
-    let mut values = Vec::with_capacity(logits.values.len());
+    let mut values = call.room()?;
     for (logits, labels) in logits.rows().zip(labels.rows()) {
-        let softmax = weights(logits, None);
-        values.extend(softmax.iter().zip(labels).map(|(y, p)| factor * (y - p)));
+        let at = values.len();
+        values.extend(logits);
+        let softmax = &mut values[at..];
+        weigh(softmax, None);
+        softmax
+            .iter_mut()
+            .zip(labels)
+            .for_each(|(y, p)| *y = factor * (*y - p));
     }
     call.store(&values)
 }
@@ -128,6 +132,6 @@ pub fn sgd(call: &Call) -> Result<()> {
     let (w, g, p) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?.values);
     let keep = 1.0 - p[0] * p[1];
     let pairs = w.values.iter().zip(&g.values);
-    let values: Vec<_> = pairs.map(|(w, g)| w * keep - p[0] * g).collect();
+    let values = gathered(w.values.len(), pairs.map(|(w, g)| w * keep - p[0] * g))?;
     call.store_source(0, &values)
 }

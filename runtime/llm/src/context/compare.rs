@@ -33,17 +33,12 @@ fn compare_all(
     batch: &Batch,
     see: &mut impl FnMut(&Pair<'_>) -> Result<Watch, Error>,
 ) -> Result<()> {
-    let (tokens, mut start) = (batch.tokens(), 0);
-    while start < tokens.len() {
-        let end = first.micro_batch_end(tokens, start);
-        let part = &tokens[start..end];
+    for (part, room) in first.micro_batches(batch.tokens()) {
         for context in [&mut *first, &mut *second] {
-            let others = context.others(tokens, end);
-            context.load_part(batch, part, others)?;
+            context.load_part(batch, part, room)?;
         }
         let schedulers = [&mut first.scheduler, &mut second.scheduler];
         in_step(schedulers, &first.options.cancel, &mut *see)?;
-        start = end;
     }
     Ok(())
 }

@@ -1,20 +1,12 @@
 //! Fills the inputs of a graph: tokens, positions, cells, mask.
 
+use super::micro_batches::Room;
 use crate::arch::{GraphInputs, GraphShape};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
 use crate::kv::Cells;
 use half::f16;
 use samite_sched::Scheduler;
-
-/// What micro-batches of one batch have in common, so that they are runs of one graph: only such runs overlap.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Others {
-    /// Tokens that follow in other micro-batches, whose cells the graph reaches as well.
-    pub n_to_come: usize,
-    /// The most rows of logits that one of them wants.
-    pub n_outputs: usize,
-}
 
 /// Values of a graph's inputs, in buffers that are reused.
 #[derive(Debug, Default)]
@@ -36,13 +28,13 @@ impl Staging {
         })
     }
 
-    /// Takes a cell for each token of `part`, a micro-batch of `batch`, and sets all values. The graph has to suit `others`, too.
+    /// Takes a cell for each token of `part`, a micro-batch of `batch`, and sets all values. The graph is to have `room`, too.
     pub fn fill(
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
         cells: &mut Cells,
-        others: Others,
+        room: Room,
     ) -> Result<GraphShape> {
         self.tokens.clear();
         self.positions.clear();
@@ -64,9 +56,9 @@ impl Staging {
             }
         }
         // What is computed in vain is the first token's logits.
-        let n_outputs = others.n_outputs.min(part.len());
+        let n_outputs = room.n_outputs.min(part.len());
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
-        let end = cells.end().saturating_add(others.n_to_come);
+        let end = cells.end().saturating_add(room.n_to_come);
         let n_kv = padded(end, cells.len(), cells.n_sequences());
         self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
         for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
