@@ -3,9 +3,11 @@
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::progress;
-use crate::shown::counted;
 use clap::Args;
-use samite_sim::{Case, Failure as Found, Fault, Search, Strike, Workload, run as simulate, shrink};
+use samite::counted;
+use samite_sim::{
+    Case, Failure as Found, Fault, Search, Strike, Workload, run as simulate, shrink,
+};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,12 +17,14 @@ const MANY: u64 = 5_000;
 
 /// Flags of `samite sim`.
 #[derive(Debug, Args)]
-#[command(after_help = "A case that fails is made smaller, and its flags are printed. docs/simulation.md tells how it works.
+#[command(
+    after_help = "A case that fails is made smaller, and its flags are printed. docs/simulation.md tells how it works.
 
 Examples:
   samite sim --count 100000
   samite sim --seed 2026 --trace -
-  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'")]
+  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'"
+)]
 pub struct SimArgs {
     /// The case to run, or the first of several
     #[arg(long, value_name = "N", default_value_t = 0)]

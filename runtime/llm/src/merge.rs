@@ -101,7 +101,10 @@ pub fn merge(source: &GgufFile, target: &Path, options: &MergeOptions<'_>) -> Re
             )));
         }
         let shape_of = |name: &str| source.tensor(name).map(|info| info.shape);
-        adapters.push((AdapterFile::open(&SystemFiles, path, architecture, shape_of)?, *share));
+        adapters.push((
+            AdapterFile::open(&SystemFiles, path, architecture, shape_of)?,
+            *share,
+        ));
     }
     let changes = |info: &TensorInfo| {
         adapters

@@ -212,7 +212,8 @@ impl Device for SimDevice {
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
         let own = |memory: &Arc<dyn BufferType>| self.supports_buffer_type(memory);
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_peer = |memory: &Arc<dyn BufferType>| peers.iter().any(|peer| same_buffer_type(peer, memory));
+        let is_peer =
+            |memory: &Arc<dyn BufferType>| peers.iter().any(|peer| same_buffer_type(peer, memory));
         let known =
             |memory: &Arc<dyn BufferType>| own(memory) || memory.is_host() || is_peer(memory);
         self.options.copies && known(from) && known(to) && (own(from) || own(to))

@@ -66,7 +66,9 @@ impl File for SimFile {
             Ok(())
         })?;
         let content = &self.content[..self.size.load(Ordering::SeqCst)];
-        let part = usize::try_from(offset).ok().and_then(|at| content.get(at..));
+        let part = usize::try_from(offset)
+            .ok()
+            .and_then(|at| content.get(at..));
         let part = part.and_then(|rest| rest.get(..len));
         buffer.copy_from_slice(part.ok_or(ErrorKind::UnexpectedEof)?);
         Ok(())

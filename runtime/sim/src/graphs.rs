@@ -8,11 +8,12 @@ use crate::machine::Machine;
 use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{
-    BufferType, CancelToken, DType, Device, Error, Result, StoredTensor, TensorGroup, TensorId,
+    Buffer, BufferType, CancelToken, DType, Device, Error, HostMemory, Result, StoredTensor,
+    TensorId, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::order::Work;
-use samite_sched::{Assignments, Options, Scheduler, Watch};
+use samite_sched::{Assignments, Fallback, Options, Scheduler, Watch};
 use samite_testing::{RandomGraph, Rng, random_graph_up_to};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,19 +30,43 @@ struct Twin {
 
 type Stored = Vec<Arc<StoredTensor>>;
 
+/// A graph whose stored tensors lie where `allocate` says: a buffer of so many bytes.
 fn graph_in(
     seed: u64,
     nodes: usize,
-    mut memory: impl FnMut() -> Arc<dyn BufferType>,
+    mut allocate: impl FnMut(usize, Usage) -> Result<Arc<dyn Buffer>>,
 ) -> Result<(RandomGraph, Stored)> {
     let mut stored = Vec::new();
     let graph = random_graph_up_to(seed, nodes, &mut |name, layout, usage, bytes| {
-        let group = TensorGroup::allocate(&memory(), usage, &[(name, layout)])?;
-        group.tensors[0].tensor().write(0, bytes)?;
-        stored.push(Arc::clone(&group.tensors[0]));
-        Ok(Arc::clone(&group.tensors[0]))
+        let buffer = allocate(layout.bytes(), usage)?;
+        let tensor = StoredTensor::new(name, buffer, 0, layout)?;
+        tensor.tensor().write(0, bytes)?;
+        stored.push(Arc::clone(&tensor));
+        Ok(tensor)
     })?;
     Ok((graph, stored))
+}
+
+/// Memory of some device: its own, or the host's that it was given.
+fn memory_of(
+    machine: &Machine,
+    rng: &mut Rng,
+    size: usize,
+    usage: Usage,
+) -> Result<Arc<dyn Buffer>> {
+    let device = rng.pick(&(0..machine.devices.len()).collect::<Vec<_>>());
+    let device = &machine.devices[device];
+    if device.options.import_host && rng.one_in(2) {
+        let memory = HostMemory::allocate(size, "the host", "a tensor")?;
+        machine.world.with(|state| state.faults.armed = true);
+        let imported = device.import_host(memory, usage);
+        machine.world.with(|state| state.faults.armed = false);
+        // Whoever imports can do without.
+        if let Ok(buffer) = imported {
+            return Ok(buffer);
+        }
+    }
+    device.buffer_type().allocate(size, usage)
 }
 
 impl Twin {
@@ -49,10 +74,11 @@ impl Twin {
         seed: u64,
         nodes: usize,
         alone: &Arc<dyn BufferType>,
-        memory: impl FnMut() -> Arc<dyn BufferType>,
+        allocate: impl FnMut(usize, Usage) -> Result<Arc<dyn Buffer>>,
     ) -> Result<Self> {
-        let (simulated, stored) = graph_in(seed, nodes, memory)?;
-        let (alone, stored_alone) = graph_in(seed, nodes, || Arc::clone(alone))?;
+        let (simulated, stored) = graph_in(seed, nodes, allocate)?;
+        let allocate = |size, usage| alone.allocate(size, usage);
+        let (alone, stored_alone) = graph_in(seed, nodes, allocate)?;
         Ok(Twin {
             seed,
             nodes,
@@ -63,8 +89,9 @@ impl Twin {
     }
 
     /// Puts the simulated graph's tensors into other memory, with what the twin has now.
-    fn move_to(&mut self, memory: impl FnMut() -> Arc<dyn BufferType>) -> Result<()> {
-        (self.simulated, self.stored[0]) = graph_in(self.seed, self.nodes, memory)?;
+    fn move_to(&mut self, memory: &Arc<dyn BufferType>) -> Result<()> {
+        let allocate = |size, usage| memory.allocate(size, usage);
+        (self.simulated, self.stored[0]) = graph_in(self.seed, self.nodes, allocate)?;
         self.restore()
     }
 
@@ -183,22 +210,17 @@ struct Application<'a> {
 }
 
 /// Plays a case.
-pub(crate) fn play(
-    case: &Case,
-    world: &Arc<World>,
-    outcome: &mut Outcome,
-) -> Result<(), String> {
+pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), String> {
     let machine = Machine::draw(case.seed_for(3), case.devices, |_| {}, world);
     let mut rng = Rng::new(case.seed_for(4));
     let device = ReferenceDevice::new(ReferenceOptions::named("alone")) as Arc<dyn Device>;
     let memory = device.buffer_type();
     let broken = |error: Error| format!("without faults: {error}");
     let alone = Scheduler::new(vec![device], Options::default()).map_err(broken)?;
-    let memories = machine.memories();
     let twins = (0..1 + rng.below(2))
         .map(|_| {
             let mut places = Rng::new(rng.bits());
-            let any = || Arc::clone(&memories[places.below(memories.len())]);
+            let any = |size, usage| memory_of(&machine, &mut places, size, usage);
             Twin::new(rng.bits(), case.nodes, &memory, any)
         })
         .collect::<Result<Vec<_>>>()
@@ -206,9 +228,9 @@ pub(crate) fn play(
     let options = Options {
         copies: rng.pick(&[1, 1, 2, 4]),
         offload: rng.one_in(2),
+        fallback: Fallback::Allow,
         cached_plans: rng.pick(&[1, 8]),
         environment: machine.environment(BTreeMap::new()),
-        ..Options::default()
     };
     let mut application = Application {
         machine,
@@ -325,12 +347,17 @@ impl Application<'_> {
                 ..before
             };
             if after != done {
-                wrong.push(format!("a run did more than run: {before:?}, then {after:?}"));
+                wrong.push(format!(
+                    "a run did more than run: {before:?}, then {after:?}"
+                ));
             }
-            let by_streams = plan.actions().iter().filter_map(|action| match action.work {
-                Work::Copy(number) => action.copier.map(|_| plan.copies()[number].bytes),
-                _ => None,
-            });
+            let by_streams = plan
+                .actions()
+                .iter()
+                .filter_map(|action| match action.work {
+                    Work::Copy(number) => action.copier.map(|_| plan.copies()[number].bytes),
+                    _ => None,
+                });
             let planned = by_streams.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy));
             let moved = self.machine.world.with(|state| state.copies);
             let moved = (moved.0 - copies.0, moved.1 - copies.1);
@@ -351,7 +378,9 @@ impl Application<'_> {
             });
             // The host's own memory is not simulated.
             if live != bytes && name != "host memory" {
-                wrong.push(format!("{live} bytes of {name} are in use, {bytes} accounted for"));
+                wrong.push(format!(
+                    "{live} bytes of {name} are in use, {bytes} accounted for"
+                ));
             }
         }
         for mistake in wrong {
@@ -370,8 +399,7 @@ impl Application<'_> {
         let graph = &self.twins[twin].alone;
         let cancel = CancelToken::new();
         let loaded = self.alone.load(&graph.graph);
-        let values =
-            loaded.and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel));
+        let values = loaded.and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel));
         values.map_err(|error| format!("on one device: {error}"))
     }
 
@@ -423,7 +451,7 @@ impl Application<'_> {
             let last = self.machine.memories().pop();
             let last = last.ok_or("every device is lost")?;
             for twin in &mut self.twins {
-                twin.move_to(|| Arc::clone(&last))
+                twin.move_to(&last)
                     .map_err(|error| format!("loading again: {error}"))?;
             }
         }

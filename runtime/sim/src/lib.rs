@@ -1,4 +1,27 @@
+//! The scheduler and language models in a test tube: simulated devices, memory, files and threads, with faults, replayed from a number.
+//!
+//! What waits goes wrong rarely and cannot be repeated. Here the real code runs on a simulated machine: one thread, one seed, time that is a
+//! number. The seed decides how fast each device is, when work is felt, what fails and when; the same seed does the same again.
+//! `docs/simulation.md` tells how it works, with a failure followed step by step.
+//!
+//! - A [`Case`] is everything that a simulation depends on. [`run`] plays it and says what was wrong.
+//! - A [`Workload`] is what the application does: random graphs on a scheduler, or contexts of language models. Everything is also done on one plain
+//!   reference device, and results must be equal bit by bit.
+//! - A [`Fault`] is something that goes wrong. What fails must say why, leave everything usable, and work when it is done again.
+//! - A [`Search`] runs many seeds; [`shrink`] makes a case that failed small.
+//!
+//! Inside, the module `world` moves time and streams, and `shadow` knows of each byte of memory who wrote and who read it, so that a
+//! forgotten wait is found even where luck hides it.
+//!
+//! ```
+//! use samite_sim::{Case, run};
+//!
+//! let outcome = run(&Case::new(7), false);
+//! assert_eq!(outcome.failure, None);
+//! assert_eq!(outcome.hash, run(&Case::new(7), false).hash);
+//! ```
 #![forbid(unsafe_code)]
+
 mod case;
 mod clock;
 mod device;
@@ -19,6 +42,7 @@ mod world;
 pub use case::{Case, Outcome, Workload};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use trace::Trace;
+use tracing::subscriber::NoSubscriber;
 use world::World;
 
 pub use fault::{Fault, Strike};
@@ -32,7 +56,9 @@ pub fn run(case: &Case, is_wanted: bool) -> Outcome {
         Workload::Graphs => graphs::play(case, &world, &mut outcome),
         Workload::Models => models::play(case, &world, &mut outcome),
     });
-    let played = catch_unwind(play).unwrap_or_else(|panic| {
+    // Warnings about simulated devices concern nobody.
+    let play = || tracing::subscriber::with_default(NoSubscriber::new(), || catch_unwind(play));
+    let played = play().unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         Err(format!("a panic: {}", text.unwrap_or("without a message")))

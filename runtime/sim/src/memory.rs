@@ -79,7 +79,7 @@ impl SimMemory {
         if !is_imported {
             let is_compute = usage == Usage::Compute;
             self.world.with(|state| {
-                state.allocated(&self.name, location, memory.len(), is_compute);
+                state.allocated(&self.name, memory.len(), is_compute);
                 // Others may write to plain host memory without a call.
                 if is_compute && !self.is_host {
                     state.begin_undefined(location, memory.len());
@@ -99,7 +99,8 @@ impl SimMemory {
 
     /// A buffer over host memory that exists already.
     pub fn import(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        self.world.call(self.device, "import", Some(Fault::Import))?;
+        self.world
+            .call(self.device, "import", Some(Fault::Import))?;
         self.buffer(memory, usage, true)
     }
 }
@@ -173,7 +174,9 @@ impl SimBuffer {
         len: usize,
         writes: bool,
     ) -> Result<()> {
-        self.owner.world.call(self.owner.device, what, Some(fault))?;
+        self.owner
+            .world
+            .call(self.owner.device, what, Some(fault))?;
         let start = self.location.offset + offset;
         let access = Access {
             memory: self.location.memory,
@@ -251,7 +254,10 @@ impl Buffer for SimBuffer {
             false => self.owner.alignment.min(HOST_ALIGNMENT),
         };
         if !offset.is_multiple_of(alignment) {
-            let mistake = format!("'{}' lies at byte {offset} of {}", tensor.name, self.owner.name);
+            let mistake = format!(
+                "'{}' lies at byte {offset} of {}",
+                tensor.name, self.owner.name
+            );
             self.owner.world.with(|state| state.violate(mistake));
         }
         Ok(())

@@ -8,7 +8,7 @@ use crate::device::SimOptions;
 use crate::machine::Machine;
 use crate::player::{Player, close};
 use crate::world::World;
-use samite_core::{CancelToken, DType, Device, Environment};
+use samite_core::{CancelToken, DType, Environment};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::{
     Adapter, Batch, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, Result,
@@ -244,7 +244,9 @@ pub(crate) fn play(
     };
     let mut rules = Vec::new();
     for layer in 0..3 {
-        let device = &machine.devices[rng.below(machine.devices.len())].options.name;
+        let device = &machine.devices[rng.below(machine.devices.len())]
+            .options
+            .name;
         let selector = match layer {
             2 => "output".to_owned(),
             layer => format!("layers={layer}"),
@@ -253,7 +255,14 @@ pub(crate) fn play(
     }
     let rules = rules.join(";");
     world.with(|state| {
-        state.note(|_| format!("{} in micro-batches of {}, {} pipeline copies, rules {rules:?}", options.n_ctx.unwrap_or(0), options.n_ubatch, options.copies));
+        state.note(|_| {
+            format!(
+                "{} in micro-batches of {}, {} pipeline copies, rules {rules:?}",
+                options.n_ctx.unwrap_or(0),
+                options.n_ubatch,
+                options.copies
+            )
+        });
     });
     let mut application = Application {
         machine,
@@ -339,7 +348,10 @@ impl Application {
             let is_cleared = |loaded: &Loaded| had_cells && loaded.context.cells().used() == 0;
             let is_lost = !world.with(|state| state.lost_devices()).is_empty();
             // When moving keys fails, nobody knows which were moved, and the cache is cleared.
-            let was_moving = self.history.iter().any(|call| matches!(call, Call::Shift(..)));
+            let was_moving = self
+                .history
+                .iter()
+                .any(|call| matches!(call, Call::Shift(..)));
             if is_lost || was_moving && self.loaded.as_ref().is_some_and(is_cleared) {
                 self.loaded = None;
             }
@@ -371,7 +383,9 @@ impl Application {
             (Err(Error::InvalidArgument(_)), Err(Error::InvalidArgument(_)))
             | (Err(Error::ContextFull { .. }), Err(Error::ContextFull { .. })) => {}
             (Err(error), _) => {
-                return Err(format!("{call:?}: an error that no fault explains: {error}"));
+                return Err(format!(
+                    "{call:?}: an error that no fault explains: {error}"
+                ));
             }
             (Ok(_), Err(error)) => return Err(format!("{call:?}: one device says: {error}")),
         }

@@ -6,7 +6,8 @@ use crate::memory::{access, bytes_of};
 use crate::shadow::Access;
 use crate::world::{Does, Effect, Point, Step, Time, World};
 use samite_core::{
-    Device, Error, Event, Node, Op, Placed, Prepared, Result, RunControl, Stream, TensorId, TensorRef,
+    Device, Error, Event, Node, Op, Placed, Prepared, Result, RunControl, Stream, TensorId,
+    TensorRef,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -108,9 +109,9 @@ impl SimStream {
                 world.with(|state| state.submit(queue, steps));
                 Ok(())
             }
-            None => steps.into_iter().try_for_each(|step| {
-                world.with(|state| state.on_host(self.device.number, step))
-            }),
+            None => steps
+                .into_iter()
+                .try_for_each(|step| world.with(|state| state.on_host(self.device.number, step))),
         }
     }
 
@@ -127,10 +128,7 @@ impl SimStream {
         let mut accesses = Vec::new();
         for (index, id) in tensor.operands() {
             let place = work.place(id)?;
-            if !self
-                .device
-                .supports_buffer_type(place.buffer.buffer_type())
-            {
+            if !self.device.supports_buffer_type(place.buffer.buffer_type()) {
                 let mistake = format!(
                     "'{}' lies in memory of {}, which {} cannot use",
                     name(id),

@@ -601,7 +601,7 @@ impl State {
     }
 
     /// Notes a new buffer of a memory called `name`.
-    pub fn allocated(&mut self, name: &str, at: Location, bytes: usize, is_compute: bool) {
+    pub fn allocated(&mut self, name: &str, bytes: usize, is_compute: bool) {
         let live = self.live.entry(name.to_owned()).or_default();
         live.buffers += 1;
         live.bytes += bytes;

@@ -1,0 +1,108 @@
+//! Cases of many seeds, those that once failed, and that a case can be repeated.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_sim::{Case, Fault, Search, Workload, run, shrink};
+
+/// Cases that one test run tries. `SAMITE_SIM_SEEDS=first..end` asks for others.
+const SEEDS: u64 = 2_000;
+
+#[test]
+fn seeds_pass() {
+    let range = std::env::var("SAMITE_SIM_SEEDS").ok().map(|range| {
+        let (first, end) = range.split_once("..").unwrap();
+        first.parse().unwrap()..end.parse().unwrap()
+    });
+    let search = Search {
+        threads: std::thread::available_parallelism().unwrap().get(),
+        most_failures: 1,
+        ..Search::new(range.unwrap_or(0..SEEDS))
+    };
+    let summary = search.run(&|_| {});
+    if let Some(failure) = summary.failures.first() {
+        let failure = shrink(failure);
+        panic!("{}; again: samite sim {}", failure.what, failure.case);
+    }
+    // A search in which little happens would show little.
+    assert!(summary.steps > 3 * summary.cases, "{summary:?}");
+    assert!(summary.divided > summary.cases / 4, "{summary:?}");
+    assert_eq!(summary.missed(1), [], "{summary:?}");
+}
+
+#[test]
+fn cases_that_once_failed_pass() {
+    let mut count = 0;
+    for line in include_str!("../seeds.txt").lines() {
+        let Some((case, found)) = line.split_once('#') else {
+            continue;
+        };
+        let mut words = case.split_whitespace();
+        let (Some(workload), Some(seed)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let case = Case {
+            workload: workload.parse().unwrap(),
+            ..Case::new(seed.parse().unwrap())
+        };
+        assert_eq!(run(&case, false).failure, None, "{case}: {found}");
+        count += 1;
+    }
+    assert!(count > 0);
+}
+
+#[test]
+fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
+    let search = |threads| {
+        let search = Search {
+            threads,
+            ..Search::new(300..500)
+        };
+        search.run(&|_| {})
+    };
+    let one = search(1);
+    assert_eq!(one, search(3));
+    for seed in [303, 306] {
+        let traced = run(&Case::new(seed), true);
+        assert_eq!(traced.hash, run(&Case::new(seed), false).hash);
+        assert_ne!(traced.hash, run(&Case::new(seed + 8), false).hash);
+        let trace = traced.trace.unwrap();
+        assert!(trace.lines().count() > 20, "{trace}");
+    }
+}
+
+#[test]
+fn faults_that_are_listed_strike_and_no_others() {
+    let mut differing = 0;
+    for seed in 0..200 {
+        let drawn = run(&Case::new(seed), false);
+        let case = Case {
+            strikes: Some(drawn.strikes.clone()),
+            ..Case::new(seed)
+        };
+        let listed = run(&case, false);
+        assert_eq!((listed.hash, listed.strikes), (drawn.hash, drawn.strikes));
+        let case = Case {
+            strikes: Some(Vec::new()),
+            ..Case::new(seed)
+        };
+        let none = run(&case, false);
+        assert_eq!(none.strikes, []);
+        differing += u32::from(none.hash != listed.hash);
+    }
+    assert!(differing > 50, "{differing}");
+}
+
+#[test]
+fn every_workload_meets_faults_of_its_own() {
+    for (workload, fault) in [
+        (Workload::Graphs, Fault::Import),
+        (Workload::Models, Fault::ReadFile),
+    ] {
+        let search = Search {
+            workload: Some(workload),
+            ..Search::new(0..300)
+        };
+        let summary = search.run(&|_| {});
+        assert_eq!(summary.failures, []);
+        assert!(summary.faults.contains_key(&fault), "{summary:?}");
+    }
+}
