@@ -7,6 +7,7 @@
 //! Hardware that works at its own pace is not in here: [`Device`](crate::Device), [`Stream`](crate::Stream) and [`Event`](crate::Event) are traits
 //! already, so a test brings devices of its own. Files are read through an environment only; they are written directly.
 
+mod chance;
 mod clock;
 #[cfg(target_os = "linux")]
 mod direct;
@@ -14,6 +15,7 @@ mod files;
 mod network;
 mod threads;
 
+pub use chance::{Chance, NoChance};
 pub use clock::{Clock, SystemClock};
 pub use files::{File, Files, SystemFiles};
 pub use network::{Connection, Listener, Network, SystemNetwork};
@@ -32,6 +34,8 @@ pub struct Environment {
     pub threads: Arc<dyn Threads>,
     /// Connections to other processes.
     pub network: Arc<dyn Network>,
+    /// Rare branches, taken on purpose: in a simulation.
+    pub chance: Arc<dyn Chance>,
 }
 
 impl Environment {
@@ -42,6 +46,7 @@ impl Environment {
             files: Arc::new(SystemFiles),
             threads: Arc::new(SystemThreads),
             network: Arc::new(SystemNetwork),
+            chance: Arc::new(NoChance),
         }
     }
 }

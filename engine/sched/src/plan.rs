@@ -44,7 +44,8 @@ impl Plan {
         let copies = options.copies.max(1);
         let live = graph.live();
         let placement = placement::place(graph, &live, devices, assignments, options)?;
-        let lowered = split::cut(graph, &live, devices, &placement)?;
+        let chance = &*options.environment.chance;
+        let lowered = split::cut(graph, &live, devices, &placement, chance)?;
         let memory = memory_plan::plan(&lowered, &live, devices, copies)?;
         let actions = order::order(&lowered, &memory, devices, copies)?;
         let mut writers: HashMap<TensorId, Vec<usize>> = HashMap::new();

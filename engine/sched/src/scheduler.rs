@@ -172,9 +172,16 @@ impl Scheduler {
         cancel: &CancelToken,
     ) -> Result<()> {
         let fits = |loaded: &Loaded| loaded.plan.fits(graph, assignments);
-        let known = self.loaded.iter().position(fits);
+        let mut known = self.loaded.iter().position(fits);
         if known.is_none() || known != self.current {
             self.synchronize()?;
+        }
+        if let Some(index) = known
+            && self.options.environment.chance.takes("plan-again")
+        {
+            self.synchronize()?;
+            self.forget(index);
+            known = None;
         }
         self.current = None;
         let index = match known {
@@ -229,7 +236,10 @@ impl Scheduler {
 
     /// Forgets the least recently used plan if there are too many.
     fn make_room(&mut self) {
-        while self.loaded.len() >= self.options.cached_plans.max(1) {
+        let chance = Arc::clone(&self.options.environment.chance);
+        while self.loaded.len() >= self.options.cached_plans.max(1)
+            || !self.loaded.is_empty() && chance.takes("forget-plan")
+        {
             let oldest = (0..self.loaded.len()).min_by_key(|&index| self.loaded[index].last_use);
             self.forget(oldest.unwrap_or(0));
         }

@@ -6,6 +6,7 @@
 
 use crate::devices::DeviceSet;
 use crate::placement::Placement;
+use samite_core::environment::Chance;
 use samite_core::reorder::{check_order, memories};
 use samite_core::{Error, Graph, Keep, Op, Result, TensorId, Usage};
 use serde::Serialize;
@@ -65,6 +66,7 @@ pub struct Lowered {
 
 struct Cutter<'a> {
     devices: &'a DeviceSet,
+    chance: &'a dyn Chance,
     lowered: Lowered,
     /// How often the memory of a tensor was written to so far.
     version: Vec<usize>,
@@ -72,7 +74,7 @@ struct Cutter<'a> {
     known: HashMap<(TensorId, usize, usize), TensorId>,
 }
 
-/// Cuts the live part of a graph whose nodes have devices.
+/// Cuts the live part of a graph whose nodes have devices. A `chance` called `split` cuts once more.
 ///
 /// # Errors
 /// If a device orders nodes against their dependencies, or wants to keep memory until something happens that does not.
@@ -81,9 +83,11 @@ pub fn cut(
     live: &[bool],
     devices: &DeviceSet,
     placement: &Placement,
+    chance: &dyn Chance,
 ) -> Result<Lowered> {
     let mut cutter = Cutter {
         devices,
+        chance,
         lowered: Lowered {
             graph: graph.clone(),
             devices: placement.devices.clone(),
@@ -137,6 +141,7 @@ impl Cutter<'_> {
             Some(split) if split.device == device => {
                 // A copied weight is large. In a split of its own, its memory can be reused for the next one.
                 !split.copies.is_empty() && foreign.iter().any(|&(_, source)| is_weight(source))
+                    || self.chance.takes("split")
             }
             _ => true,
         };

@@ -71,6 +71,25 @@ faults! {
     ReadFile = "read-file",
     /// The clock is far ahead all at once. Not an error.
     ClockJump = "clock-jump",
+    /// A graph is cut where it need not be. Not an error, as are all that follow.
+    Split = "split",
+    /// A graph that has a plan is planned again.
+    PlanAgain = "plan-again",
+    /// A plan is forgotten although there is room.
+    ForgetPlan = "forget-plan",
+    /// A file is read in the smallest pieces.
+    SmallChunks = "small-chunks",
+}
+
+impl Fault {
+    /// Whether nobody should notice.
+    pub fn is_harmless(self) -> bool {
+        use Fault::{ClockJump, ForgetPlan, PlanAgain, SmallChunks, Split, Torn};
+        matches!(
+            self,
+            ClockJump | ForgetPlan | PlanAgain | SmallChunks | Split | Torn
+        )
+    }
 }
 
 impl fmt::Display for Fault {
@@ -141,7 +160,7 @@ pub(crate) struct Faults {
     struck: Vec<Strike>,
     /// No fault strikes while this is off.
     pub armed: bool,
-    /// How many drawn faults may strike while armed: a run in which everything fails shows little.
+    /// How many drawn faults that do harm may strike while armed: a run in which everything fails shows little.
     pub left: usize,
 }
 
@@ -188,14 +207,14 @@ impl Faults {
         self.occasions[kind] += 1;
         let strike = Strike { fault, occasion };
         let strikes = match &mut self.source {
-            Source::Drawn(_) if self.left == 0 => false,
+            Source::Drawn(_) if self.left == 0 && !fault.is_harmless() => false,
             Source::Drawn(kinds) => kinds[kind]
                 .as_mut()
                 .is_some_and(|(chance, rng)| rng.one_in(*chance)),
             Source::Listed(strikes) => strikes.contains(&strike),
         };
         if strikes {
-            self.left = self.left.saturating_sub(1);
+            self.left -= usize::from(self.left > 0 && !fault.is_harmless());
             self.struck.push(strike);
         }
         strikes

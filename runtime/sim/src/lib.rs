@@ -25,8 +25,8 @@
 mod case;
 mod clock;
 mod device;
+mod environment;
 mod fault;
-mod files;
 mod graphs;
 mod machine;
 mod memory;

@@ -64,7 +64,11 @@ impl WeightPlan {
             progress: &report_moved,
             cancel: &cancelled,
         };
-        let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info));
+        let most = match options.environment.chance.takes("small-chunks") {
+            true => 1,
+            false => CHUNK_BYTES,
+        };
+        let chunk_bytes = |info: &TensorInfo| chunk_bytes(info, places_of(info), most);
         file.load_chunks(moved, chunk_bytes, &load, |info, offset, bytes| {
             places_of(info)
                 .iter()
@@ -232,8 +236,8 @@ impl Imports {
     }
 }
 
-/// How much of a tensor is read at a time that goes to `places`.
-fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef]) -> usize {
+/// How much of a tensor is read at a time that goes to `places`: about `most` bytes, but whole groups of rows.
+fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef], most: usize) -> usize {
     let groups = places
         .iter()
         .map(|place| place.buffer.buffer_type().row_group());
@@ -242,7 +246,7 @@ fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef]) -> usize {
     };
     let rows = info.shape[1..].iter().product::<usize>().max(1);
     let group_bytes = (info.size / rows).saturating_mul(group).max(1);
-    (CHUNK_BYTES / group_bytes).max(1) * group_bytes
+    (most / group_bytes).max(1) * group_bytes
 }
 
 /// Each tensor once, though it may be written to several places.

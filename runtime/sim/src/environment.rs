@@ -1,8 +1,8 @@
-//! Simulated files and threads.
+//! Simulated files, threads and chances.
 
 use crate::fault::Fault;
 use crate::world::World;
-use samite_core::environment::{File, Files, Threads};
+use samite_core::environment::{Chance, File, Files, Threads};
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -99,5 +99,16 @@ impl Threads for SimThreads {
     fn run_all(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let order = self.world.with(|state| state.order_of(count));
         order.into_iter().for_each(work);
+    }
+}
+
+/// Rare branches, which are named like faults.
+#[derive(Debug)]
+pub(crate) struct SimChance(pub Arc<World>);
+
+impl Chance for SimChance {
+    fn takes(&self, branch: &str) -> bool {
+        let fault = branch.parse::<Fault>();
+        fault.is_ok_and(|fault| self.0.with(|state| state.faults.strikes(fault)))
     }
 }
