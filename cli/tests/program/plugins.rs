@@ -276,7 +276,7 @@ fn parameters_reach_the_plugin() {
     scale("cpu:threads=0").fails(2, &["'threads' is '0'", "from 1 to"]);
     scale("cpu:colour=red").fails(
         2,
-        &["device 'cpu' has no parameter 'colour'; it has: threads"],
+        &["device 'cpu' has no parameter 'colour'; it has: memory, threads"],
     );
 }
 
@@ -692,5 +692,20 @@ fn a_library_that_never_ends_keeps_nobody() {
     assert!(
         output.status.success() && text.contains("libblas.so"),
         "{text}"
+    );
+}
+
+#[test]
+fn a_library_that_is_not_there_is_named_with_its_reason() {
+    let output = command(["devices", "-v"])
+        .env("SAMITE_BLAS_PATH", "/nowhere/libblas.so")
+        .output()
+        .unwrap();
+    let text = Run::new(output).ok();
+    let line = "not usable: /nowhere/libblas.so: ";
+    let line = text.lines().find(|l| l.contains(line)).unwrap();
+    assert!(
+        line.contains("No such file") || cfg!(not(target_os = "linux")),
+        "{line}"
     );
 }
