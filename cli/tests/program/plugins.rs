@@ -280,6 +280,123 @@ fn parameters_reach_the_plugin() {
     );
 }
 
+/// What the fixture's device did in a run of the program that must succeed: words with two numbers.
+#[cfg(target_os = "linux")]
+fn logged(plugin: &Path, line: &str) -> Vec<(String, usize, usize)> {
+    let log = |line: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        let mut command = plugin_command(plugin, &arguments);
+        Run::new(command.env("FIXTURE_LOG", file.path()).output().unwrap()).ok();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        let line = |line: &str| {
+            let words: Vec<_> = line.split(' ').collect();
+            let number = |i: usize| words[i].parse().unwrap();
+            (words[0].to_owned(), number(1), number(2))
+        };
+        text.lines().map(line).collect::<Vec<_>>()
+    };
+    // It is tried once in a process of its own, and computes known results whenever it is loaded.
+    with_plugins(plugin, &["devices"]).ok();
+    let loaded = log("devices");
+    let mut run = log(line);
+    let begin: Vec<_> = run.drain(..loaded.len()).collect();
+    assert_eq!(begin, loaded);
+    run
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["DEVICE", "GPU", "THREADS"];
+    let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
+        return;
+    };
+    let (_dir, model) = crate::tiny();
+    let line = format!("run -m {} -p abcdefgh -n 3 --temp 0 -q", model.display());
+    for (flags, one, several) in [
+        ("--device ggml:Fixture,cpu -t 3", 3, 3),
+        ("--device ggml:Fixture,cpu -t 2 -tb 5", 2, 5),
+        ("--device ggml:Fixture,cpu -t 5 -tb 2", 5, 2),
+        // The device's own number is the most.
+        ("--device ggml:Fixture:threads=4,cpu -t 3 -tb 7", 3, 4),
+    ] {
+        let log = logged(&plugin, &format!("{line} {flags}"));
+        let threads = |of_one: bool| {
+            let products = log.iter().filter(|(word, ..)| word == "product");
+            let wanted = products.filter(|(.., columns)| (*columns == 1) == of_one);
+            wanted.map(|(_, threads, _)| *threads).collect::<Vec<_>>()
+        };
+        let prompt = threads(false);
+        assert!(
+            prompt.len() >= 7 && prompt.iter().all(|&n| n == several),
+            "{flags}: {log:?}"
+        );
+        // The last product of a prompt has one column, too.
+        let single = threads(true);
+        assert!(
+            single.iter().filter(|&&n| n == one).count() >= 2 * 7,
+            "{flags}: {log:?}"
+        );
+        let known = |n: &usize| *n == one || *n == several;
+        assert!(single.iter().all(known), "{flags}: {log:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["DEVICE", "GPU", "MEMORY", "OFFLOAD=32"];
+    let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
+        return;
+    };
+    let (_dir, model) = crate::tiny();
+    let model = model.display();
+    // Weights stay on the host: packed, as by default.
+    let place = "--device ggml:Fixture,cpu -ngl 0 -c 600";
+    let plan = |flags: &str| {
+        let line = format!("plan -m {model} {place} --json {flags}");
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        with_plugins(&plugin, &arguments).json()
+    };
+    let prompt = "a".repeat(512);
+    let run = |flags: &str| {
+        logged(
+            &plugin,
+            &format!("run -m {model} -p {prompt} -n 4 --ignore-eos --temp 0 -q {place} {flags}"),
+        )
+    };
+    let columns = |log: &[(String, usize, usize)]| {
+        let products = log.iter().filter(|(word, ..)| word == "product");
+        products.map(|(.., columns)| *columns).collect::<Vec<_>>()
+    };
+    let log = run("");
+    let wide = columns(&log);
+    // Seven products in each layer of a whole micro-batch, and none of the tokens behind it.
+    assert!(wide.iter().filter(|&&n| n == 512).count() >= 7, "{wide:?}");
+    assert!(wide.iter().all(|&n| n >= 32), "{wide:?}");
+    assert_eq!(columns(&run("--no-op-offload")), [0; 0]);
+
+    let memory = plan("--tokens 512");
+    let rows = memory["memory"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["memory"] == "ggml:Fixture");
+    let row = row.unwrap_or_else(|| panic!("{rows:?}"));
+    let bytes = |what: &str| row[what].as_u64().unwrap() as usize;
+    assert_eq!((bytes("weights"), bytes("kv")), (0, 0), "{row}");
+    let (mut now, mut most) = (0, 0);
+    for (word, bytes, _) in &log {
+        match &**word {
+            "allocate" => now += bytes,
+            "free" => now -= bytes,
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    assert_eq!((most, now), (bytes("compute"), 0), "{rows:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
