@@ -44,8 +44,10 @@ impl Default for Options {
 
 /// What the application said about one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Assignment {
+pub struct Assignment {
+    /// The tensor.
     pub tensor: TensorId,
+    /// Its device, by number.
     pub device: usize,
     /// Whether a faster device may [take it over](Options::offload).
     pub yields: bool,
@@ -95,7 +97,7 @@ impl Assignments {
     }
 
     /// All assignments, in the order of tensors.
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Assignment> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Assignment> {
         self.0.iter()
     }
 }
