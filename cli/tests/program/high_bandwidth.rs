@@ -68,6 +68,7 @@ fn a_model_runs_in_high_bandwidth_memory() {
         );
     }
     assert!(!text.is_empty());
+    run(folder, "test-ops --device cpu:memory=hbm --contract").ok();
     let text = run(folder, "devices -v").ok();
     assert!(text.contains("high-bandwidth memory: available"), "{text}");
 }
