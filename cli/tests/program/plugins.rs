@@ -399,6 +399,51 @@ fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
 
 #[cfg(target_os = "linux")]
 #[test]
+fn weights_that_a_plugin_refuses_are_named_and_the_cpu_is_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU"]) else {
+        return;
+    };
+    // It multiplies floats only.
+    let model = dir.path().join("q8.gguf");
+    let shape = samite::llm::SyntheticModel {
+        dtype: samite::DType::Q8_0,
+        ..samite::llm::SyntheticModel::tiny("llama")
+    };
+    shape.write(&model).unwrap();
+    let run = |flags: &str| {
+        let line = format!("run -m {} -p ab -n 1 --fit off {flags}", model.display());
+        with_plugins(&plugin, &line.split_whitespace().collect::<Vec<_>>())
+    };
+    let first = "tensor 'blk.0.attn_q.weight' of type q8_0";
+    let reason = "belongs on ggml:Fixture, which refuses it: the plugin says";
+    for (rule, what) in [
+        // Of several, one is named and the others are counted.
+        ("--place layers=0-:ggml:Fixture", "tensor '"),
+        ("-ngl 99", "tensor '"),
+        ("-ngl 0 -ot attn_q=GGML:fixture", first),
+    ] {
+        let parts = [what, reason];
+        for device in ["--device ggml:Fixture,cpu", "--device ggml:Fixture"] {
+            let warned = run(&format!("{device} {rule}"));
+            let warnings = warned.stderr.clone();
+            warned.ok();
+            for part in parts {
+                assert!(
+                    warnings.contains(part),
+                    "{device} {rule}: no {part} in {warnings}"
+                );
+            }
+            run(&format!("{device} {rule} --fallback deny")).fails(2, &parts);
+            let allowed = run(&format!("{device} {rule} --fallback allow"));
+            assert!(!allowed.stderr.contains("refuses"), "{}", allowed.stderr);
+            allowed.ok();
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
 fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     let dir = tempfile::tempdir().unwrap();
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
