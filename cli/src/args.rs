@@ -97,9 +97,9 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The chosen devices, the CPU's with so many threads.
-    pub fn devices(&self, threads: Option<usize>) -> Outcome<Vec<Arc<dyn Device>>> {
-        Ok(self.backends.registry(threads).parse(&self.list)?)
+    /// The chosen devices, the CPU's with these threads.
+    pub fn devices(&self, pool: Pool) -> Outcome<Vec<Arc<dyn Device>>> {
+        Ok(self.backends.registry_on(pool).parse(&self.list)?)
     }
 
     /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be

@@ -8,18 +8,10 @@ use samite::registry::{
     CpuSet, Pool, PoolError, PoolOptions, Priority, allowed_threads, allowed_threads_on,
 };
 
-/// How many CPU threads a model is computed with, where they run, and how.
+/// Where CPU threads run, and how.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Threads")]
-pub struct CpuArgs {
-    /// CPU threads; as many as this process may use by default
-    #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
-    threads: Option<usize>,
-
-    /// CPU threads for several tokens at once, such as those of a prompt; as many as for one by default [also: -tb]
-    #[arg(long, value_name = "N", value_parser = thread_count)]
-    threads_batch: Option<usize>,
-
+pub struct PoolArgs {
     /// Processors that threads run on, as bits of a hexadecimal number: 0xF0 for 4 to 7. Adds to --cpu-range [also: -C]
     #[arg(short = 'C', long, value_name = "MASK", value_parser = CpuSet::parse_mask)]
     cpu_mask: Option<CpuSet>,
@@ -41,6 +33,78 @@ pub struct CpuArgs {
     poll: Option<u8>,
 }
 
+/// How many CPU threads a model is computed with, where they run, and how.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Threads")]
+pub struct CpuArgs {
+    /// CPU threads; as many as this process may use by default
+    #[arg(short = 't', long, value_name = "N", value_parser = thread_count)]
+    threads: Option<usize>,
+
+    /// CPU threads for several tokens at once, such as those of a prompt; as many as for one by default [also: -tb]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    threads_batch: Option<usize>,
+
+    #[command(flatten)]
+    pool: PoolArgs,
+
+    #[command(flatten)]
+    batch: BatchArgs,
+}
+
+/// llama.cpp's flags for threads of several tokens at once. Here these are the threads of single tokens, and where they run cannot be another place.
+#[derive(Clone, Debug, Default, Args)]
+struct BatchArgs {
+    #[arg(long, hide = true, value_name = "MASK", value_parser = CpuSet::parse_mask)]
+    cpu_mask_batch: Option<CpuSet>,
+    #[arg(long, hide = true, value_name = "LO-HI", value_parser = CpuSet::parse_range, allow_hyphen_values = true)]
+    cpu_range_batch: Option<CpuSet>,
+    #[arg(long, hide = true, value_name = "0|1", action = clap::ArgAction::Set, value_parser = zero_or_one)]
+    cpu_strict_batch: Option<bool>,
+    #[arg(long, hide = true, value_name = "N", value_parser = priority, allow_negative_numbers = true)]
+    prio_batch: Option<Priority>,
+    #[arg(long, hide = true, value_name = "0-100", value_parser = clap::value_parser!(u8).range(..=100))]
+    poll_batch: Option<u8>,
+}
+
+impl BatchArgs {
+    /// Refuses what differs from the flags for all threads.
+    fn check(&self, pool: &PoolArgs) -> Outcome {
+        let cpus = both(&self.cpu_mask_batch, &self.cpu_range_batch);
+        let cpus_flag = match self.cpu_mask_batch {
+            Some(_) => "--cpu-mask",
+            None => "--cpu-range",
+        };
+        for (flag, differs) in [
+            (cpus_flag, cpus.is_some() && cpus != pool.cpus()),
+            (
+                "--cpu-strict",
+                self.cpu_strict_batch.is_some_and(|s| s != pool.cpu_strict),
+            ),
+            ("--prio", self.prio_batch.is_some_and(|p| p != pool.prio)),
+            (
+                "--poll",
+                self.poll_batch.is_some() && self.poll_batch != pool.poll,
+            ),
+        ] {
+            if differs {
+                return Err(Failure::usage(format_args!(
+                    "{flag}-batch: the threads of prompts are those of single tokens: give {flag} the same value, or leave {flag}-batch out"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The processors of either flag.
+fn both(mask: &Option<CpuSet>, range: &Option<CpuSet>) -> Option<CpuSet> {
+    match (mask, range) {
+        (Some(mask), Some(range)) => Some(mask.clone().with(range)),
+        (mask, range) => mask.as_ref().or(range.as_ref()).cloned(),
+    }
+}
+
 fn zero_or_one(text: &str) -> Result<bool, String> {
     match text {
         "0" => Ok(false),
@@ -54,48 +118,30 @@ fn priority(text: &str) -> Result<Priority, String> {
     level.ok_or_else(|| "must be a number from -1 to 3".to_owned())
 }
 
-impl CpuArgs {
-    /// So many threads.
-    pub fn new(threads: usize) -> Self {
-        CpuArgs {
-            threads: Some(threads),
-            ..CpuArgs::default()
-        }
-    }
-
+impl PoolArgs {
     /// The processors that were named.
     fn cpus(&self) -> Option<CpuSet> {
-        match (&self.cpu_mask, &self.cpu_range) {
-            (Some(mask), Some(range)) => Some(mask.clone().with(range)),
-            (mask, range) => mask.as_ref().or(range.as_ref()).cloned(),
-        }
+        both(&self.cpu_mask, &self.cpu_range)
     }
 
     /// How many threads can compute at the same time.
-    fn processors(&self) -> usize {
+    pub fn processors(&self) -> usize {
         self.cpus()
             .map_or_else(allowed_threads, |cpus| allowed_threads_on(&cpus))
     }
 
-    /// Threads for a single token, and for several.
-    fn counts(&self) -> [usize; 2] {
-        let threads = self.threads.unwrap_or_else(|| self.processors());
-        [threads, self.threads_batch.unwrap_or(threads)]
-    }
-
-    /// The CPU's threads, as these flags say.
-    pub fn pool(&self) -> Outcome<Pool> {
+    /// So many threads, by default as many as can compute at the same time, as these flags say.
+    pub fn pool(&self, threads: Option<usize>) -> Outcome<Pool> {
         let cpus = self.cpus();
         if self.cpu_strict && cpus.is_none() {
             return Err(Failure::usage(
                 "--cpu-strict: name processors with --cpu-mask or --cpu-range",
             ));
         }
-        let [threads, threads_batch] = self.counts();
-        let threads = threads.max(threads_batch);
+        let processors = self.processors();
         let pool = Pool::with_options(&PoolOptions {
-            threads,
-            processors: self.processors(),
+            threads: threads.unwrap_or(processors),
+            processors,
             cpus,
             strict: self.cpu_strict,
             priority: self.prio,
@@ -107,6 +153,15 @@ impl CpuArgs {
         })
     }
 
+    /// A pool of one thread, which may run on all of the processors: for what starts threads of its own.
+    pub fn place(&self) -> Outcome<Pool> {
+        let anywhere = PoolArgs {
+            cpu_strict: false,
+            ..self.clone()
+        };
+        anywhere.pool(Some(1))
+    }
+
     /// The flags that name processors, for errors.
     fn cpu_flags(&self) -> &str {
         match (&self.cpu_mask, &self.cpu_range) {
@@ -114,6 +169,30 @@ impl CpuArgs {
             (None, Some(_)) => "--cpu-range",
             _ => "--cpu-mask",
         }
+    }
+}
+
+impl CpuArgs {
+    /// So many threads, where and how `pool` says.
+    pub fn new(threads: usize, pool: &PoolArgs) -> Self {
+        CpuArgs {
+            threads: Some(threads),
+            pool: pool.clone(),
+            ..CpuArgs::default()
+        }
+    }
+
+    /// Threads for a single token, and for several.
+    fn counts(&self) -> [usize; 2] {
+        let threads = self.threads.unwrap_or_else(|| self.pool.processors());
+        [threads, self.threads_batch.unwrap_or(threads)]
+    }
+
+    /// The CPU's threads, as these flags say.
+    pub fn pool(&self) -> Outcome<Pool> {
+        self.batch.check(&self.pool)?;
+        let [threads, threads_batch] = self.counts();
+        self.pool.pool(Some(threads.max(threads_batch)))
     }
 
     /// Has contexts use as many threads as these flags say.
@@ -168,7 +247,7 @@ mod tests {
 
     #[test]
     fn processors_come_from_both_flags() {
-        let cpus = |line| parse(line).cpus().map(|cpus| cpus.to_string());
+        let cpus = |line| parse(line).pool.cpus().map(|cpus| cpus.to_string());
         assert_eq!(cpus(""), None);
         assert_eq!(cpus("-C F1 --cpu-range 9-10"), Some("0, 4-7, 9-10".into()));
         assert_eq!(cpus("--cpu-range -3"), Some("0-3".into()));
@@ -180,5 +259,34 @@ mod tests {
         let first = CpuSet::allowed().unwrap().iter().next().unwrap();
         let line = format!("--cpu-range {first}-{first} --cpu-strict 1 --poll 0");
         assert_eq!(threads(&line), [1; 3]);
+    }
+
+    #[test]
+    fn flags_for_prompts_must_say_what_those_for_all_threads_say() {
+        let check = |line: &str| {
+            let cpu = parse(line);
+            cpu.batch.check(&cpu.pool)
+        };
+        for line in [
+            "",
+            "-C F --cpu-mask-batch 0xF --prio -1 --prio-batch -1 --poll 7 --poll-batch 7",
+            "-C F --cpu-mask-batch 3 --cpu-range-batch 2-3",
+            "-C 1 --cpu-strict 1 --cpu-strict-batch 1 --cpu-range-batch 0-0",
+            "--cpu-strict-batch 0 --prio-batch 0",
+        ] {
+            check(line).unwrap();
+        }
+        for (line, flag) in [
+            ("--cpu-mask-batch F", "--cpu-mask-batch: "),
+            ("-C 1 --cpu-range-batch 1-1", "--cpu-range-batch: "),
+            ("-C 1 --cpu-strict-batch 1", "--cpu-strict-batch: "),
+            ("--prio -1 --prio-batch 0", "--prio-batch: "),
+            ("--poll-batch 50", "--poll-batch: "),
+        ] {
+            match check(line) {
+                Err(Failure::Usage(message)) => assert!(message.starts_with(flag), "{message}"),
+                other => panic!("{line}: {other:?}"),
+            }
+        }
     }
 }

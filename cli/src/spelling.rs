@@ -17,6 +17,8 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ctv", "--cache-type-v"),
     ("-tb", "--threads-batch"),
     ("-Cr", "--cpu-range"),
+    ("-Cb", "--cpu-mask-batch"),
+    ("-Crb", "--cpu-range-batch"),
 ];
 
 const NO_DOWNLOADS: &str =

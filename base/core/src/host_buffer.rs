@@ -41,8 +41,17 @@ impl BufferType for HostBufferType {
 
 /// A buffer over host memory that exists already, such as a mapped file.
 pub fn host_buffer(memory: Arc<HostMemory>, usage: Usage) -> Arc<dyn Buffer> {
+    host_buffer_of(host_buffer_type(), memory, usage)
+}
+
+/// A buffer over host memory of another [type that is the host's](BufferType::is_host).
+pub fn host_buffer_of(
+    buffer_type: Arc<dyn BufferType>,
+    memory: Arc<HostMemory>,
+    usage: Usage,
+) -> Arc<dyn Buffer> {
     Arc::new(HostBuffer {
-        buffer_type: host_buffer_type(),
+        buffer_type,
         memory,
         usage,
     })

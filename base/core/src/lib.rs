@@ -64,7 +64,7 @@ pub use environment::Environment;
 pub use error::{Error, Result};
 pub use gate::Access;
 pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
-pub use host_buffer::{host_buffer, host_buffer_type};
+pub use host_buffer::{host_buffer, host_buffer_of, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use lock::{LockRefused, LockedMemory, page_bytes};

@@ -16,7 +16,6 @@ pub use flags::BenchArgs;
 use limits::Limits;
 use metadata::{describe, metadata};
 use samite::CancelToken;
-use samite::registry::allowed_threads;
 use serde_json::json;
 use statistics::median;
 use std::io::Write;
@@ -50,7 +49,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     }
     let mut threads = args.threads.clone();
     if threads.is_empty() {
-        threads.push(allowed_threads());
+        threads.push(args.pool.processors());
     }
     if let Some(bench) = &args.compare {
         return compare::run(&args, bench, &threads, &works);
@@ -63,10 +62,12 @@ pub fn run(args: BenchArgs) -> Outcome {
     bar.set_length((threads.len() * works.len()) as u64);
     let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
     for &threads in &threads {
-        let model = args.model.load(&CpuArgs::new(threads), &cancel)?;
+        let model = args
+            .model
+            .load(&CpuArgs::new(threads, &args.pool), &cancel)?;
         name = describe(&model);
         let peaks = (!args.no_peaks)
-            .then(|| limits.measure(threads, &cancel))
+            .then(|| limits.measure(threads, &args.pool, &cancel))
             .transpose()?;
         for &work in &works {
             let mut bench = Bench::new(&model, work, &args.model, &cancel)?;

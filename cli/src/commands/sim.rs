@@ -3,8 +3,8 @@
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::progress;
+use crate::shown::counted;
 use clap::Args;
-use samite::counted;
 use samite_sim::{
     Case, Failure as Found, Fault, Search, Strike, Workload, run as simulate, shrink,
 };

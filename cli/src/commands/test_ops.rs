@@ -1,6 +1,7 @@
 //! `samite test-ops`: compares the operations of a device with the reference, or times them.
 
 use crate::args::{DeviceArgs, ThreadArgs};
+use crate::cpu_args::PoolArgs;
 use crate::failure::{Failure, Outcome};
 use crate::log;
 use crate::progress;
@@ -51,10 +52,14 @@ pub struct TestOpsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pool: PoolArgs,
 }
 
 pub fn run(args: TestOpsArgs) -> Outcome {
-    let devices = args.devices.devices(args.threads.count())?;
+    let devices = args
+        .devices
+        .devices(args.pool.pool(args.threads.count())?)?;
     if args.perf {
         return perf::run(&devices, &args);
     }

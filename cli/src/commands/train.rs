@@ -1,6 +1,7 @@
 //! `samite train`: trains a small language model or an adapter.
 
 use crate::args::{DeviceArgs, ThreadArgs};
+use crate::cpu_args::PoolArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::{counted, escaped, say};
@@ -66,6 +67,9 @@ pub struct TrainArgs {
 
     #[command(flatten)]
     threads: ThreadArgs,
+
+    #[command(flatten)]
+    pool: PoolArgs,
 }
 
 /// The files of a run.
@@ -243,7 +247,9 @@ pub fn run(args: TrainArgs) -> Outcome {
     let _lock = folder.lock()?;
     folder.remove_leftovers();
     let cancel = interrupt::token();
-    let devices = args.devices.devices(args.threads.count())?;
+    let devices = args
+        .devices
+        .devices(args.pool.pool(args.threads.count())?)?;
     let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
     if known {
         Checkpoint::load(run.folder.checkpoint(), &mut run.trainer, run.fingerprint)?;

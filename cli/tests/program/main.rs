@@ -5,6 +5,8 @@
 #[cfg(unix)]
 mod compare;
 mod files;
+#[cfg(target_os = "linux")]
+mod high_bandwidth;
 #[cfg(unix)]
 mod hostile;
 #[cfg(target_os = "linux")]

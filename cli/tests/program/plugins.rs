@@ -276,8 +276,170 @@ fn parameters_reach_the_plugin() {
     scale("cpu:threads=0").fails(2, &["'threads' is '0'", "from 1 to"]);
     scale("cpu:colour=red").fails(
         2,
-        &["device 'cpu' has no parameter 'colour'; it has: threads"],
+        &["device 'cpu' has no parameter 'colour'; it has: memory, threads"],
     );
+}
+
+/// What the fixture's device did in a run of the program that must succeed: words with two numbers.
+#[cfg(target_os = "linux")]
+fn logged(plugin: &Path, line: &str) -> Vec<(String, usize, usize)> {
+    let log = |line: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        let mut command = plugin_command(plugin, &arguments);
+        Run::new(command.env("FIXTURE_LOG", file.path()).output().unwrap()).ok();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        let line = |line: &str| {
+            let words: Vec<_> = line.split(' ').collect();
+            let number = |i: usize| words[i].parse().unwrap();
+            (words[0].to_owned(), number(1), number(2))
+        };
+        text.lines().map(line).collect::<Vec<_>>()
+    };
+    // It is tried once in a process of its own, and computes known results whenever it is loaded.
+    with_plugins(plugin, &["devices"]).ok();
+    let loaded = log("devices");
+    let mut run = log(line);
+    let begin: Vec<_> = run.drain(..loaded.len()).collect();
+    assert_eq!(begin, loaded);
+    run
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["DEVICE", "GPU", "THREADS"];
+    let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
+        return;
+    };
+    let (_dir, model) = crate::tiny();
+    let line = format!("run -m {} -p abcdefgh -n 3 --temp 0 -q", model.display());
+    for (flags, one, several) in [
+        ("--device ggml:Fixture,cpu -t 3", 3, 3),
+        ("--device ggml:Fixture,cpu -t 2 -tb 5", 2, 5),
+        ("--device ggml:Fixture,cpu -t 5 -tb 2", 5, 2),
+        // The device's own number is the most.
+        ("--device ggml:Fixture:threads=4,cpu -t 3 -tb 7", 3, 4),
+    ] {
+        let log = logged(&plugin, &format!("{line} {flags}"));
+        let threads = |of_one: bool| {
+            let products = log.iter().filter(|(word, ..)| word == "product");
+            let wanted = products.filter(|(.., columns)| (*columns == 1) == of_one);
+            wanted.map(|(_, threads, _)| *threads).collect::<Vec<_>>()
+        };
+        let prompt = threads(false);
+        assert!(
+            prompt.len() >= 7 && prompt.iter().all(|&n| n == several),
+            "{flags}: {log:?}"
+        );
+        // The last product of a prompt has one column, too.
+        let single = threads(true);
+        assert!(
+            single.iter().filter(|&&n| n == one).count() >= 2 * 7,
+            "{flags}: {log:?}"
+        );
+        let known = |n: &usize| *n == one || *n == several;
+        assert!(single.iter().all(known), "{flags}: {log:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["DEVICE", "GPU", "MEMORY", "OFFLOAD=32"];
+    let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
+        return;
+    };
+    let (_dir, model) = crate::tiny();
+    let model = model.display();
+    // Weights stay on the host: packed, as by default.
+    let place = "--device ggml:Fixture,cpu -ngl 0 -c 600";
+    let plan = |flags: &str| {
+        let line = format!("plan -m {model} {place} --json {flags}");
+        let arguments: Vec<_> = line.split_whitespace().collect();
+        with_plugins(&plugin, &arguments).json()
+    };
+    let prompt = "a".repeat(512);
+    let run = |flags: &str| {
+        logged(
+            &plugin,
+            &format!("run -m {model} -p {prompt} -n 4 --ignore-eos --temp 0 -q {place} {flags}"),
+        )
+    };
+    let columns = |log: &[(String, usize, usize)]| {
+        let products = log.iter().filter(|(word, ..)| word == "product");
+        products.map(|(.., columns)| *columns).collect::<Vec<_>>()
+    };
+    let log = run("");
+    let wide = columns(&log);
+    // Seven products in each layer of a whole micro-batch, and none of the tokens behind it.
+    assert!(wide.iter().filter(|&&n| n == 512).count() >= 7, "{wide:?}");
+    assert!(wide.iter().all(|&n| n >= 32), "{wide:?}");
+    assert_eq!(columns(&run("--no-op-offload")), [0; 0]);
+
+    let memory = plan("--tokens 512");
+    let rows = memory["memory"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["memory"] == "ggml:Fixture");
+    let row = row.unwrap_or_else(|| panic!("{rows:?}"));
+    let bytes = |what: &str| row[what].as_u64().unwrap() as usize;
+    assert_eq!((bytes("weights"), bytes("kv")), (0, 0), "{row}");
+    let (mut now, mut most) = (0, 0);
+    for (word, bytes, _) in &log {
+        match &**word {
+            "allocate" => now += bytes,
+            "free" => now -= bytes,
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    assert_eq!((most, now), (bytes("compute"), 0), "{rows:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn weights_that_a_plugin_refuses_are_named_and_the_cpu_is_behind_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU"]) else {
+        return;
+    };
+    // It multiplies floats only.
+    let model = dir.path().join("q8.gguf");
+    let shape = samite::llm::SyntheticModel {
+        dtype: samite::DType::Q8_0,
+        ..samite::llm::SyntheticModel::tiny("llama")
+    };
+    shape.write(&model).unwrap();
+    let run = |flags: &str| {
+        let line = format!("run -m {} -p ab -n 1 --fit off {flags}", model.display());
+        with_plugins(&plugin, &line.split_whitespace().collect::<Vec<_>>())
+    };
+    let first = "tensor 'blk.0.attn_q.weight' of type q8_0";
+    let reason = "belongs on ggml:Fixture, which refuses it: the plugin says";
+    for (rule, what) in [
+        // Of several, one is named and the others are counted.
+        ("--place layers=0-:ggml:Fixture", "tensor '"),
+        ("-ngl 99", "tensor '"),
+        ("-ngl 0 -ot attn_q=GGML:fixture", first),
+    ] {
+        let parts = [what, reason];
+        for device in ["--device ggml:Fixture,cpu", "--device ggml:Fixture"] {
+            let warned = run(&format!("{device} {rule}"));
+            let warnings = warned.stderr.clone();
+            warned.ok();
+            for part in parts {
+                assert!(
+                    warnings.contains(part),
+                    "{device} {rule}: no {part} in {warnings}"
+                );
+            }
+            run(&format!("{device} {rule} --fallback deny")).fails(2, &parts);
+            let allowed = run(&format!("{device} {rule} --fallback allow"));
+            assert!(!allowed.stderr.contains("refuses"), "{}", allowed.stderr);
+            allowed.ok();
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -698,5 +860,20 @@ fn a_library_that_never_ends_keeps_nobody() {
     assert!(
         output.status.success() && text.contains("libblas.so"),
         "{text}"
+    );
+}
+
+#[test]
+fn a_library_that_is_not_there_is_named_with_its_reason() {
+    let output = command(["devices", "-v"])
+        .env("SAMITE_BLAS_PATH", "/nowhere/libblas.so")
+        .output()
+        .unwrap();
+    let text = Run::new(output).ok();
+    let line = "not usable: /nowhere/libblas.so: ";
+    let line = text.lines().find(|l| l.contains(line)).unwrap();
+    assert!(
+        line.contains("No such file") || cfg!(not(target_os = "linux")),
+        "{line}"
     );
 }

@@ -79,24 +79,20 @@ fn workers_and_the_main_thread_run_where_flags_say() {
     .spawn()
     .unwrap();
     let start = Instant::now();
+    let expected = ["samite", "samite-worker-1", "samite-worker-2"];
+    let expected = expected.map(|name| (name.to_owned(), last.to_owned(), "5".to_owned()));
     let mut seen = Vec::new();
     while start.elapsed() < Duration::from_secs(30) {
         seen = threads_of(child.id());
         seen.retain(|(name, ..)| name == "samite" || name.starts_with("samite-worker"));
         seen.sort();
-        if seen.len() == 3
-            && seen
-                .iter()
-                .all(|(_, cpus, nice)| cpus == last && nice == "5")
-        {
+        if seen == expected {
             break;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let expected = ["samite", "samite-worker-1", "samite-worker-2"];
-    let expected = expected.map(|name| (name.to_owned(), last.to_owned(), "5".to_owned()));
     assert_eq!(seen, expected);
 }
 
@@ -128,10 +124,20 @@ fn systems_without_affinity_say_so() {
 
 #[test]
 fn threads_of_prompts_are_a_flag_of_commands_with_models() {
-    for name in ["run", "plan", "perplexity", "compare"] {
+    for name in [
+        "run",
+        "plan",
+        "perplexity",
+        "compare",
+        "bench",
+        "train",
+        "test-ops",
+    ] {
         let help = samite([name, "--help"]).ok();
+        // Others have one kind of work, or say how many threads each has.
+        let of_models = !["bench", "train", "test-ops"].contains(&name);
+        assert_eq!(help.contains("--threads-batch"), of_models, "{name}");
         for flag in [
-            "--threads-batch",
             "--cpu-mask",
             "--cpu-range",
             "--cpu-strict",
@@ -141,4 +147,72 @@ fn threads_of_prompts_are_a_flag_of_commands_with_models() {
             assert!(help.contains(flag), "{name}: {flag}");
         }
     }
+}
+
+#[test]
+fn flags_for_the_threads_of_prompts_alone_are_refused_unless_they_are_the_same() {
+    let (_dir, model) = tiny();
+    let line = "run -m M -p ab -n 1 -t 1";
+    with_model(&model, &format!("{line} --poll 0 --poll-batch 0")).ok();
+    for (flags, flag) in [
+        ("--poll-batch 0", "--poll-batch"),
+        ("--prio-batch -1", "--prio-batch"),
+        ("-Cb 1", "--cpu-mask-batch"),
+        ("-Crb 0-0", "--cpu-range-batch"),
+        ("-Cr 0- --cpu-strict-batch 1", "--cpu-strict-batch"),
+    ] {
+        let part = format!("{flag}: the threads of prompts are those of single tokens");
+        with_model(&model, &format!("{line} {flags}")).fails(2, &[&part, "leave"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn other_commands_compute_where_flags_say() {
+    let (dir, model) = tiny();
+    let last = samite::registry::CpuSet::allowed().unwrap();
+    let last = last.iter().last().unwrap();
+    for line in [
+        "bench -m M -p 4 -n 2 -r 1 --no-peaks",
+        "test-ops --device cpu -f add",
+        "test-ops --device cpu --contract",
+    ] {
+        with_model(
+            &model,
+            &format!("{line} -Cr {last}-{last} --prio -1 --poll 0"),
+        )
+        .ok();
+    }
+    let config = crate::train::write_project(dir.path());
+    let train = |out: &str| {
+        format!(
+            "train {} -o {} --stop-after 1 --sample=",
+            config.display(),
+            dir.path().join(out).display()
+        )
+    };
+    with_model(
+        &model,
+        &format!("{} -Cr {last}-{last} --cpu-strict 1", train("one")),
+    )
+    .ok();
+    if std::thread::available_parallelism().unwrap().get() < 1000 {
+        for line in [
+            "bench -m M -p 4 -n 0 --no-peaks",
+            "test-ops --device cpu",
+            &train("other"),
+        ] {
+            with_model(&model, &format!("{line} -Cr 1020-1023"))
+                .fails(2, &["--cpu-range: none of these"]);
+        }
+    }
+    // Processors that count as many threads.
+    let report = with_model(
+        &model,
+        &format!("bench -m M -p 4 -n 0 -r 1 --no-peaks --json -Cr {last}-{last}"),
+    )
+    .json();
+    assert_eq!(report["results"][0]["threads"], 1);
+    with_model(&model, "bench -m M --compare /bin/true --poll 0")
+        .fails(2, &["--compare", "--poll"]);
 }

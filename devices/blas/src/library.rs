@@ -2,6 +2,7 @@
 
 use libloading::Library;
 use samite_core::Rejected;
+use std::error::Error;
 use std::ffi::{c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,6 +79,13 @@ impl Product {
     }
 }
 
+/// What the loader said, which names the file or the symbol.
+fn said(error: &libloading::Error) -> String {
+    error
+        .source()
+        .map_or_else(|| error.to_string(), |source| source.to_string())
+}
+
 impl Cblas {
     /// Loads the library that `SAMITE_BLAS_PATH` names, or else the first known one on the system. In vain: what was tried
     /// and why it failed.
@@ -109,10 +117,10 @@ impl Cblas {
     fn load(path: &Path) -> Result<Self, String> {
         // SAFETY: loading runs the library's initialisers. The candidates are well-known numerical libraries found by the
         // system's loader, or one that the user named.
-        let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+        let library = unsafe { Library::new(path) }.map_err(|error| said(&error))?;
         // SAFETY: this is the symbol's type in every CBLAS with 32-bit integers.
-        let sgemm = *unsafe { library.get::<Sgemm>(b"cblas_sgemm\0") }
-            .map_err(|error| error.to_string())?;
+        let sgemm =
+            *unsafe { library.get::<Sgemm>(b"cblas_sgemm\0") }.map_err(|error| said(&error))?;
         // SAFETY: OpenBLAS declares it so; it returns a static, zero-terminated string.
         let description = unsafe {
             library

@@ -1,6 +1,7 @@
 //! The backend, its device and streams.
 
 use crate::detect::{Isa, IsaLevel};
+use crate::high_bandwidth::HighBandwidth;
 use crate::kernels::rope;
 use crate::machine;
 use crate::packed_buffer_type::packed_buffer_type;
@@ -29,6 +30,8 @@ pub struct CpuOptions {
     pub isa: Option<IsaLevel>,
     /// Threads that it shares with other devices, and uses `threads` of at most. By default it has threads of its own.
     pub pool: Option<Arc<Pool>>,
+    /// Memory that everything of the device lies in: weights, caches, results. By default the host's ordinary one.
+    pub memory: Option<HighBandwidth>,
 }
 
 impl CpuOptions {
@@ -50,6 +53,15 @@ impl CpuOptions {
         }
     }
 
+    /// With everything in high-bandwidth memory.
+    #[must_use]
+    pub fn with_memory(self, memory: HighBandwidth) -> Self {
+        CpuOptions {
+            memory: Some(memory),
+            ..self
+        }
+    }
+
     /// With this instruction set level at most.
     #[must_use]
     pub fn with_isa(self, isa: IsaLevel) -> Self {
@@ -67,6 +79,7 @@ pub struct CpuDevice {
     pool: Arc<Pool>,
     /// How many threads of the pool it uses at most.
     threads: usize,
+    memory: Option<HighBandwidth>,
 }
 
 impl CpuDevice {
@@ -88,6 +101,7 @@ impl CpuDevice {
             isa: tune::detect(options.isa),
             threads: options.threads.unwrap_or(most).clamp(1, most),
             pool,
+            memory: options.memory,
         })
     }
 
@@ -130,26 +144,41 @@ impl Device for CpuDevice {
     }
 
     fn memory(&self) -> MemoryInfo {
-        machine::memory()
+        match self.memory {
+            // The library does not say how much there is.
+            Some(_) => MemoryInfo::default(),
+            None => machine::memory(),
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            import_host: true,
+            // A mapped file lies in ordinary memory.
+            import_host: self.memory.is_none(),
             ..Capabilities::default()
         }
     }
 
     fn buffer_type(&self) -> Arc<dyn BufferType> {
-        host_buffer_type()
+        self.memory
+            .as_ref()
+            .map_or_else(host_buffer_type, |memory| Arc::clone(&memory.plain))
     }
 
     fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
-        vec![packed_buffer_type()]
+        let packed = self.memory.as_ref();
+        vec![packed.map_or_else(packed_buffer_type, |memory| Arc::clone(&memory.packed))]
     }
 
     fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        Ok(host_buffer(memory, usage))
+        match self.memory {
+            Some(_) => Err(Error::unsupported(
+                &self.name,
+                "import of host memory",
+                "everything lies in high-bandwidth memory",
+            )),
+            None => Ok(host_buffer(memory, usage)),
+        }
     }
 
     fn supports(&self, node: Node<'_>) -> Support {
@@ -297,7 +326,27 @@ impl Backend for CpuBackend {
             // Those of a pool that is there are as many as they are.
             (options.threads, options.pool) = (Some(threads), None);
         }
-        parameters.finish(device.name(), &["threads"])?;
+        match parameters.take("memory").as_deref() {
+            None => {}
+            Some("hbm") => {
+                let memory = HighBandwidth::find();
+                let memory = memory.map_err(|reason| {
+                    Error::invalid(format!(
+                        "device '{}': no high-bandwidth memory for memory=hbm: {reason}",
+                        device.name()
+                    ))
+                })?;
+                options.memory = Some(memory);
+            }
+            Some("host") => options.memory = None,
+            Some(other) => {
+                return Err(Error::invalid(format!(
+                    "device '{}': parameter 'memory' is '{other}', and must be host or hbm",
+                    device.name()
+                )));
+            }
+        }
+        parameters.finish(device.name(), &["memory", "threads"])?;
         Ok(CpuDevice::new(options))
     }
 
@@ -307,6 +356,13 @@ impl Backend for CpuBackend {
             ("isa".into(), self.isa.name().into()),
             ("cores".into(), machine::processors(None).to_string()),
             ("tuning".into(), tune::report(self.isa)),
+            (
+                "high-bandwidth memory".into(),
+                HighBandwidth::find().map_or_else(
+                    |reason| format!("none: {reason}"),
+                    |_| "available (memory=hbm)".into(),
+                ),
+            ),
         ]
     }
 }

@@ -65,7 +65,7 @@
 //! | `kernels` | the operations |
 //! | `table` | which kernel computes which operation: a new operation needs an entry here and a function in `kernels` |
 //! | `fuse`, `program` | fused regions; compiled graphs and how they run |
-//! | `packed_buffer_type`, `calibrate`, `device` | memory for packed weights, limits of the machine, the device |
+//! | `packed_buffer_type`, `high_bandwidth`, `calibrate`, `device` | memory for packed weights, quicker memory, limits of the machine, the device |
 //!
 //! # What kernels promise
 //! - Results do not depend on the number of threads: every element is computed by one task, in a fixed order.
@@ -80,6 +80,7 @@ mod device;
 mod fuse;
 #[cfg(test)]
 mod harness;
+mod high_bandwidth;
 mod kernel;
 mod kernels;
 mod machine;
@@ -98,5 +99,6 @@ mod unpacked;
 pub use calibrate::{Peaks, Probe, allowed_threads, allowed_threads_on, measure_peaks};
 pub use detect::{ISA_VARIABLE, IsaLevel};
 pub use device::{CpuBackend, CpuDevice, CpuOptions};
+pub use high_bandwidth::HighBandwidth;
 pub use samite_threads::{CpuSet, Pool, PoolError, PoolOptions, Priority};
 pub use tune::TUNING_VARIABLE;

@@ -5,21 +5,46 @@ use crate::packed::buffer::{self, PackedBuffer};
 use crate::packed::layout::PackedLayout;
 use crate::table::kernel_for;
 use samite_core::memory::HOST_ALIGNMENT;
-use samite_core::{Buffer, BufferType, HostMemory, Node, Op, Result, Support, TensorInfo, Usage};
-use std::sync::{Arc, OnceLock};
+use samite_core::{
+    Buffer, BufferType, Error, HostMemory, Node, Op, Result, Support, TensorInfo, Usage,
+};
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
 
-/// The buffer type of packed weights. There is one for the whole process.
+/// Allocates so many bytes of host memory, zeroed.
+type Allocate = Box<dyn Fn(usize) -> Result<Arc<HostMemory>> + Send + Sync>;
+
+/// The buffer type of packed weights in ordinary memory. There is one for the whole process.
 pub(crate) fn packed_buffer_type() -> Arc<dyn BufferType> {
     static PACKED: OnceLock<Arc<dyn BufferType>> = OnceLock::new();
-    Arc::clone(PACKED.get_or_init(|| Arc::new(PackedBufferType)))
+    let allocate = |size| HostMemory::allocate(size, "cpu", "packed weights");
+    Arc::clone(PACKED.get_or_init(|| packed_in(buffer::NAME, Box::new(allocate))))
 }
 
-#[derive(Debug)]
-struct PackedBufferType;
+/// A buffer type of packed weights in memory of another kind.
+pub(crate) fn packed_in(name: &'static str, allocate: Allocate) -> Arc<dyn BufferType> {
+    Arc::new_cyclic(|itself| PackedBufferType {
+        name,
+        allocate,
+        itself: Weak::clone(itself),
+    })
+}
+
+struct PackedBufferType {
+    name: &'static str,
+    allocate: Allocate,
+    itself: Weak<Self>,
+}
+
+impl fmt::Debug for PackedBufferType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedBufferType({})", self.name)
+    }
+}
 
 impl BufferType for PackedBufferType {
     fn name(&self) -> &str {
-        buffer::NAME
+        self.name
     }
 
     fn alignment(&self) -> usize {
@@ -54,10 +79,11 @@ impl BufferType for PackedBufferType {
     }
 
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let memory = HostMemory::allocate(size, "cpu", "packed weights")?;
+        let itself = self.itself.upgrade();
+        let itself = itself.ok_or_else(|| Error::invalid("the buffer type is being dropped"))?;
         Ok(Arc::new(PackedBuffer::new(
-            packed_buffer_type(),
-            memory,
+            itself,
+            (self.allocate)(size)?,
             usage,
         )))
     }

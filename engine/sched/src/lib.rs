@@ -40,7 +40,7 @@ mod watch;
 
 pub use compare::nmse;
 pub use devices::DeviceSet;
-pub use options::{Assignments, Fallback, Options};
+pub use options::{Assignment, Assignments, Fallback, Options};
 pub use placement::{Placement, Reason, Refusal};
 pub use plan::Plan;
 pub use scheduler::{Counters, Scheduler};

@@ -42,11 +42,22 @@ impl Default for Options {
     }
 }
 
+/// What the application said about one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Its device, by number.
+    pub device: usize,
+    /// Whether a faster device may [take it over](Options::offload).
+    pub yields: bool,
+}
+
 /// Devices that the application chose for some tensors, by number in the [`DeviceSet`](crate::DeviceSet).
 ///
 /// Views lie where their memory is and stored tensors where they are stored, whatever is said about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Assignments(Vec<(TensorId, usize)>);
+pub struct Assignments(Vec<Assignment>);
 
 impl Assignments {
     /// No assignments.
@@ -59,14 +70,34 @@ impl Assignments {
 
     /// Puts `tensor` on device number `device`. The last word about a tensor counts.
     pub fn set(&mut self, tensor: TensorId, device: usize) {
-        match self.0.binary_search_by_key(&tensor, |(id, _)| *id) {
-            Ok(at) => self.0[at].1 = device,
-            Err(at) => self.0.insert(at, (tensor, device)),
+        self.add(Assignment {
+            tensor,
+            device,
+            yields: false,
+        });
+    }
+
+    /// The same for an operation on weights of that device: if these lie on the host, a faster device that wants it may [take it over](Options::offload).
+    pub fn set_unless_offloaded(&mut self, tensor: TensorId, device: usize) {
+        self.add(Assignment {
+            tensor,
+            device,
+            yields: true,
+        });
+    }
+
+    fn add(&mut self, new: Assignment) {
+        match self
+            .0
+            .binary_search_by_key(&new.tensor, |known| known.tensor)
+        {
+            Ok(at) => self.0[at] = new,
+            Err(at) => self.0.insert(at, new),
         }
     }
 
     /// All assignments, in the order of tensors.
-    pub fn iter(&self) -> std::slice::Iter<'_, (TensorId, usize)> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Assignment> {
         self.0.iter()
     }
 }

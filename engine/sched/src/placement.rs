@@ -15,11 +15,12 @@
 //! and its result would travel; and the sum at a layer's end would be on the next layer's device, and both its operands would travel.
 
 use crate::devices::DeviceSet;
-use crate::options::{Assignments, Fallback, Options};
-use samite_core::{DeviceKind, Error, Graph, Op, Result, Support, TensorId, Usage};
+use crate::options::{Assignment, Assignments, Fallback, Options};
+use samite_core::{DeviceKind, Error, Graph, Op, Result, StoredTensor, Support, TensorId, Usage};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 /// Why a tensor is on its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -298,7 +299,12 @@ impl<'a> Placer<'a> {
     }
 
     fn assign(&mut self, assignments: &Assignments) -> Result<()> {
-        for &(id, device) in assignments.iter() {
+        for &Assignment {
+            tensor: id,
+            device,
+            yields,
+        } in assignments.iter()
+        {
             if id.index() >= self.graph.len() || device >= self.devices.len() {
                 return Err(Error::invalid(format!(
                     "assignment of tensor {id} to device number {device}: there is no such thing"
@@ -319,7 +325,12 @@ impl<'a> Placer<'a> {
                     .into(),
                 ));
             }
-            self.set(id, device, Reason::Assigned);
+            let taken = match yields {
+                true => self.taken_over(id, device),
+                false => None,
+            };
+            let (device, reason) = taken.unwrap_or((device, Reason::Assigned));
+            self.set(id, device, reason);
         }
         Ok(())
     }
@@ -372,18 +383,37 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    fn by_weights(&mut self, id: TensorId) {
+    /// The weights that decide where `id` is computed.
+    fn weights(&self, id: TensorId) -> Option<&'a Arc<StoredTensor>> {
         let node = self.graph.node(id);
         // The weights of these are too small to decide where the work is done.
         if matches!(node.op(), Op::Rope(_) | Op::FlashAttn { .. }) {
-            return;
+            return None;
         }
-        let weights = node
-            .tensor()
+        node.tensor()
             .operands()
             .filter_map(|(_, source)| self.graph.node(source).stored())
-            .find(|stored| stored.tensor().buffer.usage() == Usage::Weights);
-        let Some(stored) = weights else { return };
+            .find(|stored| stored.tensor().buffer.usage() == Usage::Weights)
+    }
+
+    /// The faster device that takes `id` over from `owner`, which is the host and has its weights. Nobody else decides about offload.
+    fn taken_over(&mut self, id: TensorId, owner: usize) -> Option<(usize, Reason)> {
+        // Weights in a layout of the host's device count, too: copies are made of what the tensor holds, not of how it lies there.
+        if !(self.options.offload && self.devices.is_host(owner)) {
+            return None;
+        }
+        let tensor = self.weights(id)?.name().to_owned();
+        let node = self.graph.node(id);
+        let device = (0..owner).find(|&device| {
+            self.devices.get(device).wants_offload(node) && self.supports(id, device).is_yes()
+        })?;
+        Some((device, Reason::Offloaded { tensor }))
+    }
+
+    fn by_weights(&mut self, id: TensorId) {
+        let Some(stored) = self.weights(id) else {
+            return;
+        };
         let Some(owner) = (0..self.devices.len())
             .find(|&d| self.devices.can_use(d, stored) && self.supports(id, d).is_yes())
         else {
@@ -397,18 +427,11 @@ impl<'a> Placer<'a> {
             }
             return;
         };
-        let tensor = stored.name().to_owned();
-        // Weights in a layout of the host's device count, too: copies are made of what the tensor holds, not of how it lies there.
-        if self.options.offload && self.devices.is_host(owner) {
-            for device in 0..owner {
-                if self.devices.get(device).wants_offload(node)
-                    && self.supports(id, device).is_yes()
-                {
-                    return self.set(id, device, Reason::Offloaded { tensor });
-                }
-            }
-        }
-        self.set(id, owner, Reason::Weights { tensor });
+        let (device, reason) = self.taken_over(id, owner).unwrap_or_else(|| {
+            let tensor = stored.name().to_owned();
+            (owner, Reason::Weights { tensor })
+        });
+        self.set(id, device, reason);
     }
 
     fn expand(&mut self) {

@@ -200,6 +200,26 @@ fn host_weights_are_offloaded_to_a_device_that_wants_them() {
         plan(false).placement().reasons[3],
         Some(Reason::Weights { .. })
     ));
+    // Who assigns the operation to the host says whether that is to be.
+    let [mut strict, mut yielding] = [Assignments::new(), Assignments::new()];
+    let product = graph.ids().nth(3).unwrap();
+    strict.set(product, 1);
+    yielding.set_unless_offloaded(product, 1);
+    for (assignments, offload, taken) in [
+        (&strict, true, false),
+        (&yielding, false, false),
+        (&yielding, true, true),
+    ] {
+        let options = Options {
+            offload,
+            ..Default::default()
+        };
+        let plan = Plan::new(&graph, &set, assignments, &options).unwrap();
+        let reason = plan.placement().reasons[3].as_ref().unwrap();
+        let offloaded = matches!(reason, Reason::Offloaded { .. });
+        assert_eq!(offloaded, taken, "{reason:?}");
+        assert!(offloaded || *reason == Reason::Assigned, "{reason:?}");
+    }
     // Weights of another device than the host's stay there.
     let other = device("other", |_| {});
     let (of_other, ..) = layers(&[&other, &other]);

@@ -153,7 +153,11 @@ fn check(seed: u64) -> Option<usize> {
     let mut assignments = Assignments::new();
     if rng.one_in(3) {
         let id = TensorId::from_index(rng.below(graph.graph.len()));
-        assignments.set(id, rng.below(devices.len()));
+        let device = rng.below(devices.len());
+        match rng.one_in(2) {
+            true => assignments.set(id, device),
+            false => assignments.set_unless_offloaded(id, device),
+        }
     }
     let options = Options {
         copies: rng.pick(&[1, 1, 2, 4]),
@@ -185,9 +189,10 @@ fn check(seed: u64) -> Option<usize> {
             );
         }
     }
-    for &(id, device) in assignments.iter() {
-        if plan.placement().reasons[id.index()] == Some(Reason::Assigned) {
-            assert_eq!(plan.placement().devices[id.index()], Some(device));
+    for assignment in assignments.iter() {
+        let at = assignment.tensor.index();
+        if plan.placement().reasons[at] == Some(Reason::Assigned) {
+            assert_eq!(plan.placement().devices[at], Some(assignment.device));
         }
     }
     let ran: usize = plan.splits().iter().map(|split| split.nodes.len()).sum();

@@ -14,15 +14,13 @@ pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Opt
 }
 
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
-/// cache is, which is what `kv` says for each layer. With `offload`, what a rule put on the host is left to the scheduler where a faster device wants it: that
-/// decides whether it is taken over, see [`Options::offload`](samite_sched::Options::offload).
+/// cache is, which is what `kv` says for each layer. What a rule put on the host may still be [taken over](samite_sched::Options::offload).
 pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
     weights: &Weights,
     layers: &[LayerCache],
     kv: &[Choice],
-    offload: bool,
 ) -> Assignments {
     let mut assignments = Assignments::new();
     if devices.len() == 1 {
@@ -43,18 +41,15 @@ pub(crate) fn assign(
             .tensor()
             .operands()
             .filter_map(|(_, source)| stored(source));
-        let device = operands.find_map(|tensor| match cached(tensor) {
-            Some(choice) => (on_cache || choice.explicit).then_some(choice.device),
-            None => {
-                let is_wanted = |device: &usize| {
-                    let mut faster = devices.iter().take(*device);
-                    offload && *device == devices.last() && faster.any(|d| d.wants_offload(node))
-                };
-                weights.assigned(tensor.name()).filter(|d| !is_wanted(d))
-            }
+        // The device, and whether it has the weights and not the cache.
+        let found = operands.find_map(|tensor| match cached(tensor) {
+            Some(choice) => (on_cache || choice.explicit).then_some((choice.device, false)),
+            None => Some((weights.assigned(tensor.name())?, true)),
         });
-        if let Some(device) = device.filter(|&d| devices.get(d).supports(node).is_yes()) {
-            assignments.set(id, device);
+        match found.filter(|&(device, _)| devices.get(device).supports(node).is_yes()) {
+            Some((device, true)) => assignments.set_unless_offloaded(id, device),
+            Some((device, false)) => assignments.set(id, device),
+            None => {}
         }
     }
     assignments

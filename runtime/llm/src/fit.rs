@@ -158,7 +158,6 @@ impl Fitter<'_> {
             kv: &weights.kv,
             adapters: &[],
             flash: context.flash,
-            offload: context.offload,
         };
         let kv = KvPlan::willing(&source, &sizes, context.kv_types)?;
         let kv_bytes = kv.bytes_by_device(devices.len())?;

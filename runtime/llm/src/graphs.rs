@@ -24,8 +24,6 @@ pub(crate) struct GraphSource<'a> {
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
     pub flash: bool,
-    /// Whether devices may take over operations on weights of the host.
-    pub offload: bool,
 }
 
 impl GraphSource<'_> {
@@ -41,14 +39,7 @@ impl GraphSource<'_> {
         )?;
         self.architecture.build(&mut blocks)?;
         let (graph, inputs) = blocks.finish();
-        let assignments = assign(
-            &graph,
-            self.devices,
-            self.weights,
-            self.layers,
-            self.kv,
-            self.offload,
-        );
+        let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
         Ok(Built {
             shape,
             graph,

@@ -345,7 +345,6 @@ impl Model {
             kv,
             adapters: &options.adapters,
             flash: options.flash,
-            offload: options.offload,
         }
     }
 

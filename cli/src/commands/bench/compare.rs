@@ -144,7 +144,9 @@ fn measure_all(
     report.peer_version = peer.version(cancel)?;
     let probe = Probe::new();
     for &threads in threads {
-        let model = args.model.load(&CpuArgs::new(threads), cancel)?;
+        let model = args
+            .model
+            .load(&CpuArgs::new(threads, &args.pool), cancel)?;
         report.model = describe(&model);
         for &work in works {
             report.rows.push(Row {
@@ -165,7 +167,8 @@ fn measure_all(
             let Some(row) = rows.last_mut() else { continue };
             let mut measure_limits = |row: &mut Row| -> Outcome {
                 if !args.no_peaks {
-                    row.limits.push(limits.measure(threads, cancel)?);
+                    row.limits
+                        .push(limits.measure(threads, &args.pool, cancel)?);
                     let best = row.limits.iter().copied().reduce(Peaks::max);
                     row.limit = best.map(|peaks| work.limit(&model, &peaks));
                 }

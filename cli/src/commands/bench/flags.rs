@@ -2,6 +2,7 @@
 
 use super::work::Work;
 use crate::args::{ModelArgs, sequence_count, thread_count, token_count};
+use crate::cpu_args::PoolArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -32,8 +33,8 @@ pub struct BenchArgs {
     /// Repetitions; 5 by default. In a comparison, of each sample, whose median counts; 1 by default
     #[arg(short = 'r', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Compare with llama.cpp: the path of its llama-bench (llama-batched-bench is looked for beside it)
-    #[arg(long, value_name = "FILE")]
+    /// Compare with llama.cpp: the path of its llama-bench (llama-batched-bench is looked for beside it). Where both are to run, `taskset` says
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cpu_mask", "cpu_range", "cpu_strict", "prio", "poll"])]
     pub compare: Option<PathBuf>,
     /// Pairs of samples in a comparison
     #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
@@ -45,6 +46,8 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub pool: PoolArgs,
 }
 
 impl BenchArgs {

@@ -1,5 +1,6 @@
 //! Measures the limits of the machine: bytes read and operations per second.
 
+use crate::cpu_args::PoolArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::{counted, wrapped};
 use samite::CancelToken;
@@ -20,11 +21,16 @@ impl Limits {
     /// Measures the limits of `threads` threads and, to tell how much more they make than one, at first those of one.
     ///
     /// It takes seconds: when cancelled, the rest of it goes on in a thread that nobody waits for.
-    pub fn measure(&mut self, threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
+    pub fn measure(
+        &mut self,
+        threads: usize,
+        pool: &PoolArgs,
+        cancel: &CancelToken,
+    ) -> Outcome<Peaks> {
         if threads > 1 && self.of(1).is_none() {
-            self.add(peaks(1, cancel)?);
+            self.add(peaks(1, pool, cancel)?);
         }
-        let peaks = peaks(threads, cancel)?;
+        let peaks = peaks(threads, pool, cancel)?;
         self.add(peaks);
         Ok(peaks)
     }
@@ -63,11 +69,16 @@ pub fn lines_of(peaks: &Peaks) -> String {
     format!("{}\n", wrapped(&line(peaks, None), 79))
 }
 
-/// Measures the limits of some threads.
-pub fn peaks(threads: usize, cancel: &CancelToken) -> Outcome<Peaks> {
+/// The limits of so many threads where, and with the priority that, flags say.
+pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> Outcome<Peaks> {
     let (sender, receiver) = mpsc::channel();
+    let place = pool.place()?;
     std::thread::Builder::new()
-        .spawn(move || sender.send(measure_peaks(threads)))
+        .spawn(move || {
+            // Threads that it starts stay where it is.
+            place.bind_caller();
+            sender.send(measure_peaks(threads))
+        })
         .map_err(|error| Failure::error(format_args!("cannot start a thread: {error}")))?;
     received(&receiver, cancel)
 }

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::log;
 use crate::shown::shortened;
-use samite::registry::{Peaks, allowed_threads};
+use samite::registry::Peaks;
 use samite::{Device, DeviceKind};
 use samite_testing::{PerfCase, PerfResult, measure, perf_cases};
 use serde_json::json;
@@ -98,8 +98,9 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
         .iter()
         .any(|device| device.kind() == DeviceKind::Cpu)
     {
-        let threads = args.threads.count().unwrap_or_else(allowed_threads);
-        peaks = Some(limits::peaks(threads, &cancel)?);
+        let threads = args.threads.count();
+        let threads = threads.unwrap_or_else(|| args.pool.processors());
+        peaks = Some(limits::peaks(threads, &args.pool, &cancel)?);
     }
     let mut out = std::io::stdout().lock();
     if let (Some(peaks), false) = (&peaks, args.json) {

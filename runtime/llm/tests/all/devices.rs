@@ -4,6 +4,7 @@ use crate::common::*;
 use samite_core::{
     DType, Delegate, Delegating, Device, Graph, Node, Op, StoredTensor, Support, TensorId,
 };
+use samite_cpu::{CpuDevice, CpuOptions};
 use samite_gguf::{GgufFile, LoadMode};
 use samite_llm::{
     Batch, Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule,
@@ -555,5 +556,56 @@ fn prompts_are_offloaded_and_generation_is_not() {
         assert_eq!(none.0, 0, "{architecture}");
         let error = nmse(&logits, &same);
         assert!(error < 1e-3, "{architecture}: {error}");
+    }
+}
+
+#[test]
+fn results_are_the_same_for_one_kind_of_device_and_memory_and_within_rounding_otherwise() {
+    // Types of each family, and how far logits are from exact ones at most. Columns are rounded to whole numbers beside quantized weights.
+    for (dtype, most) in [
+        (DType::F32, 1e-10),
+        (DType::F16, 1e-5),
+        (DType::Q8_0, 1e-3),
+        (DType::Q4_0, 3e-3),
+        (DType::Q5_1, 3e-3),
+        (DType::Q4_K, 3e-3),
+        (DType::Q6_K, 3e-3),
+    ] {
+        let mut shape = SyntheticModel {
+            dtype,
+            ..SyntheticModel::tiny("llama")
+        };
+        (shape.n_embd, shape.n_ff) = (256, 256);
+        shape.head_dim = 256 / shape.n_head;
+        let file = TestModel::write(&shape);
+        let run = |device: Arc<dyn Device>, repack| {
+            let options = ModelOptions {
+                repack,
+                ..ModelOptions::new(vec![device])
+            };
+            let model = Model::load(&file.path, &options).unwrap();
+            let mut context = context(&model, precise());
+            let mut logits = decode(&mut context, &tokens(40), 0, 0);
+            for position in 40..44 {
+                logits.extend(decode(&mut context, &tokens(1), position, 0));
+            }
+            logits
+        };
+        let threads = |threads| -> Arc<dyn Device> {
+            CpuDevice::new(CpuOptions::default().with_threads(threads))
+        };
+        let exact = run(reference("reference"), true);
+        let [packed, unpacked] = [true, false].map(|repack| {
+            let one = run(threads(1), repack);
+            for count in [1, 2, 3] {
+                let same = run(threads(count), repack) == one;
+                assert!(same, "{dtype}, repack {repack}, {count} threads");
+            }
+            let error = nmse(&one, &exact);
+            assert!(error < most, "{dtype}, repack {repack}: {error}");
+            one
+        });
+        let error = nmse(&packed, &unpacked);
+        assert!(error < most, "{dtype}: {error}");
     }
 }
