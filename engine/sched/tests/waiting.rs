@@ -373,6 +373,33 @@ fn work_on_a_lost_device_says_what_to_load_again_and_the_others_go_on() {
     );
 }
 
+#[test]
+fn devices_that_are_lost_together_are_taken_out_one_after_the_other() {
+    let faults = samite_reference::FaultPlan::new();
+    let lost = ["a", "b"].map(|name| {
+        device(name, |o| {
+            (o.faults, o.asynchronous) = (Some(Arc::clone(&faults)), name == "a")
+        })
+    });
+    let devices = lost.into_iter().chain([host()]).collect();
+    let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
+    faults.lose_from(0);
+    for name in ["a", "b"] {
+        assert!(scheduler.remove_device(name).unwrap().is_empty());
+    }
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let y = graph.unary(x, samite_core::Unary::Neg).unwrap();
+    graph.set_output(y);
+    scheduler.load(&graph).unwrap();
+    scheduler
+        .write(x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0]))
+        .unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let values = read(&mut scheduler, y, 4).unwrap();
+    assert_eq!(values, [-1.0, -2.0, -3.0, -4.0]);
+}
+
 /// A graph like that of attention over `keys` cells of a cache.
 fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, TensorId) {
     let mut graph = Graph::new();

@@ -477,6 +477,22 @@ mod tests {
     }
 
     #[test]
+    fn cells_that_were_given_back_are_taken_again() {
+        let mut cells = Cells::new(4 * RUN, 2).unwrap();
+        for position in 0..RUN as i32 - 1 {
+            cells.take(position, &[0]).unwrap();
+        }
+        cells.commit();
+        let take = |cells: &mut Cells| {
+            let taken = (0..4).map(|i| cells.take(RUN as i32 - 1 + i, &[0]));
+            taken.collect::<Vec<_>>()
+        };
+        let first = take(&mut cells);
+        cells.rollback();
+        assert_eq!(take(&mut cells), first);
+    }
+
+    #[test]
     fn copies_share_and_keeps_take_away() {
         let mut cells = filled(&[(0, &[0]), (1, &[0]), (5, &[1])]);
         cells.copy(0, 1, ..).unwrap();

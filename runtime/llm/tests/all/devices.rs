@@ -10,7 +10,7 @@ use samite_llm::{
     Batch, Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule,
     SyntheticModel,
 };
-use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_reference::{FaultPlan, ReferenceDevice, ReferenceOptions};
 use samite_sched::{Fallback, Reason};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -210,6 +210,47 @@ fn asynchronous(name: &str) -> Arc<dyn Device> {
         compiles: true,
         ..ReferenceOptions::named(name)
     })
+}
+
+#[test]
+fn a_batch_that_fails_on_a_device_says_so_itself_even_without_logits() {
+    let faults = FaultPlan::new();
+    let device = ReferenceDevice::new(ReferenceOptions {
+        asynchronous: true,
+        faults: Some(Arc::clone(&faults)),
+        ..ReferenceOptions::named("a")
+    });
+    let model = TestModel::tiny("llama").load(vec![device, reference("host")], "");
+    let without_logits = |first: i32| {
+        let mut batch = Batch::new();
+        for position in first..first + 3 {
+            batch.add(7, position, &[0], false);
+        }
+        batch
+    };
+    let mut context = context(&model, precise());
+    context.decode(&without_logits(0)).unwrap();
+    faults.reset();
+    context.decode(&without_logits(3)).unwrap();
+    let calls = faults.calls();
+    assert!(calls > 5, "{calls}");
+    let expected = decode(&mut context, &tokens(2), 6, 0);
+    for call in 0..calls {
+        context.remove(0, 3..).unwrap();
+        faults.reset();
+        faults.fail_at(call);
+        let error = context.decode(&without_logits(3)).unwrap_err().to_string();
+        assert!(
+            error.contains("injected"),
+            "call {call} of {calls}: {error}"
+        );
+        context.decode(&without_logits(3)).unwrap();
+        assert_eq!(
+            decode(&mut context, &tokens(2), 6, 0),
+            expected,
+            "call {call}"
+        );
+    }
 }
 
 #[test]
