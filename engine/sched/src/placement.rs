@@ -18,7 +18,7 @@ use crate::devices::DeviceSet;
 use crate::options::{Assignments, Fallback, Options};
 use samite_core::{DeviceKind, Error, Graph, Op, Result, Support, TensorId, Usage};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Why a tensor is on its device.
@@ -150,7 +150,7 @@ struct Placer<'a> {
     /// Answers of `supports` by device and tensor; nothing for devices that were not asked yet.
     supports: Vec<Vec<Option<Support>>>,
     /// What is in `placement.refusals`.
-    refused: HashSet<(TensorId, usize)>,
+    refused: BTreeSet<(TensorId, usize)>,
 }
 
 /// Who uses what.
@@ -198,7 +198,7 @@ pub fn place(
             refusals: Vec::new(),
         },
         supports: vec![Vec::new(); devices.len()],
-        refused: HashSet::new(),
+        refused: BTreeSet::new(),
     };
     placer.assign(assignments)?;
     placer.by_stored()?;
