@@ -456,6 +456,9 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    /// How often threads meet. Miri is slow, and changes threads more often.
+    const MEETINGS: usize = if cfg!(miri) { 10 } else { 500 };
+
     #[test]
     fn copies_are_checked() {
         let a = HostMemory::allocate(8, "test", "a").unwrap();
@@ -537,7 +540,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..MEETINGS {
                         set.with(|| {
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                             inside.fetch_sub(1, Ordering::SeqCst);
@@ -652,7 +655,7 @@ mod tests {
             for first in 0..4 {
                 let memory = &memory;
                 scope.spawn(move || {
-                    for _ in 0..500 {
+                    for _ in 0..MEETINGS {
                         let add = |bytes: &mut [u8]| {
                             let all_equal = bytes[1..4].iter().all(|byte| *byte == bytes[1]);
                             bytes[1..4]

@@ -276,9 +276,18 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
 mod tests {
     use super::*;
 
+    /// How many of so many rounds are made. Miri is slow, and changes threads more often.
+    fn rounds(usual: usize) -> std::ops::Range<usize> {
+        0..if cfg!(miri) {
+            usual.div_ceil(100)
+        } else {
+            usual
+        }
+    }
+
     /// Runs jobs of several phases whose results depend on every barrier and every unit of work.
     fn stress(pool: &Pool, jobs: usize) {
-        for job in 0..jobs {
+        for job in rounds(jobs) {
             let (phases, units) = (1 + job % 4, 1 + job % 7);
             let done: Vec<AtomicUsize> = (0..phases).map(|_| AtomicUsize::new(0)).collect();
             pool.run(&|_, team: &Team| {
@@ -348,7 +357,7 @@ mod tests {
     #[test]
     fn all_stop_at_the_same_barrier() {
         let pool = Pool::new(4, 2);
-        for _ in 0..500 {
+        for _ in rounds(500) {
             let passed = AtomicUsize::new(0);
             pool.run(&|worker, team: &Team| {
                 if worker == 0 {
@@ -382,7 +391,7 @@ mod tests {
     #[test]
     fn a_job_has_as_many_threads_as_it_asks_for() {
         let pool = Pool::new(4, 2);
-        for round in 0..300 {
+        for round in rounds(300) {
             for threads in [1, 3, 2, 4, 9, 0, 2] {
                 let all: Vec<_> = (0..threads.clamp(1, 4)).collect();
                 assert_eq!(workers_of(&pool, threads), all, "round {round}");
@@ -408,7 +417,7 @@ mod tests {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let jobs = scope.spawn(|| {
-                for _ in 0..20 {
+                for _ in rounds(20) {
                     stress(&pool, 50);
                 }
                 done.store(true, Ordering::Relaxed);
@@ -438,7 +447,7 @@ mod tests {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let pool = Pool::new(3, 2);
-            for job in 0..300 {
+            for job in rounds(300) {
                 let went_on = AtomicUsize::new(0);
                 let outcome = pool.run(&|worker, team: &Team| {
                     for phase in 0..3 {
