@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-// With `--cfg loom`, tests try every order in which threads can meet here.
+// With `--cfg loom`, tests try every order in which threads can meet here; with `--cfg shuttle`, many orders of a whole scheduler.
 #[cfg(loom)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
-#[cfg(not(loom))]
+#[cfg(shuttle)]
+use shuttle::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(not(any(loom, shuttle)))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// What is going to be done with guarded memory.

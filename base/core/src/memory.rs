@@ -451,10 +451,13 @@ fn span(offset: usize, len: usize) -> Range<usize> {
     offset..offset + len
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// How often threads meet. Miri is slow, and changes threads more often.
+    const MEETINGS: usize = if cfg!(miri) { 10 } else { 500 };
 
     #[test]
     fn copies_are_checked() {
@@ -537,7 +540,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..200 {
+                    for _ in 0..MEETINGS {
                         set.with(|| {
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                             inside.fetch_sub(1, Ordering::SeqCst);
@@ -652,7 +655,7 @@ mod tests {
             for first in 0..4 {
                 let memory = &memory;
                 scope.spawn(move || {
-                    for _ in 0..500 {
+                    for _ in 0..MEETINGS {
                         let add = |bytes: &mut [u8]| {
                             let all_equal = bytes[1..4].iter().all(|byte| *byte == bytes[1]);
                             bytes[1..4]
@@ -667,5 +670,73 @@ mod tests {
                 });
             }
         });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    /// Two pieces of eight bytes of one allocation, so that their order is the same in each order of threads: the first is full of ones, the second of twos.
+    fn pieces() -> [Arc<HostMemory>; 2] {
+        let owner = HostMemory::allocate(16, "test", "both").unwrap();
+        [0, 8].map(|offset| {
+            owner.fill(offset, 8, 1 + (offset / 8) as u8).unwrap();
+            // SAFETY: the bytes are inside of the allocation, which is kept alive and touched through this piece only from now on.
+            unsafe {
+                let start = owner.base().add(offset);
+                HostMemory::borrow(start, 8, true, Box::new(Arc::clone(&owner)))
+            }
+        })
+    }
+
+    /// Lets two threads copy between the same pieces in opposite directions, in all orders with up to three preemptions.
+    fn all_orders(
+        mine: fn(&Arc<HostMemory>, &Arc<HostMemory>),
+        theirs: fn(&Arc<HostMemory>, &Arc<HostMemory>),
+    ) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let [a, b] = pieces();
+            let other = {
+                let (a, b) = (Arc::clone(&a), Arc::clone(&b));
+                loom::thread::spawn(move || theirs(&b, &a))
+            };
+            mine(&a, &b);
+            other.join().unwrap();
+            // Whoever was first, the second copied back what the first had copied.
+            let bytes = |piece: &HostMemory| piece.with_bytes(0, 8, <[u8]>::to_vec).unwrap();
+            assert!(
+                bytes(&a) == bytes(&b)
+                    && [[1; 8], [2; 8]].contains(&bytes(&a)[..].try_into().unwrap())
+            );
+            assert_eq!(a.gate.inside() + b.gate.inside(), 0);
+        });
+    }
+
+    fn at_once(from: &Arc<HostMemory>, to: &Arc<HostMemory>) {
+        from.copy_to(0, to, 0, 8).unwrap();
+    }
+
+    fn held(from: &Arc<HostMemory>, to: &Arc<HostMemory>) {
+        HeldCopy::begin((from, 0), (to, 0), 8).unwrap().end();
+    }
+
+    fn in_a_set(from: &Arc<HostMemory>, to: &Arc<HostMemory>) {
+        let mut set = MemorySet::default();
+        set.add(to, Access::Write).unwrap();
+        set.add(from, Access::Read).unwrap();
+        // SAFETY: both gates are entered, and the pieces have eight bytes each, none in common.
+        set.with(|| unsafe { from.base().copy_to_nonoverlapping(to.base(), 8) });
+    }
+
+    #[test]
+    fn copies_in_opposite_directions_do_not_wait_in_a_circle() {
+        for mine in [at_once, held, in_a_set] {
+            for theirs in [at_once, held, in_a_set] {
+                all_orders(mine, theirs);
+            }
+        }
     }
 }

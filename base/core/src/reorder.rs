@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::graph::{Graph, TensorId};
 use crate::memory::MemoryId;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// By tensor: which tensor stands for the memory that it lies in. That is the one that it is a view of, or the first of all stored
 /// tensors that overlap.
@@ -49,7 +49,7 @@ pub fn check_order(
     before: &[TensorId],
     after: &[TensorId],
 ) -> Result<()> {
-    let position: HashMap<TensorId, usize> =
+    let position: BTreeMap<TensorId, usize> =
         after.iter().enumerate().map(|(i, &id)| (id, i)).collect();
     if position.len() != before.len() || before.len() != after.len() {
         return Err(Error::invalid(format!(
@@ -65,7 +65,7 @@ pub fn check_order(
         write: Option<usize>,
         read: Option<usize>,
     }
-    let mut last: HashMap<TensorId, Last> = HashMap::new();
+    let mut last: BTreeMap<TensorId, Last> = BTreeMap::new();
     for &id in before {
         let node = graph.tensor(id);
         let at = *position.get(&id).ok_or_else(|| {

@@ -17,7 +17,11 @@ pub struct TensorRef {
 }
 
 impl TensorRef {
-    fn check(&self, offset: usize, len: usize) -> Result<()> {
+    /// Checks that `len` bytes from byte `offset` on are inside of the tensor.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they are not.
+    pub fn check_range(&self, offset: usize, len: usize) -> Result<()> {
         let bytes = self.slot.layout.bytes();
         if offset.checked_add(len).is_none_or(|end| end > bytes) {
             return Err(Error::invalid(format!(
@@ -65,7 +69,7 @@ impl TensorRef {
     /// # Errors
     /// If the range is not inside of the tensor, the buffer is read-only, or the device fails.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
-        self.check(offset, data.len())?;
+        self.check_range(offset, data.len())?;
         self.buffer.write(self.slot, offset, data)
     }
 
@@ -74,7 +78,7 @@ impl TensorRef {
     /// # Errors
     /// If the range is not inside of the tensor or the device fails.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.check(offset, out.len())?;
+        self.check_range(offset, out.len())?;
         self.buffer.read(self.slot, offset, out)
     }
 

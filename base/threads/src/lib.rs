@@ -9,20 +9,19 @@
 //!
 //! [`PoolOptions`] say on which processors the threads run, with which priority, and how long they spin.
 
-use std::cell::UnsafeCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
 
 mod options;
 mod signal;
+mod sync;
 mod team;
 
 use options::Settings;
 pub use options::{CpuSet, PoolError, PoolOptions, Priority};
 use signal::Signal;
+use sync::{Arc, AtomicBool, AtomicUsize, Builder, JoinHandle, Mutex, Ordering, UnsafeCell};
 pub use team::Team;
 
 /// Most threads of one pool.
@@ -167,9 +166,9 @@ impl Pool {
         let finished = shared.finished.get();
         // SAFETY: the lifetime is only hidden: this function does not return or unwind before all workers are done with the job, since panics are
         // caught. Nobody else looks at the place: other callers have no lock, and the job before was waited for, so all workers wait for `started`.
-        unsafe {
-            *shared.job.get() = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
-        }
+        shared.job.with_mut(|place| unsafe {
+            *place = Some(std::mem::transmute::<Job<'_>, Job<'static>>(job));
+        });
         for start in &shared.started[..others] {
             start.0.raise();
         }
@@ -181,7 +180,7 @@ impl Pool {
             shared.finished.wait(finished, self.settings.spins);
         }
         // SAFETY: all workers are done, since the last one raised `finished`, or there are none; the lock keeps other callers away.
-        unsafe { *shared.job.get() = None };
+        shared.job.with_mut(|place| unsafe { *place = None });
         if mine.is_err() || shared.panicked.load(Ordering::Relaxed) {
             return Err(Panicked);
         }
@@ -211,7 +210,7 @@ impl Workers {
             let complete = (1..size).all(|number| {
                 let shared = Arc::clone(&workers.shared);
                 let settings = Arc::clone(settings);
-                let thread = std::thread::Builder::new()
+                let thread = Builder::new()
                     .name(format!("samite-worker-{number}"))
                     .spawn(move || work(&shared, number, &settings));
                 match thread {
@@ -260,7 +259,7 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
             return;
         }
         // SAFETY: the caller wrote the job before raising `started`, and waits for `finished` before it writes again.
-        let job = unsafe { *shared.job.get() };
+        let job = shared.job.with(|place| unsafe { *place });
         if let Some(job) = job
             && catch_unwind(AssertUnwindSafe(|| job(number, &shared.team))).is_err()
         {
@@ -273,13 +272,22 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
+    /// How many of so many rounds are made. Miri is slow, and changes threads more often.
+    fn rounds(usual: usize) -> std::ops::Range<usize> {
+        0..if cfg!(miri) {
+            usual.div_ceil(100)
+        } else {
+            usual
+        }
+    }
+
     /// Runs jobs of several phases whose results depend on every barrier and every unit of work.
     fn stress(pool: &Pool, jobs: usize) {
-        for job in 0..jobs {
+        for job in rounds(jobs) {
             let (phases, units) = (1 + job % 4, 1 + job % 7);
             let done: Vec<AtomicUsize> = (0..phases).map(|_| AtomicUsize::new(0)).collect();
             pool.run(&|_, team: &Team| {
@@ -320,6 +328,24 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_finds_the_pool_busy_is_done_by_its_caller() {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let pool = Pool::new(2, 2);
+            pool.run(&|worker, _| {
+                if worker == 0 {
+                    assert_eq!(workers_of(&pool, 2), [0]);
+                }
+            })
+            .unwrap();
+            done.send(()).unwrap();
+        });
+        is_done
+            .recv_timeout(std::time::Duration::from_secs(60))
+            .expect("a caller waits for a job that waits for it");
+    }
+
+    #[test]
     fn sleeping_workers_wake_up() {
         let pool = Pool::new(2, 2);
         for _ in 0..3 {
@@ -331,7 +357,7 @@ mod tests {
     #[test]
     fn all_stop_at_the_same_barrier() {
         let pool = Pool::new(4, 2);
-        for _ in 0..500 {
+        for _ in rounds(500) {
             let passed = AtomicUsize::new(0);
             pool.run(&|worker, team: &Team| {
                 if worker == 0 {
@@ -365,7 +391,7 @@ mod tests {
     #[test]
     fn a_job_has_as_many_threads_as_it_asks_for() {
         let pool = Pool::new(4, 2);
-        for round in 0..300 {
+        for round in rounds(300) {
             for threads in [1, 3, 2, 4, 9, 0, 2] {
                 let all: Vec<_> = (0..threads.clamp(1, 4)).collect();
                 assert_eq!(workers_of(&pool, threads), all, "round {round}");
@@ -391,7 +417,7 @@ mod tests {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let jobs = scope.spawn(|| {
-                for _ in 0..20 {
+                for _ in rounds(20) {
                     stress(&pool, 50);
                 }
                 done.store(true, Ordering::Relaxed);
@@ -421,7 +447,7 @@ mod tests {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let pool = Pool::new(3, 2);
-            for job in 0..300 {
+            for job in rounds(300) {
                 let went_on = AtomicUsize::new(0);
                 let outcome = pool.run(&|worker, team: &Team| {
                     for phase in 0..3 {
@@ -441,5 +467,124 @@ mod tests {
         is_done
             .recv_timeout(std::time::Duration::from_secs(60))
             .expect("workers wait for one that panicked");
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    /// Lets `users` use a pool of `threads`, each user in a thread of its own, in all orders with up to `preemptions`. The first one goes on after the
+    /// others. Workers sleep at once, which loom's orders of [`Signal`] and [`Team`] show to be the harder case.
+    fn all_orders([threads, preemptions]: [usize; 2], users: Vec<fn(&Pool)>, last: fn(&Pool)) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || {
+            let pool = Arc::new(Pool::new(threads, 1));
+            let (mine, theirs) = users.split_first().unwrap();
+            let others: Vec<_> = theirs
+                .iter()
+                .map(|&user| {
+                    let pool = Arc::clone(&pool);
+                    loom::thread::spawn(move || user(&pool))
+                })
+                .collect();
+            mine(&pool);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            last(&pool);
+        });
+    }
+
+    /// How many threads took part in a job that gave out work before a barrier.
+    fn job(pool: &Pool) -> usize {
+        let [size, done] = [0, 0].map(AtomicUsize::new);
+        pool.run(&|_, team| {
+            size.fetch_add(1, Ordering::Relaxed);
+            done.fetch_add(team.take(2, 1).len(), Ordering::Relaxed);
+            assert!(team.barrier());
+            assert_eq!(done.load(Ordering::Relaxed), 2);
+        })
+        .unwrap();
+        size.load(Ordering::Relaxed)
+    }
+
+    /// A job that says nothing but who took part.
+    fn short_job(pool: &Pool) -> usize {
+        let size = AtomicUsize::new(0);
+        pool.run(&|_, _| {
+            size.fetch_add(1, Ordering::Relaxed);
+        })
+        .unwrap();
+        size.load(Ordering::Relaxed)
+    }
+
+    fn any_job(pool: &Pool) {
+        assert!(matches!(short_job(pool), 1 | 2));
+    }
+
+    fn whole_job(pool: &Pool) {
+        assert_eq!(short_job(pool), 2);
+    }
+
+    #[test]
+    fn one_job_after_the_other() {
+        let jobs: fn(&Pool) = |pool| {
+            assert_eq!(job(pool), 2);
+            assert_eq!(job(pool), 2);
+        };
+        all_orders([2, 3], vec![jobs], |_| ());
+    }
+
+    #[test]
+    fn who_has_no_part_in_a_job_sleeps_on() {
+        let jobs: fn(&Pool) = |pool| {
+            let size = AtomicUsize::new(0);
+            pool.run_with(2, &|worker, _| {
+                assert!(worker < 2);
+                size.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+            assert_eq!(size.load(Ordering::Relaxed), 2);
+            assert_eq!(short_job(pool), 3);
+        };
+        all_orders([3, 1], vec![jobs], |_| ());
+    }
+
+    #[test]
+    fn two_users_share_a_pool() {
+        all_orders([2, 3], vec![any_job, any_job], whole_job);
+    }
+
+    #[test]
+    fn a_pool_is_paused_and_resumed_beside_a_job() {
+        let pause: fn(&Pool) = |pool| {
+            pool.pause();
+            pool.resume();
+        };
+        all_orders([2, 3], vec![any_job, pause], whole_job);
+    }
+
+    #[test]
+    fn a_paused_pool_has_no_workers() {
+        let pause: fn(&Pool) = Pool::pause;
+        all_orders([2, 3], vec![any_job, pause], |pool| {
+            assert!(pool.caller.lock().unwrap().is_none());
+            assert_eq!(short_job(pool), 1);
+        });
+    }
+
+    #[test]
+    fn a_worker_that_panics_ends_the_job_and_no_more() {
+        let panics: fn(&Pool) = |pool| {
+            let outcome = pool.run(&|worker, team| {
+                // Without a message.
+                if worker == 1 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+                assert!(!team.barrier());
+            });
+            assert_eq!(outcome, Err(Panicked));
+        };
+        all_orders([2, 3], vec![panics], whole_job);
     }
 }

@@ -1,20 +1,7 @@
 //! A number that threads wait for: they spin, then they sleep.
 
+use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, fence, spin_loop};
 use std::sync::PoisonError;
-
-// With `--cfg loom`, tests try every order in which threads can meet here.
-#[cfg(loom)]
-use loom::{
-    hint::spin_loop,
-    sync::atomic::{AtomicUsize, Ordering, fence},
-    sync::{Condvar, Mutex},
-};
-#[cfg(not(loom))]
-use std::{
-    hint::spin_loop,
-    sync::atomic::{AtomicUsize, Ordering, fence},
-    sync::{Condvar, Mutex},
-};
 
 /// A number that grows and can be waited for.
 #[derive(Default)]

@@ -1,12 +1,8 @@
 //! What the workers of one job share: a barrier, and a counter that gives out work.
 
 use super::signal::Signal;
+use super::sync::{AtomicBool, AtomicUsize, Ordering};
 use std::ops::Range;
-
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What the workers of one job share.
 #[derive(Default)]

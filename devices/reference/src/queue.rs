@@ -2,9 +2,21 @@
 
 use samite_core::{Error, Result};
 use std::fmt;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
+
+// With `--cfg shuttle`, tests try many orders in which threads can meet here.
+#[cfg(shuttle)]
+use shuttle::{
+    sync::mpsc::{Sender, channel},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::{Builder, JoinHandle},
+};
+#[cfg(not(shuttle))]
+use std::{
+    sync::mpsc::{Sender, channel},
+    sync::{Condvar, Mutex, MutexGuard},
+    thread::{Builder, JoinHandle},
+};
 
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
@@ -119,7 +131,7 @@ impl Queue {
     pub fn start(name: &str, latch: Option<Arc<Latch>>) -> Result<Self> {
         let (jobs, received) = channel::<Job>();
         let progress = Arc::new(Progress::default());
-        let worker = std::thread::Builder::new()
+        let worker = Builder::new()
             .name(name.to_owned())
             .spawn({
                 let progress = Arc::clone(&progress);

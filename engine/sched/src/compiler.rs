@@ -1,7 +1,7 @@
 //! Compiled work, shared by pipeline copies, by plans, and by graphs that differ in extents only.
 
 use samite_core::{CancelToken, Compiled, Device, Graph, Result, TensorId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Compiler {
 /// Equal for nodes with the same operations, types and operands. Parameters and extents are the device's business.
 fn kind(graph: &Graph, nodes: &[TensorId]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let inside: HashMap<TensorId, usize> = nodes.iter().copied().zip(0..).collect();
+    let inside: BTreeMap<TensorId, usize> = nodes.iter().copied().zip(0..).collect();
     for &id in nodes {
         let tensor = graph.tensor(id);
         tensor.op.name().hash(&mut hasher);

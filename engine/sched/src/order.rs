@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 /// Where an action's work happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
     /// On the host's thread, done when the call returns.

@@ -18,7 +18,7 @@ use crate::devices::DeviceSet;
 use crate::options::{Assignment, Assignments, Fallback, Options};
 use samite_core::{DeviceKind, Error, Graph, Op, Result, StoredTensor, Support, TensorId, Usage};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ struct Placer<'a> {
     /// Answers of `supports` by device and tensor; nothing for devices that were not asked yet.
     supports: Vec<Vec<Option<Support>>>,
     /// What is in `placement.refusals`.
-    refused: HashSet<(TensorId, usize)>,
+    refused: BTreeSet<(TensorId, usize)>,
 }
 
 /// Who uses what.
@@ -199,7 +199,7 @@ pub fn place(
             refusals: Vec::new(),
         },
         supports: vec![Vec::new(); devices.len()],
-        refused: HashSet::new(),
+        refused: BTreeSet::new(),
     };
     placer.assign(assignments)?;
     placer.by_stored()?;

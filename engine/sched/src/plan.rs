@@ -7,7 +7,7 @@ use crate::order::{self, Action, Lane, Work, origin};
 use crate::placement::{self, Placement, Refusal};
 use crate::split::{self, Copy, Lowered, Split};
 use samite_core::{Graph, Result, Tensor, TensorId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Placement, splits, copies, memory and order for one graph on a set of devices.
@@ -26,7 +26,7 @@ pub struct Plan {
     pub(crate) copies: usize,
     pub(crate) devices: DeviceSet,
     /// Which asynchronous devices write to memory that several nodes may write to.
-    writers: HashMap<TensorId, Vec<usize>>,
+    writers: BTreeMap<TensorId, Vec<usize>>,
 }
 
 impl Plan {
@@ -48,7 +48,7 @@ impl Plan {
         let lowered = split::cut(graph, &live, devices, &placement, chance)?;
         let memory = memory_plan::plan(&lowered, &live, devices, copies)?;
         let actions = order::order(&lowered, &memory, devices, copies)?;
-        let mut writers: HashMap<TensorId, Vec<usize>> = HashMap::new();
+        let mut writers: BTreeMap<TensorId, Vec<usize>> = BTreeMap::new();
         for split in &lowered.splits {
             for id in &split.nodes {
                 if !devices.is_asynchronous(split.device) {

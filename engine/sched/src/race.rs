@@ -8,7 +8,7 @@ use crate::memory_plan::Blocks;
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use samite_core::{MemoryId, TensorId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -185,7 +185,7 @@ pub fn check(plan: &Plan, runs: usize) -> Vec<Race> {
     let total = runs * plan.actions.len();
     let mut issued: Vec<Issued> = Vec::with_capacity(total);
     // By lane: what was issued last.
-    let mut last: HashMap<Lane, usize> = HashMap::new();
+    let mut last: BTreeMap<Lane, usize> = BTreeMap::new();
     let mut races = Vec::new();
     for run in 0..runs {
         for (number, action) in plan.actions.iter().enumerate() {

@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::trace::Trace;
 use crate::watch::{self, Walk, Watch, WatchedRun};
 use samite_core::{CancelToken, Device, Error, Graph, Op, Result, TensorId, TensorRef};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Counts what a scheduler did, to see that nothing is done twice.
@@ -46,7 +46,7 @@ pub struct Scheduler {
     clock: usize,
     counters: Counters,
     /// Fallbacks that were warned of: device, operation, reason.
-    warned: HashSet<(usize, &'static str, String)>,
+    warned: BTreeSet<(usize, &'static str, String)>,
 }
 
 /// A plan that is kept.
@@ -74,7 +74,7 @@ impl Scheduler {
             current: None,
             clock: 0,
             counters: Counters::default(),
-            warned: HashSet::new(),
+            warned: BTreeSet::new(),
         })
     }
 
@@ -300,7 +300,8 @@ impl Scheduler {
     /// [`synchronize`](Scheduler::synchronize).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not exist.
+    /// [`Error::InvalidArgument`] if `id` is not an input of the graph, or the range does not exist; or what failed in earlier runs, of which
+    /// nothing is in flight then.
     pub fn write(&mut self, id: TensorId, offset: usize, data: &[u8]) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let tensor = plan.graph.tensors().get(id.index());
@@ -313,10 +314,13 @@ impl Scheduler {
             return Ok(()); // nothing depends on it
         }
         if !bound.inputs_free {
-            for &wait in &plan.actions[0].waits {
-                executor.wait_on_host(plan, bound, wait)?;
-            }
+            let mut waits = plan.actions[0].waits.iter();
+            let waited = waits.try_for_each(|&wait| executor.wait_on_host(plan, bound, wait));
             bound.inputs_free = true;
+            if let Err(error) = waited {
+                executor.drain();
+                return Err(self.say_what_was_lost(error));
+            }
         }
         let place = bound.places[bound.copy()][id.index()].as_ref();
         let place =
@@ -328,7 +332,7 @@ impl Scheduler {
     /// Reads bytes of an output or input of the loaded graph, as the last run left them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `id` keeps no value, or the range does not exist; or what failed in the run.
+    /// [`Error::InvalidArgument`] if `id` keeps no value, or the range does not exist; or what failed in the run. Then nothing is in flight.
     pub fn read(&mut self, id: TensorId, offset: usize, out: &mut [u8]) -> Result<()> {
         let (plan, bound, executor) = self.current()?;
         let graph = &plan.graph;
@@ -349,16 +353,23 @@ impl Scheduler {
         let place = place.ok_or_else(|| {
             Error::invalid(format!("tensor {id} was not computed: nothing needs it"))
         })?;
+        place.check_range(offset, out.len())?;
         let lane = plan.lane(id);
-        for &device in plan.writers(id) {
-            if lane != Lane::Device(device) {
-                executor.stream(device).synchronize()?;
-            }
+        let mut others = plan.writers(id).iter();
+        let result = others
+            .try_for_each(|&device| match lane == Lane::Device(device) {
+                true => Ok(()),
+                false => executor.stream(device).synchronize(),
+            })
+            .and_then(|()| match lane.device() {
+                None => place.read(offset, out),
+                Some(device) => executor.stream(device).read(place, offset, out),
+            });
+        if result.is_err() {
+            // Other streams may have failed with this one. They would say so later, as if new work had failed.
+            executor.drain();
         }
-        match lane.device() {
-            None => place.read(offset, out),
-            Some(device) => executor.stream(device).read(place, offset, out),
-        }
+        result.map_err(|error| self.say_what_was_lost(error))
     }
 
     /// Runs the loaded graph. On asynchronous devices, work may go on after the return;

@@ -10,7 +10,7 @@ use samite_core::environment::Chance;
 use samite_core::reorder::{check_order, memories};
 use samite_core::{Error, Graph, Keep, Op, Result, TensorId, Usage};
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Consecutive nodes that one device runs as a whole.
 #[derive(Clone, Debug, Serialize)]
@@ -27,8 +27,8 @@ pub struct Split {
 
 impl Split {
     /// What is kept until a node was computed, by node.
-    pub(crate) fn kept_until(&self) -> HashMap<TensorId, Vec<TensorId>> {
-        let mut ends: HashMap<TensorId, Vec<TensorId>> = HashMap::new();
+    pub(crate) fn kept_until(&self) -> BTreeMap<TensorId, Vec<TensorId>> {
+        let mut ends: BTreeMap<TensorId, Vec<TensorId>> = BTreeMap::new();
         for keep in &self.kept {
             ends.entry(keep.until).or_default().push(keep.tensor);
         }
@@ -71,7 +71,7 @@ struct Cutter<'a> {
     /// How often the memory of a tensor was written to so far.
     version: Vec<usize>,
     /// Copies that exist, by original, device and version.
-    known: HashMap<(TensorId, usize, usize), TensorId>,
+    known: BTreeMap<(TensorId, usize, usize), TensorId>,
 }
 
 /// Cuts the live part of a graph whose nodes have devices. A `chance` called `split` cuts once more.
@@ -95,7 +95,7 @@ pub fn cut(
             ..Lowered::default()
         },
         version: vec![0; graph.len()],
-        known: HashMap::new(),
+        known: BTreeMap::new(),
     };
     for id in graph
         .ids()
@@ -220,7 +220,7 @@ impl Lowered {
             if split.kept.is_empty() {
                 continue;
             }
-            let nodes: HashSet<TensorId> = before.into_iter().collect();
+            let nodes: BTreeSet<TensorId> = before.into_iter().collect();
             for Keep { tensor, until } in &split.kept {
                 if tensor.index() >= self.graph.len() || !nodes.contains(until) {
                     return Err(wrong(format!(

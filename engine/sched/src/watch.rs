@@ -8,7 +8,7 @@ use crate::plan::Plan;
 use crate::run::{Pace, Run};
 use crate::scheduler::Scheduler;
 use samite_core::{CancelToken, Error, Graph, Placed, Prepared, Result, TensorId, TensorRef};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// What a watcher of nodes wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +100,9 @@ pub(crate) fn cuts(plan: &Plan, mut wants: impl FnMut(TensorId) -> bool) -> Vec<
 }
 
 /// The views of each computed node's result. Views of leaves have no node after which they could be seen.
-fn views(graph: &Graph, live: &[bool]) -> HashMap<TensorId, Vec<TensorId>> {
-    let mut node_of: HashMap<TensorId, TensorId> = HashMap::new();
-    let mut views: HashMap<TensorId, Vec<TensorId>> = HashMap::new();
+fn views(graph: &Graph, live: &[bool]) -> BTreeMap<TensorId, Vec<TensorId>> {
+    let mut node_of: BTreeMap<TensorId, TensorId> = BTreeMap::new();
+    let mut views: BTreeMap<TensorId, Vec<TensorId>> = BTreeMap::new();
     for id in graph.ids().filter(|id| live[id.index()]) {
         let tensor = graph.tensor(id);
         if tensor.is_computed() {

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{bytes, device, layers, read};
-use samite_core::{CancelToken, Device, DeviceKind, Result};
-use samite_reference::FaultPlan;
+use samite_core::{CancelToken, Device, DeviceKind, Error, Result};
+use samite_reference::{FaultPlan, Latch};
 use samite_sched::{Options, Scheduler};
 use std::sync::Arc;
 
@@ -151,5 +151,42 @@ fn faults_while_watching_are_errors_too() {
             watch(&mut scheduler, true).unwrap();
             assert_eq!(read(&mut scheduler, y, 16).unwrap(), expected);
         }
+    }
+}
+
+#[test]
+fn a_failure_that_a_read_or_a_write_reports_is_not_reported_again() {
+    let latch = Latch::new();
+    let devices = [false, true].map(|host_memory| {
+        device(&format!("host memory: {host_memory}"), |o| {
+            (o.asynchronous, o.events) = (true, true);
+            // The other one copies from there by itself, so that the host does not wait.
+            (o.host_memory, o.copies) = (host_memory, !host_memory);
+            o.latch = Some(Arc::clone(&latch));
+        })
+    });
+    let (graph, x, y) = layers(&[&devices[1], &devices[0]]);
+    let mut scheduler = Scheduler::new(devices.to_vec(), Options::default()).unwrap();
+    scheduler.load(&graph).unwrap();
+    let input = bytes(&[1.0; 16]);
+    scheduler.write(x, 0, &input).unwrap();
+    scheduler.run(&CancelToken::new()).unwrap();
+    let expected = read(&mut scheduler, y, 16).unwrap();
+    for reports in [
+        |scheduler: &mut Scheduler, _, y| read(scheduler, y, 16).map(|_| ()),
+        |scheduler: &mut Scheduler, x, _| scheduler.write(x, 0, &[0; 64]),
+    ] {
+        scheduler.write(x, 0, &input).unwrap();
+        latch.close();
+        let cancel = CancelToken::new();
+        scheduler.run(&cancel).unwrap();
+        cancel.cancel();
+        latch.open();
+        // Both streams fail.
+        let error = reports(&mut scheduler, x, y).unwrap_err();
+        assert!(matches!(error, Error::Cancelled), "{error}");
+        scheduler.write(x, 0, &input).unwrap();
+        scheduler.run(&CancelToken::new()).unwrap();
+        assert_eq!(read(&mut scheduler, y, 16).unwrap(), expected);
     }
 }

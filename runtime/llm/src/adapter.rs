@@ -8,7 +8,7 @@ use crate::model::Model;
 use samite_core::environment::{Files, SystemFiles};
 use samite_core::{Layout, Shape, StoredTensor, TensorGroup, Usage};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorInfo};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ pub struct Adapter {
     path: PathBuf,
     metadata: Metadata,
     model: Arc<Model>,
-    pairs: HashMap<String, Pair>,
+    pairs: BTreeMap<String, Pair>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
 }
@@ -245,7 +245,7 @@ impl Adapter {
             let device = weights.device(entry.0).unwrap_or(0);
             by_device.entry(device).or_default().push(entry);
         }
-        let (mut pairs, mut bytes) = (HashMap::new(), BTreeMap::new());
+        let (mut pairs, mut bytes) = (BTreeMap::new(), BTreeMap::new());
         for (device, entries) in by_device {
             let device = model.devices().get(device);
             let infos: Vec<_> = entries.iter().flat_map(|(_, p)| [&p.a, &p.b]).collect();
@@ -298,7 +298,7 @@ impl Adapter {
         &self.model
     }
 
-    /// The names of the weights that it changes, in no particular order.
+    /// The names of the weights that it changes, in their order.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         self.pairs.keys().map(String::as_str)
     }

@@ -7,7 +7,7 @@ pub use plan::PlannedTensor;
 pub(crate) use plan::WeightPlan;
 
 use samite_core::{LockRefused, LockedMemory, StoredTensor};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A weight with what is known about it.
@@ -24,7 +24,7 @@ struct Weight {
 /// The weights of a model by name.
 #[derive(Debug, Default)]
 pub struct Weights {
-    tensors: HashMap<String, Weight>,
+    tensors: BTreeMap<String, Weight>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
     have_data: bool,

@@ -3,7 +3,7 @@
 use aho_corasick::Anchored;
 use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::contiguous::NFA;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Watches a stream of bytes for stop strings, and says what may be shown.
@@ -31,7 +31,7 @@ pub struct StopSequences {
     /// By number of the automaton's pattern: its place in the caller's list.
     places: Vec<usize>,
     /// How many bytes of the stream's end can begin a stop string, by the automaton's state.
-    depths: HashMap<StateID, usize>,
+    depths: BTreeMap<StateID, usize>,
     start: StateID,
     state: StateID,
     /// Bytes received; those before `emitted` have been handed out.
@@ -71,7 +71,7 @@ impl StopSequences {
             .start_state(Anchored::No)
             .map_err(|error| StopError(error.to_string()))?;
         // From the start, the first bytes of a pattern lead to the state that stands for them.
-        let mut depths = HashMap::new();
+        let mut depths = BTreeMap::new();
         for pattern in &patterns {
             let mut state = start;
             for (count, &byte) in (1..).zip(pattern.as_ref()) {

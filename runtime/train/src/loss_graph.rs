@@ -9,7 +9,7 @@ use half::f16;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, Usage};
 use samite_llm::{Hyperparameters, Model};
 use samite_sched::Scheduler;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The model behind a loss: what does not change from one graph to the next.
@@ -87,7 +87,7 @@ impl LossGraph {
     pub fn new(config: &Config, subject: &Subject, purpose: Purpose) -> Result<Self> {
         let mut graph = Graph::new();
         let constants = subject.constants.append(&mut graph)?;
-        let mut weights = HashMap::new();
+        let mut weights = BTreeMap::new();
         for (name, stored) in &subject.frozen {
             weights.insert(name.clone(), graph.stored(stored)?);
         }

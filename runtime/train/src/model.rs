@@ -6,7 +6,7 @@ use samite_core::{DType, Glu, Graph, RopeMode, Shape, TensorId};
 use samite_gguf::{KEY_ARCHITECTURE, Metadata};
 use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
 use samite_llm::{ExpertUse, Hyperparameters};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// What models are, that are trained from the start.
 const ARCHITECTURE: &str = "llama";
@@ -149,7 +149,7 @@ pub struct Parts<'a> {
     /// Texts.
     pub batch: usize,
     /// Weights by llama.cpp's names, and those of an adapter. Without an output matrix, the embedding is it, too.
-    pub weights: &'a HashMap<String, TensorId>,
+    pub weights: &'a BTreeMap<String, TensorId>,
     /// What the products of the adapter are multiplied with: its alpha over its rank.
     pub adapter_factor: f32,
     /// The values that are the same in each run.

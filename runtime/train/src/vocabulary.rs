@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use samite_gguf::{Metadata, StringArray};
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Stands for a space.
 const SPACE: char = '\u{2581}';
@@ -47,14 +47,14 @@ impl Vocabulary {
             )));
         }
         let mut pieces: Vec<String> = letters.keys().map(char::to_string).collect();
-        let numbers: HashMap<char, usize> =
+        let numbers: BTreeMap<char, usize> =
             letters.keys().enumerate().map(|(i, &c)| (c, i)).collect();
         let mut split: Vec<(Vec<usize>, u64)> = words
             .iter()
             .map(|(word, &count)| (word.chars().map(|c| numbers[&c]).collect(), count))
             .collect();
         while pieces.len() < size - FIXED {
-            let mut pairs: HashMap<(usize, usize), u64> = HashMap::new();
+            let mut pairs: BTreeMap<(usize, usize), u64> = BTreeMap::new();
             for (word, count) in &split {
                 for pair in word.windows(2) {
                     *pairs.entry((pair[0], pair[1])).or_default() += count;

@@ -12,7 +12,7 @@ use samite_core::{
     BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::DeviceSet;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Cells and their memory: for each layer, a row of keys and one of values for each cell.
@@ -164,7 +164,7 @@ fn layers(
     n_layer: usize,
     tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
 ) -> Result<Vec<LayerCache>> {
-    let by_name: HashMap<String, Arc<StoredTensor>> = tensors
+    let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
         .into_iter()
         .map(|tensor| (tensor.name().to_owned(), tensor))
         .collect();

@@ -1,7 +1,7 @@
 //! Which cell of the cache holds the token of which position, and which sequences it belongs to.
 
 use crate::error::{Error, Result, try_filled};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
@@ -351,7 +351,7 @@ impl Cells {
             }
             moved.push((cell, position, shift));
         }
-        let staying: HashSet<i32> = (0..self.end)
+        let staying: BTreeSet<i32> = (0..self.end)
             .filter(|&cell| self.belongs(cell, sequence))
             .map(|cell| self.positions[cell])
             .filter(|position| !(first..end).contains(position))
@@ -423,7 +423,6 @@ impl Cells {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     fn filled(tokens: &[(i32, &[u32])]) -> Cells {
         let mut cells = Cells::new(8, 70).unwrap();

@@ -10,7 +10,7 @@ use samite_core::{
 };
 use samite_gguf::{GgufFile, LoadOptions, TensorInfo};
 use samite_sched::DeviceSet;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Large tensors are read in pieces of about this size, by several threads: what was read is still in a second-level
@@ -41,7 +41,7 @@ impl WeightPlan {
         let in_place = infos(true);
         let moved = without_repeats(infos(false));
         // One piece of data can have two places: the embedding that is the output, on different devices.
-        let mut places: HashMap<&str, Vec<&TensorRef>> = HashMap::new();
+        let mut places: BTreeMap<&str, Vec<&TensorRef>> = BTreeMap::new();
         for slot in firsts().filter(|slot| !slot.tensor.in_place) {
             let places = places.entry(&slot.tensor.data.name).or_default();
             places.push(slot.stored.tensor());
@@ -176,7 +176,7 @@ fn allocate(
 /// Mapped files as buffers of devices.
 #[derive(Default)]
 struct Imports {
-    mapped: HashMap<usize, Arc<HostMemory>>,
+    mapped: BTreeMap<usize, Arc<HostMemory>>,
     known: Vec<Import>,
 }
 
@@ -251,7 +251,7 @@ fn chunk_bytes(info: &TensorInfo, places: &[&TensorRef], most: usize) -> usize {
 
 /// Each tensor once, though it may be written to several places.
 fn without_repeats(mut infos: Vec<&TensorInfo>) -> Vec<&TensorInfo> {
-    let mut seen = HashSet::new();
+    let mut seen = BTreeSet::new();
     infos.retain(|info| seen.insert(&*info.name));
     infos
 }

@@ -12,7 +12,7 @@ use samite_core::{
 };
 use samite_gguf::{GgufFile, TensorInfo};
 use samite_sched::DeviceSet;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Data of the file is used in place if it begins at a multiple of this: what GGUF files have unless told otherwise.
@@ -112,7 +112,7 @@ fn find_tensors<'a>(
         }
         found.push(Found { spec, info });
     }
-    let known: HashSet<&str> = found.iter().map(|f| &*f.info.name).collect();
+    let known: BTreeSet<&str> = found.iter().map(|f| &*f.info.name).collect();
     if let Some(info) = file
         .tensors()
         .iter()
@@ -179,7 +179,7 @@ impl WeightPlan {
         let n_layer = hparams.n_layer();
         let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
         // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
-        let in_products: HashSet<&str> = found
+        let in_products: BTreeSet<&str> = found
             .iter()
             .filter(|f| f.spec.usage != WeightUse::Rows)
             .map(|f| &*f.info.name)

@@ -8,7 +8,7 @@ use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::{Options, Scheduler};
 use samite_train::{Constants, Forward, Gradients, Loss, ModelConfig, Parts};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn exact() -> Vec<Arc<dyn Device>> {
@@ -483,7 +483,7 @@ fn check_model(what: &str, adapted: bool, again: bool) {
     };
     let count = 2 * config.context;
     check_kept(what, |s| {
-        let mut weights = HashMap::new();
+        let mut weights = BTreeMap::new();
         for parameter in config.parameters() {
             let id = s.input(parameter.shape);
             weights.insert(parameter.name, id);

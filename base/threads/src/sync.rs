@@ -1,0 +1,38 @@
+//! What threads share. With `--cfg loom` it is loom's, so that tests try every order in which threads can meet.
+
+#[cfg(loom)]
+pub use loom::{
+    cell::UnsafeCell,
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    sync::{Arc, Condvar, Mutex},
+    thread::{Builder, JoinHandle},
+};
+#[cfg(not(loom))]
+pub use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    sync::{Arc, Condvar, Mutex},
+    thread::{Builder, JoinHandle},
+};
+
+/// A place that loom watches: it finds two threads that touch it at once.
+#[cfg(not(loom))]
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Calls `read` with the place, to read it.
+    pub fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    /// Calls `write` with the place, to write to it.
+    pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
