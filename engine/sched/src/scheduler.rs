@@ -319,6 +319,7 @@ impl Scheduler {
             bound.inputs_free = true;
             if let Err(error) = waited {
                 executor.drain();
+                bound.in_flight = 0;
                 return Err(self.say_what_was_lost(error));
             }
         }
@@ -368,6 +369,7 @@ impl Scheduler {
         if result.is_err() {
             // Other streams may have failed with this one. They would say so later, as if new work had failed.
             executor.drain();
+            bound.in_flight = 0;
         }
         result.map_err(|error| self.say_what_was_lost(error))
     }

@@ -422,32 +422,27 @@ impl Application<'_> {
         let Some(scheduler) = &mut self.scheduler else {
             return Ok(());
         };
-        // Nothing may be in flight when tensors are written again. Several streams may have failed, and each says so.
-        for _ in 0..2 * scheduler.devices().len() {
-            match scheduler.synchronize() {
-                Err(error) if !is_injected(&error) && !matches!(error, Error::Cancelled) => {
-                    return Err(format!("after a failure: {error}"));
-                }
-                _ => {}
-            }
+        // Earlier runs may still be at work, and one of them may have failed as well.
+        if let Err(error) = scheduler.synchronize()
+            && !is_injected(&error)
+            && !matches!(error, Error::Cancelled)
+        {
+            return Err(format!("after a failure: {error}"));
         }
         let mut gone = self.machine.world.with(|state| state.lost_devices());
         if let Error::Unsupported { device, .. } = &error {
             gone.push(device.to_string());
         }
-        let mut lost_tensors = !gone.is_empty();
-        for name in gone {
-            if scheduler.devices().position(&name).is_some() {
-                scheduler
-                    .remove_device(&name)
-                    .map_err(|error| format!("going on without {name}: {error}"))?;
-                lost_tensors = true;
-            }
+        gone.retain(|name| scheduler.devices().position(name).is_some());
+        for name in &gone {
+            scheduler
+                .remove_device(name)
+                .map_err(|error| format!("going on without {name}: {error}"))?;
         }
         scheduler
             .synchronize()
             .map_err(|error| format!("after a failure was reported: {error}"))?;
-        if lost_tensors {
+        if !gone.is_empty() {
             let last = self.machine.memories().pop();
             let last = last.ok_or("every device is lost")?;
             for twin in &mut self.twins {
