@@ -128,19 +128,18 @@ fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
     inputs
 }
 
-fn run_all(
+fn run_one(scheduler: &mut Scheduler, inputs: &Inputs, cancel: &CancelToken) -> Result<()> {
+    for (id, bytes) in inputs {
+        scheduler.write(*id, 0, bytes)?;
+    }
+    scheduler.run(cancel)
+}
+
+fn read_all(
     scheduler: &mut Scheduler,
     outputs: &[TensorId],
     graph: &RandomGraph,
-    runs: &[Inputs],
-    cancel: &CancelToken,
 ) -> Result<Vec<Vec<u8>>> {
-    for inputs in runs {
-        for (id, bytes) in inputs {
-            scheduler.write(*id, 0, bytes)?;
-        }
-        scheduler.run(cancel)?;
-    }
     let values = outputs.iter().map(|&id| {
         let mut bytes = vec![0; graph.graph.tensor(id).layout.bytes()];
         scheduler.read(id, 0, &mut bytes)?;
@@ -173,8 +172,12 @@ fn watch(
 
 /// One thing that an application does.
 enum Deed {
-    /// So many runs, one behind the other, before results are read.
-    Run(Vec<Inputs>),
+    Run {
+        /// One behind the other, before results are read.
+        runs: Vec<Inputs>,
+        /// One more run that nobody waits for: it is still at work when the next thing is done.
+        last: Option<Inputs>,
+    },
     Watch(Inputs, u64),
 }
 
@@ -187,7 +190,16 @@ impl Deed {
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
         match self {
-            Deed::Run(runs) => run_all(scheduler, outputs, graph, runs, cancel),
+            Deed::Run { runs, last } => {
+                for inputs in runs {
+                    run_one(scheduler, inputs, cancel)?;
+                }
+                let values = read_all(scheduler, outputs, graph)?;
+                if let Some(inputs) = last {
+                    run_one(scheduler, inputs, cancel)?;
+                }
+                Ok(values)
+            }
             Deed::Watch(inputs, seed) => {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
                 // What is copied from one device to another has no twin.
@@ -266,17 +278,20 @@ impl Application<'_> {
                 inputs(&self.twins[twin].alone, &mut self.rng),
                 self.rng.bits(),
             ),
-            false => Deed::Run(
-                (0..1 + self.rng.below(4))
-                    .map(|_| inputs(&self.twins[twin].alone, &mut self.rng))
-                    .collect(),
-            ),
+            false => {
+                let graph = &self.twins[twin].alone;
+                let count = 1 + self.rng.below(4);
+                let runs = (0..count).map(|_| inputs(graph, &mut self.rng)).collect();
+                let is_left = self.rng.one_in(3);
+                let last = is_left.then(|| inputs(graph, &mut self.rng));
+                Deed::Run { runs, last }
+            }
         };
-        let forgets = self.rng.one_in(4);
+        let [forgets, reserves] = [4, 4].map(|n| self.rng.one_in(n));
         let (traces, faults) = (self.rng.one_in(4), self.rng.below(3));
         let cancel = CancelToken::new();
         let player = Player::new(&self.machine.world, faults, &cancel);
-        let tried = self.attempt(twin, &deed, forgets, traces, &cancel);
+        let tried = self.attempt(twin, &deed, forgets, reserves, traces, &cancel);
         let explained = player.stop();
         let outputs = self.twins[twin].outputs();
         let mut tried = tried;
@@ -298,10 +313,12 @@ impl Application<'_> {
                 return Err(format!("{when}: an error that no fault explains: {text}"));
             }
             self.recover(error)?;
-            self.twins[twin]
-                .restore()
-                .map_err(|error| format!("after a failure: {error}"))?;
-            tried = self.attempt(twin, &deed, false, false, &CancelToken::new());
+            // What failed may have been at work since the step before, with another graph.
+            for twin in &self.twins {
+                let restored = twin.restore();
+                restored.map_err(|error| format!("after a failure: {error}"))?;
+            }
+            tried = self.attempt(twin, &deed, false, false, false, &CancelToken::new());
             is_first = false;
         };
         let expected = self.expect(twin, &deed, &outputs)?;
@@ -314,6 +331,7 @@ impl Application<'_> {
         twin: usize,
         deed: &Deed,
         forgets: bool,
+        reserves: bool,
         traces: bool,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
@@ -329,6 +347,9 @@ impl Application<'_> {
         if forgets {
             scheduler.unload(&graph.graph, Assignments::NONE)?;
         }
+        if reserves {
+            scheduler.reserve(&graph.graph, Assignments::NONE)?;
+        }
         scheduler.load_with(&graph.graph, Assignments::NONE, cancel)?;
         if traces {
             scheduler.start_trace();
@@ -337,13 +358,17 @@ impl Application<'_> {
         let copies = self.machine.world.with(|state| state.copies);
         let values = deed.perform(scheduler, graph, &outputs, cancel)?;
         scheduler.finish_trace();
-        scheduler.synchronize()?;
+        // Work that is cancelled while nobody waits for it would fail later.
+        if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
+            scheduler.synchronize()?;
+        }
         let after = scheduler.counters();
         let mut wrong = Vec::new();
         let plan = scheduler.current_plan()?;
-        if let Deed::Run(runs) = deed {
+        if let Deed::Run { runs, last } = deed {
+            let runs = runs.len() + usize::from(last.is_some());
             let done = samite_sched::Counters {
-                runs: before.runs + runs.len(),
+                runs: before.runs + runs,
                 ..before
             };
             if after != done {
@@ -361,7 +386,7 @@ impl Application<'_> {
             let planned = by_streams.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy));
             let moved = self.machine.world.with(|state| state.copies);
             let moved = (moved.0 - copies.0, moved.1 - copies.1);
-            let planned = (planned.0 * runs.len(), planned.1 * runs.len());
+            let planned = (planned.0 * runs, planned.1 * runs);
             if moved != planned {
                 wrong.push(format!("copies and bytes {moved:?}, planned {planned:?}"));
             }

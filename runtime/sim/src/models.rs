@@ -11,12 +11,12 @@ use crate::world::World;
 use samite_core::{CancelToken, DType, Environment};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::{
-    Adapter, Batch, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, Result,
-    ScaledAdapter, SyntheticModel,
+    Adapter, Batch, Cells, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule,
+    Result, ScaledAdapter, SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -191,6 +191,54 @@ impl Call {
     }
 }
 
+/// The positions that each sequence has, kept as simply as can be.
+#[derive(Default)]
+struct Positions([BTreeSet<i32>; SEQUENCES]);
+
+impl Positions {
+    /// Does what a call that succeeded did.
+    fn follow(&mut self, call: &Call) {
+        match call {
+            Call::Decode(tokens) => {
+                for &(_, position, sequence, _) in tokens {
+                    self.0[sequence as usize].insert(position);
+                }
+            }
+            Call::Remove(sequence, first, end) => {
+                self.0[*sequence].retain(|position| !(first..end).contains(&position));
+            }
+            &Call::Copy(from, to) => self.0[to] = self.0[from].clone(),
+            &Call::Keep(kept) => {
+                let others = (0..SEQUENCES).filter(|&other| other != kept);
+                others.for_each(|other| self.0[other].clear());
+            }
+            &Call::Shift(sequence, first, delta) => {
+                let (stay, move_on): (BTreeSet<_>, BTreeSet<_>) =
+                    self.0[sequence].iter().partition(|&&at| at < first);
+                let moved = move_on.into_iter().map(|at| at + delta);
+                self.0[sequence] = stay.into_iter().chain(moved).collect();
+            }
+            Call::Clear => *self = Positions::default(),
+            Call::Adapter(_) => {}
+        }
+    }
+
+    /// What is not as it is here.
+    fn differ(&self, cells: &Cells) -> Option<String> {
+        let mut sequences = self.0.iter().enumerate();
+        sequences.find_map(|(sequence, positions)| {
+            let expected = (positions.len(), positions.last().copied());
+            let found = (
+                cells.sequence_len(sequence),
+                cells.last_position(sequence),
+            );
+            (found != expected).then(|| {
+                format!("sequence {sequence} has {found:?} cells and last position, expected {expected:?}")
+            })
+        })
+    }
+}
+
 /// What is loaded on the simulated machine.
 struct Loaded {
     context: Context,
@@ -207,6 +255,7 @@ struct Application {
     adapter_alone: Arc<Adapter>,
     /// Calls that both contexts took, since the last time that everything was forgotten.
     history: Vec<Call>,
+    positions: Positions,
     rng: Rng,
 }
 
@@ -235,7 +284,13 @@ pub(crate) fn play(
         copies: rng.pick(&[1, 2, 4]),
         ..ContextOptions::default()
     };
-    let alone = Context::new(Arc::clone(&known.alone), options.clone());
+    // What one device does at once must be the same in several parts.
+    let whole = ContextOptions {
+        n_ubatch: options.n_batch,
+        copies: 1,
+        ..options.clone()
+    };
+    let alone = Context::new(Arc::clone(&known.alone), whole);
     let environment = machine.environment(known.files.clone());
     let options = ContextOptions {
         cancel: cancel.clone(),
@@ -273,6 +328,7 @@ pub(crate) fn play(
         alone: alone.map_err(|error| error.to_string())?,
         adapter_alone: Arc::clone(&known.adapter),
         history: Vec::new(),
+        positions: Positions::default(),
         rng,
     };
     let steps = (2 + application.rng.below(8)).min(case.steps);
@@ -332,6 +388,7 @@ impl Application {
         let world = Arc::clone(&self.machine.world);
         let cancel = self.options.cancel.clone();
         let faults = self.rng.below(3);
+        let gives_up = self.rng.one_in(3);
         world.with(|state| state.note(|_| format!("CALL: {call:?}")));
         let player = Player::new(&world, faults, &cancel);
         let tried = self.attempt(&call);
@@ -339,7 +396,6 @@ impl Application {
         let explained = player.stop();
         cancel.reset();
         let had_cells = self.alone.cells().used() > 0;
-        let expected = call.make(&mut self.alone, &self.adapter_alone);
         let mut tried = tried;
         if let Err(error) = &tried
             && (explained(&error.to_string()) || is_cancelled)
@@ -355,8 +411,14 @@ impl Application {
             if is_lost || was_moving && self.loaded.as_ref().is_some_and(is_cleared) {
                 self.loaded = None;
             }
+            // A call that failed changed nothing. Keys that were moved before it failed were moved in another number of steps.
+            let is_undone = matches!(call, Call::Decode(_) | Call::Adapter(_)) && !was_moving;
+            if gives_up && is_undone {
+                return self.check_positions();
+            }
             tried = self.attempt(&call);
         }
+        let expected = call.make(&mut self.alone, &self.adapter_alone);
         let values = match tried {
             // A device refuses what must happen on it.
             Err(Error::Core(samite_core::Error::Placement(_))) => return Ok(false),
@@ -379,7 +441,10 @@ impl Application {
                     None => format!("{call:?}: {} rows of logits", values.len()),
                 });
             }
-            (Ok(_), Ok(_)) => self.history.push(call),
+            (Ok(_), Ok(_)) => {
+                self.positions.follow(&call);
+                self.history.push(call);
+            }
             (Err(Error::InvalidArgument(_)), Err(Error::InvalidArgument(_)))
             | (Err(Error::ContextFull { .. }), Err(Error::ContextFull { .. })) => {}
             (Err(error), _) => {
@@ -389,6 +454,19 @@ impl Application {
             }
             (Ok(_), Err(error)) => return Err(format!("{call:?}: one device says: {error}")),
         }
-        Ok(true)
+        self.check_positions()
+    }
+
+    /// Compares what the contexts say about their sequences with what was done to them.
+    fn check_positions(&self) -> std::result::Result<bool, String> {
+        let simulated = self.loaded.as_ref().map(|loaded| loaded.context.cells());
+        let differ = |cells| self.positions.differ(cells);
+        match simulated
+            .and_then(differ)
+            .or_else(|| differ(self.alone.cells()))
+        {
+            Some(difference) => Err(difference),
+            None => Ok(true),
+        }
     }
 }
