@@ -128,11 +128,20 @@ fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
     inputs
 }
 
-fn run_one(scheduler: &mut Scheduler, inputs: &Inputs, cancel: &CancelToken) -> Result<()> {
+/// Writes the inputs and does `run`. What fails in it leaves `is_running` set.
+fn run_one(
+    scheduler: &mut Scheduler,
+    inputs: &Inputs,
+    is_running: &mut bool,
+    run: impl FnOnce(&mut Scheduler) -> Result<()>,
+) -> Result<()> {
     for (id, bytes) in inputs {
         scheduler.write(*id, 0, bytes)?;
     }
-    scheduler.run(cancel)
+    *is_running = true;
+    run(scheduler)?;
+    *is_running = false;
+    Ok(())
 }
 
 fn read_all(
@@ -154,17 +163,17 @@ fn watch(
     inputs: &Inputs,
     wants: impl FnMut(TensorId) -> bool,
     cancel: &CancelToken,
+    is_running: &mut bool,
 ) -> Result<Vec<Vec<u8>>> {
-    for (id, bytes) in inputs {
-        scheduler.write(*id, 0, bytes)?;
-    }
     let mut seen = Vec::new();
-    scheduler.run_watched(cancel, wants, |id, place| {
-        let mut bytes = id.index().to_le_bytes().to_vec();
-        bytes.resize(8 + place.layout().bytes(), 0);
-        place.read(0, &mut bytes[8..])?;
-        seen.push(bytes);
-        Ok(Watch::Continue)
+    run_one(scheduler, inputs, is_running, |scheduler| {
+        scheduler.run_watched(cancel, wants, |id, place| {
+            let mut bytes = id.index().to_le_bytes().to_vec();
+            bytes.resize(8 + place.layout().bytes(), 0);
+            place.read(0, &mut bytes[8..])?;
+            seen.push(bytes);
+            Ok(Watch::Continue)
+        })
     })?;
     seen.sort();
     Ok(seen)
@@ -188,15 +197,16 @@ impl Deed {
         graph: &RandomGraph,
         outputs: &[TensorId],
         cancel: &CancelToken,
+        is_running: &mut bool,
     ) -> Result<Vec<Vec<u8>>> {
         match self {
             Deed::Run { runs, last } => {
                 for inputs in runs {
-                    run_one(scheduler, inputs, cancel)?;
+                    run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
                 }
                 let values = read_all(scheduler, outputs, graph)?;
                 if let Some(inputs) = last {
-                    run_one(scheduler, inputs, cancel)?;
+                    run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
                 }
                 Ok(values)
             }
@@ -204,7 +214,7 @@ impl Deed {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
                 // What is copied from one device to another has no twin.
                 let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
-                watch(scheduler, inputs, wants, cancel)
+                watch(scheduler, inputs, wants, cancel, is_running)
             }
         }
     }
@@ -217,6 +227,8 @@ struct Application<'a> {
     scheduler: Option<Scheduler>,
     alone: Scheduler,
     twins: Vec<Twin>,
+    /// Whether what was tried last failed within a run.
+    failed_in_run: bool,
     rng: Rng,
     outcome: &'a mut Outcome,
 }
@@ -250,6 +262,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
         scheduler: None,
         alone,
         twins,
+        failed_in_run: false,
         rng,
         outcome,
     };
@@ -335,6 +348,7 @@ impl Application<'_> {
         traces: bool,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
+        self.failed_in_run = false;
         let graph = &self.twins[twin].simulated;
         let outputs = self.twins[twin].outputs();
         let scheduler = match &mut self.scheduler {
@@ -356,7 +370,8 @@ impl Application<'_> {
         }
         let before = scheduler.counters();
         let copies = self.machine.world.with(|state| state.copies);
-        let values = deed.perform(scheduler, graph, &outputs, cancel)?;
+        let is_running = &mut self.failed_in_run;
+        let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
         // Work that is cancelled while nobody waits for it would fail later.
         if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
@@ -424,7 +439,8 @@ impl Application<'_> {
         let graph = &self.twins[twin].alone;
         let cancel = CancelToken::new();
         let loaded = self.alone.load(&graph.graph);
-        let values = loaded.and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel));
+        let values = loaded
+            .and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel, &mut false));
         values.map_err(|error| format!("on one device: {error}"))
     }
 
@@ -447,8 +463,17 @@ impl Application<'_> {
         let Some(scheduler) = &mut self.scheduler else {
             return Ok(());
         };
-        // Nothing may be in flight when tensors are written again. Several streams may have failed, and each says so.
-        for _ in 0..2 * scheduler.devices().len() {
+        // Nothing may be in flight when tensors are written again. A run that failed has seen to that. Otherwise several streams may have failed, and
+        // each says so.
+        let busy = self.machine.world.with(|state| state.busy());
+        if self.failed_in_run && !busy.is_empty() {
+            return Err(format!("a run failed and left work in {}", busy.join(", ")));
+        }
+        let failures = match self.failed_in_run {
+            true => 0,
+            false => 2 * scheduler.devices().len(),
+        };
+        for _ in 0..failures {
             match scheduler.synchronize() {
                 Err(error) if !is_injected(&error) && !matches!(error, Error::Cancelled) => {
                     return Err(format!("after a failure: {error}"));
@@ -469,9 +494,10 @@ impl Application<'_> {
                 lost_tensors = true;
             }
         }
-        scheduler
-            .synchronize()
-            .map_err(|error| format!("after a failure was reported: {error}"))?;
+        if !self.failed_in_run {
+            let done = scheduler.synchronize();
+            done.map_err(|error| format!("after a failure was reported: {error}"))?;
+        }
         if lost_tensors {
             let last = self.machine.memories().pop();
             let last = last.ok_or("every device is lost")?;
