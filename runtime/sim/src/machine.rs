@@ -77,6 +77,14 @@ impl Machine {
             .collect()
     }
 
+    /// Fails if a stream is at work after `what`.
+    pub fn check_idle(&self, what: &str) -> Result<(), String> {
+        match self.world.with(|state| state.busy()) {
+            busy if busy.is_empty() => Ok(()),
+            busy => Err(format!("{what} left work in {}", busy.join(", "))),
+        }
+    }
+
     /// The kinds of memory of devices that are not lost.
     pub fn memories(&self) -> Vec<Arc<dyn BufferType>> {
         let lost = self.world.with(|state| state.lost_devices());
