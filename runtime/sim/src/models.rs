@@ -145,7 +145,7 @@ impl Call {
                 rng.below(7) as i32 - 3,
             ),
             5 if rng.one_in(3) => Call::Clear,
-            6 => Call::Adapter(rng.pick(&[None, Some(1.0), Some(0.5)])),
+            6 | 7 => Call::Adapter(rng.pick(&[None, Some(1.0), Some(0.5)])),
             _ => {
                 let mut tokens = Vec::new();
                 let first = rng.below(SEQUENCES);
@@ -412,10 +412,13 @@ impl Application {
             if is_lost || was_moving && self.loaded.as_ref().is_some_and(is_cleared) {
                 self.loaded = None;
             }
-            // A call that failed changed nothing. Keys that were moved before it failed were moved in another number of steps.
-            let is_undone = matches!(call, Call::Decode(_) | Call::Adapter(_)) && !was_moving;
-            if gives_up && is_undone {
-                return self.check_positions();
+            if matches!(call, Call::Decode(_) | Call::Adapter(_)) {
+                let changed = |what| format!("{call:?} failed, and changed something: {what}");
+                self.check().map_err(changed)?;
+                // Keys that were moved before the failure would be moved in another number of steps than by one device.
+                if gives_up && !was_moving {
+                    return Ok(true);
+                }
             }
             tried = self.attempt(&call);
         }
@@ -455,19 +458,29 @@ impl Application {
             }
             (Ok(_), Err(error)) => return Err(format!("{call:?}: one device says: {error}")),
         }
-        self.check_positions()
+        self.check()?;
+        Ok(true)
     }
 
-    /// Compares what the contexts say about their sequences with what was done to them.
-    fn check_positions(&self) -> std::result::Result<bool, String> {
-        let simulated = self.loaded.as_ref().map(|loaded| loaded.context.cells());
-        let differ = |cells| self.positions.differ(cells);
-        match simulated
-            .and_then(differ)
-            .or_else(|| differ(self.alone.cells()))
-        {
-            Some(difference) => Err(difference),
-            None => Ok(true),
+    /// Compares what the contexts say about themselves with what was done to them, and with each other.
+    fn check(&self) -> std::result::Result<(), String> {
+        let simulated = self.loaded.as_ref().map(|loaded| &loaded.context);
+        for context in simulated.into_iter().chain([&self.alone]) {
+            if let Some(difference) = self.positions.differ(context.cells()) {
+                return Err(difference);
+            }
+        }
+        let state = |context: &Context| {
+            let shares = context.options().adapters.iter();
+            let shares: Vec<f32> = shares.map(|adapter| adapter.share).collect();
+            (shares, context.cells().end())
+        };
+        let (mine, expected) = (simulated.map(state), state(&self.alone));
+        match mine.filter(|mine| *mine != expected) {
+            Some(mine) => Err(format!(
+                "shares of adapters and the end of used cells are {mine:?}, on one device {expected:?}"
+            )),
+            None => Ok(()),
         }
     }
 }
