@@ -9,7 +9,7 @@ use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{
     Buffer, BufferType, CancelToken, DType, Device, Error, HostMemory, Result, StoredTensor,
-    TensorId, Usage,
+    TensorId, Usage, host_buffer_type,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::order::Work;
@@ -47,15 +47,16 @@ fn graph_in(
     Ok((graph, stored))
 }
 
-/// Memory of some device: its own, or the host's that it was given.
+/// Memory of some device: its own, or the host's that it was given. Or the host's, which several devices may work on.
 fn memory_of(
     machine: &Machine,
     rng: &mut Rng,
     size: usize,
     usage: Usage,
 ) -> Result<Arc<dyn Buffer>> {
-    let device = rng.pick(&(0..machine.devices.len()).collect::<Vec<_>>());
-    let device = &machine.devices[device];
+    let Some(device) = machine.devices.get(rng.below(machine.devices.len() + 1)) else {
+        return host_buffer_type().allocate(size, usage);
+    };
     if device.options.import_host && rng.one_in(2) {
         let memory = HostMemory::allocate(size, "the host", "a tensor")?;
         machine.world.with(|state| state.faults.armed = true);
