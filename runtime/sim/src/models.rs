@@ -390,6 +390,10 @@ impl Application {
         let faults = self.rng.below(3);
         let gives_up = self.rng.one_in(3);
         world.with(|state| state.note(|_| format!("CALL: {call:?}")));
+        if self.rng.one_in(2) {
+            // Loading would take most of the faults. What is wrong without any is seen when the call loads again.
+            let _ = self.load();
+        }
         let player = Player::new(&world, faults, &cancel);
         let tried = self.attempt(&call);
         let is_cancelled = cancel.is_cancelled();
