@@ -225,6 +225,14 @@ impl Maker<'_, '_> {
                 let cache = self.stored(dtype, [WIDTH, 8, 1, 1], Usage::Any)?;
                 let numbers = Recipe::DistinctIds { limit: 8 };
                 let numbers = self.leaf("numbers", DType::I64, [rows, 1, 1, 1], numbers)?;
+                let mut x = x;
+                if self.rng.one_in(2) {
+                    // What was there before must not be taken for what is read afterwards.
+                    let ids = Recipe::Ids { limit: 8 };
+                    let ids = self.leaf("ids", DType::I32, [rows, 1, 1, 1], ids)?;
+                    let before = self.graph.get_rows(cache, ids)?;
+                    x = self.graph.push(Op::Add, &[Some(x), Some(before)])?;
+                }
                 let written = self.graph.set_rows(x, numbers, cache)?;
                 let from = self.rng.pick(&[cache, written]);
                 rows = 1 + self.rng.below(4);

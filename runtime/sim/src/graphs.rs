@@ -9,7 +9,7 @@ use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{
     Buffer, BufferType, CancelToken, DType, Device, Error, HostMemory, Result, StoredTensor,
-    TensorId, Usage,
+    TensorId, Usage, host_buffer_type,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::order::Work;
@@ -47,15 +47,16 @@ fn graph_in(
     Ok((graph, stored))
 }
 
-/// Memory of some device: its own, or the host's that it was given.
+/// Memory of some device: its own, or the host's that it was given. Or the host's, which several devices may work on.
 fn memory_of(
     machine: &Machine,
     rng: &mut Rng,
     size: usize,
     usage: Usage,
 ) -> Result<Arc<dyn Buffer>> {
-    let device = rng.pick(&(0..machine.devices.len()).collect::<Vec<_>>());
-    let device = &machine.devices[device];
+    let Some(device) = machine.devices.get(rng.below(machine.devices.len() + 1)) else {
+        return host_buffer_type().allocate(size, usage);
+    };
     if device.options.import_host && rng.one_in(2) {
         let memory = HostMemory::allocate(size, "the host", "a tensor")?;
         machine.world.with(|state| state.faults.armed = true);
@@ -105,10 +106,14 @@ impl Twin {
         Ok(())
     }
 
+    /// What can be read after a run: outputs, and stored tensors, which runs may write to.
     fn outputs(&self) -> Vec<TensorId> {
         let graph = &self.alone.graph;
-        let outputs = graph.ids().filter(|&id| graph.tensor(id).flags.output);
-        outputs.collect()
+        let keeps = |id: &TensorId| {
+            let tensor = graph.tensor(*id);
+            tensor.flags.output || tensor.stored.is_some()
+        };
+        graph.ids().filter(keeps).collect()
     }
 }
 
@@ -128,19 +133,27 @@ fn inputs(graph: &RandomGraph, rng: &mut Rng) -> Inputs {
     inputs
 }
 
-fn run_all(
+/// Writes the inputs and does `run`. What fails in it leaves `is_running` set.
+fn run_one(
+    scheduler: &mut Scheduler,
+    inputs: &Inputs,
+    is_running: &mut bool,
+    run: impl FnOnce(&mut Scheduler) -> Result<()>,
+) -> Result<()> {
+    for (id, bytes) in inputs {
+        scheduler.write(*id, 0, bytes)?;
+    }
+    *is_running = true;
+    run(scheduler)?;
+    *is_running = false;
+    Ok(())
+}
+
+fn read_all(
     scheduler: &mut Scheduler,
     outputs: &[TensorId],
     graph: &RandomGraph,
-    runs: &[Inputs],
-    cancel: &CancelToken,
 ) -> Result<Vec<Vec<u8>>> {
-    for inputs in runs {
-        for (id, bytes) in inputs {
-            scheduler.write(*id, 0, bytes)?;
-        }
-        scheduler.run(cancel)?;
-    }
     let values = outputs.iter().map(|&id| {
         let mut bytes = vec![0; graph.graph.tensor(id).layout.bytes()];
         scheduler.read(id, 0, &mut bytes)?;
@@ -155,17 +168,17 @@ fn watch(
     inputs: &Inputs,
     wants: impl FnMut(TensorId) -> bool,
     cancel: &CancelToken,
+    is_running: &mut bool,
 ) -> Result<Vec<Vec<u8>>> {
-    for (id, bytes) in inputs {
-        scheduler.write(*id, 0, bytes)?;
-    }
     let mut seen = Vec::new();
-    scheduler.run_watched(cancel, wants, |id, place| {
-        let mut bytes = id.index().to_le_bytes().to_vec();
-        bytes.resize(8 + place.layout().bytes(), 0);
-        place.read(0, &mut bytes[8..])?;
-        seen.push(bytes);
-        Ok(Watch::Continue)
+    run_one(scheduler, inputs, is_running, |scheduler| {
+        scheduler.run_watched(cancel, wants, |id, place| {
+            let mut bytes = id.index().to_le_bytes().to_vec();
+            bytes.resize(8 + place.layout().bytes(), 0);
+            place.read(0, &mut bytes[8..])?;
+            seen.push(bytes);
+            Ok(Watch::Continue)
+        })
     })?;
     seen.sort();
     Ok(seen)
@@ -173,8 +186,12 @@ fn watch(
 
 /// One thing that an application does.
 enum Deed {
-    /// So many runs, one behind the other, before results are read.
-    Run(Vec<Inputs>),
+    Run {
+        /// One behind the other, before results are read.
+        runs: Vec<Inputs>,
+        /// One more run that nobody waits for: it is still at work when the next thing is done.
+        last: Option<Inputs>,
+    },
     Watch(Inputs, u64),
 }
 
@@ -185,14 +202,24 @@ impl Deed {
         graph: &RandomGraph,
         outputs: &[TensorId],
         cancel: &CancelToken,
+        is_running: &mut bool,
     ) -> Result<Vec<Vec<u8>>> {
         match self {
-            Deed::Run(runs) => run_all(scheduler, outputs, graph, runs, cancel),
+            Deed::Run { runs, last } => {
+                for inputs in runs {
+                    run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
+                }
+                let values = read_all(scheduler, outputs, graph)?;
+                if let Some(inputs) = last {
+                    run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
+                }
+                Ok(values)
+            }
             Deed::Watch(inputs, seed) => {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
                 // What is copied from one device to another has no twin.
                 let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
-                watch(scheduler, inputs, wants, cancel)
+                watch(scheduler, inputs, wants, cancel, is_running)
             }
         }
     }
@@ -205,6 +232,8 @@ struct Application<'a> {
     scheduler: Option<Scheduler>,
     alone: Scheduler,
     twins: Vec<Twin>,
+    /// Whether what was tried last failed within a run.
+    failed_in_run: bool,
     rng: Rng,
     outcome: &'a mut Outcome,
 }
@@ -238,6 +267,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
         scheduler: None,
         alone,
         twins,
+        failed_in_run: false,
         rng,
         outcome,
     };
@@ -266,17 +296,20 @@ impl Application<'_> {
                 inputs(&self.twins[twin].alone, &mut self.rng),
                 self.rng.bits(),
             ),
-            false => Deed::Run(
-                (0..1 + self.rng.below(4))
-                    .map(|_| inputs(&self.twins[twin].alone, &mut self.rng))
-                    .collect(),
-            ),
+            false => {
+                let graph = &self.twins[twin].alone;
+                let count = 1 + self.rng.below(4);
+                let runs = (0..count).map(|_| inputs(graph, &mut self.rng)).collect();
+                let is_left = self.rng.one_in(3);
+                let last = is_left.then(|| inputs(graph, &mut self.rng));
+                Deed::Run { runs, last }
+            }
         };
-        let forgets = self.rng.one_in(4);
+        let [forgets, reserves] = [4, 4].map(|n| self.rng.one_in(n));
         let (traces, faults) = (self.rng.one_in(4), self.rng.below(3));
         let cancel = CancelToken::new();
         let player = Player::new(&self.machine.world, faults, &cancel);
-        let tried = self.attempt(twin, &deed, forgets, traces, &cancel);
+        let tried = self.attempt(twin, &deed, forgets, reserves, traces, &cancel);
         let explained = player.stop();
         let outputs = self.twins[twin].outputs();
         let mut tried = tried;
@@ -298,10 +331,12 @@ impl Application<'_> {
                 return Err(format!("{when}: an error that no fault explains: {text}"));
             }
             self.recover(error)?;
-            self.twins[twin]
-                .restore()
-                .map_err(|error| format!("after a failure: {error}"))?;
-            tried = self.attempt(twin, &deed, false, false, &CancelToken::new());
+            // What failed may have been at work since the step before, with another graph.
+            for twin in &self.twins {
+                let restored = twin.restore();
+                restored.map_err(|error| format!("after a failure: {error}"))?;
+            }
+            tried = self.attempt(twin, &deed, false, false, false, &CancelToken::new());
             is_first = false;
         };
         let expected = self.expect(twin, &deed, &outputs)?;
@@ -314,9 +349,11 @@ impl Application<'_> {
         twin: usize,
         deed: &Deed,
         forgets: bool,
+        reserves: bool,
         traces: bool,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
+        self.failed_in_run = false;
         let graph = &self.twins[twin].simulated;
         let outputs = self.twins[twin].outputs();
         let scheduler = match &mut self.scheduler {
@@ -329,21 +366,29 @@ impl Application<'_> {
         if forgets {
             scheduler.unload(&graph.graph, Assignments::NONE)?;
         }
+        if reserves {
+            scheduler.reserve(&graph.graph, Assignments::NONE)?;
+        }
         scheduler.load_with(&graph.graph, Assignments::NONE, cancel)?;
         if traces {
             scheduler.start_trace();
         }
         let before = scheduler.counters();
         let copies = self.machine.world.with(|state| state.copies);
-        let values = deed.perform(scheduler, graph, &outputs, cancel)?;
+        let is_running = &mut self.failed_in_run;
+        let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
-        scheduler.synchronize()?;
+        // Work that is cancelled while nobody waits for it would fail later.
+        if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
+            scheduler.synchronize()?;
+        }
         let after = scheduler.counters();
         let mut wrong = Vec::new();
         let plan = scheduler.current_plan()?;
-        if let Deed::Run(runs) = deed {
+        if let Deed::Run { runs, last } = deed {
+            let runs = runs.len() + usize::from(last.is_some());
             let done = samite_sched::Counters {
-                runs: before.runs + runs.len(),
+                runs: before.runs + runs,
                 ..before
             };
             if after != done {
@@ -361,7 +406,7 @@ impl Application<'_> {
             let planned = by_streams.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy));
             let moved = self.machine.world.with(|state| state.copies);
             let moved = (moved.0 - copies.0, moved.1 - copies.1);
-            let planned = (planned.0 * runs.len(), planned.1 * runs.len());
+            let planned = (planned.0 * runs, planned.1 * runs);
             if moved != planned {
                 wrong.push(format!("copies and bytes {moved:?}, planned {planned:?}"));
             }
@@ -399,7 +444,8 @@ impl Application<'_> {
         let graph = &self.twins[twin].alone;
         let cancel = CancelToken::new();
         let loaded = self.alone.load(&graph.graph);
-        let values = loaded.and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel));
+        let values = loaded
+            .and_then(|()| deed.perform(&mut self.alone, graph, outputs, &cancel, &mut false));
         values.map_err(|error| format!("on one device: {error}"))
     }
 
@@ -422,13 +468,15 @@ impl Application<'_> {
         let Some(scheduler) = &mut self.scheduler else {
             return Ok(());
         };
-        // Earlier runs may still be at work, and one of them may have failed as well.
-        if let Err(error) = scheduler.synchronize()
+        // A run that failed has seen to it that nothing is in flight. Otherwise earlier runs may be at work, and one of them may have failed as well.
+        if !self.failed_in_run
+            && let Err(error) = scheduler.synchronize()
             && !is_injected(&error)
             && !matches!(error, Error::Cancelled)
         {
             return Err(format!("after a failure: {error}"));
         }
+        self.machine.check_idle("a run that failed")?;
         let mut gone = self.machine.world.with(|state| state.lost_devices());
         if let Error::Unsupported { device, .. } = &error {
             gone.push(device.to_string());
@@ -439,9 +487,10 @@ impl Application<'_> {
                 .remove_device(name)
                 .map_err(|error| format!("going on without {name}: {error}"))?;
         }
-        scheduler
-            .synchronize()
-            .map_err(|error| format!("after a failure was reported: {error}"))?;
+        if !self.failed_in_run {
+            let done = scheduler.synchronize();
+            done.map_err(|error| format!("after a failure was reported: {error}"))?;
+        }
         if !gone.is_empty() {
             let last = self.machine.memories().pop();
             let last = last.ok_or("every device is lost")?;

@@ -36,13 +36,18 @@ impl Machine {
         let count = rng.below(4).min(most);
         // Devices of one maker copy among themselves.
         let are_peers = rng.one_in(2);
+        // Those on one chip with the processor work on its memory.
+        let are_integrated = rng.one_in(4);
         let host = SimOptions {
             kind: DeviceKind::Cpu,
             host_memory: rng.one_in(2),
             ..SimOptions::named("host")
         };
         let mut options: Vec<_> = (0..count)
-            .map(|number| accelerator(number, are_peers, &mut Rng::new(rng.bits())))
+            .map(|number| SimOptions {
+                host_memory: are_integrated,
+                ..accelerator(number, are_peers, &mut Rng::new(rng.bits()))
+            })
             .collect();
         options.push(host);
         options.iter_mut().for_each(change);
@@ -75,6 +80,14 @@ impl Machine {
         devices
             .map(|device| Arc::clone(device) as Arc<dyn Device>)
             .collect()
+    }
+
+    /// Fails if a stream is at work after `what`.
+    pub fn check_idle(&self, what: &str) -> Result<(), String> {
+        match self.world.with(|state| state.busy()) {
+            busy if busy.is_empty() => Ok(()),
+            busy => Err(format!("{what} left work in {}", busy.join(", "))),
+        }
     }
 
     /// The kinds of memory of devices that are not lost.
@@ -113,7 +126,6 @@ fn accelerator(number: usize, are_peers: bool, rng: &mut Rng) -> SimOptions {
         compiles: rng.one_in(2),
         wants_offload: rng.one_in(3),
         import_host: rng.one_in(2),
-        host_memory: rng.one_in(5),
         alignment: rng.pick(&[1, 32, 256]),
         max_buffer_size: match rng.one_in(3) {
             true => 16 << 10,

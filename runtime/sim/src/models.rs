@@ -11,12 +11,12 @@ use crate::world::World;
 use samite_core::{CancelToken, DType, Environment};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::{
-    Adapter, Batch, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, Result,
-    ScaledAdapter, SyntheticModel,
+    Adapter, Batch, Cells, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule,
+    Result, ScaledAdapter, SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -145,7 +145,7 @@ impl Call {
                 rng.below(7) as i32 - 3,
             ),
             5 if rng.one_in(3) => Call::Clear,
-            6 => Call::Adapter(rng.pick(&[None, Some(1.0), Some(0.5)])),
+            6 | 7 => Call::Adapter(rng.pick(&[None, Some(1.0), Some(0.5)])),
             _ => {
                 let mut tokens = Vec::new();
                 let first = rng.below(SEQUENCES);
@@ -191,6 +191,54 @@ impl Call {
     }
 }
 
+/// The positions that each sequence has, kept as simply as can be.
+#[derive(Default)]
+struct Positions([BTreeSet<i32>; SEQUENCES]);
+
+impl Positions {
+    /// Does what a call that succeeded did.
+    fn follow(&mut self, call: &Call) {
+        match call {
+            Call::Decode(tokens) => {
+                for &(_, position, sequence, _) in tokens {
+                    self.0[sequence as usize].insert(position);
+                }
+            }
+            Call::Remove(sequence, first, end) => {
+                self.0[*sequence].retain(|position| !(first..end).contains(&position));
+            }
+            &Call::Copy(from, to) => self.0[to] = self.0[from].clone(),
+            &Call::Keep(kept) => {
+                let others = (0..SEQUENCES).filter(|&other| other != kept);
+                others.for_each(|other| self.0[other].clear());
+            }
+            &Call::Shift(sequence, first, delta) => {
+                let (stay, move_on): (BTreeSet<_>, BTreeSet<_>) =
+                    self.0[sequence].iter().partition(|&&at| at < first);
+                let moved = move_on.into_iter().map(|at| at + delta);
+                self.0[sequence] = stay.into_iter().chain(moved).collect();
+            }
+            Call::Clear => *self = Positions::default(),
+            Call::Adapter(_) => {}
+        }
+    }
+
+    /// What is not as it is here.
+    fn differ(&self, cells: &Cells) -> Option<String> {
+        let mut sequences = self.0.iter().enumerate();
+        sequences.find_map(|(sequence, positions)| {
+            let expected = (positions.len(), positions.last().copied());
+            let found = (
+                cells.sequence_len(sequence),
+                cells.last_position(sequence),
+            );
+            (found != expected).then(|| {
+                format!("sequence {sequence} has {found:?} cells and last position, expected {expected:?}")
+            })
+        })
+    }
+}
+
 /// What is loaded on the simulated machine.
 struct Loaded {
     context: Context,
@@ -207,6 +255,7 @@ struct Application {
     adapter_alone: Arc<Adapter>,
     /// Calls that both contexts took, since the last time that everything was forgotten.
     history: Vec<Call>,
+    positions: Positions,
     rng: Rng,
 }
 
@@ -235,7 +284,13 @@ pub(crate) fn play(
         copies: rng.pick(&[1, 2, 4]),
         ..ContextOptions::default()
     };
-    let alone = Context::new(Arc::clone(&known.alone), options.clone());
+    // What one device does at once must be the same in several parts.
+    let whole = ContextOptions {
+        n_ubatch: options.n_batch,
+        copies: 1,
+        ..options.clone()
+    };
+    let alone = Context::new(Arc::clone(&known.alone), whole);
     let environment = machine.environment(known.files.clone());
     let options = ContextOptions {
         cancel: cancel.clone(),
@@ -273,6 +328,7 @@ pub(crate) fn play(
         alone: alone.map_err(|error| error.to_string())?,
         adapter_alone: Arc::clone(&known.adapter),
         history: Vec::new(),
+        positions: Positions::default(),
         rng,
     };
     let steps = (2 + application.rng.below(8)).min(case.steps);
@@ -332,14 +388,19 @@ impl Application {
         let world = Arc::clone(&self.machine.world);
         let cancel = self.options.cancel.clone();
         let faults = self.rng.below(3);
+        let gives_up = self.rng.one_in(3);
         world.with(|state| state.note(|_| format!("CALL: {call:?}")));
+        if self.rng.one_in(2) {
+            // Loading would take most of the faults. What is wrong without any is seen when the call loads again.
+            let _ = self.load();
+        }
         let player = Player::new(&world, faults, &cancel);
         let tried = self.attempt(&call);
         let is_cancelled = cancel.is_cancelled();
         let explained = player.stop();
         cancel.reset();
         let had_cells = self.alone.cells().used() > 0;
-        let expected = call.make(&mut self.alone, &self.adapter_alone);
+        self.machine.check_idle("a call")?;
         let mut tried = tried;
         if let Err(error) = &tried
             && (explained(&error.to_string()) || is_cancelled)
@@ -355,8 +416,17 @@ impl Application {
             if is_lost || was_moving && self.loaded.as_ref().is_some_and(is_cleared) {
                 self.loaded = None;
             }
+            if matches!(call, Call::Decode(_) | Call::Adapter(_)) {
+                let changed = |what| format!("{call:?} failed, and changed something: {what}");
+                self.check().map_err(changed)?;
+                // Keys that were moved before the failure would be moved in another number of steps than by one device.
+                if gives_up && !was_moving {
+                    return Ok(true);
+                }
+            }
             tried = self.attempt(&call);
         }
+        let expected = call.make(&mut self.alone, &self.adapter_alone);
         let values = match tried {
             // A device refuses what must happen on it.
             Err(Error::Core(samite_core::Error::Placement(_))) => return Ok(false),
@@ -379,7 +449,10 @@ impl Application {
                     None => format!("{call:?}: {} rows of logits", values.len()),
                 });
             }
-            (Ok(_), Ok(_)) => self.history.push(call),
+            (Ok(_), Ok(_)) => {
+                self.positions.follow(&call);
+                self.history.push(call);
+            }
             (Err(Error::InvalidArgument(_)), Err(Error::InvalidArgument(_)))
             | (Err(Error::ContextFull { .. }), Err(Error::ContextFull { .. })) => {}
             (Err(error), _) => {
@@ -389,6 +462,29 @@ impl Application {
             }
             (Ok(_), Err(error)) => return Err(format!("{call:?}: one device says: {error}")),
         }
+        self.check()?;
         Ok(true)
+    }
+
+    /// Compares what the contexts say about themselves with what was done to them, and with each other.
+    fn check(&self) -> std::result::Result<(), String> {
+        let simulated = self.loaded.as_ref().map(|loaded| &loaded.context);
+        for context in simulated.into_iter().chain([&self.alone]) {
+            if let Some(difference) = self.positions.differ(context.cells()) {
+                return Err(difference);
+            }
+        }
+        let state = |context: &Context| {
+            let shares = context.options().adapters.iter();
+            let shares: Vec<f32> = shares.map(|adapter| adapter.share).collect();
+            (shares, context.cells().end())
+        };
+        let (mine, expected) = (simulated.map(state), state(&self.alone));
+        match mine.filter(|mine| *mine != expected) {
+            Some(mine) => Err(format!(
+                "shares of adapters and the end of used cells are {mine:?}, on one device {expected:?}"
+            )),
+            None => Ok(()),
+        }
     }
 }

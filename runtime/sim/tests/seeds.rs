@@ -3,7 +3,7 @@
 
 use samite_sim::{Case, Fault, Search, Workload, run, shrink};
 
-/// Cases that one test run tries. `SAMITE_SIM_SEEDS=first..end` asks for others.
+/// Cases that one test run tries. `SAMITE_SIM_SEEDS=first..end` asks for others. `SAMITE_SIM_SHRINK=0` tells of a failure as it was found.
 const SEEDS: u64 = 2_000;
 
 #[test]
@@ -19,7 +19,10 @@ fn seeds_pass() {
     };
     let summary = search.run(&|_| {});
     if let Some(failure) = summary.failures.first() {
-        let failure = shrink(failure);
+        let failure = match std::env::var("SAMITE_SIM_SHRINK").as_deref() {
+            Ok("0") => failure.clone(),
+            _ => shrink(failure),
+        };
         panic!("{}; again: samite sim {}", failure.what, failure.case);
     }
     // A search in which little happens would show little.

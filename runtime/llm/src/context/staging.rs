@@ -55,8 +55,9 @@ impl Staging {
                 self.outputs.push(i as i32);
             }
         }
-        // What is computed in vain is the first token's logits.
-        let n_outputs = room.n_outputs.min(part.len());
+        // What is computed in vain is the first token's logits. The graph of as many outputs as tokens picks none: it has those of all, in order.
+        let wants_some = !self.outputs.is_empty();
+        let n_outputs = room.n_outputs.min(part.len() - usize::from(wants_some));
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
         let end = cells.end().saturating_add(room.n_to_come);
         let n_kv = padded(end, cells.len(), cells.n_sequences());

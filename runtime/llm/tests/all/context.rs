@@ -458,3 +458,33 @@ fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain
     // Each looks at its own cells, and the last alone has logits.
     assert_eq!(plans(1, 96, 95), 3);
 }
+
+/// The graph for one of them has room for the logits of another one, and those that are wanted must still be found.
+#[test]
+fn micro_batches_with_copies_give_each_token_its_own_logits() {
+    let file = TestModel::tiny("llama");
+    let model = file.load(vec![cpu()], "");
+    let logits = |copies: usize, n_ubatch: usize, wanted: u32| {
+        let mut context = context(
+            &model,
+            ContextOptions {
+                copies,
+                n_ubatch,
+                ..precise()
+            },
+        );
+        let mut batch = Batch::new();
+        for (i, &token) in tokens(6).iter().enumerate() {
+            batch.add(token, i as i32, &[0], wanted >> i & 1 == 1);
+        }
+        context.decode(&batch).unwrap();
+        let logits = (0..6).map(|i| context.logits(i).map(<[f32]>::to_vec));
+        logits.collect::<Vec<_>>()
+    };
+    for wanted in 1..64 {
+        for n_ubatch in [2, 3] {
+            let same = logits(2, n_ubatch, wanted) == logits(1, n_ubatch, wanted);
+            assert!(same, "wanted {wanted:06b} in micro-batches of {n_ubatch}");
+        }
+    }
+}
