@@ -1,4 +1,5 @@
 //! Devices behind ggml's RPC protocol: a client and a server on the loopback give what the device gives.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use samite_core::environment::{Connection, Listener, Network, SystemNetwork};
 use samite_core::{
