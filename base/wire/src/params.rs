@@ -136,10 +136,12 @@ mod tests {
 
     /// Every operation, with parameters that differ from each other and from zero.
     fn all() -> Vec<(Op, Description)> {
-        let mut tensor = Description::default();
-        tensor.dtype = DType::F16.id();
-        tensor.ne = [6, 5, 4, 3];
-        tensor.nb = [2, 20, 200, 2000];
+        let tensor = Description {
+            dtype: DType::F16.id(),
+            ne: [6, 5, 4, 3],
+            nb: [2, 20, 200, 2000],
+            ..Description::default()
+        };
         let precision = Precision::BF16;
         let rope = Rope {
             dims: 64,
@@ -249,9 +251,11 @@ mod tests {
             assert_eq!(decode(&tensor).unwrap(), op);
         }
         // A copy into another tensor is told from a cast by the view.
-        let mut tensor = Description::default();
-        tensor.op = encode(&Op::Cpy).unwrap().op;
-        tensor.is_view = true;
+        let tensor = Description {
+            op: encode(&Op::Cpy).unwrap().op,
+            is_view: true,
+            ..Description::default()
+        };
         assert_eq!(decode(&tensor).unwrap(), Op::Cpy);
     }
 
@@ -301,8 +305,10 @@ mod tests {
             assert!(decode(&tensor).unwrap_err().contains("not known"));
         }
         let refused = |number: u32, at: usize, value: i32| {
-            let mut tensor = Description::default();
-            tensor.op = number;
+            let mut tensor = Description {
+                op: number,
+                ..Description::default()
+            };
             tensor.op_params[at] = value;
             decode(&tensor).unwrap_err()
         };
