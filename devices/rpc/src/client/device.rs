@@ -4,8 +4,8 @@ use super::buffer::{RpcBuffer, RpcBufferType, question};
 use super::endpoint::Endpoint;
 use super::stream::RpcStream;
 use samite_core::{
-    BufferType, Device, DeviceKind, Graph, MemoryInfo, Node, Op, Result, Stream, Support, TensorId,
-    same_buffer_type,
+    BufferType, DType, Device, DeviceKind, Graph, MemoryInfo, Node, Op, Result, Stream, Support,
+    TensorId, same_buffer_type,
 };
 use samite_wire::gaps;
 use samite_wire::rpc::message::{ASKS_SUPPORT, Request};
@@ -49,10 +49,20 @@ impl RpcDevice {
         match question(node, flags) {
             None => Ok(Support::no("ggml's RPC protocol has no form for it")),
             // An operation that upstream's server cannot compute ends it.
-            Some(_) if !self.endpoint.answers_support => Ok(gaps::check(node)),
+            Some(_) if !self.endpoint.answers_support => Ok(is_safe(node)),
             Some(question) => Err(Box::new(question)),
         }
     }
+}
+
+/// What upstream's server computes, whatever its device: it does not ask that before it computes.
+fn is_safe(node: Node<'_>) -> Support {
+    let is_product = matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. });
+    let columns = node.source_layout(1).map(|layout| layout.dtype());
+    if is_product && columns != Some(DType::F32) {
+        return Support::no("not every server multiplies with columns that are not F32");
+    }
+    gaps::check(node)
 }
 
 fn answer(yes: bool) -> Support {
@@ -168,5 +178,22 @@ impl RpcDevice {
     /// Whether a buffer is of this device.
     pub fn owns(&self, buffer: &RpcBuffer) -> bool {
         Arc::ptr_eq(&buffer.memory, &self.memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams_server_is_not_asked_for_what_ends_it() {
+        let mut g = Graph::new();
+        let mut of = |dtype| g.input("x", dtype, [64, 4, 1, 1]).unwrap();
+        let (f32s, f16s) = (of(DType::F32), of(DType::F16));
+        let fine = g.mul_mat(f16s, f32s).unwrap();
+        let bad = g.mul_mat(f16s, f16s).unwrap();
+        let mixed = g.add(f32s, f16s).unwrap();
+        let [fine, bad, mixed] = [fine, bad, mixed].map(|id| is_safe(g.node(id)).is_yes());
+        assert_eq!([fine, bad, mixed], [true, false, false]);
     }
 }

@@ -3,7 +3,7 @@
 use super::buffer::RpcBuffer;
 use super::device::RpcDevice;
 use samite_core::{
-    Buffer, Device, Error, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
+    Buffer, Device, Error, Op, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
     TensorRef,
 };
 use samite_wire::export::{describe, with_views};
@@ -104,6 +104,10 @@ impl Writer<'_> {
             let to = src.get_mut(index);
             let to = to.ok_or_else(|| refused("it has too many operands".into()))?;
             *to = self.refer(source)?;
+        }
+        if matches!(node.op(), Op::Cast { .. }) {
+            // Upstream's kernels look there for the layout of the result.
+            src[1] = id.index() as u64 + 1;
         }
         let mut record = Record {
             op: described.op,
