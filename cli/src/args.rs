@@ -43,6 +43,10 @@ pub struct RegistryArgs {
     /// A plugin of ggml, besides those of SAMITE_BACKEND_PATH
     #[arg(long, value_name = "FILE", help_heading = "Backends")]
     plugin: Vec<PathBuf>,
+
+    /// Servers whose devices are used as RPC0, RPC1 and so on: addresses such as 192.168.0.7:50052, several separated by `,`
+    #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
+    rpc: Vec<String>,
 }
 
 impl RegistryArgs {
@@ -60,6 +64,7 @@ impl RegistryArgs {
         let mut options = BuiltIn::default();
         options.cpu.threads = threads;
         options.cpu.pool = pool;
+        options.rpc.clone_from(&self.rpc);
         options.ggml = GgmlOptions::from_environment();
         // Who names a file on the command line means the current folder.
         let plugins = self.plugin.iter();
@@ -73,6 +78,14 @@ impl RegistryArgs {
         }
         Registry::built_in(options)
     }
+}
+
+/// Devices for other programs.
+pub struct Lent {
+    /// What they see.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// What computes what those refuse.
+    pub fallback: Option<Arc<dyn Device>>,
 }
 
 /// Which devices.
@@ -100,6 +113,21 @@ impl DeviceArgs {
     /// The chosen devices, the CPU's with these threads.
     pub fn devices(&self, pool: Pool) -> Outcome<Vec<Arc<dyn Device>>> {
         Ok(self.backends.registry_on(pool).parse(&self.list)?)
+    }
+
+    /// The chosen devices for other programs, which see them apart: of those that are found by themselves, the CPU only if there is nothing else. And the
+    /// CPU for what they refuse.
+    pub fn lent(&self, pool: Pool) -> Outcome<Lent> {
+        let registry = self.backends.registry_on(pool);
+        let mut devices = registry.parse(&self.list)?;
+        if self.list.trim().eq_ignore_ascii_case("auto") && devices.len() > 1 {
+            devices.retain(|device| device.kind() != DeviceKind::Cpu);
+        }
+        let fallback = match self.only {
+            true => None,
+            false => Some(Arc::clone(registry.device("cpu")?)),
+        };
+        Ok(Lent { devices, fallback })
     }
 
     /// The chosen devices for a model: the CPU is added as the last one if the list ends with another kind of device, which may not be
@@ -197,7 +225,7 @@ pub const EMBEDDED: &str = "the stories model";
 /// Positions are 32-bit numbers.
 const MOST_TOKENS: usize = i32::MAX as usize;
 
-fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
+pub fn number(text: &str, least: usize, most: usize) -> Result<usize, String> {
     match text.trim().parse() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
         _ => Err(format!("must be a number from {least} to {most}")),

@@ -11,6 +11,7 @@ mod perplexity;
 mod plan;
 mod probe_plugin;
 mod quantize;
+mod rpc_server;
 mod run;
 mod sim;
 mod synth;
@@ -49,6 +50,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
+    /// Lend devices to programs on other machines, such as llama.cpp's with --rpc
+    RpcServer(rpc_server::RpcServerArgs),
     /// Train a small language model
     Train(train::TrainArgs),
     /// Print what a shell needs to complete commands and flags
@@ -84,6 +87,7 @@ impl Command {
             Command::Compare(args) => compare::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Perplexity(args) => perplexity::run(args),
+            Command::RpcServer(args) => rpc_server::run(args),
             Command::Train(args) => train::run(args),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),

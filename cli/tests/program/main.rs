@@ -18,6 +18,7 @@ mod plan;
 #[cfg(unix)]
 mod plugins;
 mod readme;
+mod rpc;
 mod text;
 mod threads;
 mod train;

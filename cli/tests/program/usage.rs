@@ -25,6 +25,7 @@ fn help_and_version_go_to_standard_output() {
         "test-ops",
         "bench",
         "perplexity",
+        "rpc-server",
         "train",
         "completions",
         "man",

@@ -40,7 +40,7 @@ impl From<Error> for RegistryError {
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
 /// Names of the backends that come with samite.
-const NAMES: [&str; 4] = ["blas", "cpu", "ggml", "reference"];
+const NAMES: [&str; 5] = ["blas", "cpu", "ggml", "reference", "rpc"];
 
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
@@ -53,10 +53,16 @@ pub struct BuiltIn {
     /// ggml's plugins. By default, none are looked for.
     #[cfg(all(any(unix, windows), feature = "ggml"))]
     pub ggml: samite_ggml::GgmlOptions,
+    /// Addresses of servers that speak ggml's RPC protocol, whose devices are used.
+    #[cfg(feature = "rpc")]
+    pub rpc: Vec<String>,
+    /// How they are reached.
+    #[cfg(feature = "rpc")]
+    pub rpc_client: samite_rpc::ClientOptions,
 }
 
 impl BuiltIn {
-    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, or one of ggml's plugins by the name of its
+    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `rpc`, or one of ggml's plugins by the name of its
     /// file, such as `vulkan` or `ggml:cpu`. Nothing of them is loaded, not even to try it.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
@@ -160,6 +166,11 @@ impl Registry {
             ggml.map(|ggml| ggml as _),
             #[cfg(feature = "reference")]
             used("reference").then(|| Arc::new(samite_reference::ReferenceBackend::default()) as _),
+            #[cfg(feature = "rpc")]
+            (used("rpc") && !options.rpc.is_empty()).then(|| {
+                let servers = samite_rpc::RpcBackend::connect(&options.rpc, &options.rpc_client);
+                Arc::new(servers) as _
+            }),
         ];
         let left_out = NAMES.into_iter().filter(|name| !used(name));
         Registry {
@@ -493,7 +504,7 @@ mod tests {
         let none = warning("nope,nope", &[]).unwrap();
         assert_eq!(
             none,
-            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, and no plugins of ggml"
+            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, rpc, and no plugins of ggml"
         );
         let two = warning("ggml:reference,nope,cpu", &["cuda", "vulkan"]).unwrap();
         assert!(two.contains("'ggml:reference' or 'nope'"), "{two}");

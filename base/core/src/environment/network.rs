@@ -1,4 +1,4 @@
-//! Connections to other processes. Nothing uses them yet: they are for devices on other machines.
+//! Connections to other processes: for devices on other machines.
 
 use std::fmt::Debug;
 use std::io::{Error, ErrorKind, Read, Result, Write};

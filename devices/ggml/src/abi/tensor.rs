@@ -1,16 +1,11 @@
 //! `ggml_tensor` and the numbers in it.
 
 use super::Buffer;
+use samite_wire::Description;
+pub use samite_wire::numbers::{
+    MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC, flag, glu, op, precision, rope_mode,
+};
 use std::ffi::{c_char, c_void};
-
-/// Dimensions of a tensor.
-pub const MAX_DIMS: usize = 4;
-/// Sources of a tensor.
-pub const MAX_SRC: usize = 10;
-/// 32-bit words of parameters of an operation.
-pub const MAX_OP_PARAMS: usize = 16;
-/// Bytes of a name, with its terminating zero.
-pub const MAX_NAME: usize = 64;
 
 /// `ggml_tensor`
 #[repr(C)]
@@ -67,6 +62,32 @@ impl Tensor {
         }
     }
 
+    /// A tensor without memory, name and sources.
+    pub fn of(description: &Description) -> Self {
+        Tensor {
+            dtype: description.dtype,
+            ne: description.ne,
+            nb: description.nb,
+            op: description.op,
+            op_params: description.op_params,
+            flags: description.flags,
+            ..Tensor::zeroed()
+        }
+    }
+
+    /// Everything that is no pointer.
+    pub fn description(&self) -> Description {
+        Description {
+            dtype: self.dtype,
+            ne: self.ne,
+            nb: self.nb,
+            op: self.op,
+            op_params: self.op_params,
+            flags: self.flags,
+            is_view: !self.view_src.is_null(),
+        }
+    }
+
     /// The name, with characters that are not UTF-8 replaced.
     pub fn name(&self) -> String {
         let bytes: Vec<u8> = self
@@ -89,101 +110,6 @@ impl Tensor {
             *to = *from as c_char;
         }
     }
-}
-
-/// Bits of [`Tensor::flags`].
-#[allow(missing_docs)]
-pub mod flag {
-    pub const INPUT: i32 = 1;
-    pub const OUTPUT: i32 = 2;
-    pub const PARAM: i32 = 4;
-    pub const LOSS: i32 = 8;
-    /// Set on every node that has to be computed; others are skipped.
-    pub const COMPUTE: i32 = 16;
-}
-
-/// `ggml_op`: the operations that samite has.
-#[allow(missing_docs)]
-pub mod op {
-    pub const NONE: u32 = 0;
-    pub const DUP: u32 = 1;
-    pub const ADD: u32 = 2;
-    pub const ADD_ID: u32 = 3;
-    pub const SUB: u32 = 6;
-    pub const MUL: u32 = 7;
-    pub const DIV: u32 = 8;
-    pub const SQR: u32 = 9;
-    pub const SQRT: u32 = 10;
-    pub const SUM: u32 = 14;
-    pub const SUM_ROWS: u32 = 15;
-    pub const CUMSUM: u32 = 16;
-    pub const MEAN: u32 = 17;
-    pub const ARGMAX: u32 = 18;
-    pub const REPEAT: u32 = 20;
-    pub const CONCAT: u32 = 22;
-    pub const NORM: u32 = 24;
-    pub const RMS_NORM: u32 = 25;
-    pub const L2_NORM: u32 = 28;
-    pub const MUL_MAT: u32 = 29;
-    pub const MUL_MAT_ID: u32 = 30;
-    pub const SCALE: u32 = 32;
-    pub const CPY: u32 = 34;
-    pub const CONT: u32 = 35;
-    pub const RESHAPE: u32 = 36;
-    pub const VIEW: u32 = 37;
-    pub const PERMUTE: u32 = 38;
-    pub const TRANSPOSE: u32 = 39;
-    pub const GET_ROWS: u32 = 40;
-    pub const SET_ROWS: u32 = 42;
-    pub const DIAG_MASK_INF: u32 = 44;
-    pub const SOFT_MAX: u32 = 46;
-    pub const ROPE: u32 = 48;
-    pub const CLAMP: u32 = 50;
-    pub const PAD: u32 = 64;
-    pub const ARANGE: u32 = 67;
-    pub const ARGSORT: u32 = 69;
-    pub const TOP_K: u32 = 70;
-    pub const FILL: u32 = 73;
-    pub const FLASH_ATTN_EXT: u32 = 74;
-    pub const UNARY: u32 = 91;
-    pub const GLU: u32 = 100;
-    /// How many numbers are in use.
-    pub const COUNT: u32 = 101;
-
-    /// Whether the result only looks at a source's memory in another way.
-    pub fn is_view(op: u32) -> bool {
-        matches!(op, RESHAPE | VIEW | PERMUTE | TRANSPOSE)
-    }
-}
-
-/// `ggml_glu_op`
-#[allow(missing_docs)]
-pub mod glu {
-    pub const REGLU: i32 = 0;
-    pub const GEGLU: i32 = 1;
-    pub const SWIGLU: i32 = 2;
-    pub const SWIGLU_OAI: i32 = 3;
-    pub const GEGLU_ERF: i32 = 4;
-    pub const GEGLU_QUICK: i32 = 5;
-    pub const SWIGLU_CLAMP: i32 = 6;
-}
-
-/// `ggml_prec`
-#[allow(missing_docs)]
-pub mod precision {
-    pub const DEFAULT: i32 = 0;
-    pub const F32: i32 = 10;
-    pub const BF16: i32 = 15;
-    pub const F16: i32 = 20;
-    pub const Q8: i32 = 30;
-    pub const Q4: i32 = 40;
-}
-
-/// Modes of rotary position embedding that samite has.
-#[allow(missing_docs)]
-pub mod rope_mode {
-    pub const NORMAL: i32 = 0;
-    pub const NEOX: i32 = 2;
 }
 
 #[cfg(test)]

@@ -1,19 +1,13 @@
 //! Operations, tensors and graphs, from samite's to ggml's and back.
 //!
-//! - [`params`]: an operation as a number and 16 words of parameters, by one table.
-//! - [`import`]: ggml's tensors as a [`Graph`](samite_core::Graph), through [`infer`](samite_core::infer) like all graphs.
+//! What has nothing to do with pointers is in `samite-wire`.
+//!
+//! - [`import`]: a host's tensors as a [`Graph`](samite_core::Graph).
 //! - [`export`]: a part of a graph as ggml's tensors, for a plugin.
 
 pub mod export;
 pub mod import;
-pub mod params;
-
-mod field;
-
-use std::borrow::Cow;
-
-/// Why something cannot be converted.
-pub type Reason = Cow<'static, str>;
+pub use samite_wire::{Reason, params};
 
 #[cfg(test)]
 mod tests;

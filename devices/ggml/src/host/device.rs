@@ -2,7 +2,6 @@
 
 use super::buffer::{Accepts, GgmlBuffer, GgmlBufferType, RawBuffer};
 use super::event::GgmlEvent;
-use super::gaps;
 use super::library::{Plugin, string};
 use super::optimize::Optimizer;
 use super::stream::GgmlStream;
@@ -14,6 +13,7 @@ use samite_core::{
     Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
     MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage, host_buffer,
 };
+use samite_wire::gaps;
 use std::any::Any;
 use std::ffi::{CStr, CString};
 use std::fmt;

@@ -27,7 +27,6 @@ mod check;
 mod device;
 mod discover;
 mod event;
-mod gaps;
 mod library;
 mod log;
 mod optimize;

@@ -1,7 +1,7 @@
 //! Where ggml keeps the parameters of operations: in words of the tensor, or in what it says of the result.
 
-use super::Reason;
-use crate::abi::{MAX_OP_PARAMS, Tensor, glu, precision, rope_mode};
+use crate::numbers::{MAX_OP_PARAMS, glu, precision, rope_mode};
+use crate::{Description, Reason};
 use samite_core::op::{Glu, Precision, Rope, RopeMode, SortOrder, Unary};
 use samite_core::{DType, Shape};
 
@@ -14,7 +14,7 @@ pub trait Field<T> {
     fn write(&self, value: T, words: &mut Words) -> Result<(), Reason>;
 
     /// Reads it from a tensor.
-    fn read(&self, tensor: &Tensor) -> Result<T, Reason>;
+    fn read(&self, tensor: &Description) -> Result<T, Reason>;
 }
 
 /// A float in a word.
@@ -26,7 +26,7 @@ impl Field<f32> for Float {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<f32, Reason> {
+    fn read(&self, tensor: &Description) -> Result<f32, Reason> {
         Ok(f32::from_bits(tensor.op_params[self.0].cast_unsigned()))
     }
 }
@@ -41,7 +41,7 @@ impl Field<usize> for Size {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+    fn read(&self, tensor: &Description) -> Result<usize, Reason> {
         let word = tensor.op_params[self.0];
         usize::try_from(word)
             .map_err(|_| format!("parameter {} is negative: {word}", self.0).into())
@@ -57,7 +57,7 @@ impl Field<Shape> for Sizes {
         pairs.try_for_each(|(at, size)| Size(at).write(size, words))
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Shape, Reason> {
+    fn read(&self, tensor: &Description) -> Result<Shape, Reason> {
         let [a, b, c, d] = self.0.map(|at| Size(at).read(tensor));
         Ok([a?, b?, c?, d?])
     }
@@ -74,7 +74,7 @@ impl Field<usize> for Long {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+    fn read(&self, tensor: &Description) -> Result<usize, Reason> {
         let words = [self.0, self.0 + 1].map(|at| tensor.op_params[at].to_ne_bytes());
         let [[a, b, c, d], [e, f, g, h]] = words;
         usize::try_from(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
@@ -91,7 +91,7 @@ impl Field<bool> for Flag {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<bool, Reason> {
+    fn read(&self, tensor: &Description) -> Result<bool, Reason> {
         Ok(tensor.op_params[self.0] != 0)
     }
 }
@@ -113,7 +113,7 @@ impl<T: Copy + PartialEq + std::fmt::Debug> Field<T> for OneOf<T> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<T, Reason> {
+    fn read(&self, tensor: &Description) -> Result<T, Reason> {
         let word = tensor.op_params[self.at];
         let known = self.numbers.iter().find(|(_, number)| *number == word);
         let known = known.ok_or_else(|| format!("{} {word} is not known", self.what))?;
@@ -166,7 +166,7 @@ impl Field<Shape> for ResultShape {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Shape, Reason> {
+    fn read(&self, tensor: &Description) -> Result<Shape, Reason> {
         shape(tensor)
     }
 }
@@ -179,7 +179,7 @@ impl Field<usize> for ResultRow {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<usize, Reason> {
+    fn read(&self, tensor: &Description) -> Result<usize, Reason> {
         Ok(shape(tensor)?[0])
     }
 }
@@ -192,7 +192,7 @@ impl Field<[usize; 3]> for ResultStrides {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<[usize; 3], Reason> {
+    fn read(&self, tensor: &Description) -> Result<[usize; 3], Reason> {
         let [_, strides @ ..] = tensor.nb;
         Ok(strides)
     }
@@ -206,7 +206,7 @@ impl Field<DType> for ResultType {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<DType, Reason> {
+    fn read(&self, tensor: &Description) -> Result<DType, Reason> {
         dtype(tensor)
     }
 }
@@ -228,7 +228,7 @@ impl Field<Rope> for RopeFields {
         Size(15).write(rope.offset, words)
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Rope, Reason> {
+    fn read(&self, tensor: &Description) -> Result<Rope, Reason> {
         Ok(Rope {
             dims: Size(1).read(tensor)?,
             mode: mode_at(2).read(tensor)?,
@@ -267,7 +267,7 @@ impl Field<Unary> for Function {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Unary, Reason> {
+    fn read(&self, tensor: &Description) -> Result<Unary, Reason> {
         let number = tensor.op_params[0];
         let place = usize::try_from(number).ok();
         match place.and_then(|place| Unary::ALL.get(place)) {
@@ -307,7 +307,7 @@ impl Field<Glu> for Gate {
         Ok(())
     }
 
-    fn read(&self, tensor: &Tensor) -> Result<Glu, Reason> {
+    fn read(&self, tensor: &Description) -> Result<Glu, Reason> {
         Ok(match tensor.op_params[0] {
             glu::REGLU => Glu::Reglu,
             glu::GEGLU => Glu::Geglu,
@@ -330,7 +330,7 @@ impl Field<Glu> for Gate {
 ///
 /// # Errors
 /// If ggml's number is not one that samite knows.
-pub fn dtype(tensor: &Tensor) -> Result<DType, Reason> {
+pub fn dtype(tensor: &Description) -> Result<DType, Reason> {
     DType::from_id(tensor.dtype)
         .ok_or_else(|| format!("element type {} is not known", tensor.dtype).into())
 }
@@ -339,7 +339,7 @@ pub fn dtype(tensor: &Tensor) -> Result<DType, Reason> {
 ///
 /// # Errors
 /// If one is negative.
-pub fn shape(tensor: &Tensor) -> Result<Shape, Reason> {
+pub fn shape(tensor: &Description) -> Result<Shape, Reason> {
     let mut shape = [0; 4];
     for (to, from) in shape.iter_mut().zip(tensor.ne) {
         *to = usize::try_from(from).map_err(|_| format!("extent {from} is negative"))?;

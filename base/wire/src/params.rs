@@ -1,14 +1,14 @@
 //! An operation as ggml's number and words of parameters, and back: one table for both ways.
 
-use super::Reason;
-use super::field::{
+use crate::field::{
     Field, Flag, Float, Function, Gate, Long, ResultRow, ResultShape, ResultStrides, ResultType,
     RopeFields, Size, Sizes, Words, order_at, precision_at,
 };
-use crate::abi::{MAX_OP_PARAMS, Tensor, op};
+use crate::numbers::{MAX_OP_PARAMS, op};
+use crate::{Description, Reason};
 use samite_core::Op;
 
-pub use super::field::{dtype, shape};
+pub use crate::field::{dtype, shape};
 
 /// An operation as ggml writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ macro_rules! conversions {
             })
         }
 
-        fn read(tensor: &Tensor) -> Result<Op, Reason> {
+        fn read(tensor: &Description) -> Result<Op, Reason> {
             Ok(match tensor.op {
                 $(op::$number $(if $condition(tensor))? => {
                     Op::$kind $(($whole_field.read(tensor)?))? $({ $($name: $field.read(tensor)?),* })?
@@ -46,8 +46,7 @@ macro_rules! conversions {
         }
 
         /// What the table has, in its order.
-        #[cfg(test)]
-        pub(crate) const TABLE: &[(u32, samite_core::OpKind)] = &[$((op::$number, samite_core::OpKind::$kind)),*];
+        pub const TABLE: &[(u32, samite_core::OpKind)] = &[$((op::$number, samite_core::OpKind::$kind)),*];
     };
 }
 
@@ -100,8 +99,8 @@ conversions! {
 }
 
 /// A copy into another tensor's memory. Without such a tensor, it is a cast.
-fn has_target(tensor: &Tensor) -> bool {
-    !tensor.view_src.is_null()
+fn has_target(tensor: &Description) -> bool {
+    tensor.is_view
 }
 
 /// `op` as ggml writes it.
@@ -121,7 +120,7 @@ pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
 ///
 /// # Errors
 /// The reason, if samite has no such operation.
-pub fn decode(tensor: &Tensor) -> Result<Op, Reason> {
+pub fn decode(tensor: &Description) -> Result<Op, Reason> {
     if tensor.op == op::PAD && tensor.op_params[8] != 0 {
         return Err("circular padding is not known".into());
     }
@@ -136,11 +135,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Every operation, with parameters that differ from each other and from zero.
-    fn all() -> Vec<(Op, Tensor)> {
-        let mut tensor = Tensor::zeroed();
-        tensor.dtype = DType::F16.id();
-        tensor.ne = [6, 5, 4, 3];
-        tensor.nb = [2, 20, 200, 2000];
+    fn all() -> Vec<(Op, Description)> {
+        let tensor = Description {
+            dtype: DType::F16.id(),
+            ne: [6, 5, 4, 3],
+            nb: [2, 20, 200, 2000],
+            ..Description::default()
+        };
         let precision = Precision::BF16;
         let rope = Rope {
             dims: 64,
@@ -250,9 +251,11 @@ mod tests {
             assert_eq!(decode(&tensor).unwrap(), op);
         }
         // A copy into another tensor is told from a cast by the view.
-        let mut tensor = Tensor::zeroed();
-        tensor.op = encode(&Op::Cpy).unwrap().op;
-        tensor.view_src = std::ptr::without_provenance_mut(16);
+        let tensor = Description {
+            op: encode(&Op::Cpy).unwrap().op,
+            is_view: true,
+            ..Description::default()
+        };
         assert_eq!(decode(&tensor).unwrap(), Op::Cpy);
     }
 
@@ -296,14 +299,16 @@ mod tests {
 
     #[test]
     fn unknown_things_have_reasons() {
-        let mut tensor = Tensor::zeroed();
+        let mut tensor = Description::default();
         for number in [4, 72, 75, op::COUNT, u32::MAX] {
             tensor.op = number;
             assert!(decode(&tensor).unwrap_err().contains("not known"));
         }
         let refused = |number: u32, at: usize, value: i32| {
-            let mut tensor = Tensor::zeroed();
-            tensor.op = number;
+            let mut tensor = Description {
+                op: number,
+                ..Description::default()
+            };
             tensor.op_params[at] = value;
             decode(&tensor).unwrap_err()
         };

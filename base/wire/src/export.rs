@@ -1,0 +1,91 @@
+//! Nodes of a samite graph as ggml's tensors.
+
+use crate::numbers::{flag, op};
+use crate::params::encode;
+use crate::{Description, Reason};
+use samite_core::{Graph, Layout, Node, TensorId};
+use std::collections::HashMap;
+
+/// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
+/// plugins see whose result is read, and which nodes they can run as one. For the latter, a view comes right after the node that
+/// it looks at; one of what was there before comes before its first reader.
+pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
+    let is_empty = |id: TensorId| graph.tensor(id).layout.is_empty();
+    let is_view = |id: TensorId| graph.tensor(id).op.is_view() && !is_empty(id);
+    let looks_at = |id: TensorId| graph.tensor(id).operands().next().map(|(_, source)| source);
+    let computed: Vec<TensorId> = nodes
+        .iter()
+        .copied()
+        .filter(|&id| graph.tensor(id).is_computed() && !is_empty(id))
+        .collect();
+    let mut is_node = vec![false; graph.len()];
+    for id in &computed {
+        is_node[id.index()] = true;
+    }
+    let mut is_known = vec![false; graph.len()];
+    let (mut before, mut after) = (HashMap::new(), HashMap::new());
+    for &id in &computed {
+        for (_, source) in graph.tensor(id).operands() {
+            let mut views = Vec::new();
+            let mut root = source;
+            while is_view(root)
+                && let Some(next) = looks_at(root)
+            {
+                if !std::mem::replace(&mut is_known[root.index()], true) {
+                    views.push(root);
+                }
+                root = next;
+            }
+            let list: &mut Vec<_> = match is_node[root.index()] {
+                true => after.entry(root).or_default(),
+                false => before.entry(id).or_default(),
+            };
+            list.append(&mut views);
+        }
+    }
+    let sorted = |views: Option<Vec<TensorId>>| {
+        let mut views = views.unwrap_or_default();
+        views.sort_unstable(); // what is looked at comes first in the graph
+        views
+    };
+    let mut all = Vec::with_capacity(nodes.len());
+    for id in computed {
+        all.extend(sorted(before.remove(&id)));
+        all.push(id);
+        all.extend(sorted(after.remove(&id)));
+    }
+    all
+}
+
+/// A leaf with this layout.
+///
+/// # Errors
+/// If an extent does not fit into 63 bits.
+pub fn bare(layout: &Layout) -> Result<Description, Reason> {
+    let mut tensor = Description {
+        dtype: layout.dtype().id(),
+        nb: layout.strides(),
+        ..Description::default()
+    };
+    for (to, from) in tensor.ne.iter_mut().zip(layout.shape()) {
+        *to = i64::try_from(from).map_err(|_| format!("extent {from} is too large"))?;
+    }
+    Ok(tensor)
+}
+
+/// A node with its operation, and whether it is an output.
+///
+/// # Errors
+/// If ggml has no such operation or a number does not fit.
+pub fn describe(node: Node<'_>) -> Result<Description, Reason> {
+    let mut tensor = bare(node.layout())?;
+    let encoded = encode(node.op())?;
+    tensor.op = encoded.op;
+    tensor.op_params = encoded.params;
+    tensor.is_view = node.tensor().view.is_some();
+    if node.tensor().flags.output {
+        tensor.flags |= flag::OUTPUT;
+    }
+    debug_assert!(tensor.op < op::COUNT);
+    Ok(tensor)
+}

@@ -1,0 +1,339 @@
+//! ggml's tensors as a samite graph.
+//!
+//! Every node passes [`infer`](samite_core::infer), so whatever a host or a file says about shapes is checked before a kernel
+//! relies on it. Where ggml's tensors say more than operations do, the graph gets more nodes: `CONT` with another shape is a
+//! reshape behind it, an operation in place on a tensor with gaps is computed elsewhere and copied.
+
+use crate::numbers::{MAX_SRC, flag, op};
+use crate::params::{decode, dtype, shape};
+use crate::{Description, Reason};
+use samite_core::{
+    DIMS, Graph, Layout, Op, Slot, StoredTensor, Support, TensorId, TensorRef, Usage,
+};
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Views of views are followed so far; beyond that, a view counts as memory of its own.
+const DEEPEST_VIEW: usize = 32;
+
+/// ggml's tensors, wherever they come from: a host's memory, a message.
+pub trait Tensors {
+    /// What tells tensors apart: an address, a number. Only such as these methods gave, or the caller of the importer, are asked about.
+    type Key: Copy + Eq + Hash;
+
+    /// What it is.
+    fn describe(&self, key: Self::Key) -> Description;
+
+    /// Its operands.
+    fn sources(&self, key: Self::Key) -> [Option<Self::Key>; MAX_SRC];
+
+    /// Its name.
+    fn name(&self, key: Self::Key) -> String;
+
+    /// Whether it has memory.
+    fn is_placed(&self, key: Self::Key) -> bool;
+
+    /// How often it is an operand in the whole graph that the nodes are a part of, if that is known.
+    fn uses(&self, key: Self::Key) -> Option<usize>;
+
+    /// Where it lies.
+    ///
+    /// # Errors
+    /// If it has no place, or if that is not inside of its buffer.
+    fn place(&mut self, key: Self::Key, layout: Layout) -> Result<TensorRef, Reason>;
+
+    /// New memory for an intermediate result.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason>;
+}
+
+/// The layout of a tensor.
+///
+/// # Errors
+/// If its type is not known or its extents and strides make no sense.
+pub fn layout(tensor: &Description) -> Result<Layout, Reason> {
+    Layout::strided(dtype(tensor)?, shape(tensor)?, tensor.nb)
+        .map_err(|error| error.to_string().into())
+}
+
+/// Equal but for strides that are never used.
+fn same_places(a: &Layout, b: &Layout) -> bool {
+    let unused = |dim: usize| match dim {
+        0 => a.shape()[0] <= a.dtype().block_len(),
+        _ => a.shape()[dim] <= 1,
+    };
+    a.dtype() == b.dtype()
+        && a.shape() == b.shape()
+        && (a.is_empty()
+            || (0..DIMS).all(|dim| unused(dim) || a.strides()[dim] == b.strides()[dim]))
+}
+
+/// Makes a graph of tensors.
+pub struct Importer<T: Tensors> {
+    tensors: T,
+    graph: Graph,
+    known: HashMap<T::Key, TensorId>,
+    places: Vec<Option<TensorRef>>,
+    nodes: Vec<TensorId>,
+}
+
+/// A graph with a place for every tensor.
+pub struct Imported {
+    /// The tensors.
+    pub graph: Graph,
+    /// What is to be run, in order.
+    pub nodes: Vec<TensorId>,
+    /// By position in the graph.
+    pub places: Vec<Option<TensorRef>>,
+}
+
+impl<T: Tensors> Importer<T> {
+    /// An importer of `tensors`.
+    pub fn new(tensors: T) -> Self {
+        Importer {
+            tensors,
+            graph: Graph::new(),
+            known: HashMap::new(),
+            places: Vec::new(),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// The tensors.
+    pub fn tensors_mut(&mut self) -> &mut T {
+        &mut self.tensors
+    }
+
+    /// Imports one node. Sources that are not known yet count as memory with a value.
+    ///
+    /// # Errors
+    /// The reason, if samite has no such operation or if the operands do not fit.
+    pub fn node(&mut self, key: T::Key) -> Result<TensorId, Reason> {
+        let (t, sources) = (self.tensors.describe(key), self.tensors.sources(key));
+        let operation = decode(&t)?;
+        if operation.is_view() {
+            return self.operand(key, 0);
+        }
+        let wanted = match operation {
+            Op::Cast { .. } => 1, // source 1 is the result itself
+            _ => sources
+                .iter()
+                .rposition(Option::is_some)
+                .map_or(0, |last| last + 1),
+        };
+        let mut ids = Vec::with_capacity(wanted);
+        for source in &sources[..wanted] {
+            ids.push(source.map(|source| self.operand(source, 0)).transpose()?);
+        }
+        let result = layout(&t)?;
+        self.clear_hazards(&operation, &mut ids, key, result)?;
+
+        let id = self.push(operation, &ids)?;
+        let computed = self.graph.tensor(id).layout;
+        let id = if same_places(&computed, &result) {
+            self.set_place(id, key, computed)?;
+            id
+        } else if computed.dtype() != result.dtype() || computed.elements() != result.elements() {
+            return Err(format!("the result would be {computed}, but is {result}").into());
+        } else if result.is_contiguous() && matches!(operation, Op::Cont | Op::Dup) {
+            self.set_place(id, key, computed)?;
+            let shape = result.shape();
+            let reshaped = self.push(Op::Reshape { shape }, &[Some(id)])?;
+            self.set_place(reshaped, key, result)?;
+            reshaped
+        } else if computed.shape() == result.shape() && operation.aliased_source().is_none() {
+            let place = self.tensors.temporary(computed)?;
+            self.places[id.index()] = Some(place);
+            let target = self.leaf(key)?;
+            let copy = self.push(Op::Cpy, &[Some(id), Some(target)])?;
+            self.set_place(copy, key, result)?;
+            copy
+        } else {
+            return Err(format!("the result would be {computed}, but is {result}").into());
+        };
+        if t.flags & flag::OUTPUT != 0 || t.is_view {
+            // Results in another tensor's memory are read through that, too.
+            self.graph.set_output(id);
+        }
+        self.known.insert(key, id);
+        Ok(id)
+    }
+
+    /// Imports all of these nodes that are to be computed.
+    ///
+    /// # Errors
+    /// Number and name of a node, and the reason.
+    pub fn graph(mut self, nodes: impl IntoIterator<Item = T::Key>) -> Result<Imported, Reason> {
+        for (number, key) in nodes.into_iter().enumerate() {
+            let t = self.tensors.describe(key);
+            if t.flags & flag::COMPUTE == 0 || op::is_view(t.op) || t.op == op::NONE {
+                continue; // views are imported when something reads them
+            }
+            let name = self.tensors.name(key);
+            let id = self
+                .node(key)
+                .map_err(|reason| Reason::from(format!("node {number} '{name}': {reason}")))?;
+            self.graph.set_name(id, name);
+        }
+        // What is read outside of this part of the graph, too, is an output.
+        let mut uses = vec![0; self.graph.len()];
+        for tensor in self.graph.tensors() {
+            for (_, source) in tensor.operands() {
+                uses[source.index()] += 1;
+            }
+        }
+        for (&key, &id) in &self.known {
+            let uses_of_all = self.tensors.uses(key);
+            let outside = uses_of_all.is_none_or(|all| all != uses[id.index()]);
+            if self.graph.tensor(id).is_computed() && (outside || uses[id.index()] == 0) {
+                self.graph.set_output(id);
+            }
+        }
+        Ok(self.finish())
+    }
+
+    /// The graph so far.
+    pub fn finish(self) -> Imported {
+        Imported {
+            graph: self.graph,
+            nodes: self.nodes,
+            places: self.places,
+        }
+    }
+
+    /// The id of something that is read.
+    fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, Reason> {
+        if let Some(&id) = self.known.get(&key) {
+            return Ok(id);
+        }
+        let mut id = None;
+        if op::is_view(self.tensors.describe(key).op)
+            && depth < DEEPEST_VIEW
+            && let Some(source) = self.tensors.sources(key)[0]
+        {
+            let source = self.operand(source, depth + 1)?;
+            id = self.view(key, source);
+            if id.is_none() {
+                // Nobody can see any more that this reads the source's memory.
+                self.graph.set_output(self.graph.memory_of(source));
+            }
+        }
+        let id = match id {
+            Some(id) => id,
+            None => self.leaf(key)?,
+        };
+        self.known.insert(key, id);
+        Ok(id)
+    }
+
+    /// A view as an operation, if that describes the same place.
+    fn view(&mut self, key: T::Key, source: TensorId) -> Option<TensorId> {
+        let t = self.tensors.describe(key);
+        let operation = decode(&t).ok()?;
+        let layouts = [Some(&self.graph.tensor(source).layout)];
+        let inferred = samite_core::infer(&operation, &layouts).ok()?;
+        let of = self.places[source.index()].as_ref()?;
+        let shift = match operation {
+            Op::View { offset, .. } => offset,
+            _ => 0,
+        };
+        let place = self.tensors.place(key, inferred).ok()?;
+        let here = same_places(&inferred, &layout(&t).ok()?)
+            && place.location().memory == of.location().memory
+            && of.location().offset.checked_add(shift) == Some(place.location().offset);
+        if !here {
+            return None;
+        }
+        let id = self.push(operation, &[Some(source)]).ok()?;
+        self.places[id.index()] = Some(place);
+        Some(id)
+    }
+
+    /// Memory with a value.
+    fn leaf(&mut self, key: T::Key) -> Result<TensorId, Reason> {
+        let layout = layout(&self.tensors.describe(key))?;
+        let TensorRef { buffer, slot } = self.tensors.place(key, layout)?;
+        let stored = StoredTensor::new(self.tensors.name(key), buffer, slot.offset, slot.layout)
+            .map_err(|error| Reason::from(error.to_string()))?;
+        let id = self
+            .graph
+            .stored(&stored)
+            .map_err(|error| Reason::from(error.to_string()))?;
+        self.places.push(Some(stored.tensor().clone()));
+        Ok(id)
+    }
+
+    fn push(&mut self, operation: Op, ids: &[Option<TensorId>]) -> Result<TensorId, Reason> {
+        let id = self
+            .graph
+            .push(operation, ids)
+            .map_err(|error| Reason::from(error.to_string()))?;
+        self.places.push(None);
+        if self.graph.tensor(id).is_computed() {
+            self.nodes.push(id);
+        }
+        Ok(id)
+    }
+
+    fn set_place(&mut self, id: TensorId, key: T::Key, layout: Layout) -> Result<(), Reason> {
+        self.places[id.index()] = Some(self.tensors.place(key, layout)?);
+        Ok(())
+    }
+
+    /// ggml lets a result take the memory of any operand of the same layout that is not used again. Where samite's operation
+    /// does not allow that, the operand is copied first.
+    fn clear_hazards(
+        &mut self,
+        operation: &Op,
+        ids: &mut [Option<TensorId>],
+        key: T::Key,
+        result: Layout,
+    ) -> Result<(), Reason> {
+        if !self.tensors.is_placed(key) || operation.aliased_source().is_some() {
+            return Ok(());
+        }
+        let target = self.tensors.place(key, result)?;
+        for (index, id) in ids.iter_mut().enumerate() {
+            let Some(source) = *id else { continue };
+            let Some(place) = &self.places[source.index()] else {
+                continue;
+            };
+            let harmless = !place.overlaps(&target)
+                || (operation.may_overwrite(index)
+                    && place.slot.offset == target.slot.offset
+                    && same_places(place.layout(), &result));
+            if harmless {
+                continue;
+            }
+            let copy = self.push(Op::Cont, &[Some(source)])?;
+            let layout = self.graph.tensor(copy).layout;
+            self.places[copy.index()] = Some(self.tensors.temporary(layout)?);
+            *id = Some(copy);
+        }
+        Ok(())
+    }
+}
+
+/// Whether all nodes of an imported graph are supported.
+pub fn supported(device: &dyn samite_core::Device, imported: &Imported) -> Support {
+    imported
+        .nodes
+        .iter()
+        .map(|&id| device.supports(imported.graph.node(id)))
+        .find(|answer| !answer.is_yes())
+        .unwrap_or(Support::Yes)
+}
+
+/// New host memory as a place.
+///
+/// # Errors
+/// If there is not enough.
+pub fn temporary(layout: Layout) -> Result<TensorRef, Reason> {
+    let buffer = samite_core::host_buffer_type()
+        .allocate(layout.bytes(), Usage::Compute)
+        .map_err(|error| Reason::from(error.to_string()))?;
+    let slot = Slot { offset: 0, layout };
+    Ok(TensorRef { buffer, slot })
+}

@@ -1,0 +1,152 @@
+//! Commands, and how long their messages are.
+
+use super::graph::MOST_SOURCES;
+use super::record::RECORD;
+use super::version::Protocol;
+use crate::Reason;
+
+/// Bytes before the payload of a request: command and length.
+pub const HEADER: usize = 9;
+
+/// Makes the enumeration of commands and the way back from a number.
+macro_rules! commands {
+    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
+        /// What a client asks for.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Command {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl Command {
+            /// All commands.
+            pub const ALL: &[Command] = &[$(Command::$name),*];
+        }
+    };
+}
+
+commands! {
+    /// Memory.
+    AllocBuffer = 0,
+    /// What tensors begin at multiples of.
+    GetAlignment = 1,
+    /// The largest buffer.
+    GetMaxSize = 2,
+    /// The address at which a buffer begins.
+    BufferGetBase = 3,
+    /// A buffer is not needed any more.
+    FreeBuffer = 4,
+    /// Sets every byte of a buffer.
+    BufferClear = 5,
+    /// Writes.
+    SetTensor = 6,
+    /// Writes what the server knows already, by its hash.
+    SetTensorHash = 7,
+    /// Reads.
+    GetTensor = 8,
+    /// Copies between two buffers of the server.
+    CopyTensor = 9,
+    /// Computes.
+    GraphCompute = 10,
+    /// Memory of a device.
+    GetDeviceMemory = 11,
+    /// A tensor got its place.
+    InitTensor = 12,
+    /// How much memory a tensor takes.
+    GetAllocSize = 13,
+    /// The greeting.
+    Hello = 14,
+    /// How many devices there are.
+    DeviceCount = 15,
+    /// Computes what was computed last.
+    GraphRecompute = 16,
+    /// Sets bytes of a tensor.
+    MemsetTensor = 17,
+}
+
+impl Command {
+    /// The command with this number.
+    pub fn of(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// How many bytes its payload has: at least, and at most where that does not depend on what is in it.
+    pub fn payload(self, protocol: &Protocol) -> (u64, Option<u64>) {
+        let exactly = |len: usize| (len as u64, Some(len as u64));
+        match self {
+            Command::AllocBuffer => exactly(12),
+            Command::GetAlignment
+            | Command::GetMaxSize
+            | Command::GetDeviceMemory
+            | Command::GraphRecompute => exactly(4),
+            Command::BufferGetBase | Command::FreeBuffer => exactly(8),
+            Command::BufferClear => exactly(9),
+            Command::SetTensor => (RECORD as u64 + 9, None),
+            Command::SetTensorHash | Command::GetTensor => exactly(RECORD + 16),
+            Command::CopyTensor => exactly(2 * RECORD),
+            Command::GraphCompute => (12, None),
+            Command::InitTensor => exactly(RECORD),
+            Command::GetAllocSize => exactly(4 + RECORD * (1 + MOST_SOURCES)),
+            Command::Hello => exactly(protocol.capabilities),
+            Command::DeviceCount => exactly(0),
+            Command::MemsetTensor => exactly(RECORD + 17),
+        }
+    }
+
+    /// Checks the length that a request says.
+    ///
+    /// # Errors
+    /// If no such request is so long.
+    pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), Reason> {
+        let (least, most) = self.payload(protocol);
+        if len < least || most.is_some_and(|most| len > most) {
+            return Err(format!("a message {self:?} of {len} bytes").into());
+        }
+        Ok(())
+    }
+
+    /// The header of a request.
+    pub fn header(self, len: u64) -> [u8; HEADER] {
+        let mut header = [self as u8; HEADER];
+        header[1..].copy_from_slice(&len.to_le_bytes());
+        header
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::version::V7;
+
+    /// Figures from the table of protocol 7.0.0.
+    #[test]
+    fn numbers_and_lengths_are_those_of_upstream() {
+        for (number, &command) in Command::ALL.iter().enumerate() {
+            assert_eq!(command as usize, number);
+            assert_eq!(Command::of(number as u8), Some(command));
+        }
+        assert_eq!((Command::ALL.len(), Command::of(18)), (18, None));
+        let exact = [
+            (Command::AllocBuffer, 12),
+            (Command::SetTensorHash, 312),
+            (Command::GetTensor, 312),
+            (Command::CopyTensor, 592),
+            (Command::GetAllocSize, 3260),
+            (Command::Hello, 24),
+            (Command::MemsetTensor, 313),
+            (Command::InitTensor, 296),
+        ];
+        for (command, len) in exact {
+            assert!(command.check(&V7, len).is_ok(), "{command:?}");
+            assert!(command.check(&V7, len + 1).is_err(), "{command:?}");
+            assert!(command.check(&V7, len - 1).is_err(), "{command:?}");
+        }
+        assert!(Command::SetTensor.check(&V7, 304).is_err());
+        assert!(Command::SetTensor.check(&V7, 305 + (1 << 40)).is_ok());
+        assert_eq!(
+            Command::FreeBuffer.header(8),
+            [4, 8, 0, 0, 0, 0, 0, 0, 0],
+            "command and length"
+        );
+    }
+}

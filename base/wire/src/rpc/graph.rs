@@ -1,0 +1,166 @@
+//! A graph as a message: which nodes to compute, and all tensors, sources first.
+
+use super::Fields;
+use super::record::{RECORD, Record};
+use crate::Reason;
+use crate::numbers::MAX_SRC;
+use std::collections::{HashMap, HashSet};
+
+/// Operands of a node.
+pub const MOST_SOURCES: usize = MAX_SRC;
+
+/// A graph.
+#[derive(Clone, Debug)]
+pub struct GraphMessage {
+    /// Which device computes it.
+    pub device: u32,
+    /// The nodes to compute, by their place in [`tensors`](GraphMessage::tensors), in order.
+    pub nodes: Vec<usize>,
+    /// All tensors. What a tensor refers to comes before it.
+    pub tensors: Vec<Record>,
+    places: HashMap<u64, usize>,
+}
+
+impl GraphMessage {
+    /// Reads a graph and checks that it is one: every node is there, once; every tensor refers to others that come before it. So whoever
+    /// follows the relations comes to an end.
+    ///
+    /// # Errors
+    /// If it is none, or has more than `most` tensors.
+    pub fn read(payload: &[u8], most: usize) -> Result<Self, Reason> {
+        let too_many = |n| Reason::from(format!("a graph of {n} tensors; {most} are allowed"));
+        let mut fields = Fields::of(payload);
+        let device = fields.u32()?;
+        let count = fields.u32()? as usize;
+        if count > most {
+            return Err(too_many(count));
+        }
+        if count > fields.rest().len() / 8 {
+            return Err("a message ends too early".into());
+        }
+        let mut ids = Vec::with_capacity(count);
+        for _ in 0..count {
+            ids.push(fields.u64()?);
+        }
+        let count = fields.u32()? as usize;
+        if count > most {
+            return Err(too_many(count));
+        }
+        if count > fields.rest().len() / RECORD {
+            return Err("a message ends too early".into());
+        }
+        let mut tensors = Vec::with_capacity(count);
+        let mut places = HashMap::with_capacity(count);
+        for place in 0..count {
+            let record = Record::read(&mut fields)?;
+            // A cast names itself as an operand.
+            let known = |id: u64| id == 0 || id == record.id || places.contains_key(&id);
+            let related = record.src.into_iter().chain([record.view_src]);
+            if let Some(missing) = related.into_iter().find(|&id| !known(id)) {
+                return Err(format!(
+                    "tensor '{}' refers to a tensor {missing:#x} that is not before it",
+                    record.name()
+                )
+                .into());
+            }
+            if record.id == 0 || places.insert(record.id, place).is_some() {
+                return Err(format!("two tensors {:#x}, or none", record.id).into());
+            }
+            tensors.push(record);
+        }
+        // What comes behind is left to later versions.
+        let mut nodes = Vec::with_capacity(ids.len());
+        let mut seen = HashSet::with_capacity(ids.len());
+        for id in ids {
+            let place = places.get(&id).copied();
+            let place = place.ok_or_else(|| format!("node {id:#x} is not there"))?;
+            if !seen.insert(place) {
+                return Err(format!("node {id:#x} is there twice").into());
+            }
+            nodes.push(place);
+        }
+        Ok(GraphMessage {
+            device,
+            nodes,
+            tensors,
+            places,
+        })
+    }
+
+    /// The place of the tensor called `id`.
+    pub fn place(&self, id: u64) -> Option<usize> {
+        self.places.get(&id).copied()
+    }
+
+    /// The payload of the message.
+    pub fn write(device: u32, nodes: &[u64], tensors: &[Record]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(12 + 8 * nodes.len() + RECORD * tensors.len());
+        out.extend(device.to_le_bytes());
+        out.extend((nodes.len() as u32).to_le_bytes());
+        nodes.iter().for_each(|id| out.extend(id.to_le_bytes()));
+        out.extend((tensors.len() as u32).to_le_bytes());
+        tensors.iter().for_each(|tensor| tensor.write(&mut out));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(id: u64, sources: &[u64]) -> Record {
+        let mut record = Record { id, ..Record::NONE };
+        record.src[..sources.len()].copy_from_slice(sources);
+        record
+    }
+
+    fn refused(nodes: &[u64], tensors: &[Record]) -> String {
+        let bytes = GraphMessage::write(0, nodes, tensors);
+        GraphMessage::read(&bytes, 1000).unwrap_err().into_owned()
+    }
+
+    #[test]
+    fn graphs_survive() {
+        let tensors = [tensor(7, &[]), tensor(9, &[7, 0, 7]), tensor(3, &[9, 3])];
+        let mut bytes = GraphMessage::write(5, &[9, 3], &tensors);
+        bytes.extend([1, 2, 3]); // of a later version
+        let graph = GraphMessage::read(&bytes, 3).unwrap();
+        assert_eq!((graph.device, &graph.nodes), (5, &vec![1, 2]));
+        assert_eq!(graph.tensors, tensors);
+        assert_eq!((graph.place(3), graph.place(4)), (Some(2), None));
+        assert!(GraphMessage::read(&bytes, 2).is_err());
+    }
+
+    #[test]
+    fn what_is_no_graph_is_refused() {
+        let chain = [tensor(7, &[]), tensor(9, &[7])];
+        assert!(refused(&[0], &chain).contains("not there"));
+        assert!(refused(&[8], &chain).contains("not there"));
+        assert!(refused(&[9, 9], &chain).contains("twice"));
+        assert!(refused(&[9], &[tensor(9, &[7])]).contains("not before it"));
+        let circle = [tensor(7, &[9]), tensor(9, &[7])];
+        assert!(refused(&[9], &circle).contains("not before it"));
+        assert!(refused(&[], &[tensor(7, &[]), tensor(7, &[])]).contains("two tensors"));
+        assert!(refused(&[], &[tensor(0, &[])]).contains("none"));
+        let view = Record {
+            view_src: 8,
+            ..tensor(7, &[])
+        };
+        assert!(refused(&[7], &[view]).contains("not before it"));
+    }
+
+    #[test]
+    fn counts_that_are_not_there_take_no_memory() {
+        for (nodes, tensors) in [(u32::MAX, 0), (0, u32::MAX), (1, 0)] {
+            let mut bytes = vec![0; 4];
+            bytes.extend(nodes.to_le_bytes());
+            bytes.extend(tensors.to_le_bytes());
+            let most = usize::MAX;
+            assert!(GraphMessage::read(&bytes, most).is_err());
+        }
+        let bytes = GraphMessage::write(0, &[7], &[tensor(7, &[])]);
+        for len in 0..bytes.len() {
+            assert!(GraphMessage::read(&bytes[..len], 1000).is_err(), "{len}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `samite rpc-server`: lends devices to programs on other machines.
+
+use crate::args::{DeviceArgs, Lent, ThreadArgs, number};
+use crate::cpu_args::PoolArgs;
+use crate::failure::{Failure, Outcome};
+use crate::shown::say;
+use clap::Args;
+use samite::registry::{Server, ServerOptions};
+use std::io::Write;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Flags of `samite rpc-server`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The protocol is that of ggml's RPC backend, version 7.0.0. It has no passwords and no encryption:
+whoever can connect can compute, so let nobody connect whom you do not trust.
+Programs of llama.cpp use it with --rpc 127.0.0.1:50052.
+
+Examples:
+  samite rpc-server
+  samite rpc-server --device cpu -t 8 --memory 16384"
+)]
+pub struct RpcServerArgs {
+    /// Address to listen at [also: -H]
+    #[arg(short = 'H', long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at; 0 for any that is free
+    #[arg(short, long, value_name = "PORT", default_value = "50052")]
+    port: u16,
+    #[command(flatten)]
+    devices: DeviceArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
+    /// MiB of memory for all clients together; as much as there is by default
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
+    memory: Option<usize>,
+    /// MiB of memory for each client
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
+    memory_per_client: Option<usize>,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
+    clients: usize,
+    /// Seconds that a client may take in the middle of a message
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Limits")]
+    patience: u16,
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+fn clients(text: &str) -> Result<usize, String> {
+    number(text, 1, 1 << 16)
+}
+
+/// A number of MiB in bytes.
+fn mebibytes(text: &str) -> Result<usize, String> {
+    Ok(number(text, 1, 1 << 40)? << 20)
+}
+
+pub fn run(args: RpcServerArgs) -> Outcome {
+    let pool = args.pool.pool(args.threads.count())?;
+    let Lent { devices, fallback } = args.devices.lent(pool)?;
+    let options = ServerOptions {
+        memory: args.memory,
+        memory_per_client: args.memory_per_client,
+        clients: args.clients,
+        patience: Duration::from_secs(args.patience.into()),
+        fallback,
+        ..ServerOptions::default()
+    };
+    let network = &options.environment.network;
+    let host = args.host.trim_matches(['[', ']']);
+    let wanted = match host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(host)) => format!("[{host}]:{}", args.port),
+        _ => format!("{host}:{}", args.port),
+    };
+    let failed = |error| Failure::error(format_args!("cannot listen at {wanted}: {error}"));
+    let listener = network.listen(&wanted).map_err(failed)?;
+    let address = listener.address().map_err(failed)?;
+    let is_loopback = match host.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => host == "localhost",
+    };
+    if !is_loopback {
+        say(format_args!(
+            "warning: {address} can be reached from other machines, and whoever reaches it can compute and take memory: the protocol has no passwords"
+        ));
+    }
+    let mut out = std::io::stdout().lock();
+    for (number, device) in devices.iter().enumerate() {
+        let (name, description) = (device.name(), device.description());
+        writeln!(out, "device {number}: {name} ({description})")?;
+    }
+    writeln!(out, "listening at {address}")?;
+    out.flush()?;
+    drop(out);
+    let server = Server::new(devices, options);
+    server.serve(&*listener).map_err(failed)
+}

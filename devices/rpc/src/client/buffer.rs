@@ -1,0 +1,323 @@
+//! Memory of a server.
+
+use super::endpoint::Endpoint;
+use samite_core::{
+    Buffer, BufferType, Error, Location, MemoryId, Result, Slot, TensorInfo, TensorRef, Usage,
+};
+use samite_wire::export::{bare, describe};
+use samite_wire::rpc::graph::MOST_SOURCES;
+use samite_wire::rpc::message::Request;
+use samite_wire::rpc::record::Record;
+use std::any::Any;
+use std::sync::{Arc, Weak};
+
+/// Rows of quantized types that are no multiple of this may take more room on upstream's devices.
+const PADDED: usize = 512;
+
+#[derive(Debug)]
+pub(super) struct RpcBufferType {
+    /// To hand to buffers.
+    this: Weak<RpcBufferType>,
+    pub endpoint: Arc<Endpoint>,
+    name: String,
+    /// The device's number there.
+    number: u32,
+    alignment: usize,
+    max_size: usize,
+}
+
+impl RpcBufferType {
+    pub fn open(endpoint: Arc<Endpoint>, number: u32, name: &str) -> Result<Arc<Self>> {
+        let alignment = endpoint.number(name, &Request::GetAlignment { device: number })?;
+        let max_size = endpoint.number(name, &Request::GetMaxSize { device: number })?;
+        let alignment = usize::try_from(alignment).ok();
+        let alignment = alignment.filter(|alignment| alignment.is_power_of_two());
+        let alignment = alignment
+            .ok_or_else(|| Error::device(name, "the server's alignment is no power of two"))?;
+        Ok(Arc::new_cyclic(|this| RpcBufferType {
+            this: Weak::clone(this),
+            endpoint,
+            name: name.to_owned(),
+            number,
+            alignment,
+            max_size: usize::try_from(max_size).unwrap_or(usize::MAX),
+        }))
+    }
+
+    /// A tensor as messages have it.
+    pub fn record(&self, tensor: &TensorInfo<'_>) -> Result<Record> {
+        let refused = |reason: samite_wire::Reason| {
+            Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
+        };
+        bare(&tensor.layout)
+            .and_then(|tensor| Record::of(&tensor))
+            .map_err(refused)
+    }
+
+    /// The question how much memory a tensor takes, if that is not known.
+    fn question(&self, tensor: &TensorInfo<'_>) -> Result<Option<Request>> {
+        let record = self.record(tensor)?;
+        let layout = &tensor.layout;
+        let is_padded = layout.dtype().is_quantized() && !layout.shape()[0].is_multiple_of(PADDED);
+        if tensor.node.is_none() && !is_padded {
+            return Ok(None);
+        }
+        Ok(match tensor.node {
+            Some(node) => question(node, self.number),
+            None => Some(Request::GetAllocSize {
+                device: self.number,
+                tensor: record,
+                sources: Box::new([Record::NONE; MOST_SOURCES]),
+            }),
+        })
+    }
+}
+
+/// A question about a node to device `number`; none if messages cannot have such a node.
+pub(super) fn question(node: samite_core::Node<'_>, number: u32) -> Option<Request> {
+    let mut tensor = Record::of(&describe(node).ok()?).ok()?;
+    tensor.id = MOST_SOURCES as u64 + 1;
+    let mut sources = Box::new([Record::NONE; MOST_SOURCES]);
+    for (index, id) in node.tensor().operands() {
+        let source = sources.get_mut(index)?;
+        *source = Record::of(&bare(&node.graph().tensor(id).layout).ok()?).ok()?;
+        source.id = index as u64 + 1;
+        tensor.src[index] = source.id;
+        if node.op().aliased_source() == Some(index) {
+            tensor.view_src = source.id;
+        }
+    }
+    Some(Request::GetAllocSize {
+        device: number,
+        tensor,
+        sources,
+    })
+}
+
+impl BufferType for RpcBufferType {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn max_size(&self) -> usize {
+        self.max_size
+    }
+
+    fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
+        let sizes = self.alloc_sizes(std::slice::from_ref(tensor))?;
+        Ok(sizes.first().copied().unwrap_or(0))
+    }
+
+    fn alloc_sizes(&self, tensors: &[TensorInfo<'_>]) -> Result<Vec<usize>> {
+        let mut sizes: Vec<_> = tensors.iter().map(|t| t.layout.bytes()).collect();
+        let (mut asked, mut questions) = (Vec::new(), Vec::new());
+        for (index, tensor) in tensors.iter().enumerate() {
+            if let Some(question) = self.question(tensor)? {
+                asked.push(index);
+                questions.push(question);
+            }
+        }
+        let replies = self.endpoint.ask_all(&self.name, &questions)?;
+        for (index, reply) in asked.into_iter().zip(replies) {
+            let size = usize::try_from(u64::from_le_bytes(reply)).unwrap_or(usize::MAX);
+            sizes[index] = sizes[index].max(size);
+        }
+        Ok(sizes)
+    }
+
+    fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        let buffer_type = self.this.upgrade();
+        let buffer_type =
+            buffer_type.ok_or_else(|| Error::device(&self.name, "the device is gone"))?;
+        // Memory without bytes has no address.
+        let request = Request::AllocBuffer {
+            device: self.number,
+            size: size.max(1) as u64,
+        };
+        let reply = self
+            .endpoint
+            .with(&self.name, |link| link.ask::<16>(&request))?;
+        let handle = u64::from_le_bytes(std::array::from_fn(|i| reply[i]));
+        if handle == 0 {
+            return Err(Error::OutOfMemory {
+                device: self.name.as_str().into(),
+                what: "a buffer".into(),
+                asked: size,
+                free: None,
+            });
+        }
+        let mut buffer = RpcBuffer {
+            buffer_type: Arc::clone(&buffer_type) as Arc<dyn BufferType>,
+            memory: buffer_type,
+            handle,
+            base: 0,
+            size,
+            usage,
+            location: Location {
+                memory: MemoryId::unique(),
+                offset: 0,
+            },
+        };
+        let request = Request::BufferGetBase { buffer: handle };
+        buffer.base = self.endpoint.number(&self.name, &request)?;
+        buffer.clear(0)?;
+        Ok(Arc::new(buffer))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct RpcBuffer {
+    buffer_type: Arc<dyn BufferType>,
+    pub memory: Arc<RpcBufferType>,
+    handle: u64,
+    base: u64,
+    size: usize,
+    usage: Usage,
+    location: Location,
+}
+
+impl RpcBuffer {
+    /// A tensor with its place.
+    pub fn record(&self, slot: Slot) -> Result<Record> {
+        let info = TensorInfo::new("", slot.layout, self.usage);
+        let mut record = self.memory.record(&info)?;
+        record.buffer = self.handle;
+        record.data = self.base.saturating_add(slot.offset as u64);
+        Ok(record)
+    }
+
+    /// A tensor of which some bytes are used, which must lie in the buffer.
+    fn part(&self, slot: Slot, offset: usize, len: usize) -> Result<Record> {
+        let end = slot.offset.checked_add(offset);
+        let end = end.and_then(|end| end.checked_add(len));
+        if end.is_none_or(|end| end > self.size) {
+            return Err(Error::invalid(format!(
+                "bytes {offset}..+{len} of a tensor at {} do not lie in a buffer of {} bytes",
+                slot.offset, self.size
+            )));
+        }
+        self.record(slot)
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.memory.endpoint
+    }
+
+    fn name(&self) -> &str {
+        &self.memory.name
+    }
+}
+
+impl Buffer for RpcBuffer {
+    fn buffer_type(&self) -> &Arc<dyn BufferType> {
+        &self.buffer_type
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    fn location(&self) -> Location {
+        self.location
+    }
+
+    fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
+        let layout = tensor.layout;
+        if !layout.dtype().is_quantized() || layout.shape()[0].is_multiple_of(PADDED) {
+            return Ok(());
+        }
+        let tensor = self.part(Slot { offset, layout }, 0, layout.bytes())?;
+        let request = Request::InitTensor { tensor };
+        self.endpoint()
+            .with(self.name(), |link| link.tell(&request))
+    }
+
+    fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
+        let request = Request::SetTensor {
+            tensor: self.part(tensor, offset, data.len())?,
+            cache: false,
+            offset: offset as u64,
+        };
+        self.endpoint()
+            .with(self.name(), |link| link.write(request, data))
+    }
+
+    fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
+        let request = Request::GetTensor {
+            tensor: self.part(tensor, offset, out.len())?,
+            offset: offset as u64,
+            size: out.len() as u64,
+        };
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.endpoint().with(self.name(), |link| {
+            link.tell(&request)?;
+            link.receive(out)
+        })
+    }
+
+    fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
+        let request = Request::MemsetTensor {
+            tensor: self.part(tensor, offset, len)?,
+            offset: offset as u64,
+            size: len as u64,
+            value,
+        };
+        match len {
+            0 => Ok(()),
+            _ => self
+                .endpoint()
+                .with(self.name(), |link| link.tell(&request)),
+        }
+    }
+
+    fn clear(&self, value: u8) -> Result<()> {
+        let buffer = self.handle;
+        self.endpoint().with(self.name(), |link| {
+            link.tell(&Request::BufferClear { buffer, value })
+        })
+    }
+
+    fn copy_from(&self, to: Slot, from: &TensorRef) -> Result<bool> {
+        let Some(source) = from.buffer.as_any().downcast_ref::<RpcBuffer>() else {
+            return Ok(false);
+        };
+        if !Arc::ptr_eq(&source.memory.endpoint, &self.memory.endpoint) || to.layout.is_empty() {
+            return Ok(to.layout.is_empty());
+        }
+        let bytes = to.layout.bytes();
+        let request = Request::CopyTensor {
+            from: source.part(from.slot, 0, bytes)?,
+            to: self.part(to, 0, bytes)?,
+        };
+        let reply = self
+            .endpoint()
+            .with(self.name(), |link| link.ask(&request))?;
+        Ok(reply == [1])
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for RpcBuffer {
+    fn drop(&mut self) {
+        let buffer = self.handle;
+        // A server that is gone has freed everything.
+        let _ = self.endpoint().with(self.name(), |link| {
+            // Upstream's server forgets all graphs.
+            link.last.clear();
+            link.tell(&Request::FreeBuffer { buffer })
+        });
+    }
+}

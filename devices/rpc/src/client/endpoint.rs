@@ -1,0 +1,220 @@
+//! The connection to a server. What breaks it is remembered: from then on, everything fails at once.
+
+use super::ClientOptions;
+use crate::channel::Channel;
+use samite_core::{Error, Result};
+use samite_wire::rpc::frame::Command;
+use samite_wire::rpc::message::{Greeting, Request};
+use samite_wire::rpc::version::{Protocol, V7};
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Most devices that a server is believed to have.
+const MOST_DEVICES: u32 = 256;
+
+/// Bytes of data that are sent in one message. Upstream's server keeps a message in memory as a whole.
+const PIECE: usize = 16 << 20;
+
+/// Questions that are sent before their replies are read. More could fill the network in both directions, with both sides waiting to send.
+const BATCH: usize = 16;
+
+pub(super) struct Endpoint {
+    address: String,
+    link: Mutex<Link>,
+    /// Whether the server says what its devices can compute.
+    pub answers_support: bool,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({})", self.address)
+    }
+}
+
+/// The connection.
+pub(super) struct Link {
+    channel: std::result::Result<Channel, Box<str>>,
+    protocol: &'static Protocol,
+    /// By device: the graph that it computed last.
+    pub last: HashMap<u32, u64>,
+    /// Whether something was sent whose success is not known.
+    unconfirmed: bool,
+}
+
+impl Link {
+    fn channel(&mut self) -> io::Result<&mut Channel> {
+        let lost = |_: &mut Box<str>| io::Error::from(ErrorKind::NotConnected);
+        self.channel.as_mut().map_err(lost)
+    }
+
+    /// Sends a request that has no reply, or whose reply is received later.
+    pub fn tell(&mut self, request: &Request) -> io::Result<()> {
+        let payload = request.payload(self.protocol);
+        self.send(request.command(), &payload, &[])
+    }
+
+    /// Sends a message whose payload is `head` and `data`.
+    pub fn send(&mut self, command: Command, head: &[u8], data: &[u8]) -> io::Result<()> {
+        let mut message = command.header((head.len() + data.len()) as u64).to_vec();
+        message.extend(head);
+        self.unconfirmed = true;
+        let channel = self.channel()?;
+        // Little is sent at once.
+        if data.len() <= 4096 {
+            message.extend(data);
+            return channel.send(&message);
+        }
+        channel.send(&message)?;
+        channel.send(data)
+    }
+
+    /// Receives a reply of `out.len()` bytes.
+    pub fn receive(&mut self, out: &mut [u8]) -> io::Result<()> {
+        let channel = self.channel()?;
+        let mut len = [0; 8];
+        channel.receive(&mut len)?;
+        let len = u64::from_le_bytes(len);
+        if len != out.len() as u64 {
+            let text = format!("a reply has {len} bytes instead of {}", out.len());
+            return Err(io::Error::new(ErrorKind::InvalidData, text));
+        }
+        channel.receive(out)?;
+        self.unconfirmed = false;
+        Ok(())
+    }
+
+    /// Sends a request and waits for its reply of `N` bytes.
+    pub fn ask<const N: usize>(&mut self, request: &Request) -> io::Result<[u8; N]> {
+        let mut reply = [0; N];
+        self.tell(request)?;
+        self.receive(&mut reply)?;
+        Ok(reply)
+    }
+
+    /// Writes into a tensor.
+    pub fn write(&mut self, request: Request, data: &[u8]) -> io::Result<()> {
+        let Request::SetTensor {
+            tensor,
+            cache,
+            offset,
+        } = request
+        else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
+        let mut at = 0;
+        for piece in data.chunks(PIECE) {
+            let request = Request::SetTensor {
+                tensor,
+                cache,
+                offset: offset + at,
+            };
+            self.send(Command::SetTensor, &request.payload(self.protocol), piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Endpoint {
+    /// Connects, and asks how many devices there are.
+    pub fn connect(address: &str, options: &ClientOptions) -> Result<(Arc<Self>, u32)> {
+        let failed = |error: io::Error| Error::io(format!("cannot use {address}"), error);
+        let environment = &options.environment;
+        let connection = environment.network.connect(address, options.connect);
+        let clock = Arc::clone(&environment.clock);
+        let channel = connection
+            .and_then(|connection| Channel::new(connection, clock, options.patience))
+            .map_err(failed)?;
+        let mut link = Link {
+            channel: Ok(channel),
+            protocol: &V7,
+            last: HashMap::new(),
+            unconfirmed: false,
+        };
+        let mut reply = vec![0; Greeting::len(&V7)];
+        link.tell(&Request::Hello)
+            .and_then(|()| link.receive(&mut reply))
+            .map_err(failed)?;
+        let unknown = |reason: samite_wire::Reason| {
+            failed(io::Error::new(ErrorKind::Unsupported, reason.into_owned()))
+        };
+        let greeting = Greeting::read(&reply).map_err(unknown)?;
+        link.protocol = Protocol::of(greeting.version).map_err(unknown)?;
+        let count = link.ask(&Request::DeviceCount).map_err(failed)?;
+        let count = u32::from_le_bytes(count).min(MOST_DEVICES);
+        let endpoint = Endpoint {
+            address: address.to_owned(),
+            link: Mutex::new(link),
+            answers_support: greeting.answers_support,
+        };
+        Ok((Arc::new(endpoint), count))
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Does something with the connection. A failure ends it.
+    pub fn with<T>(&self, device: &str, act: impl FnOnce(&mut Link) -> io::Result<T>) -> Result<T> {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = |message: &str| Error::DeviceLost {
+            device: device.into(),
+            message: message.into(),
+        };
+        if let Err(reason) = &link.channel {
+            return Err(lost(reason));
+        }
+        act(&mut link).map_err(|error| {
+            let what = match error.kind() {
+                ErrorKind::UnexpectedEof => {
+                    "the server closed the connection; its log may say why".to_owned()
+                }
+                ErrorKind::TimedOut => "the server does not answer".to_owned(),
+                _ => error.to_string(),
+            };
+            let reason = format!("{}: {what}", self.address);
+            let error = lost(&reason);
+            link.channel = Err(reason.into());
+            error
+        })
+    }
+
+    /// Asks several questions, and reads the replies of `N` bytes.
+    pub fn ask_all<const N: usize>(
+        &self,
+        device: &str,
+        requests: &[Request],
+    ) -> Result<Vec<[u8; N]>> {
+        let mut replies = Vec::with_capacity(requests.len());
+        for batch in requests.chunks(BATCH) {
+            self.with(device, |link| {
+                batch.iter().try_for_each(|request| link.tell(request))?;
+                for _ in batch {
+                    let mut reply = [0; N];
+                    link.receive(&mut reply)?;
+                    replies.push(reply);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(replies)
+    }
+
+    /// Asks for a number.
+    pub fn number(&self, device: &str, request: &Request) -> Result<u64> {
+        let reply = self.with(device, |link| link.ask(request))?;
+        Ok(u64::from_le_bytes(reply))
+    }
+
+    /// Waits until everything that was sent is done.
+    pub fn confirm(&self, device: &str, number: u32) -> Result<()> {
+        self.with(device, |link| {
+            if link.unconfirmed {
+                link.ask::<8>(&Request::GetAlignment { device: number })?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! Who has taken how much memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An amount of memory, of which parts are taken and given back.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    limit: usize,
+    taken: AtomicUsize,
+    /// What is taken here is taken there, too.
+    parent: Option<Arc<Ledger>>,
+}
+
+impl Ledger {
+    /// As much as `limit` bytes.
+    pub fn new(limit: Option<usize>) -> Arc<Self> {
+        Arc::new(Ledger {
+            limit: limit.unwrap_or(usize::MAX),
+            taken: AtomicUsize::new(0),
+            parent: None,
+        })
+    }
+
+    /// A part of this one, as much as `limit` bytes.
+    pub fn part(self: &Arc<Self>, limit: Option<usize>) -> Arc<Self> {
+        Arc::new(Ledger {
+            limit: limit.unwrap_or(usize::MAX),
+            taken: AtomicUsize::new(0),
+            parent: Some(Arc::clone(self)),
+        })
+    }
+
+    /// How much is taken.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// How much is left.
+    pub fn left(&self) -> usize {
+        let above = self.parent.as_ref().map_or(usize::MAX, |up| up.left());
+        above.min(self.limit.saturating_sub(self.taken()))
+    }
+
+    /// Takes `bytes`, until the result is dropped. `None` if there are not as many left.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
+        let parent = match &self.parent {
+            Some(parent) => Some(Box::new(parent.take(bytes)?)),
+            None => None,
+        };
+        let more = |now: usize| now.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        let relaxed = Ordering::Relaxed;
+        self.taken.fetch_update(relaxed, relaxed, more).ok()?;
+        Some(Charge {
+            ledger: Arc::clone(self),
+            bytes,
+            _parent: parent,
+        })
+    }
+}
+
+/// Memory that was taken.
+#[derive(Debug)]
+pub(super) struct Charge {
+    ledger: Arc<Ledger>,
+    bytes: usize,
+    _parent: Option<Box<Charge>>,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.ledger.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_more_than_there_is() {
+        let all = Ledger::new(Some(100));
+        let (a, b) = (all.part(Some(70)), all.part(None));
+        assert!(a.take(71).is_none() && a.take(usize::MAX).is_none());
+        let taken = a.take(60).unwrap();
+        assert_eq!((all.taken(), a.left(), b.left()), (60, 10, 40));
+        assert!(b.take(41).is_none());
+        let rest = b.take(40).unwrap();
+        assert_eq!((a.left(), all.left()), (0, 0));
+        drop(taken);
+        assert_eq!((all.taken(), b.left()), (40, 60));
+        drop(rest);
+        assert_eq!(all.taken(), 0);
+    }
+}

@@ -1,0 +1,423 @@
+//! One client: its requests, its buffers, its graphs.
+
+use super::Server;
+use super::ledger::{Charge, Ledger};
+use super::places::{Buffers, Question, layout};
+use super::work::{Lane, Work, prepare, run};
+use crate::channel::Channel;
+use samite_core::{Device, TensorInfo, TensorRef, Usage};
+use samite_wire::Reason;
+use samite_wire::import::{Importer, supported};
+use samite_wire::numbers::op;
+use samite_wire::rpc::frame::{Command, HEADER};
+use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};
+use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request};
+use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::{Protocol, V7};
+use std::io;
+use std::sync::Arc;
+
+/// Bytes of data that are on their way through the server at once.
+const PIECE: usize = 1 << 20;
+
+/// Longest message that is read as a whole.
+const LONGEST: u64 = 64 << 20;
+
+/// Why a session ended before the client left.
+pub(super) enum End {
+    /// The connection is broken or too slow.
+    Lost(io::Error),
+    /// The client asked for something that it may not have.
+    Refused(Reason),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        End::Lost(error)
+    }
+}
+
+impl From<Reason> for End {
+    fn from(reason: Reason) -> Self {
+        End::Refused(reason)
+    }
+}
+
+impl From<samite_core::Error> for End {
+    fn from(error: samite_core::Error) -> Self {
+        End::Refused(error.to_string().into())
+    }
+}
+
+impl From<String> for End {
+    fn from(reason: String) -> Self {
+        End::Refused(reason.into())
+    }
+}
+
+pub(super) struct Session<'a> {
+    server: &'a Server,
+    channel: Channel,
+    protocol: &'static Protocol,
+    is_greeted: bool,
+    ledger: Arc<Ledger>,
+    buffers: Buffers,
+    lanes: Vec<Lane>,
+    fallback: Option<Lane>,
+    /// By device: the graph that it computed last.
+    kept: Vec<Option<Work>>,
+    /// What is read, and data on its way.
+    bytes: Vec<u8>,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(server: &'a Server, channel: Channel) -> Self {
+        Session {
+            server,
+            channel,
+            protocol: &V7,
+            is_greeted: false,
+            ledger: server.memory.part(server.options.memory_per_client),
+            buffers: Buffers::default(),
+            lanes: server.devices.iter().map(Lane::new).collect(),
+            fallback: server.options.fallback.as_ref().map(Lane::new),
+            kept: server.devices.iter().map(|_| None).collect(),
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Answers requests until the client leaves.
+    pub fn serve(mut self) -> Result<(), End> {
+        while let Some(command) = self.channel.first()? {
+            let mut len = [0; HEADER - 1];
+            self.channel.receive(&mut len)?;
+            let len = u64::from_le_bytes(len);
+            let command =
+                Command::of(command).ok_or_else(|| format!("command {command} is not known"))?;
+            if self.is_greeted == (command == Command::Hello) {
+                return Err(format!("{command:?} is not the greeting, or a second one").into());
+            }
+            command.check(self.protocol, len)?;
+            self.channel.expect(len);
+            let result = match command {
+                Command::GraphCompute => self.compute(len),
+                Command::SetTensor => self.write(len),
+                _ => self.answer(command, len),
+            };
+            result.map_err(|end| match end {
+                End::Refused(reason) => End::Refused(format!("{command:?}: {reason}").into()),
+                lost => lost,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Reads `len` bytes. Memory is taken as they come.
+    fn read(&mut self, len: u64) -> Result<(), End> {
+        let len = usize::try_from(len).ok().filter(|_| len <= LONGEST);
+        let len = len.ok_or_else(|| format!("messages have at most {LONGEST} bytes"))?;
+        self.bytes.clear();
+        while self.bytes.len() < len {
+            let at = self.bytes.len();
+            let piece = PIECE.min(len - at);
+            let refused = |_| Reason::from("there is no memory for the message");
+            self.bytes.try_reserve(piece).map_err(refused)?;
+            self.bytes.resize(at + piece, 0);
+            self.channel.receive(&mut self.bytes[at..])?;
+        }
+        Ok(())
+    }
+
+    /// Sends a reply.
+    fn reply(&mut self, payload: &[u8]) -> Result<(), End> {
+        let mut message = Vec::with_capacity(8 + payload.len());
+        message.extend((payload.len() as u64).to_le_bytes());
+        message.extend(payload);
+        Ok(self.channel.send(&message)?)
+    }
+
+    fn device(&self, number: u32) -> Result<&Arc<dyn Device>, End> {
+        let there = self.server.devices.len();
+        let found = self.server.devices.get(number as usize);
+        found.ok_or_else(|| format!("device {number} of {there}").into())
+    }
+
+    /// Where a tensor lies that is written or read.
+    fn place(&self, record: &Record) -> Result<TensorRef, End> {
+        Ok(self.buffers.place(record, layout(record)?)?)
+    }
+
+    /// Most bytes of one buffer.
+    fn max_size(&self, device: &dyn Device) -> u64 {
+        let limits = &self.server.options;
+        let quota = limits.memory_per_client.unwrap_or(usize::MAX);
+        let quota = quota.min(limits.memory.unwrap_or(usize::MAX));
+        let most = device.buffer_type().max_size().min(quota) as u64;
+        most.min(Buffers::DISTANCE - 1)
+    }
+
+    fn answer(&mut self, command: Command, len: u64) -> Result<(), End> {
+        self.read(len)?;
+        match Request::read(command, &self.bytes)? {
+            Request::Hello => {
+                self.is_greeted = true;
+                let greeting = Greeting {
+                    version: self.protocol.version,
+                    answers_support: true,
+                };
+                self.reply(&greeting.payload(self.protocol))
+            }
+            Request::DeviceCount => {
+                let count = self.server.devices.len() as u32;
+                self.reply(&count.to_le_bytes())
+            }
+            Request::GetAlignment { device } => {
+                let alignment = self.device(device)?.buffer_type().alignment() as u64;
+                self.reply(&alignment.to_le_bytes())
+            }
+            Request::GetMaxSize { device } => {
+                let most = self.max_size(&**self.device(device)?);
+                self.reply(&most.to_le_bytes())
+            }
+            Request::GetDeviceMemory { device } => {
+                let memory = self.device(device)?.memory();
+                let total = memory.total.or(self.server.options.memory).unwrap_or(0);
+                let free = memory.free.unwrap_or(total).min(self.ledger.left());
+                let mut reply = (free as u64).to_le_bytes().to_vec();
+                reply.extend((total as u64).to_le_bytes());
+                self.reply(&reply)
+            }
+            Request::AllocBuffer { device, size } => {
+                let device = Arc::clone(self.device(device)?);
+                let number = self.allocate(&*device, size);
+                let mut reply = number.to_le_bytes().to_vec();
+                reply.extend(if number == 0 { 0 } else { size }.to_le_bytes());
+                self.reply(&reply)
+            }
+            Request::BufferGetBase { buffer } => {
+                let held = self.buffers.get(buffer)?;
+                let base = if held.buffer.size() == 0 {
+                    0
+                } else {
+                    held.base
+                };
+                self.reply(&base.to_le_bytes())
+            }
+            Request::FreeBuffer { buffer } => {
+                // Upstream's programs run graphs again after they freed buffers of others.
+                for kept in &mut self.kept {
+                    kept.take_if(|work| work.buffers.contains(&buffer));
+                }
+                Ok(self.buffers.remove(buffer)?)
+            }
+            Request::BufferClear { buffer, value } => {
+                Ok(self.buffers.get(buffer)?.buffer.clear(value)?)
+            }
+            Request::MemsetTensor {
+                tensor,
+                offset,
+                size,
+                value,
+            } => {
+                let place = self.place(&tensor)?;
+                let (offset, size) = range(&place, offset, size)?;
+                Ok(place.buffer.fill(place.slot, offset, size, value)?)
+            }
+            // Nothing is kept from earlier: another client must not find out what this one has.
+            Request::SetTensorHash { .. } => self.reply(&[0]),
+            Request::GetTensor {
+                tensor,
+                offset,
+                size,
+            } => self.send_bytes(&tensor, offset, size),
+            Request::CopyTensor { from, to } => {
+                let (from, to) = (self.place(&from)?, self.place(&to)?);
+                let fits = from.layout() == to.layout();
+                if fits {
+                    to.copy_from(&from)?;
+                }
+                self.reply(&[u8::from(fits)])
+            }
+            Request::InitTensor { tensor } => {
+                let place = self.place(&tensor)?;
+                let name = tensor.name();
+                let info = TensorInfo::new(&name, *place.layout(), place.buffer.usage());
+                Ok(place.buffer.init_tensor(place.slot.offset, &info)?)
+            }
+            Request::GetAllocSize {
+                device,
+                tensor,
+                sources,
+            } => {
+                let lent = Arc::clone(self.device(device & !ASKS_SUPPORT)?);
+                let answer = match device & ASKS_SUPPORT {
+                    0 => alloc_size(&*lent, &tensor, &sources)?,
+                    _ => u64::from(self.can_compute(&*lent, &tensor, &sources)),
+                };
+                self.reply(&answer.to_le_bytes())
+            }
+            Request::GraphRecompute { device } => {
+                self.device(device)?;
+                self.run(device as usize)
+            }
+            Request::SetTensor { .. } => Err("a write is no other request".to_owned().into()),
+        }
+    }
+
+    /// New memory, or 0 if there is none.
+    fn allocate(&mut self, device: &dyn Device, size: u64) -> u64 {
+        let fits = size <= self.max_size(device);
+        let is_one_too_many = self.buffers.len() >= self.server.options.buffers;
+        let Some(size) = usize::try_from(size)
+            .ok()
+            .filter(|_| fits && !is_one_too_many)
+        else {
+            return 0;
+        };
+        let Some(charge) = self.ledger.take(size) else {
+            return 0;
+        };
+        let buffer = device
+            .check_free(size, "a client's buffer")
+            .and_then(|()| device.buffer_type().allocate(size, Usage::Any));
+        match buffer {
+            Ok(buffer) => self.buffers.add(buffer, charge),
+            Err(error) => {
+                tracing::warn!("a client gets no memory: {error}");
+                0
+            }
+        }
+    }
+
+    fn can_compute(
+        &self,
+        device: &dyn Device,
+        tensor: &Record,
+        sources: &[Record; MOST_SOURCES],
+    ) -> bool {
+        let fallback = self.fallback.as_ref().map(|lane| &*lane.device);
+        let fallback =
+            fallback.filter(|fallback| fallback.supports_buffer_type(&device.buffer_type()));
+        [Some(device), fallback].into_iter().flatten().any(|other| {
+            let mut importer = Importer::new(Question {
+                device,
+                sources,
+                tensor,
+            });
+            let node = importer.node(Question::NODE);
+            node.is_ok() && supported(other, &importer.finish()).is_yes()
+        })
+    }
+
+    /// Reads a graph and computes it.
+    fn compute(&mut self, len: u64) -> Result<(), End> {
+        let charge: Option<Charge> = self.ledger.take(usize::try_from(len).unwrap_or(usize::MAX));
+        if charge.is_none() {
+            return Err(
+                format!("a message of {len} bytes is more than this client may take").into(),
+            );
+        }
+        self.read(len)?;
+        let graph = GraphMessage::read(&self.bytes, self.server.options.tensors)?;
+        self.device(graph.device)?;
+        let number = graph.device as usize;
+        // Its memory is free for the next one.
+        self.kept[number] = None;
+        let (lane, fallback) = (&mut self.lanes[number], self.fallback.as_mut());
+        let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallback)?;
+        self.kept[number] = Some(work);
+        if self.bytes.capacity() > PIECE {
+            self.bytes = Vec::new();
+        }
+        self.run(number)
+    }
+
+    /// Computes the graph that a device keeps.
+    fn run(&mut self, number: usize) -> Result<(), End> {
+        let work = self.kept[number].as_mut();
+        let work = work.ok_or_else(|| Reason::from("there is no graph to compute again"))?;
+        run(work, &mut self.lanes[number], self.fallback.as_mut())?;
+        Ok(())
+    }
+
+    /// Receives bytes into a tensor, piece by piece.
+    fn write(&mut self, len: u64) -> Result<(), End> {
+        self.read(Request::SET_TENSOR as u64)?;
+        let request = Request::read(Command::SetTensor, &self.bytes)?;
+        let Request::SetTensor { tensor, offset, .. } = request else {
+            return Err("a write is something else".to_owned().into());
+        };
+        let place = self.place(&tensor)?;
+        let (mut at, mut left) = range(&place, offset, len - Request::SET_TENSOR as u64)?;
+        while left > 0 {
+            let piece = PIECE.min(left);
+            self.bytes.resize(piece, 0);
+            self.channel.receive(&mut self.bytes)?;
+            place.buffer.write(place.slot, at, &self.bytes)?;
+            at += piece;
+            left -= piece;
+        }
+        Ok(())
+    }
+
+    /// Sends bytes of a tensor, piece by piece.
+    fn send_bytes(&mut self, tensor: &Record, offset: u64, size: u64) -> Result<(), End> {
+        let place = self.place(tensor)?;
+        let (mut at, mut left) = range(&place, offset, size)?;
+        let mut header = 8;
+        self.bytes.clear();
+        self.bytes.extend(size.to_le_bytes());
+        loop {
+            let piece = PIECE.min(left);
+            self.bytes.resize(header + piece, 0);
+            if piece > 0 {
+                let out = &mut self.bytes[header..];
+                place.buffer.read(place.slot, at, out)?;
+            }
+            self.channel.send(&self.bytes)?;
+            header = 0;
+            at += piece;
+            left -= piece;
+            if left == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A range of a tensor's bytes.
+fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), Reason> {
+    let bytes = place.layout().bytes() as u64;
+    let end = offset.checked_add(size);
+    match (usize::try_from(offset), usize::try_from(size)) {
+        (Ok(offset), Ok(size)) if end.is_some_and(|end| end <= bytes) => Ok((offset, size)),
+        _ => Err(format!("bytes {offset}..+{size} of a tensor of {bytes} bytes").into()),
+    }
+}
+
+/// How much memory a tensor takes, as the result of its operation where that is known.
+fn alloc_size(
+    device: &dyn Device,
+    tensor: &Record,
+    sources: &[Record; MOST_SOURCES],
+) -> Result<u64, End> {
+    let (layout, name) = (layout(tensor)?, tensor.name());
+    let memory = device.buffer_type();
+    let mut importer = Importer::new(Question {
+        device,
+        sources,
+        tensor,
+    });
+    let is_node = tensor.op != op::NONE && !op::is_view(tensor.op);
+    let node = is_node.then(|| importer.node(Question::NODE));
+    let imported = importer.finish();
+    let node = match node {
+        Some(Ok(id)) => Some(imported.graph.node(id)),
+        _ => None,
+    };
+    let info = TensorInfo {
+        node: node.filter(|node| *node.layout() == layout),
+        ..TensorInfo::new(&name, layout, Usage::Any)
+    };
+    Ok(memory.alloc_size(&info)? as u64)
+}

@@ -1,0 +1,209 @@
+//! Graphs, bound to devices.
+
+use super::ledger::{Charge, Ledger};
+use super::places::{Buffers, Placed, allocate};
+use samite_core::{
+    CancelToken, DType, Device, Graph, Layout, Prepared, Result as Outcome, RunControl, Slot,
+    Stream, Support, TensorId, TensorInfo, TensorRef,
+};
+use samite_wire::Reason;
+use samite_wire::import::{Imported, Importer};
+use samite_wire::rpc::graph::GraphMessage;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A device of the server and, for one client, its queue.
+pub(super) struct Lane {
+    pub device: Arc<dyn Device>,
+    stream: Option<Box<dyn Stream>>,
+}
+
+impl Lane {
+    pub fn new(device: &Arc<dyn Device>) -> Self {
+        Lane {
+            device: Arc::clone(device),
+            stream: None,
+        }
+    }
+
+    fn stream(&mut self) -> Outcome<&mut dyn Stream> {
+        let stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => Arc::clone(&self.device).open_stream()?,
+        };
+        Ok(&mut **self.stream.insert(stream))
+    }
+}
+
+/// Consecutive nodes on one device.
+struct Piece {
+    on_fallback: bool,
+    prepared: Box<dyn Prepared>,
+}
+
+/// A graph that can be run again and again.
+pub(super) struct Work {
+    pieces: Vec<Piece>,
+    /// The numbers of the buffers that it works on.
+    pub buffers: BTreeSet<u64>,
+    /// Memory that it works on.
+    _places: Vec<Option<TensorRef>>,
+    _charges: Vec<Charge>,
+}
+
+/// Reads a graph, with everything checked, and binds it to the device and, where that refuses a node, to the other one.
+pub(super) fn prepare(
+    graph: &GraphMessage,
+    buffers: &Buffers,
+    ledger: &Arc<Ledger>,
+    lane: &mut Lane,
+    mut fallback: Option<&mut Lane>,
+) -> Result<Work, Reason> {
+    let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
+    let tensors = Placed {
+        graph,
+        buffers,
+        device: &*Arc::clone(&lane.device),
+        ledger,
+        used: &mut used,
+        charges: &mut charges,
+    };
+    let imported = Importer::new(tensors).graph(graph.nodes.iter().copied())?;
+    check_room(&imported)?;
+    let other = fallback.as_deref().map(|lane| &*lane.device);
+    let parts = divide(&imported, &*lane.device, other)?;
+    let Imported {
+        graph,
+        nodes: _,
+        places,
+    } = imported;
+    let mut pieces = Vec::with_capacity(parts.len());
+    for (on_fallback, nodes) in parts {
+        let lane = match (on_fallback, &mut fallback) {
+            (true, Some(fallback)) => &mut **fallback,
+            _ => &mut *lane,
+        };
+        let text = |error: samite_core::Error| Reason::from(error.to_string());
+        let bytes = lane.device.workspace(&graph, &nodes).map_err(text)?;
+        let workspace = match bytes {
+            0 => None,
+            _ => {
+                let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).map_err(text)?;
+                let buffer = allocate(&*lane.device, bytes, ledger, &mut charges)?;
+                let slot = Slot { offset: 0, layout };
+                Some(TensorRef { buffer, slot })
+            }
+        };
+        let work = samite_core::Placed {
+            graph: &graph,
+            nodes: &nodes,
+            places: &places,
+            workspace: workspace.as_ref(),
+            compiled: None,
+        };
+        pieces.push(Piece {
+            on_fallback,
+            prepared: lane
+                .stream()
+                .and_then(|stream| stream.prepare(work))
+                .map_err(text)?,
+        });
+    }
+    Ok(Work {
+        pieces,
+        buffers: used,
+        _places: places,
+        _charges: charges,
+    })
+}
+
+/// Checks that every result has the room that its operation wants: some devices write behind the last element.
+fn check_room(imported: &Imported) -> Result<(), Reason> {
+    for &id in &imported.nodes {
+        let node = imported.graph.node(id);
+        let (Some(place), None) = (&imported.places[id.index()], node.tensor().view) else {
+            continue;
+        };
+        let buffer = &place.buffer;
+        let info = TensorInfo::of(node, buffer.usage());
+        let wanted = buffer.buffer_type().alloc_size(&info);
+        let wanted = wanted.map_err(|error| error.to_string())?;
+        let end = place.slot.offset.checked_add(wanted);
+        if wanted > 0 && end.is_none_or(|end| end > buffer.size()) {
+            return Err(format!(
+                "'{}' has not the {wanted} bytes that its operation wants in its buffer of {} bytes",
+                node.tensor().name,
+                buffer.size()
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Divides nodes into those of the device and those of the other one.
+fn divide(
+    imported: &Imported,
+    device: &dyn Device,
+    fallback: Option<&dyn Device>,
+) -> Result<Vec<(bool, Vec<TensorId>)>, Reason> {
+    let mut parts: Vec<(bool, Vec<TensorId>)> = Vec::new();
+    for &id in &imported.nodes {
+        let node = imported.graph.node(id);
+        let on_fallback = match device.supports(node) {
+            Support::Yes => false,
+            Support::No(_) if fallback.is_some_and(|other| can_take_over(imported, id, other)) => {
+                true
+            }
+            Support::No(reason) => {
+                return Err(format!(
+                    "{} cannot compute {} '{}': {reason}",
+                    device.name(),
+                    node.op(),
+                    node.tensor().name
+                )
+                .into());
+            }
+        };
+        match parts.last_mut() {
+            Some((on, nodes)) if *on == on_fallback => nodes.push(id),
+            _ => parts.push((on_fallback, vec![id])),
+        }
+    }
+    Ok(parts)
+}
+
+/// Whether a device supports a node and the memory that its tensors lie in.
+fn can_take_over(imported: &Imported, id: TensorId, device: &dyn Device) -> bool {
+    let graph: &Graph = &imported.graph;
+    let tensors = graph.tensor(id).operands().map(|(_, source)| source);
+    let usable = |id: TensorId| {
+        let place = imported.places[id.index()].as_ref();
+        place.is_some_and(|place| device.supports_buffer_type(place.buffer.buffer_type()))
+    };
+    device.supports(graph.node(id)).is_yes() && tensors.chain([id]).all(usable)
+}
+
+/// Computes the graph, and waits for the end.
+pub(super) fn run(
+    work: &mut Work,
+    lane: &mut Lane,
+    mut fallback: Option<&mut Lane>,
+) -> Outcome<()> {
+    let cancel = CancelToken::new();
+    for piece in &mut work.pieces {
+        let lane = match (piece.on_fallback, &mut fallback) {
+            (true, Some(fallback)) => &mut **fallback,
+            _ => &mut *lane,
+        };
+        let stream = lane.stream()?;
+        let control = RunControl {
+            cancel: &cancel,
+            observer: None,
+        };
+        // Also after a failure, nothing is under way any more.
+        let result = stream.run(&mut *piece.prepared, control);
+        stream.synchronize().and(result)?;
+    }
+    Ok(())
+}

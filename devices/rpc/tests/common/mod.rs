@@ -1,0 +1,219 @@
+//! A server on the loopback, and a client that says whatever it is told to.
+#![allow(dead_code, clippy::unwrap_used)] // not every test needs everything
+
+use samite_core::environment::{Connection, Network, SystemNetwork};
+use samite_core::{DType, Device, Layout};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_rpc::{Server, ServerOptions};
+use samite_wire::numbers::flag;
+use samite_wire::rpc::frame::Command;
+use samite_wire::rpc::graph::GraphMessage;
+use samite_wire::rpc::message::Request;
+use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::V7;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// The address of a client's first buffer, which has the number 1.
+pub const BASE: u64 = 1 << 40;
+
+/// A reference device on host memory.
+pub fn device(name: &str, without: &[&str]) -> Arc<dyn Device> {
+    ReferenceDevice::new(ReferenceOptions {
+        name: name.into(),
+        host_memory: true,
+        without_ops: without.iter().map(|&op| op.into()).collect(),
+        ..ReferenceOptions::default()
+    })
+}
+
+/// A server of such a device, and where it listens.
+pub fn serve(options: ServerOptions) -> (Arc<Server>, String) {
+    serve_devices(vec![device("reference", &[])], options)
+}
+
+pub fn serve_devices(
+    devices: Vec<Arc<dyn Device>>,
+    options: ServerOptions,
+) -> (Arc<Server>, String) {
+    let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
+    let address = listener.address().unwrap();
+    let server = Server::new(devices, options);
+    let serving = Arc::clone(&server);
+    std::thread::spawn(move || serving.serve(&*listener));
+    (server, address)
+}
+
+/// Requests as bytes.
+#[derive(Clone, Default)]
+pub struct Script(pub Vec<u8>);
+
+impl Script {
+    pub fn frame(&mut self, command: Command, len: u64, payload: &[u8]) -> &mut Self {
+        self.0.extend(command.header(len));
+        self.0.extend(payload);
+        self
+    }
+
+    pub fn request(&mut self, request: &Request) -> &mut Self {
+        let payload = request.payload(&V7);
+        self.frame(request.command(), payload.len() as u64, &payload)
+    }
+
+    pub fn write(&mut self, tensor: Record, offset: u64, data: &[u8]) -> &mut Self {
+        let request = Request::SetTensor {
+            tensor,
+            cache: false,
+            offset,
+        };
+        let mut payload = request.payload(&V7);
+        payload.extend(data);
+        self.frame(Command::SetTensor, payload.len() as u64, &payload)
+    }
+
+    pub fn graph(&mut self, nodes: &[u64], tensors: &[Record]) -> &mut Self {
+        let payload = GraphMessage::write(0, nodes, tensors);
+        self.frame(Command::GraphCompute, payload.len() as u64, &payload)
+    }
+}
+
+/// A client.
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    /// Connects without a greeting.
+    pub fn silent(address: &str) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Raw(stream)
+    }
+
+    pub fn connect(address: &str) -> Self {
+        let mut raw = Raw::silent(address);
+        let greeting = raw.ask(&Request::Hello);
+        assert_eq!(greeting[..3], [7, 0, 0]);
+        assert_eq!(greeting.len(), 28);
+        assert!(greeting[4..].iter().all(|&byte| byte == 0));
+        raw
+    }
+
+    pub fn send(&mut self, script: &Script) {
+        // The server may have closed already: the tests see that when they read.
+        let _ = self.0.write_all(&script.0);
+    }
+
+    pub fn tell(&mut self, request: &Request) {
+        self.send(Script::default().request(request));
+    }
+
+    pub fn ask(&mut self, request: &Request) -> Vec<u8> {
+        self.tell(request);
+        self.reply()
+    }
+
+    pub fn number(&mut self, request: &Request) -> u64 {
+        let reply = self.ask(request);
+        u64::from_le_bytes(reply[..8].try_into().unwrap())
+    }
+
+    pub fn reply(&mut self) -> Vec<u8> {
+        let mut len = [0; 8];
+        self.0.read_exact(&mut len).unwrap();
+        let mut reply = vec![0; u64::from_le_bytes(len) as usize];
+        self.0.read_exact(&mut reply).unwrap();
+        reply
+    }
+
+    /// Waits until the server has closed the connection; fails if it says something or waits for more.
+    pub fn is_closed(&mut self, what: &str) {
+        match self.0.read(&mut [0]) {
+            Ok(0) => {}
+            Ok(_) => panic!("{what}: the server answers"),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("{what}: the server does not close: {error}"),
+        }
+    }
+
+    pub fn allocate(&mut self, size: u64) -> u64 {
+        self.number(&Request::AllocBuffer { device: 0, size })
+    }
+
+    pub fn read(&mut self, tensor: Record, offset: u64, size: u64) -> Vec<u8> {
+        self.ask(&Request::GetTensor {
+            tensor,
+            offset,
+            size,
+        })
+    }
+}
+
+/// A tensor at a byte of the first buffer.
+pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
+    let layout = Layout::contiguous(dtype, shape).unwrap();
+    let mut record = Record::of(&samite_wire::export::bare(&layout).unwrap()).unwrap();
+    (record.buffer, record.data) = (1, BASE + at);
+    record.set_name("t");
+    record
+}
+
+/// `n` numbers at a byte of the first buffer.
+pub fn f32s(n: usize, at: u64) -> Record {
+    tensor(DType::F32, [n, 1, 1, 1], at)
+}
+
+/// A tensor of a graph.
+pub fn of_graph(id: u64, op: u32, sources: &[u64], record: Record) -> Record {
+    let mut record = Record {
+        id,
+        op,
+        use_count: 0,
+        ..record
+    };
+    if op != 0 {
+        record.flags = flag::COMPUTE;
+    }
+    record.src[..sources.len()].copy_from_slice(sources);
+    record
+}
+
+pub fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+pub fn values(bytes: &[u8]) -> Vec<f32> {
+    let (values, _) = bytes.as_chunks();
+    values
+        .iter()
+        .map(|value| f32::from_le_bytes(*value))
+        .collect()
+}
+
+/// A connection that has all requests already, and keeps no replies.
+#[derive(Debug)]
+pub struct Recording {
+    pub requests: Vec<u8>,
+    pub at: usize,
+}
+
+impl Connection for Recording {
+    fn send(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let rest = &self.requests[self.at..];
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
+        self.at += len;
+        Ok(len)
+    }
+
+    fn set_timeout(&mut self, _: Option<Duration>) -> std::io::Result<()> {
+        Ok(())
+    }
+}
