@@ -273,6 +273,7 @@ fn work(shared: &Shared, number: usize, settings: &Settings) {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used)] // Helpers of tests are tests.
 mod tests {
     use super::*;
 
