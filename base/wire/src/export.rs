@@ -4,7 +4,7 @@ use crate::numbers::{flag, op};
 use crate::params::encode;
 use crate::{Description, Reason};
 use samite_core::{Graph, Layout, Node, TensorId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// The computed ones of `nodes` that have something in them, with the views that they read, as ggml's graphs have them: that is how
 /// plugins see whose result is read, and which nodes they can run as one. For the latter, a view comes right after the node that
@@ -23,7 +23,7 @@ pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
         is_node[id.index()] = true;
     }
     let mut is_known = vec![false; graph.len()];
-    let (mut before, mut after) = (HashMap::new(), HashMap::new());
+    let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
     for &id in &computed {
         for (_, source) in graph.tensor(id).operands() {
             let mut views = Vec::new();

@@ -10,8 +10,7 @@ use crate::{Description, Reason};
 use samite_core::{
     DIMS, Graph, Layout, Op, Slot, StoredTensor, Support, TensorId, TensorRef, Usage,
 };
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::collections::BTreeMap;
 
 /// Views of views are followed so far; beyond that, a view counts as memory of its own.
 const DEEPEST_VIEW: usize = 32;
@@ -19,7 +18,7 @@ const DEEPEST_VIEW: usize = 32;
 /// ggml's tensors, wherever they come from: a host's memory, a message.
 pub trait Tensors {
     /// What tells tensors apart: an address, a number. Only such as these methods gave, or the caller of the importer, are asked about.
-    type Key: Copy + Eq + Hash;
+    type Key: Copy + Ord;
 
     /// What it is.
     fn describe(&self, key: Self::Key) -> Description;
@@ -74,7 +73,7 @@ fn same_places(a: &Layout, b: &Layout) -> bool {
 pub struct Importer<T: Tensors> {
     tensors: T,
     graph: Graph,
-    known: HashMap<T::Key, TensorId>,
+    known: BTreeMap<T::Key, TensorId>,
     places: Vec<Option<TensorRef>>,
     nodes: Vec<TensorId>,
 }
@@ -95,7 +94,7 @@ impl<T: Tensors> Importer<T> {
         Importer {
             tensors,
             graph: Graph::new(),
-            known: HashMap::new(),
+            known: BTreeMap::new(),
             places: Vec::new(),
             nodes: Vec::new(),
         }

@@ -4,7 +4,7 @@ use super::Fields;
 use super::record::{RECORD, Record};
 use crate::Reason;
 use crate::numbers::MAX_SRC;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Operands of a node.
 pub const MOST_SOURCES: usize = MAX_SRC;
@@ -18,7 +18,7 @@ pub struct GraphMessage {
     pub nodes: Vec<usize>,
     /// All tensors. What a tensor refers to comes before it.
     pub tensors: Vec<Record>,
-    places: HashMap<u64, usize>,
+    places: BTreeMap<u64, usize>,
 }
 
 impl GraphMessage {
@@ -50,7 +50,7 @@ impl GraphMessage {
             return Err("a message ends too early".into());
         }
         let mut tensors = Vec::with_capacity(count);
-        let mut places = HashMap::with_capacity(count);
+        let mut places = BTreeMap::new();
         for place in 0..count {
             let record = Record::read(&mut fields)?;
             // A cast names itself as an operand.
@@ -70,7 +70,7 @@ impl GraphMessage {
         }
         // What comes behind is left to later versions.
         let mut nodes = Vec::with_capacity(ids.len());
-        let mut seen = HashSet::with_capacity(ids.len());
+        let mut seen = BTreeSet::new();
         for id in ids {
             let place = places.get(&id).copied();
             let place = place.ok_or_else(|| format!("node {id:#x} is not there"))?;
