@@ -1,6 +1,6 @@
 //! `--watch`: shows results of nodes while a model runs, or writes them to files.
 
-mod npy;
+pub mod npy;
 
 use crate::failure::{Failure, Outcome};
 use crate::shown::{NAME_WIDTH, escaped, say, shortened, wrapped};

@@ -5,6 +5,7 @@ mod compare;
 mod completions;
 mod devices;
 mod inspect;
+mod logits;
 mod man;
 mod merge_lora;
 mod perplexity;
@@ -48,6 +49,8 @@ pub enum Command {
     Compare(compare::CompareArgs),
     /// Measure speed
     Bench(bench::BenchArgs),
+    /// Print or write what a model says after each token
+    Logits(logits::LogitsArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Lend devices to programs on other machines, such as llama.cpp's with --rpc
@@ -86,6 +89,7 @@ impl Command {
             Command::TestOps(args) => test_ops::run(args),
             Command::Compare(args) => compare::run(args),
             Command::Bench(args) => bench::run(args),
+            Command::Logits(args) => logits::run(args),
             Command::Perplexity(args) => perplexity::run(args),
             Command::RpcServer(args) => rpc_server::run(args),
             Command::Train(args) => train::run(args),

@@ -23,13 +23,18 @@ fn described(dtype: DType) -> (&'static str, Option<DType>) {
 /// What comes before the elements.
 fn header(layout: &Layout) -> Vec<u8> {
     // NumPy has the outermost extent first.
-    let extents = super::extents(layout).into_iter().rev();
-    let mut shape: Vec<_> = extents.map(|extent| extent.to_string()).collect();
+    let extents: Vec<_> = super::extents(layout).into_iter().rev().collect();
+    header_of(&extents, layout.dtype())
+}
+
+/// What comes before the elements of an array, outermost extent first.
+pub fn header_of(extents: &[usize], dtype: DType) -> Vec<u8> {
+    let mut shape: Vec<_> = extents.iter().map(ToString::to_string).collect();
     if shape.len() == 1 {
         // A tuple of one needs its comma.
         shape.push(String::new());
     }
-    let (name, shape) = (described(layout.dtype()).0, shape.join(", "));
+    let (name, shape) = (described(dtype).0, shape.join(", "));
     let shape = shape.trim_end();
     let mut words = format!("{{'descr': '{name}', 'fortran_order': False, 'shape': ({shape}), }}");
     // Elements begin at a multiple of 64 bytes.

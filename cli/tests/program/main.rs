@@ -12,6 +12,7 @@ mod hostile;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod log;
+mod logits;
 mod output;
 #[cfg(unix)]
 mod plan;
