@@ -4,6 +4,7 @@
 //! fails on the simulated machine must say why, and must work when it is done again without faults.
 
 use crate::case::{Case, Outcome};
+use crate::economy::{Spent, check_memory};
 use crate::machine::Machine;
 use crate::player::{Player, close};
 use crate::world::World;
@@ -12,10 +13,9 @@ use samite_core::{
     TensorId, Usage, host_buffer_type,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_sched::order::Work;
 use samite_sched::{Assignments, Fallback, Options, Scheduler, Watch};
 use samite_testing::{RandomGraph, Rng, random_graph_up_to};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A graph on the simulated machine and on one device, with the tensors that are stored in both.
@@ -195,7 +195,29 @@ enum Deed {
     Watch(Inputs, u64),
 }
 
+/// What else is done around a deed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extras {
+    /// The graph's plan is forgotten before.
+    forgets: bool,
+    /// Memory is reserved before.
+    reserves: bool,
+    /// It is traced.
+    traces: bool,
+}
+
 impl Deed {
+    fn draw(rng: &mut Rng, graph: &RandomGraph) -> Self {
+        if rng.one_in(4) {
+            return Deed::Watch(inputs(graph, rng), rng.bits());
+        }
+        let count = 1 + rng.below(4);
+        let runs = (0..count).map(|_| inputs(graph, rng)).collect();
+        let is_left = rng.one_in(3);
+        let last = is_left.then(|| inputs(graph, rng));
+        Deed::Run { runs, last }
+    }
+
     fn perform(
         &self,
         scheduler: &mut Scheduler,
@@ -291,28 +313,19 @@ impl Application<'_> {
 
     /// Does something with a graph: first while faults strike, then again without if it failed. False if the machine cannot run the graph.
     fn step(&mut self, twin: usize) -> Result<bool, String> {
-        let deed = match self.rng.one_in(4) {
-            true => Deed::Watch(
-                inputs(&self.twins[twin].alone, &mut self.rng),
-                self.rng.bits(),
-            ),
-            false => {
-                let graph = &self.twins[twin].alone;
-                let count = 1 + self.rng.below(4);
-                let runs = (0..count).map(|_| inputs(graph, &mut self.rng)).collect();
-                let is_left = self.rng.one_in(3);
-                let last = is_left.then(|| inputs(graph, &mut self.rng));
-                Deed::Run { runs, last }
-            }
+        let deed = Deed::draw(&mut self.rng, &self.twins[twin].alone);
+        let [forgets, reserves, traces] = [4, 4, 4].map(|n| self.rng.one_in(n));
+        let extras = Extras {
+            forgets,
+            reserves,
+            traces,
         };
-        let [forgets, reserves] = [4, 4].map(|n| self.rng.one_in(n));
-        let (traces, faults) = (self.rng.one_in(4), self.rng.below(3));
+        let faults = self.rng.below(3);
         let cancel = CancelToken::new();
         let player = Player::new(&self.machine.world, faults, &cancel);
-        let tried = self.attempt(twin, &deed, forgets, reserves, traces, &cancel);
+        let mut tried = self.attempt(twin, &deed, extras, &cancel);
         let explained = player.stop();
         let outputs = self.twins[twin].outputs();
-        let mut tried = tried;
         let mut is_first = true;
         let values = loop {
             let error = match tried {
@@ -336,7 +349,7 @@ impl Application<'_> {
                 let restored = twin.restore();
                 restored.map_err(|error| format!("after a failure: {error}"))?;
             }
-            tried = self.attempt(twin, &deed, false, false, false, &CancelToken::new());
+            tried = self.attempt(twin, &deed, Extras::default(), &CancelToken::new());
             is_first = false;
         };
         let expected = self.expect(twin, &deed, &outputs)?;
@@ -348,9 +361,7 @@ impl Application<'_> {
         &mut self,
         twin: usize,
         deed: &Deed,
-        forgets: bool,
-        reserves: bool,
-        traces: bool,
+        extras: Extras,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
         self.failed_in_run = false;
@@ -363,18 +374,17 @@ impl Application<'_> {
                 self.options.clone(),
             )?),
         };
-        if forgets {
+        if extras.forgets {
             scheduler.unload(&graph.graph, Assignments::NONE)?;
         }
-        if reserves {
+        if extras.reserves {
             scheduler.reserve(&graph.graph, Assignments::NONE)?;
         }
         scheduler.load_with(&graph.graph, Assignments::NONE, cancel)?;
-        if traces {
+        if extras.traces {
             scheduler.start_trace();
         }
-        let before = scheduler.counters();
-        let copies = self.machine.world.with(|state| state.copies);
+        let spent = Spent::so_far(scheduler, &self.machine.world);
         let is_running = &mut self.failed_in_run;
         let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
@@ -382,55 +392,14 @@ impl Application<'_> {
         if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
             scheduler.synchronize()?;
         }
-        let after = scheduler.counters();
-        let mut wrong = Vec::new();
         let plan = scheduler.current_plan()?;
         if let Deed::Run { runs, last } = deed {
             let runs = runs.len() + usize::from(last.is_some());
-            let done = samite_sched::Counters {
-                runs: before.runs + runs,
-                ..before
-            };
-            if after != done {
-                wrong.push(format!(
-                    "a run did more than run: {before:?}, then {after:?}"
-                ));
-            }
-            let by_streams = plan
-                .actions()
-                .iter()
-                .filter_map(|action| match action.work {
-                    Work::Copy(number) => action.copier.map(|_| plan.copies()[number].bytes),
-                    _ => None,
-                });
-            let planned = by_streams.fold((0, 0), |(n, bytes), copy| (n + 1, bytes + copy));
-            let moved = self.machine.world.with(|state| state.copies);
-            let moved = (moved.0 - copies.0, moved.1 - copies.1);
-            let planned = (planned.0 * runs, planned.1 * runs);
-            if moved != planned {
-                wrong.push(format!("copies and bytes {moved:?}, planned {planned:?}"));
-            }
+            spent.check(runs, scheduler, plan, &self.machine.world);
         }
-        let mut used: Vec<_> = plan.splits().iter().map(|split| split.device).collect();
-        used.sort_unstable();
-        used.dedup();
+        check_memory(scheduler, &self.machine.world);
+        let used: BTreeSet<_> = plan.splits().iter().map(|split| split.device).collect();
         self.outcome.devices = self.outcome.devices.max(used.len());
-        for (name, bytes) in scheduler.buffer_sizes() {
-            let live = self.machine.world.with(|state| {
-                let mut live = state.live();
-                live.find(|(live, _)| *live == name)
-                    .map_or(0, |(_, live)| live.compute)
-            });
-            // The host's own memory is not simulated.
-            if live != bytes && name != "host memory" {
-                wrong.push(format!(
-                    "{live} bytes of {name} are in use, {bytes} accounted for"
-                ));
-            }
-        }
-        for mistake in wrong {
-            self.machine.world.with(|state| state.violate(mistake));
-        }
         Ok(values)
     }
 

@@ -25,6 +25,7 @@
 mod case;
 mod clock;
 mod device;
+mod economy;
 mod environment;
 mod fault;
 mod graphs;
