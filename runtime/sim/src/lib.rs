@@ -29,6 +29,7 @@ mod economy;
 mod environment;
 mod fault;
 mod graphs;
+mod known;
 mod machine;
 mod memory;
 mod models;

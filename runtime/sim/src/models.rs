@@ -5,113 +5,20 @@
 
 use crate::case::{Case, Outcome};
 use crate::device::SimOptions;
+use crate::known::{ADAPTER, MODEL, known};
 use crate::machine::Machine;
 use crate::player::{Player, close};
 use crate::world::World;
 use samite_core::{CancelToken, DType, Environment};
-use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
 use samite_llm::{
     Adapter, Batch, Cells, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule,
-    Result, ScaledAdapter, SyntheticModel,
+    Result, ScaledAdapter,
 };
-use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::Rng;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-const MODEL: &str = "model.gguf";
-const ADAPTER: &str = "adapter.gguf";
 const SEQUENCES: usize = 3;
-
-/// A model's files, and the model on one device.
-struct Known {
-    files: BTreeMap<PathBuf, Arc<[u8]>>,
-    alone: Arc<Model>,
-    adapter: Arc<Adapter>,
-}
-
-/// The models; made once.
-fn known() -> std::result::Result<&'static [Known], String> {
-    static KNOWN: OnceLock<std::result::Result<Vec<Known>, String>> = OnceLock::new();
-    let all = [
-        ("llama", DType::F32),
-        ("qwen2", DType::Q8_0),
-        ("qwen3", DType::F16),
-        ("qwen3moe", DType::F32),
-    ];
-    let known = KNOWN.get_or_init(|| {
-        let all = all.iter();
-        let known = all.map(|&(architecture, dtype)| Known::new(architecture, dtype));
-        let known: std::result::Result<_, Box<dyn std::error::Error>> = known.collect();
-        known.map_err(|error| format!("a model for simulations: {error}"))
-    });
-    known.as_deref().map_err(Clone::clone)
-}
-
-impl Known {
-    fn new(
-        architecture: &'static str,
-        dtype: DType,
-    ) -> std::result::Result<Self, Box<dyn std::error::Error>> {
-        let folder = tempfile::tempdir()?;
-        let path = |name: &str| folder.path().join(name);
-        SyntheticModel {
-            n_layer: 2,
-            n_embd: 32,
-            n_head: 2,
-            n_head_kv: 1,
-            head_dim: 16,
-            n_ff: 32,
-            n_vocab: 264,
-            n_ctx_train: 64,
-            dtype,
-            experts: (architecture == "qwen3moe").then_some([4, 2]),
-            ..SyntheticModel::tiny(architecture)
-        }
-        .write(path(MODEL))?;
-        write_adapter(&path(MODEL), &path(ADAPTER))?;
-        let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
-        let alone = Model::load(path(MODEL), &ModelOptions::new(vec![device]))?;
-        let adapter = Adapter::load(path(ADAPTER), &alone)?;
-        let files = [MODEL, ADAPTER].map(|name| {
-            let content = std::fs::read(path(name))?;
-            Ok::<_, std::io::Error>((PathBuf::from(name), content.into()))
-        });
-        Ok(Known {
-            files: files.into_iter().collect::<std::result::Result<_, _>>()?,
-            alone,
-            adapter,
-        })
-    }
-}
-
-/// Writes an adapter of rank 4 that changes what attention puts out.
-fn write_adapter(model: &Path, path: &Path) -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let base = GgufFile::open(model, LoadMode::Read)?;
-    let mut metadata = Metadata::new();
-    metadata.set("general.type", "adapter")?;
-    let architecture: &str = base.metadata().require("general.architecture")?;
-    metadata.set("general.architecture", architecture)?;
-    metadata.set("adapter.type", "lora")?;
-    metadata.set("adapter.lora.alpha", 4.0f32)?;
-    let mut specs = Vec::new();
-    let infos = base.tensors().iter();
-    for info in infos.filter(|info| info.name.ends_with("attn_output.weight")) {
-        let [inputs, outputs, ..] = info.shape;
-        for (suffix, dims) in [("lora_a", [inputs, 4]), ("lora_b", [4, outputs])] {
-            let name = format!("{}.{suffix}", info.name);
-            specs.push(TensorSpec::new(&name, DType::F32, &dims)?);
-        }
-    }
-    let elements: usize = specs.iter().map(|spec| spec.size() / 4).sum();
-    let mut writer = Writer::create(path, &metadata, specs)?;
-    let mut rng = Rng::new(7);
-    for _ in 0..elements {
-        writer.append(&rng.uniform(-0.3, 0.3).to_le_bytes())?;
-    }
-    Ok(writer.commit()?)
-}
 
 /// A call of the application.
 #[derive(Clone, Debug)]
@@ -344,36 +251,37 @@ pub(crate) fn play(
 
 impl Application {
     fn load(&mut self) -> Result<&mut Loaded> {
-        if self.loaded.is_none() {
-            let lost = self.machine.world.with(|state| state.lost_devices());
-            let devices = self.machine.devices().into_iter();
-            let devices: Vec<_> = devices
-                .filter(|device| lost.iter().all(|lost| lost != device.name()))
-                .collect();
-            let options = ModelOptions {
-                // Rules name devices that may be gone.
-                rules: match lost.is_empty() {
-                    true => self.rules.clone(),
-                    false => Vec::new(),
-                },
-                fit: None,
-                threads: Some(2),
-                cancel: self.options.cancel.clone(),
-                environment: self.environment.clone(),
-                ..ModelOptions::new(devices)
-            };
-            let model = Model::load(MODEL, &options)?;
-            let adapter = Adapter::load_in(&*self.environment.files, ADAPTER, &model)?;
-            let mut context = Context::new(model, self.options.clone())?;
-            for call in &self.history {
-                call.make(&mut context, &adapter)?;
-            }
-            self.loaded = Some(Loaded { context, adapter });
+        let loaded = match self.loaded.take() {
+            Some(loaded) => loaded,
+            None => self.load_anew()?,
+        };
+        Ok(self.loaded.insert(loaded))
+    }
+
+    /// Loads the model on the devices that are left, and makes all calls so far.
+    fn load_anew(&self) -> Result<Loaded> {
+        let lost = self.machine.world.with(|state| state.lost_devices());
+        let mut devices = self.machine.devices();
+        devices.retain(|device| lost.iter().all(|lost| lost != device.name()));
+        let options = ModelOptions {
+            // Rules name devices that may be gone.
+            rules: match lost.is_empty() {
+                true => self.rules.clone(),
+                false => Vec::new(),
+            },
+            fit: None,
+            threads: Some(2),
+            cancel: self.options.cancel.clone(),
+            environment: self.environment.clone(),
+            ..ModelOptions::new(devices)
+        };
+        let model = Model::load(MODEL, &options)?;
+        let adapter = Adapter::load_in(&*self.environment.files, ADAPTER, &model)?;
+        let mut context = Context::new(model, self.options.clone())?;
+        for call in &self.history {
+            call.make(&mut context, &adapter)?;
         }
-        match &mut self.loaded {
-            Some(loaded) => Ok(loaded),
-            None => unreachable!("it was just loaded"),
-        }
+        Ok(Loaded { context, adapter })
     }
 
     fn attempt(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {

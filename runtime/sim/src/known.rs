@@ -1,0 +1,100 @@
+//! Tiny models and their adapters, as files and on one device.
+
+use samite_core::DType;
+use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
+use samite_llm::{Adapter, Model, ModelOptions, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_testing::Rng;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+pub(crate) const MODEL: &str = "model.gguf";
+pub(crate) const ADAPTER: &str = "adapter.gguf";
+
+/// A model's files, and the model on one device.
+pub(crate) struct Known {
+    pub files: BTreeMap<PathBuf, Arc<[u8]>>,
+    pub alone: Arc<Model>,
+    pub adapter: Arc<Adapter>,
+}
+
+/// The models; made once.
+pub(crate) fn known() -> Result<&'static [Known], String> {
+    static KNOWN: OnceLock<Result<Vec<Known>, String>> = OnceLock::new();
+    let all = [
+        ("llama", DType::F32),
+        ("qwen2", DType::Q8_0),
+        ("qwen3", DType::F16),
+        ("qwen3moe", DType::F32),
+    ];
+    let known = KNOWN.get_or_init(|| {
+        let all = all.iter();
+        let known = all.map(|&(architecture, dtype)| Known::new(architecture, dtype));
+        let known: Result<_, Box<dyn Error>> = known.collect();
+        known.map_err(|error| format!("a model for simulations: {error}"))
+    });
+    known.as_deref().map_err(Clone::clone)
+}
+
+impl Known {
+    fn new(architecture: &'static str, dtype: DType) -> Result<Self, Box<dyn Error>> {
+        let folder = tempfile::tempdir()?;
+        let path = |name: &str| folder.path().join(name);
+        SyntheticModel {
+            n_layer: 2,
+            n_embd: 32,
+            n_head: 2,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 32,
+            n_vocab: 264,
+            n_ctx_train: 64,
+            dtype,
+            experts: (architecture == "qwen3moe").then_some([4, 2]),
+            ..SyntheticModel::tiny(architecture)
+        }
+        .write(path(MODEL))?;
+        write_adapter(&path(MODEL), &path(ADAPTER))?;
+        let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+        let alone = Model::load(path(MODEL), &ModelOptions::new(vec![device]))?;
+        let adapter = Adapter::load(path(ADAPTER), &alone)?;
+        let files = [MODEL, ADAPTER].map(|name| {
+            let content = std::fs::read(path(name))?;
+            Ok::<_, std::io::Error>((PathBuf::from(name), content.into()))
+        });
+        Ok(Known {
+            files: files.into_iter().collect::<Result<_, _>>()?,
+            alone,
+            adapter,
+        })
+    }
+}
+
+/// Writes an adapter of rank 4 that changes what attention puts out.
+fn write_adapter(model: &Path, path: &Path) -> Result<(), Box<dyn Error>> {
+    let base = GgufFile::open(model, LoadMode::Read)?;
+    let mut metadata = Metadata::new();
+    metadata.set("general.type", "adapter")?;
+    let architecture: &str = base.metadata().require("general.architecture")?;
+    metadata.set("general.architecture", architecture)?;
+    metadata.set("adapter.type", "lora")?;
+    metadata.set("adapter.lora.alpha", 4.0f32)?;
+    let mut specs = Vec::new();
+    let infos = base.tensors().iter();
+    for info in infos.filter(|info| info.name.ends_with("attn_output.weight")) {
+        let [inputs, outputs, ..] = info.shape;
+        for (suffix, dims) in [("lora_a", [inputs, 4]), ("lora_b", [4, outputs])] {
+            let name = format!("{}.{suffix}", info.name);
+            specs.push(TensorSpec::new(&name, DType::F32, &dims)?);
+        }
+    }
+    let elements: usize = specs.iter().map(|spec| spec.size() / 4).sum();
+    let mut writer = Writer::create(path, &metadata, specs)?;
+    let mut rng = Rng::new(7);
+    for _ in 0..elements {
+        writer.append(&rng.uniform(-0.3, 0.3).to_le_bytes())?;
+    }
+    Ok(writer.commit()?)
+}
