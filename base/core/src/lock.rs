@@ -28,13 +28,14 @@ pub struct LockRefused(Box<str>);
 
 impl LockedMemory {
     /// Locks `tensors`, each with the bytes that it takes in its memory ([`alloc_size`](crate::BufferType::alloc_size)). Those that do not lie in host memory
-    /// are left out. Either everything is locked or nothing.
+    /// are left out. Either everything is locked or nothing. `progress` is told how many bytes are locked, and of how many.
     ///
     /// # Errors
     /// [`Error::Cancelled`](crate::Error::Cancelled). The inner error if the system refuses: it says which limit is in the way, and how to raise it.
     pub fn lock(
         tensors: impl IntoIterator<Item = (TensorRef, usize)>,
         cancel: &CancelToken,
+        progress: &dyn Fn(usize, usize),
     ) -> Result<Result<Self, LockRefused>> {
         let (mut pieces, mut kept) = (Vec::new(), Vec::new());
         for (tensor, bytes) in tensors {
@@ -53,6 +54,7 @@ impl LockedMemory {
             pieces: Vec::with_capacity(pieces.len()),
             _tensors: kept,
         };
+        let mut done = 0;
         for piece in pieces {
             for start in piece.clone().step_by(STEP) {
                 cancel.check()?;
@@ -60,6 +62,8 @@ impl LockedMemory {
                 if let Err(error) = system::lock(&step) {
                     return Ok(Err(refused(needed, &error, system::limit())));
                 }
+                done += step.len();
+                progress(done, needed);
                 locked.pieces.push(step);
             }
         }
@@ -230,7 +234,7 @@ mod tests {
         let group =
             crate::TensorGroup::allocate(&memory, crate::Usage::Weights, &[("a", layout)]).unwrap();
         let tensor = group.tensors[0].tensor().clone();
-        let error = LockedMemory::lock([(tensor, 64)], &cancel).unwrap_err();
+        let error = LockedMemory::lock([(tensor, 64)], &cancel, &|_, _| {}).unwrap_err();
         assert!(matches!(error, crate::Error::Cancelled));
     }
 }

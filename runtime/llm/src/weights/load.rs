@@ -50,7 +50,13 @@ impl WeightPlan {
 
         let size = |infos: &[&TensorInfo]| infos.iter().map(|info| info.size as u64).sum::<u64>();
         let moved_bytes = size(&moved);
-        let total = moved_bytes + size(&in_place);
+        let read_bytes = moved_bytes + size(&in_place);
+        let to_lock = match options.lock {
+            true => lockable(&slots)?,
+            false => Vec::new(),
+        };
+        let lock_bytes = to_lock.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
+        let total = read_bytes + lock_bytes;
         let cancelled = || options.cancel.is_cancelled();
         let default = LoadOptions::default();
         let threads = options.threads.unwrap_or(default.threads).max(1);
@@ -84,7 +90,12 @@ impl WeightPlan {
         file.load(in_place, &load, |_, _| Ok::<_, Error>(()))?;
 
         if options.lock {
-            lock(&mut weights, &slots, &options.cancel)?;
+            // Whole pages are more bytes than the tensors, and what devices have of their own is not locked.
+            let report = |done: usize, of: usize| {
+                let share = done as f64 / of.max(1) as f64;
+                progress(read_bytes + (lock_bytes as f64 * share) as u64, total);
+            };
+            lock(&mut weights, to_lock, &options.cancel, &report)?;
         }
         for slot in slots {
             let weight = slot.tensor.weight(slot.stored);
@@ -94,16 +105,25 @@ impl WeightPlan {
     }
 }
 
-/// Locks what lies in host memory. It is there already, so that this takes no long time.
-fn lock(weights: &mut Weights, slots: &[Slot], cancel: &CancelToken) -> Result<()> {
-    let mut tensors = Vec::new();
-    for Slot { tensor, stored } in slots {
-        if tensor.same_as.is_none() {
+/// The tensors to lock, each once, with the bytes that they take.
+fn lockable(slots: &[Slot]) -> Result<Vec<(TensorRef, usize)>> {
+    let firsts = slots.iter().filter(|slot| slot.tensor.same_as.is_none());
+    firsts
+        .map(|Slot { tensor, stored }| {
             let bytes = tensor.memory.alloc_size(&tensor.described())?;
-            tensors.push((stored.tensor().clone(), bytes));
-        }
-    }
-    match LockedMemory::lock(tensors, cancel)? {
+            Ok((stored.tensor().clone(), bytes))
+        })
+        .collect()
+}
+
+/// Locks what lies in host memory. It is there already, so that this takes no long time.
+fn lock(
+    weights: &mut Weights,
+    tensors: Vec<(TensorRef, usize)>,
+    cancel: &CancelToken,
+    progress: &dyn Fn(usize, usize),
+) -> Result<()> {
+    match LockedMemory::lock(tensors, cancel, progress)? {
         Ok(locked) => {
             if locked.bytes() == 0 {
                 tracing::warn!("no weights lie in host memory: there is nothing to lock");

@@ -7,7 +7,7 @@ use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Copies a model with other metadata, and with the tensors that `tensor` makes of each.
@@ -424,10 +424,15 @@ fn what_is_computed_with_is_locked() {
         (LoadMode::Read, false),
     ];
     for (load_mode, repack) in cases {
+        let last = Arc::new(Mutex::new((0, 0)));
+        let seen = Arc::clone(&last);
         let options = ModelOptions {
             load_mode,
             repack,
             lock: true,
+            progress: Some(Arc::new(move |done, total| {
+                *seen.lock().unwrap() = (done, total);
+            })),
             ..ModelOptions::new(vec![cpu()])
         };
         let model = Model::load(&file.path, &options).unwrap();
@@ -441,6 +446,10 @@ fn what_is_computed_with_is_locked() {
         }
         let locked = locked_by_this_process();
         assert_eq!(model.weights().locked_bytes(), locked);
+        // Locking is part of the progress.
+        let (done, total) = *last.lock().unwrap();
+        assert_eq!(done, total);
+        assert!(total as usize > bytes + bytes / 2, "{total} of {bytes}");
         // All that is used, and nothing else of the file.
         assert!(
             (bytes..bytes + SLACK).contains(&locked),
