@@ -117,6 +117,16 @@ pub fn wrapped(line: &str, width: usize) -> String {
 /// Names of tensors in tables are no longer, so that a line has 80 columns.
 pub const NAME_WIDTH: usize = 32;
 
+/// A number for JSON, or the word for what it has no number for; Python's `float` and JavaScript's `Number` understand it.
+pub fn json_number(x: f64) -> serde_json::Value {
+    match x {
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        x if x.is_nan() => "NaN".into(),
+        x => x.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

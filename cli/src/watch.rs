@@ -3,7 +3,7 @@
 pub mod npy;
 
 use crate::failure::{Failure, Outcome};
-use crate::shown::{NAME_WIDTH, escaped, say, shortened, wrapped};
+use crate::shown::{NAME_WIDTH, escaped, json_number, say, shortened, wrapped};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Context, NodeNames, Seen, Watcher};
@@ -285,7 +285,7 @@ impl Folder {
             "device": seen.device.name(),
             "type": layout.dtype().name(),
             "shape": extents(layout),
-            "sum": summary.sum,
+            "sum": json_number(summary.sum),
         });
         writeln!(self.index, "{entry}").map_err(|error| wrong(&self.path.join(INDEX), &error))
     }

@@ -5,7 +5,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::interrupt;
-use crate::shown::{NAME_WIDTH, counted, escaped, shortened, wrapped};
+use crate::shown::{NAME_WIDTH, counted, escaped, json_number, shortened, wrapped};
 use crate::watch::extents;
 use clap::Args;
 use samite::llm::{Batch, Context, Model};
@@ -279,16 +279,6 @@ fn place(pair: &Pair<'_>) -> Vec<usize> {
     pair.difference.at[..count].to_vec()
 }
 
-/// A number, or the word for what JSON has no number for; Python's `float` and JavaScript's `Number` understand it.
-fn number(x: f64) -> Value {
-    match x {
-        f64::INFINITY => "Infinity".into(),
-        f64::NEG_INFINITY => "-Infinity".into(),
-        x if x.is_nan() => "NaN".into(),
-        x => x.into(),
-    }
-}
-
 fn as_json(pair: &Pair<'_>, step: usize) -> Value {
     let (name, dtype, shape) = described(pair.nodes[0]);
     let Difference {
@@ -308,10 +298,10 @@ fn as_json(pair: &Pair<'_>, step: usize) -> Value {
         "shape": shape,
         "operands": operands.collect::<Vec<_>>(),
         "devices": pair.devices.map(|device| device.name()),
-        "nmse": number(nmse),
-        "largest": number(largest),
+        "nmse": json_number(nmse),
+        "largest": json_number(largest),
         "at": place(pair),
-        "values": values.map(number),
+        "values": values.map(json_number),
     })
 }
 
@@ -356,7 +346,7 @@ mod tests {
 
     #[test]
     fn json_has_a_word_for_what_is_no_number() {
-        let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(number);
+        let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(json_number);
         assert_eq!(json!(words), json!(["Infinity", "-Infinity", "NaN", 0.5]));
         // A result that is too large by so much that it has no number.
         let registry = Registry::built_in(BuiltIn::default());

@@ -179,6 +179,16 @@ fn nothing_but_nan_is_no_difference_and_is_told() {
     let report = with_model(&model, &format!("{line} --json")).json();
     assert!(report["all_nan"].as_u64().unwrap() > 10, "{report}");
     assert_eq!(report["first_all_nan"], "Qcur-1");
+    // A sum that is no number has a word, too.
+    let folder = dir.path().join("seen");
+    let flags = "--watch Qcur-1 --watch-dir";
+    with_model(
+        &model,
+        &format!("run -m M -p a -n 1 {flags} {}", folder.display()),
+    );
+    let index = std::fs::read_to_string(folder.join("index.jsonl")).unwrap();
+    let entry: Value = serde_json::from_str(index.lines().next().unwrap()).unwrap();
+    assert_eq!(entry["sum"], "NaN");
     let (_dir, right) = tiny();
     let report = with_model(&right, &format!("{line} --json")).json();
     assert_eq!(

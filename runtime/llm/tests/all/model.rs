@@ -7,8 +7,8 @@ use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Copies a model with other metadata, and with the tensors that `tensor` makes of each.
 fn rewrite(
