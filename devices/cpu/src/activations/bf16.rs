@@ -127,8 +127,8 @@ unsafe fn narrow(x: __m512i) -> __m256i {
 pub(crate) const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
 
 /// The bits of an f32 that are those of a BF16.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "avx512f")]
 pub(crate) fn upper() -> __m512i {
-    // SAFETY: callers are compiled for AVX-512.
-    unsafe { _mm512_set1_epi32(0xffff_0000_u32 as i32) }
+    _mm512_set1_epi32(0xffff_0000_u32 as i32)
 }
