@@ -110,17 +110,14 @@ pub fn run(args: SimArgs) -> Outcome {
 
 impl SimArgs {
     fn case(&self) -> Outcome<Case> {
-        let search = Search {
-            workload: self.workload,
-            ..Search::new(0..0)
-        };
-        let whole = search.case(self.seed);
+        let whole = Case::new(self.seed);
         let strikes = self.faults.as_ref().map(|faults| {
             let faults = faults.iter().filter(|fault| !fault.is_empty());
             let strikes = faults.map(|fault| fault.parse::<Strike>());
             strikes.collect::<Result<Vec<_>, _>>()
         });
         Ok(Case {
+            workload: self.workload.unwrap_or(whole.workload),
             devices: self.devices.unwrap_or(whole.devices),
             nodes: self.nodes.unwrap_or(whole.nodes),
             steps: self.steps.unwrap_or(whole.steps),
@@ -155,10 +152,9 @@ fn search(args: &SimArgs) -> Outcome {
     let mut out = std::io::stdout().lock();
     let failures = summary.failures.iter();
     if args.json {
-        let faults = Fault::ALL.iter().map(|fault| {
-            let count = summary.faults.get(fault).copied().unwrap_or(0);
-            (fault.to_string(), json!(count))
-        });
+        let faults = Fault::ALL
+            .iter()
+            .map(|&fault| (fault.to_string(), json!(summary.struck(fault))));
         let found = json!({
             "cases": summary.cases,
             "steps": summary.steps,
@@ -171,9 +167,8 @@ fn search(args: &SimArgs) -> Outcome {
         });
         writeln!(out, "{found:#}")?;
     } else {
-        for fault in Fault::ALL {
-            let count = summary.faults.get(fault).copied().unwrap_or(0);
-            writeln!(out, "{:<14} {count:>9}", fault.name())?;
+        for &fault in Fault::ALL {
+            writeln!(out, "{fault:<14} {:>9}", summary.struck(fault))?;
         }
         writeln!(
             out,

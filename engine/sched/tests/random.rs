@@ -11,17 +11,11 @@ use samite_core::{
     TensorGroup, TensorId, Usage,
 };
 use samite_sched::{Assignments, Options, Reason, Scheduler, race};
-use samite_testing::{RandomGraph, Rng, random_graph};
+use samite_testing::{RANDOM_GRAPH_OPS, RandomGraph, Rng, random_graph};
 use std::sync::Arc;
 
 /// How many graphs one test run tries. `SAMITE_RANDOM_GRAPHS` asks for more or fewer.
 const GRAPHS: u64 = 10_000;
-
-/// Operations that a random device may lack.
-const LACKING: &[&str] = &[
-    "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
-    "concat",
-];
 
 fn store_in(
     memory: &Arc<dyn BufferType>,
@@ -73,7 +67,7 @@ fn random_devices(rng: &mut Rng) -> Vec<Arc<dyn Device>> {
                     o.max_buffer_size = 16 << 10;
                 }
                 o.alignment = rng.pick(&[1, 32, 256]);
-                o.without_ops = LACKING
+                o.without_ops = RANDOM_GRAPH_OPS
                     .iter()
                     .filter(|_| rng.one_in(5))
                     .map(|&op| op.to_owned())

@@ -38,7 +38,7 @@ pub use cases::cases;
 pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use perf::{PerfCase, PerfResult, measure, perf_cases};
-pub use random::{RandomGraph, StoreTensor, random_graph, random_graph_up_to};
+pub use random::{RANDOM_GRAPH_OPS, RandomGraph, StoreTensor, random_graph, random_graph_up_to};
 pub use recipe::{Recipe, Rng};
 pub use report::{Counts, Failure, Progress, Report, Suite, run_suite};
 pub use run::{Outcome, run_case, run_case_in};

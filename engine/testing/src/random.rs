@@ -62,6 +62,12 @@ pub fn random_graph_up_to(
 /// Extent of dimension 0 of every value: a whole block of the small quantized types.
 const WIDTH: usize = 32;
 
+/// Some of the operations that these graphs are made of, by [name](Op::name): those that a device for tests may lack.
+pub const RANDOM_GRAPH_OPS: &[&str] = &[
+    "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
+    "concat",
+];
+
 /// Values beyond this are clamped, so that no chain of products overflows.
 const BOUND: f32 = 16.0;
 

@@ -6,7 +6,7 @@
 use crate::case::{Case, Outcome};
 use crate::economy::{Spent, check_memory};
 use crate::machine::Machine;
-use crate::player::{Player, close};
+use crate::player::{Player, close, is_injected};
 use crate::world::World;
 use samite_core::{
     Buffer, BufferType, CancelToken, DType, Device, Error, HostMemory, Result, StoredTensor,
@@ -334,7 +334,7 @@ impl Application<'_> {
                 Err(error) => error,
             };
             let text = error.to_string();
-            let is_lie = matches!(error, Error::Unsupported { .. }) && is_injected(&error);
+            let is_lie = matches!(error, Error::Unsupported { .. }) && is_injected(&text);
             let is_explained = match is_first {
                 true => explained(&text) || cancel.is_cancelled(),
                 false => is_lie,
@@ -440,12 +440,13 @@ impl Application<'_> {
         // A run that failed has seen to it that nothing is in flight. Otherwise earlier runs may be at work, and one of them may have failed as well.
         if !self.failed_in_run
             && let Err(error) = scheduler.synchronize()
-            && !is_injected(&error)
+            && !is_injected(&error.to_string())
             && !matches!(error, Error::Cancelled)
         {
             return Err(format!("after a failure: {error}"));
         }
-        self.machine.check_idle("a run that failed")?;
+        let world = &self.machine.world;
+        world.with(|state| state.check_idle("a run that failed"))?;
         let mut gone = self.machine.world.with(|state| state.lost_devices());
         if let Error::Unsupported { device, .. } = &error {
             gone.push(device.to_string());
@@ -470,9 +471,4 @@ impl Application<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether an error says that a fault struck, or that a device is not what it said.
-fn is_injected(error: &Error) -> bool {
-    error.to_string().contains("injected")
 }

@@ -5,16 +5,10 @@ use crate::device::{SimDevice, SimOptions};
 use crate::environment::{SimChance, SimFiles, SimThreads};
 use crate::world::World;
 use samite_core::{BufferType, Device, DeviceKind, Environment};
-use samite_testing::Rng;
+use samite_testing::{RANDOM_GRAPH_OPS, Rng};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// Operations that a device may lack, or lie about.
-const LACKING: &[&str] = &[
-    "silu", "rms_norm", "add", "mul_mat", "soft_max", "cpy", "set_rows", "get_rows", "scale",
-    "concat",
-];
 
 /// Simulated devices; the last one is the host's processor and runs everything.
 pub(crate) struct Machine {
@@ -82,14 +76,6 @@ impl Machine {
             .collect()
     }
 
-    /// Fails if a stream is at work after `what`.
-    pub fn check_idle(&self, what: &str) -> Result<(), String> {
-        match self.world.with(|state| state.busy()) {
-            busy if busy.is_empty() => Ok(()),
-            busy => Err(format!("{what} left work in {}", busy.join(", "))),
-        }
-    }
-
     /// The kinds of memory of devices that are not lost.
     pub fn memories(&self) -> Vec<Arc<dyn BufferType>> {
         let lost = self.world.with(|state| state.lost_devices());
@@ -113,7 +99,8 @@ impl Machine {
 fn accelerator(number: usize, are_peers: bool, rng: &mut Rng) -> SimOptions {
     let asynchronous = !rng.one_in(4);
     let some = |rng: &mut Rng, n: usize| {
-        let names = LACKING.iter().filter(|_| rng.one_in(n));
+        // Operations that it may lack, or lie about.
+        let names = RANDOM_GRAPH_OPS.iter().filter(|_| rng.one_in(n));
         names.map(|&name| name.to_owned()).collect::<Vec<_>>()
     };
     let copies = !rng.one_in(3);

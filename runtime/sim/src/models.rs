@@ -308,7 +308,7 @@ impl Application {
         let explained = player.stop();
         cancel.reset();
         let had_cells = self.alone.cells().used() > 0;
-        self.machine.check_idle("a call")?;
+        world.with(|state| state.check_idle("a call"))?;
         let mut tried = tried;
         if let Err(error) = &tried
             && (explained(&error.to_string()) || is_cancelled)

@@ -34,8 +34,13 @@ impl Player {
             struck.iter().any(|strike| strike.fault == Fault::Shrink)
         });
         // What a shorter file leads to depends on where it ends.
-        move |error| error.contains("injected") || file_broke && error.contains(".gguf")
+        move |error| is_injected(error) || file_broke && error.contains(".gguf")
     }
+}
+
+/// Whether an error says that a fault struck, or that a device is not what it said.
+pub(crate) fn is_injected(error: &str) -> bool {
+    error.contains("injected")
 }
 
 /// Checks that nothing is left when everything was dropped.
@@ -45,9 +50,6 @@ pub(crate) fn close(world: &World) -> Result<(), String> {
         if !left.is_empty() {
             return Err(format!("buffers were not given back: {}", left.join(", ")));
         }
-        match state.busy() {
-            busy if busy.is_empty() => Ok(()),
-            busy => Err(format!("work was left in {}", busy.join(", "))),
-        }
+        state.check_idle("the end")
     })
 }

@@ -47,11 +47,15 @@ impl Summary {
         self.failures.extend(other.failures);
     }
 
+    /// How often a fault struck.
+    pub fn struck(&self, fault: Fault) -> u64 {
+        self.faults.get(&fault).copied().unwrap_or(0)
+    }
+
     /// The faults that struck less often than `least` times.
     pub fn missed(&self, least: u64) -> Vec<Fault> {
-        let met = |fault: &Fault| self.faults.get(fault).copied().unwrap_or(0);
         let all = Fault::ALL.iter().copied();
-        all.filter(|fault| met(fault) < least).collect()
+        all.filter(|&fault| self.struck(fault) < least).collect()
     }
 }
 
@@ -83,7 +87,7 @@ impl Search {
     }
 
     /// The case of a seed.
-    pub fn case(&self, seed: u64) -> Case {
+    fn case(&self, seed: u64) -> Case {
         let case = Case::new(seed);
         Case {
             workload: self.workload.unwrap_or(case.workload),

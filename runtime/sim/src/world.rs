@@ -6,7 +6,7 @@
 
 use crate::fault::{Fault, Faults, Strike};
 use crate::shadow::{Access, Shadow};
-use crate::time::{HOST, VectorClock};
+use crate::time::{HOST, Stamp, VectorClock};
 use crate::trace::Trace;
 use samite_core::{CancelToken, Error, Location, Result};
 use samite_testing::Rng;
@@ -371,12 +371,14 @@ impl State {
             self.note(|state| format!("{}: watchdog", state.streams[stream].name));
             return self.lose(self.streams[stream].device);
         }
-        let felt = std::mem::take(&mut self.streams[stream].felt);
-        let step = self.streams[stream].current.as_mut();
-        let Some(step) = step.and_then(|job| job.steps.pop_front()) else {
+        if std::mem::take(&mut self.streams[stream].felt) {
+            return;
+        }
+        let job = self.streams[stream].current.as_mut();
+        let Some(step) = job.and_then(|job| job.steps.pop_front()) else {
             return; // the device was lost meanwhile
         };
-        if !felt && let Err(error) = self.feel(stream, step) {
+        if let Err(error) = self.feel(stream, step) {
             self.fail(stream, error);
         }
     }
@@ -398,13 +400,7 @@ impl State {
         effect()
     }
 
-    fn touch(
-        &mut self,
-        accesses: &[Access],
-        by: crate::time::Stamp,
-        who: &Arc<str>,
-        clock: &VectorClock,
-    ) {
+    fn touch(&mut self, accesses: &[Access], by: Stamp, who: &Arc<str>, clock: &VectorClock) {
         for access in accesses {
             if let Err(mistake) = self.shadow.touch(access, by, who, clock) {
                 self.violate(mistake);
@@ -496,12 +492,10 @@ impl State {
         } else {
             Fault::Lose
         };
-        if self.can_be_lost(device) && self.faults.strikes(lose) {
-            self.note(|state| format!("FAULT: {lose}: {}", state.devices[device].name));
-            self.lose(device);
+        if self.may_lose(device, lose) {
             return self.go_on(stream);
         }
-        if self.can_be_lost(device) && self.faults.strikes(Fault::Stall) {
+        if self.devices[device].can_be_lost && self.faults.strikes(Fault::Stall) {
             self.note(|state| format!("FAULT: stall of {}", state.streams[stream].name));
             self.streams[stream].stalled = true;
             return self.schedule(stream, WATCHDOG);
@@ -509,30 +503,27 @@ impl State {
         let slowness = self.streams[stream].slowness;
         let time = 1 + time * slowness / 10 + self.rng.below(1 + time as usize / 4) as Time;
         if self.early.is_some_and(|n| self.rng.one_in(n)) {
-            // The effect is there at once, and the step's place is kept until its end.
+            // The effect is there at once.
             let job = self.streams[stream].current.as_mut();
             if let Some(step) = job.and_then(|job| job.steps.pop_front()) {
-                match self.feel(stream, step) {
-                    Ok(()) => {
-                        let placeholder = Step {
-                            what: "".into(),
-                            accesses: Vec::new(),
-                            does: Does::Work(0, Box::new(|| Ok(()))),
-                        };
-                        let s = &mut self.streams[stream];
-                        s.felt = true;
-                        if let Some(job) = &mut s.current {
-                            job.steps.push_front(placeholder);
-                        }
-                    }
-                    Err(error) => {
-                        self.fail(stream, error);
-                        return self.go_on(stream);
-                    }
+                if let Err(error) = self.feel(stream, step) {
+                    self.fail(stream, error);
+                    return self.go_on(stream);
                 }
+                self.streams[stream].felt = true;
             }
         }
         self.schedule(stream, time);
+    }
+
+    /// Loses a device if `fault` strikes, and says whether it did.
+    fn may_lose(&mut self, device: usize, fault: Fault) -> bool {
+        let strikes = self.devices[device].can_be_lost && self.faults.strikes(fault);
+        if strikes {
+            self.note(|state| format!("FAULT: {fault}: {}", state.devices[device].name));
+            self.lose(device);
+        }
+        strikes
     }
 
     /// A device is gone: what it works on fails, and so does everything later.
@@ -586,18 +577,11 @@ impl State {
             Does::Copy(time, effect) => (*time, Fault::Copy, Fault::LoseInCopy, effect),
             Does::Wait(point) => return self.wait_for(*point),
         };
-        if self.can_be_lost(device) && self.faults.strikes(lose) {
-            self.note(|state| format!("FAULT: {lose}: {}", state.devices[device].name));
-            self.lose(device);
-        }
+        self.may_lose(device, lose);
         self.check(device, &step.what, Some(fault))?;
         let result = effect();
         self.advance(time);
         result
-    }
-
-    fn can_be_lost(&self, device: usize) -> bool {
-        self.devices[device].can_be_lost
     }
 
     /// Notes a new buffer of a memory called `name`.
@@ -657,10 +641,14 @@ impl State {
         live.map(|(name, live)| (name.as_str(), *live))
     }
 
-    /// Streams that have not done everything they were given.
-    pub fn busy(&self) -> Vec<String> {
+    /// Fails if a stream has not done everything that it was given, after `what`.
+    pub fn check_idle(&self, what: &str) -> Result<(), String> {
         let busy = self.streams.iter().filter(|s| s.done < s.submitted);
-        busy.map(|s| s.name.to_string()).collect()
+        let busy: Vec<_> = busy.map(|s| &*s.name).collect();
+        match busy.is_empty() {
+            true => Ok(()),
+            false => Err(format!("{what} left work in {}", busy.join(", "))),
+        }
     }
 
     /// What struck so far.
