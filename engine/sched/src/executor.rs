@@ -94,6 +94,12 @@ impl Executor {
         }
     }
 
+    /// Waits until all work is done, after a failure in runs of `bound`: nobody waits for these any more.
+    pub fn give_up(&mut self, bound: &mut Bound) {
+        self.drain();
+        bound.in_flight = 0;
+    }
+
     /// Blocks until the awaited action is done: by its event, or by waiting for its whole lane.
     pub fn wait_on_host(&mut self, plan: &Plan, bound: &Bound, wait: Wait) -> Result<()> {
         if !bound.must_wait(wait) {
@@ -130,13 +136,10 @@ impl Executor {
         loop {
             last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
                 Step::End(result) => {
-                    match &result {
-                        Ok(()) => {
-                            bound.runs += 1;
-                            bound.in_flight += 1;
-                            bound.inputs_free = false;
-                        }
-                        Err(_) => bound.in_flight = 0,
+                    if result.is_ok() {
+                        bound.runs += 1;
+                        bound.in_flight += 1;
+                        bound.inputs_free = false;
                     }
                     return result;
                 }
@@ -223,7 +226,7 @@ impl Executor {
                 .lane(lane)
                 .map_or(Ok(()), |stream| stream.synchronize()),
             Step::Drain => {
-                self.drain();
+                self.give_up(bound);
                 Ok(())
             }
             Step::End(result) => result,

@@ -318,8 +318,7 @@ impl Scheduler {
             let waited = waits.try_for_each(|&wait| executor.wait_on_host(plan, bound, wait));
             bound.inputs_free = true;
             if let Err(error) = waited {
-                executor.drain();
-                bound.in_flight = 0;
+                executor.give_up(bound);
                 return Err(self.say_what_was_lost(error));
             }
         }
@@ -368,8 +367,7 @@ impl Scheduler {
             });
         if result.is_err() {
             // Other streams may have failed with this one. They would say so later, as if new work had failed.
-            executor.drain();
-            bound.in_flight = 0;
+            executor.give_up(bound);
         }
         result.map_err(|error| self.say_what_was_lost(error))
     }
