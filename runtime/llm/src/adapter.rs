@@ -24,7 +24,7 @@ pub const SUFFIX_A: &str = ".lora_a";
 pub const SUFFIX_B: &str = ".lora_b";
 
 /// The pair of this weight is the other way round, so that rows of the first matrix can be looked up.
-const EMBEDDING: &str = "token_embd.weight";
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
 
 /// Tokens that an adapter waits for before it changes anything.
 const KEY_INVOCATION: &str = "adapter.alora.invocation_tokens";

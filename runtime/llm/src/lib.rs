@@ -83,6 +83,6 @@ pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};
 pub use rules::{PlacementRule, Role, Selector};
 pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
-pub use synthetic::SyntheticModel;
+pub use synthetic::{SyntheticAdapter, SyntheticModel};
 pub use vocab::vocab_data;
 pub use weights::{PlannedTensor, Weights};

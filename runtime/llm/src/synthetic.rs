@@ -1,12 +1,14 @@
-//! Models with random weights, for tests and measurements: of any architecture, size and type.
+//! Models with random weights, and adapters of them, for tests and measurements: of any architecture, size and type.
 
+use crate::adapter::{EMBEDDING, KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE, SUFFIX_A, SUFFIX_B};
 use crate::arch::{self, TensorList, TensorSpec, WeightUse};
 use crate::error::{Error, Result, try_filled};
 use crate::hparams::Hyperparameters;
 use crate::quantize::Mixture;
 use samite_core::DType;
 use samite_gguf::{
-    KEY_ARCHITECTURE, Metadata, StringArray, TensorSpec as FileTensor, Value, Writer,
+    GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray, TensorSpec as FileTensor, Value,
+    Writer,
 };
 use samite_quant::{can_encode, encode_row};
 use samite_text::Rng;
@@ -223,6 +225,60 @@ impl SyntheticModel {
                 }
                 writer.append(&encoded[start..start + bytes])?;
             }
+        }
+        Ok(writer.commit()?)
+    }
+}
+
+/// An adapter to write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SyntheticAdapter {
+    /// Rows between the two matrices of a pair.
+    pub rank: usize,
+    /// What their product is multiplied with, times the rank; 0 for no factor.
+    pub alpha: f32,
+}
+
+impl SyntheticAdapter {
+    /// Writes an adapter of the model in the file `model` to `path`: a pair for each matrix that `changes` names, in the model's order, out of the
+    /// numbers that `next` gives.
+    ///
+    /// # Errors
+    /// If the model cannot be read, or the file not be written.
+    pub fn write(
+        &self,
+        model: impl AsRef<Path>,
+        path: impl AsRef<Path>,
+        changes: impl Fn(&str) -> bool,
+        mut next: impl FnMut() -> f32,
+    ) -> Result<()> {
+        let base = GgufFile::open(model, LoadMode::Read)?;
+        let architecture: &str = base.metadata().require(KEY_ARCHITECTURE)?;
+        let mut metadata = Metadata::new();
+        metadata.set(KEY_TYPE, "adapter")?;
+        metadata.set(KEY_ARCHITECTURE, architecture)?;
+        metadata.set(KEY_ADAPTER_TYPE, "lora")?;
+        metadata.set(KEY_ALPHA, self.alpha)?;
+        let mut specs = Vec::new();
+        let infos = base.tensors().iter();
+        for info in infos.filter(|info| info.n_dims >= 2 && changes(&info.name)) {
+            let [inputs, outputs, matrices, _] = info.shape;
+            let [a, b] = match &*info.name {
+                EMBEDDING => [[self.rank, outputs, 1], [self.rank, inputs, 1]],
+                _ => [
+                    [inputs, self.rank, matrices],
+                    [self.rank, outputs, matrices],
+                ],
+            };
+            for (suffix, dims) in [(SUFFIX_A, a), (SUFFIX_B, b)] {
+                let name = format!("{}{suffix}", info.name);
+                specs.push(FileTensor::new(&name, DType::F32, &dims[..info.n_dims])?);
+            }
+        }
+        let mut writer = Writer::create(path, &metadata, specs)?;
+        while let Some(size) = writer.next_tensor().map(FileTensor::size) {
+            let data: Vec<u8> = (0..size / 4).flat_map(|_| next().to_le_bytes()).collect();
+            writer.append(&data)?;
         }
         Ok(writer.commit()?)
     }

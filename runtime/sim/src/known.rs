@@ -1,13 +1,12 @@
 //! Tiny models and their adapters, as files and on one device.
 
 use samite_core::DType;
-use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
-use samite_llm::{Adapter, Model, ModelOptions, SyntheticModel};
+use samite_llm::{Adapter, Model, ModelOptions, SyntheticAdapter, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::Rng;
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 pub(crate) const MODEL: &str = "model.gguf";
@@ -56,7 +55,14 @@ impl Known {
             ..SyntheticModel::tiny(architecture)
         }
         .write(path(MODEL))?;
-        write_adapter(&path(MODEL), &path(ADAPTER))?;
+        let mut rng = Rng::new(7);
+        let changes = |name: &str| name.ends_with("attn_output.weight");
+        let next = || rng.uniform(-0.3, 0.3);
+        let adapter = SyntheticAdapter {
+            rank: 4,
+            alpha: 4.0,
+        };
+        adapter.write(path(MODEL), path(ADAPTER), changes, next)?;
         let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
         let alone = Model::load(path(MODEL), &ModelOptions::new(vec![device]))?;
         let adapter = Adapter::load(path(ADAPTER), &alone)?;
@@ -70,31 +76,4 @@ impl Known {
             adapter,
         })
     }
-}
-
-/// Writes an adapter of rank 4 that changes what attention puts out.
-fn write_adapter(model: &Path, path: &Path) -> Result<(), Box<dyn Error>> {
-    let base = GgufFile::open(model, LoadMode::Read)?;
-    let mut metadata = Metadata::new();
-    metadata.set("general.type", "adapter")?;
-    let architecture: &str = base.metadata().require("general.architecture")?;
-    metadata.set("general.architecture", architecture)?;
-    metadata.set("adapter.type", "lora")?;
-    metadata.set("adapter.lora.alpha", 4.0f32)?;
-    let mut specs = Vec::new();
-    let infos = base.tensors().iter();
-    for info in infos.filter(|info| info.name.ends_with("attn_output.weight")) {
-        let [inputs, outputs, ..] = info.shape;
-        for (suffix, dims) in [("lora_a", [inputs, 4]), ("lora_b", [4, outputs])] {
-            let name = format!("{}.{suffix}", info.name);
-            specs.push(TensorSpec::new(&name, DType::F32, &dims)?);
-        }
-    }
-    let elements: usize = specs.iter().map(|spec| spec.size() / 4).sum();
-    let mut writer = Writer::create(path, &metadata, specs)?;
-    let mut rng = Rng::new(7);
-    for _ in 0..elements {
-        writer.append(&rng.uniform(-0.3, 0.3).to_le_bytes())?;
-    }
-    Ok(writer.commit()?)
 }

@@ -1,8 +1,8 @@
 //! The models whose logits llama.cpp was asked for. `tests/fixtures/llama_cpp` has the answers.
 
 use samite_core::DType;
-use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
-use samite_llm::SyntheticModel;
+use samite_gguf::Value;
+use samite_llm::{SyntheticAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 
 /// How many tokens are decoded: enough for slow rotations to matter.
@@ -234,40 +234,13 @@ pub fn write_adapter(
     number: usize,
     changes: impl Fn(&str) -> bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let base = GgufFile::open(model, LoadMode::Read)?;
-    let mut metadata = Metadata::new();
-    metadata.set("general.type", "adapter")?;
-    let architecture: &str = base.metadata().require("general.architecture")?;
-    metadata.set("general.architecture", architecture)?;
-    metadata.set("adapter.type", "lora")?;
-    metadata.set("adapter.lora.alpha", if number == 0 { 6.0f32 } else { 0.0 })?;
-    let rank = 4 + 3 * number;
-    let mut specs = Vec::new();
-    for info in base.tensors().iter() {
-        if info.n_dims < 2 || !changes(&info.name) {
-            continue;
-        }
-        let is_embedding = &*info.name == "token_embd.weight";
-        let [inputs, outputs, matrices, _] = info.shape;
-        let [a, b] = if is_embedding {
-            [[rank, outputs, 1], [rank, inputs, 1]]
-        } else {
-            [[inputs, rank, matrices], [rank, outputs, matrices]]
-        };
-        for (suffix, dims) in [("lora_a", a), ("lora_b", b)] {
-            let name = format!("{}.{suffix}", info.name);
-            specs.push(TensorSpec::new(&name, DType::F32, &dims[..info.n_dims])?);
-        }
-    }
-    let sizes: Vec<usize> = specs.iter().map(TensorSpec::size).collect();
-    let mut writer = Writer::create(adapter_path(model, number), &metadata, specs)?;
+    let adapter = SyntheticAdapter {
+        rank: 4 + 3 * number,
+        alpha: if number == 0 { 6.0 } else { 0.0 },
+    };
     let mut rng = samite_text::Rng::new(7 + number as u64);
-    for size in sizes {
-        let mut next = || (0.5 * rng.uniform() - 0.25) as f32;
-        let data: Vec<u8> = (0..size / 4).flat_map(|_| next().to_le_bytes()).collect();
-        writer.append(&data)?;
-    }
-    Ok(writer.commit()?)
+    let next = || (0.5 * rng.uniform() - 0.25) as f32;
+    Ok(adapter.write(model, adapter_path(model, number), changes, next)?)
 }
 
 /// The tokens that are decoded.
