@@ -86,7 +86,7 @@ pub fn run(args: CompareArgs) -> Outcome {
     args.cpu.apply(&mut options);
     options.copies = 1;
     let [first, second] = args.model.load_pair(&args.cpu, &cancel)?;
-    let most = options.n_ctx.unwrap_or(first.hparams().n_ctx_train);
+    let most = options.n_ctx.unwrap_or(first.spec().n_ctx_train);
     let tokens = tokens(&first, source, args.file.is_some(), most)?;
     let n_batch = options.n_batch;
     options.n_ctx.get_or_insert(tokens.len());
@@ -131,7 +131,7 @@ fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> 
         (None, Ok(_)) => Source::text(TEXT.to_owned()),
         // Without a vocabulary, any tokens do.
         (None, Err(_)) => {
-            let n_vocab = model.hparams().n_vocab as u32;
+            let n_vocab = model.spec().n_vocab as u32;
             let count = most.min(16) as u32;
             return Ok((1..=count).map(|i| i * 7919 % n_vocab).collect());
         }

@@ -69,7 +69,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
     let model = args.model.load(&args.cpu, &cancel)?;
-    let n_ctx_train = model.hparams().n_ctx_train;
+    let n_ctx_train = model.spec().n_ctx_train;
     let most = options.n_ctx.unwrap_or(n_ctx_train);
     let tokens = match (args.ids, source) {
         (Some(ids), _) => ids,
@@ -84,7 +84,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
             "more than {most} tokens, the length of the context: take fewer, or a larger --ctx-size"
         )));
     }
-    let n_vocab = model.hparams().n_vocab;
+    let n_vocab = model.spec().n_vocab;
     let tokenizer = model.tokenizer().ok().cloned();
     options.n_ctx = Some(tokens.len());
     options.n_logits = Some(options.n_ubatch);

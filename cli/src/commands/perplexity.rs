@@ -48,7 +48,7 @@ pub fn run(args: PerplexityArgs) -> Outcome {
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
     let model = args.model.load(&args.cpu, &cancel)?;
-    let n_ctx_train = model.hparams().n_ctx_train;
+    let n_ctx_train = model.spec().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < SMALLEST_CHUNK {
         return Err(Failure::usage(format_args!(

@@ -3,20 +3,15 @@
 use crate::{limited, tiny, with_model};
 use samite::DType;
 use samite::gguf::{TensorSpec, Writer};
-use samite::llm::{Hyperparameters, SyntheticModel, arch};
+use samite::llm::SyntheticModel;
+use samite::llm::arch::Spec;
 use std::path::Path;
 
 /// Writes the header of a model and a hole where its data would be. Returns the size of the data.
 fn write_sparse(model: &SyntheticModel, path: &Path) -> u64 {
     let metadata = model.metadata().unwrap();
-    let architecture = arch::find(model.architecture).unwrap();
-    let (rope, experts) = (architecture.rope_mode(), architecture.expert_use());
-    let hparams =
-        Hyperparameters::from_metadata(&metadata, architecture.name(), rope, experts, 10_000);
-    let hparams = hparams.unwrap();
-    let mut list = arch::TensorList::new(&hparams);
-    architecture.tensors(&mut list);
-    let specs = list.into_specs().into_iter().filter(|spec| spec.required);
+    let spec = Spec::from_metadata(&metadata, 10_000, &|_| false).unwrap();
+    let specs = spec.tensors().into_iter().filter(|spec| spec.required);
     let specs = specs.map(|spec| {
         let (dtype, dims) = match spec.shape {
             [_, 1, ..] => (DType::F32, 1),

@@ -235,7 +235,7 @@ impl Adapter {
     ) -> Result<Arc<Self>> {
         let path = path.as_ref();
         let weights = model.weights();
-        let known = AdapterFile::open(files, path, model.architecture().name(), |name| {
+        let known = AdapterFile::open(files, path, model.architecture().name, |name| {
             // A name that stands for another tensor's data is not in the file.
             let weight = weights.get(name)?;
             (weights.data_name(name) == Some(name)).then(|| weight.layout().shape())

@@ -1,63 +1,69 @@
 //! Architectures: which tensors a model has and how they make a graph.
 //!
-//! Each is one file with one type that implements [`Architecture`], and one line in [`ARCHITECTURES`].
+//! An [`Architecture`] is a name and a function that makes a [`Spec`] of what a file says: [`Base`] reads what most have in common and
+//! makes parts as in llama, and the function changes what is different. They are in `families`, those that resemble each other in one
+//! file. Everything else comes from the [`Spec`].
 
-mod blocks;
-mod llama;
-mod qwen2;
-mod qwen3;
-mod qwen3moe;
+mod base;
+mod families;
+pub(crate) mod graph;
+mod keys;
+pub mod spec;
 mod tensors;
 
-pub use blocks::{Blocks, GraphInputs, GraphShape, LayerCache};
-pub use tensors::{Bias, TensorList, TensorSpec, WeightUse};
+pub use base::Base;
+pub use families::ARCHITECTURES;
+pub use graph::{GraphInputs, GraphShape, Input, LayerCache};
+pub use keys::Keys;
+pub use spec::Spec;
+pub use tensors::{TensorSpec, WeightUse};
 
 use crate::error::{Error, Result};
-use crate::hparams::ExpertUse;
-use samite_core::RopeMode;
+use samite_gguf::{KEY_ARCHITECTURE, Metadata};
 
-/// A family of models: a list of tensors and a graph.
-pub trait Architecture: Sync + std::fmt::Debug {
+/// A family of models.
+#[derive(Clone, Copy)]
+pub struct Architecture {
     /// The name in `general.architecture`; also the prefix of the metadata keys.
-    fn name(&self) -> &'static str;
-
-    /// Which elements of a head are rotated together.
-    fn rope_mode(&self) -> RopeMode;
-
-    /// Whether its models are mixtures of experts.
-    fn expert_use(&self) -> ExpertUse {
-        ExpertUse::Never
-    }
-
-    /// Lists the tensors of a model.
-    fn tensors(&self, list: &mut TensorList<'_>);
-
-    /// Builds the graph for a micro-batch, from tokens to logits.
-    ///
-    /// # Errors
-    /// If operands do not fit; not for a model whose tensors were checked.
-    fn build(&self, blocks: &mut Blocks<'_>) -> samite_core::Result<()>;
+    pub name: &'static str,
+    /// Makes the model of what a file says.
+    pub spec: fn(&Keys<'_>) -> Result<Spec>,
 }
 
-/// All architectures.
-pub const ARCHITECTURES: [&dyn Architecture; 4] = [
-    &llama::Llama,
-    &qwen2::Qwen2,
-    &qwen3::Qwen3,
-    &qwen3moe::Qwen3Moe,
-];
+impl std::fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
 
 /// The architecture called `name`.
 ///
 /// # Errors
 /// [`Error::Model`] with a list of those that exist.
-pub fn find(name: &str) -> Result<&'static dyn Architecture> {
-    let found = ARCHITECTURES.into_iter().find(|arch| arch.name() == name);
+pub fn find(name: &str) -> Result<&'static Architecture> {
+    let found = ARCHITECTURES.iter().find(|arch| arch.name == name);
     found.ok_or_else(|| {
+        let names: Vec<&str> = ARCHITECTURES.iter().map(|arch| arch.name).collect();
         Error::model(format!(
             "key \"general.architecture\": '{}' is not supported; supported are: {}",
             name.escape_debug(),
-            ARCHITECTURES.map(|arch| arch.name()).join(", ")
+            names.join(", ")
         ))
     })
+}
+
+impl Spec {
+    /// The model that `metadata` describe, in a file with `n_tensors` tensors, of which `has_tensor` knows the names.
+    ///
+    /// # Errors
+    /// A key that is missing or of another type; a number that is zero, absurd, or contradicts another: by key. An architecture that is
+    /// not supported.
+    pub fn from_metadata(
+        metadata: &Metadata,
+        n_tensors: usize,
+        has_tensor: &dyn Fn(&str) -> bool,
+    ) -> Result<Self> {
+        let arch = find(metadata.require::<&str>(KEY_ARCHITECTURE)?)?;
+        (arch.spec)(&Keys::new(metadata, arch.name, n_tensors, has_tensor))
+    }
 }

@@ -8,9 +8,10 @@ use samite_sched::{Assignments, DeviceSet};
 use std::sync::Arc;
 
 /// The layer whose cache `tensor` is.
-pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Option<usize> {
+pub(crate) fn layer_of(layers: &[Option<LayerCache>], tensor: &Arc<StoredTensor>) -> Option<usize> {
     let mine = |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
-    layers.iter().position(mine)
+    let mut layers = layers.iter();
+    layers.position(|layer| layer.as_ref().is_some_and(mine))
 }
 
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
@@ -19,7 +20,7 @@ pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
     weights: &Weights,
-    layers: &[LayerCache],
+    layers: &[Option<LayerCache>],
     kv: &[Choice],
 ) -> Assignments {
     let mut assignments = Assignments::new();

@@ -81,7 +81,7 @@ impl Context {
         let cache = KvCache::new(&kv, model.devices(), n_cells, options.n_seq)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
-        let n_vocab = model.hparams().n_vocab;
+        let n_vocab = model.spec().n_vocab;
         let mut context = Context {
             sizes,
             cache,
@@ -241,6 +241,11 @@ impl Context {
         range: impl RangeBounds<i32>,
         delta: i32,
     ) -> Result<()> {
+        if !self.model.spec().can_shift() {
+            return Err(Error::invalid(
+                "positions of this model are part of what is cached: they cannot be moved",
+            ));
+        }
         self.cache.cells.shift(sequence, range, delta)
     }
 
@@ -272,7 +277,7 @@ impl Context {
     /// Checks that `batch` can be decoded.
     fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.rows.clear();
-        let n_vocab = self.model.hparams().n_vocab;
+        let n_vocab = self.model.spec().n_vocab;
         batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
         self.options.cancel.check()?;
         if self.cache.cells.has_shifts() {
@@ -307,14 +312,14 @@ impl Context {
 
     /// The logits after token number `index` of the last batch, if they were wanted.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
-        let n_vocab = self.model.hparams().n_vocab;
+        let n_vocab = self.model.spec().n_vocab;
         let row = (*self.rows.get(index)?)?;
         self.logits.get(row * n_vocab..(row + 1) * n_vocab)
     }
 
     fn decode_all(&mut self, batch: &Batch) -> Result<()> {
         let tokens = batch.tokens();
-        let n_vocab = self.model.hparams().n_vocab;
+        let n_vocab = self.model.spec().n_vocab;
         let wanted = tokens.iter().filter(|token| token.wants_logits).count();
         let needed = wanted.checked_mul(n_vocab);
         try_resize(&mut self.logits, 0.0, needed, "logits")?;
@@ -343,11 +348,15 @@ impl Context {
         batch: &Batch,
         part: &[BatchToken],
         room: Room,
-    ) -> Result<(GraphShape, GraphInputs)> {
+    ) -> Result<(GraphShape, Arc<GraphInputs>)> {
         let cells = &mut self.cache.cells;
-        let shape = self.staging.fill(batch, part, cells, room)?;
+        let shape = self.staging.place(batch, part, cells, room)?;
         let inputs = self.load(shape)?;
-        self.staging.write(&mut self.scheduler, inputs)?;
+        let cells = &self.cache.cells;
+        for (input, id) in &inputs.list {
+            let bytes = self.staging.fill(input, shape, batch, part, cells)?;
+            self.scheduler.write(*id, 0, bytes)?;
+        }
         self.scheduler.set_threads(match part.len() {
             1 => self.options.threads,
             _ => self.options.threads_batch,
@@ -372,7 +381,7 @@ impl Context {
         }
         // Reading waits for the run, so nothing is read that nobody wants.
         if let Some(logits) = inputs.logits.filter(|_| !rows.is_empty()) {
-            let n_vocab = self.model.hparams().n_vocab;
+            let n_vocab = self.model.spec().n_vocab;
             let out = &mut self.logits[rows.start * n_vocab..rows.end * n_vocab];
             self.scheduler
                 .read(logits, 0, bytemuck::cast_slice_mut(out))?;
@@ -381,7 +390,7 @@ impl Context {
     }
 
     /// Makes the graph of this shape the one that runs.
-    fn load(&mut self, shape: GraphShape) -> Result<GraphInputs> {
+    fn load(&mut self, shape: GraphShape) -> Result<Arc<GraphInputs>> {
         if self.graphs.get(shape).is_none() {
             let built = self.source().build(shape)?;
             if let Some(gone) = self.graphs.insert(built) {
@@ -397,15 +406,15 @@ impl Context {
                 .load_with(&built.graph, &built.assignments, cancel)?;
             self.loaded = Some(shape);
         }
-        Ok(built.inputs)
+        Ok(Arc::clone(&built.inputs))
     }
 
     /// Rotates the keys of cells whose positions moved.
     fn apply_shifts(&mut self) -> Result<()> {
         self.loaded = None;
         let rotation = Rotation {
-            hparams: self.model.hparams(),
-            divisors: self.model.weights().get("rope_freqs.weight"),
+            spec: self.model.spec(),
+            weights: self.model.weights(),
             count: self.options.n_ubatch,
         };
         rotation.apply(&mut self.cache, &mut self.scheduler, &self.options.cancel)

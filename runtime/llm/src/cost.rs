@@ -1,6 +1,5 @@
 //! The least work that one token takes: what measured speeds are compared with.
 
-use crate::hparams::Experts;
 use samite_gguf::Tensors;
 
 /// Work that every token needs, whatever the device does. Attention and the cache come on top.
@@ -17,7 +16,7 @@ pub struct TokenCost {
 }
 
 impl TokenCost {
-    pub(crate) fn new(tensors: &Tensors, experts: Option<Experts>) -> Self {
+    pub(crate) fn new(tensors: &Tensors, experts: Option<[usize; 2]>) -> Self {
         let untied = tensors.get("output.weight").is_some();
         let mut cost = TokenCost::default();
         for info in tensors {
@@ -25,7 +24,7 @@ impl TokenCost {
             let is_output = info.name.starts_with("output");
             // Only experts have matrices one behind the other.
             let used = match experts {
-                Some(experts) if info.shape[2] > 1 => experts.used as f64 / experts.count as f64,
+                Some([count, used]) if info.shape[2] > 1 => used as f64 / count as f64,
                 _ => 1.0,
             };
             if !(is_embedding && untied) {

@@ -4,11 +4,10 @@
 //! [buffers without memory](samite_core::unallocated). As many layers as possible go to the devices before the last one, divided in proportion to
 //! their free memory and then moved, layer by layer, from devices on which they do not fit to those with the most room.
 
-use crate::arch::Architecture;
+use crate::arch::{Architecture, Spec};
 use crate::context::{ContextOptions, compute_bytes};
 use crate::error::Result;
 use crate::graphs::GraphSource;
-use crate::hparams::Hyperparameters;
 use crate::kv::KvPlan;
 use crate::rules::{PlacementRule, fast_devices};
 use crate::weights::WeightPlan;
@@ -70,8 +69,8 @@ pub struct Fit {
 /// A model of which placements are tried.
 pub(crate) struct Fitter<'a> {
     pub file: &'a GgufFile,
-    pub architecture: &'static dyn Architecture,
-    pub hparams: &'a Hyperparameters,
+    pub architecture: &'static Architecture,
+    pub spec: &'a Spec,
     pub devices: &'a DeviceSet,
     pub rules: &'a [PlacementRule],
     pub repack: bool,
@@ -87,7 +86,7 @@ impl Fitter<'_> {
         if is_said || fast.is_empty() || fast.iter().all(|&device| free[device].is_none()) {
             return Ok(None);
         }
-        let all = self.hparams.n_layer() + 1;
+        let all = self.spec.n_layer() + 1;
         if let Some(fit) = self.divide(all, &fast, &free)? {
             return Ok(Some(fit));
         }
@@ -106,7 +105,7 @@ impl Fitter<'_> {
 
     /// Divides the last `count` layers over the fast devices so that they fit; `None` if they do not.
     fn divide(&self, count: usize, fast: &[usize], free: &[Option<usize>]) -> Result<Option<Fit>> {
-        let all = self.hparams.n_layer() + 1;
+        let all = self.spec.n_layer() + 1;
         let mut shares = proportional(count, fast, free);
         for _ in 0..=2 * all {
             let mut layers = vec![self.devices.last(); all - count];
@@ -137,12 +136,12 @@ impl Fitter<'_> {
 
     /// What a placement of layers needs.
     fn needs(&self, layers: Vec<usize>, free: &[Option<usize>]) -> Result<Fit> {
-        let (hparams, devices, context) = (self.hparams, self.devices, &self.options.context);
-        let sizes = context.sizes(hparams)?;
+        let (spec, devices, context) = (self.spec, self.devices, &self.options.context);
+        let sizes = context.sizes(spec)?;
         let weights = WeightPlan::new(
             self.file,
             self.architecture,
-            hparams,
+            spec,
             devices,
             self.rules,
             Some(&layers),
@@ -150,8 +149,7 @@ impl Fitter<'_> {
         )?;
         let weight_bytes = weights.bytes_by_device(devices.len())?;
         let source = GraphSource {
-            architecture: self.architecture,
-            hparams,
+            spec,
             devices,
             weights: &weights.unallocated()?,
             layers: &[],

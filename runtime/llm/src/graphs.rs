@@ -1,25 +1,25 @@
 //! Builds the graphs of a model, and keeps those whose shapes come back.
 
 use crate::adapter::ScaledAdapter;
-use crate::arch::{Architecture, Blocks, GraphInputs, GraphShape, LayerCache};
+use crate::arch::graph::{self, Parts};
+use crate::arch::{GraphInputs, GraphShape, LayerCache, Spec};
 use crate::assign::{assign, layer_of};
 use crate::error::Result;
-use crate::hparams::Hyperparameters;
 use crate::rules::Choice;
 use crate::weights::Weights;
 use samite_core::{Graph, Support, TensorId};
 use samite_sched::{Assignments, DeviceSet, Options, Plan};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What graphs are made of. Neither weights nor caches need memory for it.
 #[derive(Clone, Copy)]
 pub(crate) struct GraphSource<'a> {
-    pub architecture: &'static dyn Architecture,
-    pub hparams: &'a Hyperparameters,
+    pub spec: &'a Spec,
     pub devices: &'a DeviceSet,
     pub weights: &'a Weights,
-    /// The cache of each layer.
-    pub layers: &'a [LayerCache],
+    /// The cache of each layer that keeps something.
+    pub layers: &'a [Option<LayerCache>],
     /// The device of each layer's cache.
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
@@ -29,21 +29,19 @@ pub(crate) struct GraphSource<'a> {
 impl GraphSource<'_> {
     /// The graph for a shape.
     pub fn build(&self, shape: GraphShape) -> Result<Built> {
-        let mut blocks = Blocks::new(
-            self.hparams,
-            self.weights,
-            self.layers,
-            self.adapters,
-            shape,
-            self.flash,
-        )?;
-        self.architecture.build(&mut blocks)?;
-        let (graph, inputs) = blocks.finish();
+        let parts = Parts {
+            spec: self.spec,
+            weights: self.weights,
+            cache: self.layers,
+            adapters: self.adapters,
+            flash: self.flash,
+        };
+        let (graph, inputs) = graph::build(parts, shape)?;
         let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
         Ok(Built {
             shape,
             graph,
-            inputs,
+            inputs: Arc::new(inputs),
             assignments,
         })
     }
@@ -95,7 +93,7 @@ impl GraphSource<'_> {
 pub(crate) struct Built {
     pub shape: GraphShape,
     pub graph: Graph,
-    pub inputs: GraphInputs,
+    pub inputs: Arc<GraphInputs>,
     pub assignments: Assignments,
 }
 
@@ -159,10 +157,8 @@ impl GraphCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use samite_core::TensorId;
 
     fn built(n_tokens: usize, n_kv: usize) -> Built {
-        let none = TensorId::from_index(0);
         Built {
             shape: GraphShape {
                 n_tokens,
@@ -170,14 +166,7 @@ mod tests {
                 n_outputs: 1,
             },
             graph: Graph::new(),
-            inputs: GraphInputs {
-                tokens: none,
-                positions: none,
-                cells: none,
-                mask: None,
-                outputs: None,
-                logits: None,
-            },
+            inputs: Arc::default(),
             assignments: Assignments::new(),
         }
     }

@@ -1,8 +1,8 @@
 //! Language models: from a GGUF file to the next token.
 //!
 //! # How a token goes through
-//! 1. [`Model::load`] opens the file, reads and checks its [`Hyperparameters`], and asks the [architecture](arch) which
-//!    tensors there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; with `--mmap`, where
+//! 1. [`Model::load`] opens the file, and has the [architecture](arch) make a
+//!    [`Spec`](arch::Spec) of what it says: layers, their parts, and the tensors that there must be. Each gets a device, by default or by a [`PlacementRule`], and memory of that device; with `--mmap`, where
 //!    the device can read the mapped file itself, nothing is copied. All of this is decided in a [`ModelPlan`], before a byte
 //!    is loaded. A [`ContextPlan`] does the same for step 2. Plans need neither data nor memory for it.
 //! 2. [`Context::new`] allocates all other memory: the KV cache, each layer's part on its layer's device, and what the
@@ -10,7 +10,7 @@
 //! 3. [`Context::decode`] takes a [`Batch`]: tokens with positions and sequences. It is cut into micro-batches. Each token
 //!    gets a free [cell](Cells) of the cache, wherever one is, and a row of the mask that says which cells it sees:
 //!    those of its sequence at positions up to its own.
-//! 4. The architecture has built a graph from embeddings to logits. Cells, positions and mask are its inputs. So it depends on three numbers only:
+//! 4. A walk over the spec has built a graph from embeddings to logits. Cells, positions and mask are its inputs. So it depends on three numbers only:
 //!    tokens, tokens whose logits are wanted, and cells that attention looks at, which grow in steps. So the graph of
 //!    the last token serves the next one: **a steady decode step builds no graph, makes no plan and allocates nothing.**
 //! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
@@ -56,7 +56,6 @@ mod displaced;
 mod error;
 mod fit;
 mod graphs;
-mod hparams;
 mod kv;
 pub mod merge;
 mod model;
@@ -77,7 +76,6 @@ pub use cost::TokenCost;
 pub use displaced::Displaced;
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
-pub use hparams::{ExpertUse, Experts, Hyperparameters, LayerShape, RopeScaling};
 pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};

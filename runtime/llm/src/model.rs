@@ -1,13 +1,12 @@
 //! Models: from a file to weights on devices.
 
-use crate::arch::{self, Architecture, LayerCache};
+use crate::arch::{self, Architecture, LayerCache, Spec};
 use crate::context::{ContextOptions, Sizes};
 use crate::cost::TokenCost;
 use crate::displaced::{self, Displaced};
 use crate::error::{Error, Result};
 use crate::fit::{Fit, FitOptions, Fitter};
 use crate::graphs::GraphSource;
-use crate::hparams::Hyperparameters;
 use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
@@ -88,8 +87,8 @@ impl std::fmt::Debug for ModelOptions {
 /// A model that was checked, with a place for every tensor, but without its data.
 #[derive(Debug)]
 pub struct ModelPlan {
-    architecture: &'static dyn Architecture,
-    hparams: Hyperparameters,
+    architecture: &'static Architecture,
+    spec: Spec,
     tokenizer: Option<Arc<Tokenizer>>,
     devices: DeviceSet,
     weights: WeightPlan,
@@ -104,20 +103,15 @@ impl ModelPlan {
     pub fn new(file: &GgufFile, options: &ModelOptions) -> Result<Self> {
         let metadata = file.metadata();
         let architecture = arch::find(metadata.require::<&str>(KEY_ARCHITECTURE)?)?;
-        let hparams = Hyperparameters::from_metadata(
-            metadata,
-            architecture.name(),
-            architecture.rope_mode(),
-            architecture.expert_use(),
-            file.tensors().len(),
-        )?;
+        let has_tensor = |name: &str| file.tensor(name).is_some();
+        let spec = Spec::from_metadata(metadata, file.tensors().len(), &has_tensor)?;
         let tokenizer = vocab_data(metadata)?.map(Tokenizer::new).transpose()?;
         let devices = DeviceSet::new(options.devices.clone())?;
         let fit = match &options.fit {
             Some(fit) => Fitter {
                 file,
                 architecture,
-                hparams: &hparams,
+                spec: &spec,
                 devices: &devices,
                 rules: &options.rules,
                 repack: options.repack,
@@ -129,7 +123,7 @@ impl ModelPlan {
         let weights = WeightPlan::new(
             file,
             architecture,
-            &hparams,
+            &spec,
             &devices,
             &options.rules,
             fit.as_ref().map(|fit| &*fit.layers),
@@ -138,7 +132,7 @@ impl ModelPlan {
         displaced::report(&weights.displaced, options.fallback)?;
         Ok(ModelPlan {
             architecture,
-            hparams,
+            spec,
             tokenizer: tokenizer.map(Arc::new),
             devices,
             weights,
@@ -151,9 +145,9 @@ impl ModelPlan {
         self.fit.as_ref()
     }
 
-    /// The model's numbers.
-    pub fn hparams(&self) -> &Hyperparameters {
-        &self.hparams
+    /// What the model is made of.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
     }
 
     /// Where each tensor goes.
@@ -180,8 +174,8 @@ impl ModelPlan {
 pub struct Model {
     path: PathBuf,
     metadata: Metadata,
-    architecture: &'static dyn Architecture,
-    hparams: Hyperparameters,
+    architecture: &'static Architecture,
+    spec: Spec,
     tokenizer: Option<Arc<Tokenizer>>,
     devices: DeviceSet,
     weights: Weights,
@@ -254,8 +248,8 @@ impl Model {
             path: file.path().to_owned(),
             metadata: file.metadata().clone(),
             architecture: plan.architecture,
-            token_cost: TokenCost::new(file.tensors(), plan.hparams.experts),
-            hparams: plan.hparams,
+            token_cost: TokenCost::new(file.tensors(), plan.spec.experts()),
+            spec: plan.spec,
             tokenizer: plan.tokenizer,
             devices: plan.devices,
             weights,
@@ -275,7 +269,7 @@ impl Model {
     /// What the file calls the model, or its architecture.
     pub fn name(&self) -> &str {
         let name = self.metadata.get::<&str>("general.name").ok().flatten();
-        name.unwrap_or(self.architecture.name())
+        name.unwrap_or(self.architecture.name)
     }
 
     /// All keys and values of the file.
@@ -284,13 +278,13 @@ impl Model {
     }
 
     /// The architecture.
-    pub fn architecture(&self) -> &'static dyn Architecture {
+    pub fn architecture(&self) -> &'static Architecture {
         self.architecture
     }
 
-    /// The model's numbers.
-    pub fn hparams(&self) -> &Hyperparameters {
-        &self.hparams
+    /// What the model is made of.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
     }
 
     /// The tokenizer.
@@ -332,13 +326,12 @@ impl Model {
     /// What its graphs are made of, with caches and options of a context.
     pub(crate) fn graph_source<'a>(
         &'a self,
-        layers: &'a [LayerCache],
+        layers: &'a [Option<LayerCache>],
         kv: &'a [Choice],
         options: &'a ContextOptions,
     ) -> GraphSource<'a> {
         GraphSource {
-            architecture: self.architecture,
-            hparams: &self.hparams,
+            spec: &self.spec,
             devices: &self.devices,
             weights: &self.weights,
             layers,

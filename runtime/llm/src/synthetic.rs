@@ -1,9 +1,8 @@
 //! Models with random weights, and adapters of them, for tests and measurements: of any architecture, size and type.
 
 use crate::adapter::{EMBEDDING, KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE, SUFFIX_A, SUFFIX_B};
-use crate::arch::{self, TensorList, TensorSpec, WeightUse};
+use crate::arch::{Spec, TensorSpec, WeightUse};
 use crate::error::{Error, Result, try_filled};
-use crate::hparams::Hyperparameters;
 use crate::quantize::Mixture;
 use samite_core::DType;
 use samite_gguf::{
@@ -152,22 +151,13 @@ impl SyntheticModel {
 
     /// The tensors that the file will have: those that the architecture demands, and the optional ones chosen.
     fn tensors(&self, metadata: &Metadata) -> Result<Vec<TensorSpec>> {
-        let arch = arch::find(self.architecture)?;
-        let hparams = Hyperparameters::from_metadata(
-            metadata,
-            self.architecture,
-            arch.rope_mode(),
-            arch.expert_use(),
-            usize::MAX,
-        )?;
-        let mut list = TensorList::new(&hparams);
-        arch.tensors(&mut list);
+        let spec = Spec::from_metadata(metadata, usize::MAX, &|_| false)?;
         let wanted = |spec: &TensorSpec| {
             spec.required
                 || spec.name == "output.weight" && !self.tied
                 || self.optional.contains(&within_layer(&spec.name))
         };
-        Ok(list.into_specs().into_iter().filter(wanted).collect())
+        Ok(spec.tensors().into_iter().filter(wanted).collect())
     }
 
     /// Writes the model to `path`.
@@ -188,7 +178,10 @@ impl SyntheticModel {
             // Routers are small, and what they say matters.
             WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
             WeightUse::Rows | WeightUse::Product | WeightUse::Experts => self.dtype,
-            WeightUse::Scale | WeightUse::Bias | WeightUse::RopeDivisors => DType::F32,
+            WeightUse::Scale
+            | WeightUse::Bias
+            | WeightUse::ExpertBias
+            | WeightUse::RopeDivisors => DType::F32,
         };
         let files = specs.iter().map(|spec| {
             let dims = match spec.shape {
@@ -199,8 +192,9 @@ impl SyntheticModel {
             FileTensor::new(&spec.name, types(spec), &spec.shape[..dims])
         });
         let mut writer = Writer::create(path, &metadata, files.collect::<Result<_, _>>()?)?;
-        let mut rng = Rng::new(self.seed);
         for spec in &specs {
+            // By name: what a tensor holds does not depend on which others there are.
+            let mut rng = Rng::new(self.seed ^ hash(&spec.name));
             let dtype = types(spec);
             let [width, rows, matrices, _] = spec.shape;
             let rows = rows * matrices;
@@ -210,7 +204,7 @@ impl SyntheticModel {
                 }
                 WeightUse::Scale => (1.0, 0.05),
                 WeightUse::RopeDivisors => (4.0, 1.0),
-                WeightUse::Bias => (0.0, 0.1),
+                WeightUse::Bias | WeightUse::ExpertBias => (0.0, 0.1),
             };
             let mut values = try_filled(0.0, Some(width), "a row")?;
             let distinct = rows.min(DISTINCT_ROWS);
@@ -288,6 +282,13 @@ impl SyntheticAdapter {
 fn within_layer(name: &str) -> &str {
     let rest = name.strip_prefix("blk.").and_then(|s| s.split_once('.'));
     rest.map_or(name, |(_, rest)| rest)
+}
+
+/// FNV-1a.
+fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// The made-up word number `i`: letters first, then longer ones that begin a word.

@@ -44,7 +44,7 @@ pub fn export_adapter(path: impl AsRef<Path>, trainer: &mut Trainer, dtype: DTyp
     };
     let mut metadata = Metadata::new();
     metadata.set(KEY_TYPE, "adapter")?;
-    metadata.set(KEY_ARCHITECTURE, base.architecture().name())?;
+    metadata.set(KEY_ARCHITECTURE, base.architecture().name)?;
     metadata.set(KEY_ADAPTER_TYPE, "lora")?;
     metadata.set(KEY_ALPHA, lora.alpha)?;
     write(path, trainer, metadata, dtype)

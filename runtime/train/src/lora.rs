@@ -6,7 +6,7 @@ use crate::model::ParameterSpec;
 use samite_core::StoredTensor;
 use samite_llm::Model;
 use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
-use samite_llm::arch::{TensorList, WeightUse};
+use samite_llm::arch::WeightUse;
 use std::sync::Arc;
 
 /// Architectures whose models are llama's, up to biases.
@@ -14,15 +14,13 @@ const ARCHITECTURES: [&str; 2] = ["llama", "qwen2"];
 
 /// The weights of a model by llama.cpp's names, each once.
 pub(crate) fn weights(base: &Model) -> Vec<(String, Arc<StoredTensor>)> {
-    let mut list = TensorList::new(base.hparams());
-    base.architecture().tensors(&mut list);
     let weights = base.weights();
     let stored = |name: String| {
         let own = weights.data_name(&name) == Some(&name);
         let stored = weights.get(&name).filter(|_| own).cloned()?;
         Some((name, stored))
     };
-    let specs = list.into_specs().into_iter();
+    let specs = base.spec().tensors().into_iter();
     specs.filter_map(|spec| stored(spec.name)).collect()
 }
 
@@ -55,17 +53,15 @@ impl LoraConfig {
 
     /// The parameters of an adapter of `base`, each with the number of its device.
     pub(crate) fn parameters(&self, base: &Model) -> Result<Vec<(ParameterSpec, usize)>> {
-        let architecture = base.architecture().name();
-        if !ARCHITECTURES.contains(&architecture) || base.hparams().experts.is_some() {
+        let architecture = base.architecture().name;
+        if !ARCHITECTURES.contains(&architecture) || base.spec().experts().is_some() {
             return Err(Error::config(format!(
                 "lora.base: {}: adapters are trained for models of architecture {} without experts, not for {architecture}",
                 base.path().display(),
                 ARCHITECTURES.join(" and ")
             )));
         }
-        let mut list = TensorList::new(base.hparams());
-        base.architecture().tensors(&mut list);
-        let specs = list.into_specs();
+        let specs = base.spec().tensors();
         let mut all = Vec::new();
         let mut found = vec![false; self.targets.len()];
         for spec in &specs {

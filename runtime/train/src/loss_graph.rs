@@ -7,14 +7,15 @@ use crate::model::{Constants, Forward, Parts};
 use crate::parameters::{Stored, scalar, store_gradients, write};
 use half::f16;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, StoredTensor, TensorGroup, Usage};
-use samite_llm::{Hyperparameters, Model};
+use samite_llm::Model;
+use samite_llm::arch::Spec;
 use samite_sched::Scheduler;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The model behind a loss: what does not change from one graph to the next.
 pub(crate) struct Subject {
-    pub hparams: Hyperparameters,
+    pub spec: Spec,
     /// The model that an adapter is trained for.
     pub base: Option<Arc<Model>>,
     pub parameters: Vec<Stored>,
@@ -98,7 +99,7 @@ impl LossGraph {
             ids.push(id);
         }
         let parts = Parts {
-            hparams: &subject.hparams,
+            spec: &subject.spec,
             context: config.context(),
             batch: config.training.batch,
             weights: &weights,
@@ -123,7 +124,7 @@ impl LossGraph {
             graph,
             forward,
             context: config.context(),
-            vocabulary: subject.hparams.n_vocab,
+            vocabulary: subject.spec.n_vocab,
         })
     }
 

@@ -2,10 +2,13 @@
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use samite_core::{DType, Glu, Graph, RopeMode, Shape, TensorId};
+use samite_core::{DType, Graph, Shape, TensorId};
 use samite_gguf::{KEY_ARCHITECTURE, Metadata};
 use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
-use samite_llm::{ExpertUse, Hyperparameters};
+use samite_llm::arch::Spec;
+use samite_llm::arch::spec::{
+    Activation, Attention, Divisors, Linear, Mixer, Mlp, Norm, NormKind, Part, Projection,
+};
 use std::collections::BTreeMap;
 
 /// What models are, that are trained from the start.
@@ -86,19 +89,14 @@ impl ModelConfig {
         all
     }
 
-    /// The numbers that describe the model.
+    /// What the model is made of.
     ///
     /// # Errors
-    /// If they contradict each other.
-    pub fn hparams(&self) -> Result<Hyperparameters> {
-        let metadata = self.metadata()?;
-        Ok(Hyperparameters::from_metadata(
-            &metadata,
-            ARCHITECTURE,
-            RopeMode::Normal,
-            ExpertUse::Never,
-            usize::MAX,
-        )?)
+    /// If its numbers contradict each other.
+    pub fn spec(&self) -> Result<Spec> {
+        Ok(Spec::from_metadata(&self.metadata()?, usize::MAX, &|_| {
+            false
+        })?)
     }
 
     /// What a model's file says about its shape.
@@ -142,8 +140,8 @@ pub struct Constants {
 /// What a graph of a model is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    /// The model's numbers.
-    pub hparams: &'a Hyperparameters,
+    /// What the model is made of.
+    pub spec: &'a Spec,
     /// Tokens of a text that are seen together.
     pub context: usize,
     /// Texts.
@@ -178,22 +176,28 @@ impl Forward {
     /// If a parameter is missing or operands do not fit.
     pub fn append(graph: &mut Graph, parts: Parts<'_>) -> Result<Self> {
         let count = parts.context * parts.batch;
-        let mut model = Builder { graph, parts };
+        let mut model = Builder {
+            graph,
+            parts,
+            prefix: String::new(),
+        };
         let tokens = model.graph.input("tokens", DType::I32, [count, 1, 1, 1])?;
         let targets = model.graph.input("targets", DType::I64, [count, 1, 1, 1])?;
         let embedding = model.weight("token_embd.weight")?;
         let mut x = model.graph.get_rows(embedding, tokens)?;
         let mut layers = vec![x];
-        for layer in 0..parts.hparams.n_layer() {
-            let part = model.attention(x, layer)?;
-            x = model.graph.add(x, part)?;
-            let part = model.feed_forward(x, layer)?;
-            x = model.graph.add(x, part)?;
+        for layer in &parts.spec.layers {
+            model.prefix = format!("blk.{}.", layer.block);
+            for part in &layer.parts {
+                x = model.part(x, part)?;
+            }
             layers.push(x);
         }
-        let normed = model.norm(x, "output_norm.weight")?;
+        model.prefix.clear();
+        let head = &parts.spec.head;
+        let normed = model.maybe_norm(x, &head.norm)?;
         let output = match model.optional("output.weight") {
-            Some(_) => "output",
+            Some(_) => head.output.name,
             None => "token_embd",
         };
         let logits = model.product(normed, output)?;
@@ -214,6 +218,15 @@ impl Forward {
 struct Builder<'a> {
     graph: &'a mut Graph,
     parts: Parts<'a>,
+    /// What names of a layer's tensors begin with.
+    prefix: String,
+}
+
+/// The error for a part whose gradients are not known.
+fn unknown<T>(part: &str) -> Result<T> {
+    Err(Error::config(format!(
+        "the model has {part}: it cannot be trained, nor an adapter of it"
+    )))
 }
 
 impl Builder<'_> {
@@ -226,10 +239,38 @@ impl Builder<'_> {
         known.ok_or_else(|| Error::config(format!("the model has no parameter '{name}'")))
     }
 
-    fn norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
-        let scale = self.weight(name)?;
-        let normed = self.graph.rms_norm(x, self.parts.hparams.rms_eps)?;
+    fn norm(&mut self, x: TensorId, norm: &Norm) -> Result<TensorId> {
+        let NormKind::Rms(eps) = norm.kind else {
+            return unknown("norms that shift the mean");
+        };
+        let scale = self.weight(&format!("{}{}.weight", self.prefix, norm.name))?;
+        let normed = self.graph.rms_norm(x, eps)?;
         Ok(self.graph.mul(normed, scale)?)
+    }
+
+    fn maybe_norm(&mut self, x: TensorId, norm: &Option<Norm>) -> Result<TensorId> {
+        match norm {
+            Some(norm) => self.norm(x, norm),
+            None => Ok(x),
+        }
+    }
+
+    /// The residual stream after a part of a layer.
+    fn part(&mut self, x: TensorId, part: &Part) -> Result<TensorId> {
+        let normed = self.maybe_norm(x, &part.norm)?;
+        let [branch] = &part.branches[..] else {
+            return unknown("parts side by side");
+        };
+        let result = match &branch.mixer {
+            Mixer::Attention(attention) => self.attention(normed, attention)?,
+            Mixer::Mlp(mlp) => self.feed_forward(normed, mlp)?,
+            _ => return unknown("parts other than attention and gated units"),
+        };
+        Ok(self.graph.add(x, result)?)
+    }
+
+    fn linear(&mut self, x: TensorId, linear: &Linear) -> Result<TensorId> {
+        self.product(x, &format!("{}{}", self.prefix, linear.name))
     }
 
     /// The product with the matrix of `part`, what the adapter adds to it, and the bias.
@@ -251,48 +292,66 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// Splits rows into heads: `[head, tokens, heads, batch]`.
-    fn heads(&mut self, x: TensorId, [size, heads]: [usize; 2], turned: bool) -> Result<TensorId> {
+    /// Splits rows into heads, `[head, tokens, heads, batch]`, and turns them by their positions if `attention` is given.
+    fn heads(
+        &mut self,
+        x: TensorId,
+        [size, heads]: [usize; 2],
+        turned_by: Option<&Attention>,
+    ) -> Result<TensorId> {
         let Parts { context, batch, .. } = self.parts;
         let mut x = self.graph.reshape(x, [size, heads, context, batch])?;
-        if turned {
-            let divisors = self.optional("rope_freqs.weight");
-            let (positions, rope) = (self.parts.constants.positions, self.parts.hparams.rope());
-            x = self.graph.rope(x, positions, divisors, rope)?;
+        if let Some(rotation) = turned_by.and_then(|attention| attention.rotation.as_ref()) {
+            let divisors = match rotation.divisors {
+                Divisors::None => None,
+                Divisors::Frequencies => self.optional("rope_freqs.weight"),
+                Divisors::LongShort { .. } => return unknown("two sets of frequencies"),
+            };
+            let positions = self.parts.constants.positions;
+            x = self.graph.rope(x, positions, divisors, rotation.rope)?;
         }
         Ok(self.graph.permute(x, [0, 2, 1, 3])?)
     }
 
-    fn attention(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
-        let hparams = self.parts.hparams;
-        let (n_head, n_head_kv) = (
-            hparams.layers[layer].n_head,
-            hparams.layers[layer].n_head_kv,
-        );
-        let [size_k, size_v] = [hparams.head_dim_k, hparams.head_dim_v];
-        let part = |name: &str| format!("blk.{layer}.{name}");
-        let normed = self.norm(x, &part("attn_norm.weight"))?;
-        let q = self.product(normed, &part("attn_q"))?;
-        let k = self.product(normed, &part("attn_k"))?;
-        let v = self.product(normed, &part("attn_v"))?;
-        let q = self.heads(q, [size_k, n_head], true)?;
-        let k = self.heads(k, [size_k, n_head_kv], true)?;
-        let v = self.heads(v, [size_v, n_head_kv], false)?;
-        let scale = (size_k as f32).sqrt().recip();
+    fn attention(&mut self, x: TensorId, attention: &Attention) -> Result<TensorId> {
+        let Projection::Separate {
+            q,
+            kv: Some((k, Some(v))),
+        } = &attention.projection
+        else {
+            return unknown("attention whose queries, keys and values have no matrix each");
+        };
+        if attention.norms.iter().any(Option::is_some) {
+            return unknown("norms of queries and keys");
+        }
+        let (q, k, v) = (self.linear(x, q)?, self.linear(x, k)?, self.linear(x, v)?);
+        let Attention {
+            n_head,
+            n_head_kv,
+            head_k,
+            head_v,
+            ..
+        } = *attention;
+        let q = self.heads(q, [head_k, n_head], Some(attention))?;
+        let k = self.heads(k, [head_k, n_head_kv], Some(attention))?;
+        let v = self.heads(v, [head_v, n_head_kv], None)?;
         let mask = Some(self.parts.constants.mask);
-        let seen = self.graph.flash_attn([q, k, v], mask, None, scale)?;
+        let seen = self
+            .graph
+            .flash_attn([q, k, v], mask, None, attention.scale)?;
         let count = self.parts.context * self.parts.batch;
-        let seen = self.graph.reshape(seen, [size_v * n_head, count, 1, 1])?;
-        self.product(seen, &part("attn_output"))
+        let seen = self.graph.reshape(seen, [head_v * n_head, count, 1, 1])?;
+        self.linear(seen, &attention.output)
     }
 
-    fn feed_forward(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
-        let part = |name: &str| format!("blk.{layer}.{name}");
-        let normed = self.norm(x, &part("ffn_norm.weight"))?;
-        let gate = self.product(normed, &part("ffn_gate"))?;
-        let up = self.product(normed, &part("ffn_up"))?;
-        let inner = self.graph.glu_split(gate, up, Glu::Swiglu)?;
-        self.product(inner, &part("ffn_down"))
+    fn feed_forward(&mut self, x: TensorId, mlp: &Mlp) -> Result<TensorId> {
+        let (Activation::Gated(kind), Some(gate)) = (mlp.activation, &mlp.gate) else {
+            return unknown("feed-forward parts without gates");
+        };
+        let gate = self.linear(x, gate)?;
+        let up = self.linear(x, &mlp.up)?;
+        let inner = self.graph.glu_split(gate, up, kind)?;
+        self.linear(inner, &mlp.down)
     }
 
     /// 1 for the next token of each, 0 for all others.

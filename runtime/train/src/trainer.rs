@@ -8,7 +8,8 @@ use crate::loss_graph::{LossGraph, Purpose, StoredConstants, Subject};
 use crate::model::ParameterSpec;
 use crate::parameters::{StepGraph, Stored, initialize, read, read_pieces};
 use samite_core::{CancelToken, DType, Device, TensorRef};
-use samite_llm::{Hyperparameters, Model};
+use samite_llm::Model;
+use samite_llm::arch::Spec;
 use samite_sched::{Options, Scheduler, Watch};
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ impl Trainer {
             (spec, number.unwrap_or(0))
         };
         let parameters = model.parameters().into_iter().map(place).collect();
-        Self::build(config, model.hparams()?, None, parameters, devices, cancel)
+        Self::build(config, model.spec()?, None, parameters, devices, cancel)
     }
 
     /// A random adapter of `base` that changes nothing yet. The model's weights stay as they are, whatever their type, but
@@ -83,14 +84,14 @@ impl Trainer {
         };
         let parameters = lora.parameters(&base)?;
         let devices = base.devices().iter().cloned().collect();
-        let hparams = base.hparams().clone();
-        Self::build(config, hparams, Some(base), parameters, devices, cancel)
+        let spec = base.spec().clone();
+        Self::build(config, spec, Some(base), parameters, devices, cancel)
     }
 
     /// `parameters` are given with the numbers of their devices.
     fn build(
         config: Config,
-        hparams: Hyperparameters,
+        spec: Spec,
         base: Option<Arc<Model>>,
         parameters: Vec<(ParameterSpec, usize)>,
         devices: Vec<Arc<dyn Device>>,
@@ -111,7 +112,7 @@ impl Trainer {
             frozen: base.as_ref().map_or(Vec::new(), |base| lora::weights(base)),
             constants: StoredConstants::new(config.context(), config.training.batch, &first)?,
             parameters: stored,
-            hparams,
+            spec,
             base,
         };
         let training = config.training;

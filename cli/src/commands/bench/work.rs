@@ -82,7 +82,7 @@ impl Bench {
         let mut bench = Bench {
             context: flags.context(Arc::clone(model), options)?,
             work,
-            n_vocab: model.hparams().n_vocab as u32,
+            n_vocab: model.spec().n_vocab as u32,
             batch: Batch::new(),
         };
         for sequence in 0..work.sequences {

@@ -1,6 +1,9 @@
-//! The list of tensors that an architecture expects in a file.
+//! The list of tensors that a model needs: a walk over its [`Spec`].
 
-use crate::hparams::{Experts, Hyperparameters};
+use super::spec::{
+    Attention, Divisors, Experts, Gate, Layer, Linear, Mixer, Mlp, Norm, Part, Presence,
+    Projection, Spec,
+};
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
 
@@ -17,6 +20,8 @@ pub enum WeightUse {
     Scale,
     /// Added.
     Bias,
+    /// Added: the row of the chosen expert.
+    ExpertBias,
     /// Divisors of rotary frequencies.
     RopeDivisors,
 }
@@ -66,6 +71,11 @@ impl TensorSpec {
                 let x = graph.input("x", DType::F32, [n0, n1, 1, 1])?;
                 graph.add(x, weight)?
             }
+            WeightUse::ExpertBias => {
+                let x = graph.input("x", DType::F32, [n0, 1, 1, 1])?;
+                let chosen = graph.input("chosen", DType::I32, [1, 1, 1, 1])?;
+                graph.add_id(x, weight, chosen)?
+            }
             WeightUse::RopeDivisors => {
                 let x = graph.input("x", DType::F32, [2 * n0, 1, 1, 1])?;
                 let positions = graph.input("positions", DType::I32, [1, 1, 1, 1])?;
@@ -81,7 +91,10 @@ impl TensorSpec {
         use samite_core::Role;
         match self.usage {
             WeightUse::Rows => Role::Embedding,
-            WeightUse::Scale | WeightUse::Bias | WeightUse::RopeDivisors => Role::Vector,
+            WeightUse::Scale
+            | WeightUse::Bias
+            | WeightUse::ExpertBias
+            | WeightUse::RopeDivisors => Role::Vector,
             WeightUse::Product | WeightUse::Experts => {
                 match self.name.rsplit('.').nth(1).unwrap_or_default() {
                     "attn_output" | "ffn_down" | "ffn_down_exps" => Role::Reduce,
@@ -100,145 +113,206 @@ impl TensorSpec {
     }
 }
 
-/// Whether a linear layer has a bias.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bias {
-    /// It has.
-    Required,
-    /// It may have.
-    Optional,
+/// The names of tensors that belong to no layer.
+pub(super) mod names {
+    /// The table of embeddings.
+    pub const EMBEDDING: &str = "token_embd.weight";
+    /// The table of learned positions.
+    pub const POSITIONS: &str = "position_embd.weight";
+    /// The table of kinds of tokens.
+    pub const TOKEN_TYPES: &str = "token_types.weight";
+    /// Divisors of rotary frequencies.
+    pub const FREQUENCIES: &str = "rope_freqs.weight";
+    /// The same for long contexts and for short ones.
+    pub const LONG_SHORT: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+}
+
+impl Spec {
+    /// The tensors that a file of this model has, or may have, each once.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let mut list = TensorList {
+            specs: Vec::new(),
+            prefix: String::new(),
+            role: Role::Embedding,
+        };
+        let table = |rows| [self.n_embd, rows, 1, 1];
+        let (vocabulary, required) = (table(self.n_vocab), Presence::Required);
+        list.add(names::EMBEDDING, vocabulary, WeightUse::Rows, required);
+        let embedding = &self.embedding;
+        if let Some(count) = embedding.positions {
+            list.add(names::POSITIONS, table(count), WeightUse::Rows, required);
+        }
+        if let Some(count) = embedding.token_types {
+            list.add(names::TOKEN_TYPES, table(count), WeightUse::Rows, required);
+        }
+        embedding.norm.iter().for_each(|norm| list.norm(norm));
+        list.role = Role::Output;
+        self.head.norm.iter().for_each(|norm| list.norm(norm));
+        if self.head.own != Presence::Absent {
+            list.add(
+                "output.weight",
+                vocabulary,
+                WeightUse::Product,
+                self.head.own,
+            );
+            if let Some(output) = list.specs.last_mut() {
+                output.otherwise = Some(names::EMBEDDING);
+            }
+            list.bias(&self.head.output);
+        }
+        for (il, layer) in self.layers.iter().enumerate() {
+            list.prefix = format!("blk.{}.", layer.block);
+            list.role = Role::Layer(il);
+            list.layer(layer);
+        }
+        list.specs
+    }
 }
 
 /// Collects the tensors of a model.
-#[derive(Debug)]
-pub struct TensorList<'a> {
-    /// The model's numbers.
-    pub hparams: &'a Hyperparameters,
+struct TensorList {
     specs: Vec<TensorSpec>,
+    /// What names begin with.
+    prefix: String,
+    role: Role,
 }
 
-impl<'a> TensorList<'a> {
-    /// An empty list for a model of these numbers.
-    pub fn new(hparams: &'a Hyperparameters) -> Self {
-        TensorList {
-            hparams,
-            specs: Vec::new(),
-        }
+impl TensorList {
+    fn add(&mut self, name: &str, shape: Shape, usage: WeightUse, presence: Presence) {
+        self.add_global(&format!("{}{name}", self.prefix), shape, usage, presence);
     }
 
-    /// The tensors listed.
-    pub fn into_specs(self) -> Vec<TensorSpec> {
-        self.specs
-    }
-
-    /// Adds a tensor that must be there.
-    pub fn require(&mut self, name: String, extents: [usize; 2], role: Role, usage: WeightUse) {
-        self.specs.push(TensorSpec {
-            name,
-            shape: [extents[0], extents[1], 1, 1],
-            role,
-            usage,
-            required: true,
-            otherwise: None,
-        });
-    }
-
-    /// Adds a tensor that may be missing.
-    pub fn allow(&mut self, name: String, extents: [usize; 2], role: Role, usage: WeightUse) {
-        self.require(name, extents, role, usage);
-        if let Some(spec) = self.specs.last_mut() {
-            spec.required = false;
-        }
-    }
-
-    /// Adds the embedding, the last norm and the output matrix, which may be the embedding again.
-    pub fn embedding_and_output(&mut self) {
-        let (n_embd, n_vocab) = (self.hparams.n_embd, self.hparams.n_vocab);
-        let matrix = [n_embd, n_vocab];
-        let name = |name: &str| name.to_owned();
-        self.require(
-            name("token_embd.weight"),
-            matrix,
-            Role::Embedding,
-            WeightUse::Rows,
-        );
-        self.require(
-            name("output_norm.weight"),
-            [n_embd, 1],
-            Role::Output,
-            WeightUse::Scale,
-        );
-        self.allow(
-            name("output.weight"),
-            matrix,
-            Role::Output,
-            WeightUse::Product,
-        );
-        if let Some(output) = self.specs.last_mut() {
-            output.otherwise = Some("token_embd.weight");
-        }
-        self.allow(
-            name("output.bias"),
-            [n_vocab, 1],
-            Role::Output,
-            WeightUse::Bias,
-        );
-    }
-
-    /// Adds the scale of a norm of layer `il`.
-    pub fn norm(&mut self, il: usize, name: &str, width: usize) {
-        let name = format!("blk.{il}.{name}.weight");
-        self.require(name, [width, 1], Role::Layer(il), WeightUse::Scale);
-    }
-
-    /// Adds the matrix of a linear layer of layer `il`, and its bias.
-    pub fn linear(&mut self, il: usize, name: &str, [from, to]: [usize; 2], bias: Bias) {
-        let role = Role::Layer(il);
-        let matrix = format!("blk.{il}.{name}.weight");
-        self.require(matrix, [from, to], role, WeightUse::Product);
-        let vector = format!("blk.{il}.{name}.bias");
-        match bias {
-            Bias::Required => self.require(vector, [to, 1], role, WeightUse::Bias),
-            Bias::Optional => self.allow(vector, [to, 1], role, WeightUse::Bias),
-        }
-    }
-
-    /// Adds the matrices of all experts of layer `il`, one behind the other.
-    fn experts(&mut self, il: usize, name: &str, [from, to]: [usize; 2], count: usize) {
-        self.specs.push(TensorSpec {
-            name: format!("blk.{il}.{name}.weight"),
-            shape: [from, to, count, 1],
-            role: Role::Layer(il),
-            usage: WeightUse::Experts,
-            required: true,
-            otherwise: None,
-        });
-    }
-
-    /// Adds what the layers of all decoders here have: norms, projections of attention, and a gated feed-forward part or a
-    /// mixture of several.
-    pub fn decoder_layer(&mut self, il: usize, qkv_bias: Bias) {
-        let hp = self.hparams;
-        let (n_embd, layer) = (hp.n_embd, hp.layers[il]);
-        self.norm(il, "attn_norm", n_embd);
-        let n_embd_q = hp.head_dim_k * layer.n_head;
-        self.linear(il, "attn_q", [n_embd, n_embd_q], qkv_bias);
-        self.linear(il, "attn_k", [n_embd, hp.n_embd_k(il)], qkv_bias);
-        self.linear(il, "attn_v", [n_embd, hp.n_embd_v(il)], qkv_bias);
-        let n_embd_attended = hp.head_dim_v * layer.n_head;
-        self.linear(il, "attn_output", [n_embd_attended, n_embd], Bias::Optional);
-        self.norm(il, "ffn_norm", n_embd);
-        if let Some(Experts { count, n_ff, .. }) = hp.experts {
-            let router = format!("blk.{il}.ffn_gate_inp.weight");
-            let role = Role::Layer(il);
-            self.require(router, [n_embd, count], role, WeightUse::Product);
-            self.experts(il, "ffn_gate_exps", [n_embd, n_ff], count);
-            self.experts(il, "ffn_up_exps", [n_embd, n_ff], count);
-            self.experts(il, "ffn_down_exps", [n_ff, n_embd], count);
+    /// Adds a tensor that no layer has to itself.
+    fn add_global(&mut self, name: &str, shape: Shape, usage: WeightUse, presence: Presence) {
+        let is_known = self.specs.iter().any(|spec| spec.name == name);
+        if presence == Presence::Absent || is_known {
             return;
         }
-        self.linear(il, "ffn_gate", [n_embd, layer.n_ff], Bias::Optional);
-        self.linear(il, "ffn_up", [n_embd, layer.n_ff], Bias::Optional);
-        self.linear(il, "ffn_down", [layer.n_ff, n_embd], Bias::Optional);
+        self.specs.push(TensorSpec {
+            name: name.to_owned(),
+            shape,
+            role: self.role,
+            usage,
+            required: presence == Presence::Required,
+            otherwise: None,
+        });
+    }
+
+    fn vector(&mut self, name: &str, width: usize, usage: WeightUse, presence: Presence) {
+        self.add(name, [width, 1, 1, 1], usage, presence);
+    }
+
+    fn norm(&mut self, norm: &Norm) {
+        let [width, rows] = norm.extents;
+        let shape = [width, rows, 1, 1];
+        let [weight, bias] = ["weight", "bias"].map(|part| format!("{}.{part}", norm.name));
+        self.add(&weight, shape, WeightUse::Scale, norm.weight);
+        self.add(&bias, shape, WeightUse::Bias, norm.bias);
+    }
+
+    fn linear(&mut self, linear: &Linear) {
+        let (count, usage) = match linear.experts {
+            Some(count) => (count, WeightUse::Experts),
+            None => (1, WeightUse::Product),
+        };
+        let shape = [linear.from, linear.to, count, 1];
+        self.add(
+            &format!("{}.weight", linear.name),
+            shape,
+            usage,
+            Presence::Required,
+        );
+        self.bias(linear);
+    }
+
+    fn bias(&mut self, linear: &Linear) {
+        let (shape, usage) = match linear.experts {
+            Some(count) => ([linear.to, count, 1, 1], WeightUse::ExpertBias),
+            None => ([linear.to, 1, 1, 1], WeightUse::Bias),
+        };
+        self.add(&format!("{}.bias", linear.name), shape, usage, linear.bias);
+    }
+
+    fn layer(&mut self, layer: &Layer) {
+        layer.parts.iter().for_each(|part| self.part(part));
+        if let Some(name) = layer.scale {
+            self.vector(name, 1, WeightUse::Scale, Presence::Optional);
+        }
+    }
+
+    fn part(&mut self, part: &Part) {
+        part.norm.iter().for_each(|norm| self.norm(norm));
+        for branch in &part.branches {
+            branch.norm.iter().for_each(|norm| self.norm(norm));
+            match &branch.mixer {
+                Mixer::Attention(attention) => self.attention(attention),
+                Mixer::Mlp(mlp) => self.mlp(mlp),
+                Mixer::Experts(experts) => self.experts(experts),
+                Mixer::Linear(linear) => self.linear(linear),
+            }
+            branch.post.iter().for_each(|norm| self.norm(norm));
+        }
+        let norms = part.post.iter().chain(&part.sum_norm);
+        norms.for_each(|norm| self.norm(norm));
+    }
+
+    fn attention(&mut self, attention: &Attention) {
+        match &attention.projection {
+            Projection::Fused(linear) => self.linear(linear),
+            Projection::Separate { q, kv } => {
+                self.linear(q);
+                if let Some((k, v)) = kv {
+                    self.linear(k);
+                    v.iter().for_each(|v| self.linear(v));
+                }
+            }
+        }
+        self.linear(&attention.output);
+        attention
+            .norms
+            .iter()
+            .flatten()
+            .for_each(|norm| self.norm(norm));
+        attention.sub_norm.iter().for_each(|norm| self.norm(norm));
+        if let Some(name) = attention.sinks {
+            self.vector(name, attention.n_head, WeightUse::Bias, Presence::Required);
+        }
+        if let Some(Gate::Linear(linear, _)) = &attention.gate {
+            self.linear(linear);
+        }
+        if let Some(rotation) = &attention.rotation {
+            let pairs = [rotation.rope.dims / 2, 1, 1, 1];
+            let tensors: &[&str] = match rotation.divisors {
+                Divisors::None => &[],
+                Divisors::Frequencies => &[names::FREQUENCIES],
+                Divisors::LongShort { .. } => &names::LONG_SHORT,
+            };
+            for name in tensors {
+                self.add_global(name, pairs, WeightUse::RopeDivisors, Presence::Optional);
+            }
+        }
+    }
+
+    fn mlp(&mut self, mlp: &Mlp) {
+        mlp.gate.iter().for_each(|gate| self.linear(gate));
+        self.linear(&mlp.up);
+        mlp.sub_norm.iter().for_each(|norm| self.norm(norm));
+        self.linear(&mlp.down);
+    }
+
+    fn experts(&mut self, experts: &Experts) {
+        self.linear(&experts.router);
+        let count = experts.router.to;
+        if let Some((name, presence)) = experts.choice_bias {
+            self.vector(name, count, WeightUse::Bias, presence);
+        }
+        self.mlp(&experts.experts);
+        if let Some(name) = experts.output_scale {
+            self.vector(name, count, WeightUse::Scale, Presence::Optional);
+        }
+        if let Some((mlp, gate)) = &experts.shared {
+            gate.iter().for_each(|gate| self.linear(gate));
+            self.mlp(mlp);
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! The options of a context.
 
 use crate::adapter::ScaledAdapter;
-use crate::arch::GraphShape;
+use crate::arch::{GraphShape, Spec};
 use crate::error::{Error, Result};
 use crate::graphs::GraphCache;
-use crate::hparams::Hyperparameters;
 use samite_core::{CancelToken, DType, Environment};
 use samite_sched::{Fallback, Options};
 
@@ -99,10 +98,8 @@ impl Sizes {
 
 impl ContextOptions {
     /// Fills in what is not said, and limits what cannot occur.
-    pub(crate) fn sizes(&self, hparams: &Hyperparameters) -> Result<Sizes> {
-        let n_cells = self
-            .n_ctx
-            .unwrap_or(hparams.n_ctx_train.min(DEFAULT_CONTEXT));
+    pub(crate) fn sizes(&self, spec: &Spec) -> Result<Sizes> {
+        let n_cells = self.n_ctx.unwrap_or(spec.n_ctx_train.min(DEFAULT_CONTEXT));
         for (name, value) in [
             ("n_ctx", n_cells),
             ("n_batch", self.n_batch),

@@ -19,7 +19,7 @@ pub struct ContextPlan {
     options: ContextOptions,
     sizes: Sizes,
     kv: KvPlan,
-    layers: Vec<LayerCache>,
+    layers: Vec<Option<LayerCache>>,
 }
 
 impl ContextPlan {
@@ -103,8 +103,8 @@ pub(crate) fn compute_bytes(
 
 /// Checks that `model` can have a context with these options, and completes them.
 pub(super) fn check(model: &Arc<Model>, options: &ContextOptions) -> Result<Sizes> {
-    let hparams = model.hparams();
-    let sizes = options.sizes(hparams)?;
+    let spec = model.spec();
+    let sizes = options.sizes(spec)?;
     adapter::check(model, &options.adapters)?;
     let v_type = options.kv_types[1];
     if !options.flash && v_type.is_quantized() {
@@ -112,10 +112,10 @@ pub(super) fn check(model: &Arc<Model>, options: &ContextOptions) -> Result<Size
             "V cache of type {v_type} needs flash attention: enable it, or choose f16"
         )));
     }
-    if sizes.n_cells > hparams.n_ctx_train {
+    if sizes.n_cells > spec.n_ctx_train {
         tracing::warn!(
             n_ctx = sizes.n_cells,
-            n_ctx_train = hparams.n_ctx_train,
+            n_ctx_train = spec.n_ctx_train,
             "the context is longer than the model was trained for"
         );
     }

@@ -1,21 +1,22 @@
 //! Fills the inputs of a graph: tokens, positions, cells, mask.
 
 use super::micro_batches::Room;
-use crate::arch::{GraphInputs, GraphShape};
+use crate::arch::{GraphShape, Input};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
 use crate::kv::Cells;
 use half::f16;
-use samite_sched::Scheduler;
 
 /// Values of a graph's inputs, in buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    tokens: Vec<i32>,
-    positions: Vec<i32>,
+    /// The cell of each token.
     cells: Vec<i64>,
-    mask: Vec<f16>,
     outputs: Vec<i32>,
+    /// Values of the input at hand.
+    integers: Vec<i32>,
+    floats: Vec<f32>,
+    mask: Vec<f16>,
 }
 
 impl Staging {
@@ -28,16 +29,14 @@ impl Staging {
         })
     }
 
-    /// Takes a cell for each token of `part`, a micro-batch of `batch`, and sets all values. The graph is to have `room`, too.
-    pub fn fill(
+    /// Takes a cell for each token of `part`, a micro-batch of `batch`. The graph is to have `room`, too.
+    pub fn place(
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
         cells: &mut Cells,
         room: Room,
     ) -> Result<GraphShape> {
-        self.tokens.clear();
-        self.positions.clear();
         self.cells.clear();
         self.outputs.clear();
         for (i, token) in part.iter().enumerate() {
@@ -47,11 +46,9 @@ impl Staging {
                 size: cells.len(),
                 free: 0,
             })?;
-            // Ids, cells and rows are limited to i32 at creation.
-            self.tokens.push(token.id as i32);
-            self.positions.push(token.position);
             self.cells.push(cell as i64);
             if token.wants_logits {
+                // Rows are limited to i32 at creation.
                 self.outputs.push(i as i32);
             }
         }
@@ -60,31 +57,52 @@ impl Staging {
         let n_outputs = room.n_outputs.min(part.len() - usize::from(wants_some));
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
         let end = cells.end().saturating_add(room.n_to_come);
-        let n_kv = padded(end, cells.len(), cells.n_sequences());
-        self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
-        for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
-            let sequence = batch.sequences(token).first().copied().unwrap_or(0);
-            cells.visible(sequence, token.position, row);
-        }
         Ok(GraphShape {
             n_tokens: part.len(),
-            n_kv,
+            n_kv: padded(end, cells.len(), cells.n_sequences()),
             n_outputs: self.outputs.len(),
         })
     }
 
-    /// Writes all values to the inputs of the graph that is loaded.
-    pub fn write(&self, scheduler: &mut Scheduler, inputs: GraphInputs) -> Result<()> {
-        scheduler.write(inputs.tokens, 0, bytemuck::cast_slice(&self.tokens))?;
-        scheduler.write(inputs.positions, 0, bytemuck::cast_slice(&self.positions))?;
-        scheduler.write(inputs.cells, 0, bytemuck::cast_slice(&self.cells))?;
-        if let Some(mask) = inputs.mask {
-            scheduler.write(mask, 0, bytemuck::cast_slice(&self.mask))?;
+    /// The values of an input of the graph of this shape, whose tokens have been [placed](Self::place).
+    pub fn fill(
+        &mut self,
+        input: &Input,
+        shape: GraphShape,
+        batch: &Batch,
+        part: &[BatchToken],
+        cells: &Cells,
+    ) -> Result<&[u8]> {
+        match *input {
+            // Ids are limited to i32 at creation.
+            Input::Tokens => self.set_integers(part.iter().map(|token| token.id as i32)),
+            Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
+            Input::Cells => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
+            Input::Temperature(temperature) => {
+                self.floats.clear();
+                let scales = part.iter().map(|token| temperature.at(token.position));
+                self.floats.extend(scales);
+                return Ok(bytemuck::cast_slice(&self.floats));
+            }
+            Input::Mask { span, distances } => {
+                self.mask.resize(part.len() * shape.n_kv, f16::NEG_INFINITY);
+                for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(shape.n_kv)) {
+                    let sequence = batch.sequences(token).first().copied().unwrap_or(0);
+                    cells.visible(sequence, span.of(token.position), row);
+                    if distances {
+                        cells.distances(token.position, row);
+                    }
+                }
+                return Ok(bytemuck::cast_slice(&self.mask));
+            }
         }
-        if let Some(outputs) = inputs.outputs {
-            scheduler.write(outputs, 0, bytemuck::cast_slice(&self.outputs))?;
-        }
-        Ok(())
+        Ok(bytemuck::cast_slice(&self.integers))
+    }
+
+    fn set_integers(&mut self, values: impl Iterator<Item = i32>) {
+        self.integers.clear();
+        self.integers.extend(values);
     }
 }
 

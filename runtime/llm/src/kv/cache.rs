@@ -1,11 +1,11 @@
 //! The memory of the KV cache.
 
-use crate::arch::LayerCache;
+use crate::arch::spec::Memory;
+use crate::arch::{LayerCache, Spec};
 use crate::context::Sizes;
 use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
-use crate::hparams::Hyperparameters;
 use crate::kv::cells::Cells;
 use crate::rules::Choice;
 use samite_core::{
@@ -15,11 +15,12 @@ use samite_sched::DeviceSet;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Cells and their memory: for each layer, a row of keys and one of values for each cell.
+/// Cells and their memory: for each layer with attention, a row of keys and one of values for each cell.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub cells: Cells,
-    pub layers: Vec<LayerCache>,
+    /// By layer: the memory, if it keeps something.
+    pub layers: Vec<Option<LayerCache>>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
     groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
@@ -56,16 +57,19 @@ impl KvGroup {
 impl KvPlan {
     /// Keys and values of `n_cells` cells for each layer, on the device that `choices` has for it.
     pub fn new(
-        hparams: &Hyperparameters,
+        spec: &Spec,
         devices: &DeviceSet,
         choices: &[Choice],
         n_cells: usize,
         types: [DType; 2],
     ) -> Result<Self> {
-        check_type("K", types[0], hparams.head_dim_k)?;
-        check_type("V", types[1], hparams.head_dim_v)?;
         let mut groups: Vec<KvGroup> = Vec::new();
-        for (il, choice) in choices.iter().enumerate() {
+        for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
+            let Memory::KeysValues { heads, sizes } = layer.memory() else {
+                continue;
+            };
+            check_type("K", types[0], sizes[0])?;
+            check_type("V", types[1], sizes[1])?;
             let memory = devices.get(choice.device).buffer_type();
             let known = groups
                 .iter()
@@ -78,7 +82,7 @@ impl KvPlan {
                 });
                 groups.len() - 1
             });
-            let widths = [hparams.n_embd_k(il), hparams.n_embd_v(il)];
+            let widths = sizes.map(|size| heads * size);
             for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
                 let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
                 groups[at]
@@ -95,9 +99,9 @@ impl KvPlan {
 
     /// As [`new`](KvPlan::new) for the model of `source`; but where a device refuses what its layer does with the cache, that goes to the host.
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
-        let (hparams, devices) = (source.hparams, source.devices);
+        let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        let wanted = KvPlan::new(spec, devices, &choices, sizes.n_cells, types)?;
         let layers = wanted.unallocated()?;
         let source = GraphSource {
             layers: &layers,
@@ -119,7 +123,7 @@ impl KvPlan {
         if displaced.is_empty() {
             return Ok(wanted);
         }
-        let mut plan = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        let mut plan = KvPlan::new(spec, devices, &choices, sizes.n_cells, types)?;
         plan.displaced = displaced;
         Ok(plan)
     }
@@ -146,7 +150,7 @@ impl KvPlan {
     }
 
     /// The layers as they will be, but without memory: for plans of graphs.
-    pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
+    pub fn unallocated(&self) -> Result<Vec<Option<LayerCache>>> {
         let mut tensors = Vec::new();
         for group in &self.groups {
             for info in KvGroup::described(&group.tensors) {
@@ -155,7 +159,7 @@ impl KvPlan {
                 tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
             }
         }
-        layers(self.choices.len(), tensors)
+        Ok(layers(self.choices.len(), tensors))
     }
 }
 
@@ -163,23 +167,19 @@ impl KvPlan {
 fn layers(
     n_layer: usize,
     tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
-) -> Result<Vec<LayerCache>> {
+) -> Vec<Option<LayerCache>> {
     let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
         .into_iter()
         .map(|tensor| (tensor.name().to_owned(), tensor))
         .collect();
-    let find = |name: String| {
-        let tensor = by_name.get(&name).cloned();
-        tensor.ok_or_else(|| Error::invalid(format!("{name} has no memory")))
-    };
-    (0..n_layer)
-        .map(|il| {
-            Ok(LayerCache {
-                k: find(format!("cache_k_l{il}"))?,
-                v: find(format!("cache_v_l{il}"))?,
-            })
+    let find = |name: String| by_name.get(&name).cloned();
+    let layer = |il| {
+        Some(LayerCache {
+            k: find(format!("cache_k_l{il}"))?,
+            v: find(format!("cache_v_l{il}"))?,
         })
-        .collect()
+    };
+    (0..n_layer).map(layer).collect()
 }
 
 impl KvCache {
@@ -205,7 +205,7 @@ impl KvCache {
             groups.push((Arc::clone(memory), group));
         }
         let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
-        let layers = layers(plan.choices.len(), tensors)?;
+        let layers = layers(plan.choices.len(), tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             layers,

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result, try_filled};
 use std::collections::BTreeSet;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, RangeBounds, RangeInclusive};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
 ///
@@ -403,18 +403,32 @@ impl Cells {
         self.has_shifts = self.shifts[..self.end].iter().any(|&shift| shift != 0);
     }
 
-    /// Writes for each of the first cells, as many as `row` is long, whether the token at `position` of `sequence` sees it: 0 if
+    /// Writes for each of the first cells, as many as `row` is long, whether a token of `sequence` that sees these positions sees it: 0 if
     /// so, else minus infinity.
-    pub(crate) fn visible(&self, sequence: u32, position: i32, row: &mut [half::f16]) {
+    pub(crate) fn visible(
+        &self,
+        sequence: u32,
+        positions: RangeInclusive<i32>,
+        row: &mut [half::f16],
+    ) {
         let (word, bit) = (sequence as usize / 64, sequence % 64);
         let words = self.sequences.iter().skip(word).step_by(self.words.max(1));
         for ((out, &cell), &bits) in row.iter_mut().zip(&self.positions).zip(words) {
-            let sees = cell <= position && bits >> bit & 1 == 1;
+            let sees = positions.contains(&cell) && bits >> bit & 1 == 1;
             *out = if sees {
                 half::f16::ZERO
             } else {
                 half::f16::NEG_INFINITY
             };
+        }
+    }
+
+    /// Has the cells that `row` says are seen by a token at `position` be as far below 0 as they are away.
+    pub(crate) fn distances(&self, position: i32, row: &mut [half::f16]) {
+        for (out, &cell) in row.iter_mut().zip(&self.positions) {
+            if *out == half::f16::ZERO {
+                *out = half::f16::from_f32(-(position.abs_diff(cell) as f32));
+            }
         }
     }
 }
@@ -532,9 +546,16 @@ mod tests {
     fn a_token_sees_its_own_past() {
         let cells = filled(&[(0, &[0, 1]), (1, &[0]), (1, &[1]), (2, &[0])]);
         let mut row = vec![half::f16::ONE; 6];
-        cells.visible(0, 1, &mut row);
+        cells.visible(0, 0..=1, &mut row);
         let seen: Vec<bool> = row.iter().map(|&x| x == half::f16::ZERO).collect();
         assert_eq!(seen, [true, true, false, false, false, false]);
+        // The second one through a window of one.
+        cells.visible(0, 1..=1, &mut row);
+        cells.distances(3, &mut row);
+        assert_eq!(
+            row[..2],
+            [half::f16::NEG_INFINITY, half::f16::from_f32(-2.0)]
+        );
     }
 
     proptest! {

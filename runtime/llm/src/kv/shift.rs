@@ -1,12 +1,13 @@
 //! Rotates cached keys whose positions moved.
 
-use crate::arch::LayerCache;
+use crate::arch::graph::divisors_name;
+use crate::arch::{LayerCache, Spec};
 use crate::error::Result;
-use crate::hparams::Hyperparameters;
 use crate::kv::cache::KvCache;
-use samite_core::{CancelToken, DType, Graph, StoredTensor, TensorId};
+use crate::weights::Weights;
+use samite_core::{CancelToken, DType, Graph, TensorId};
 use samite_sched::Scheduler;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 /// A graph that rotates the keys of some cells.
 #[derive(Debug)]
@@ -22,9 +23,9 @@ struct ShiftStep {
 
 /// What keys are rotated with.
 pub(crate) struct Rotation<'a> {
-    pub hparams: &'a Hyperparameters,
-    /// Divisors of the frequencies, if the model has them.
-    pub divisors: Option<&'a Arc<StoredTensor>>,
+    pub spec: &'a Spec,
+    /// Divisors of the frequencies are among them.
+    pub weights: &'a Weights,
     /// How many cells are rotated at a time.
     pub count: usize,
 }
@@ -67,26 +68,43 @@ impl Rotation<'_> {
 
     /// The graph for all layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
     /// size of the cache.
-    fn step(&self, layers: &[LayerCache]) -> Result<ShiftStep> {
-        let (hparams, count) = (self.hparams, self.count);
+    fn step(&self, layers: &[Option<LayerCache>]) -> Result<ShiftStep> {
+        let count = self.count;
         let mut graph = Graph::new();
         let each = [count, 1, 1, 1];
         let read = graph.input("shift_read", DType::I32, each)?;
         let write = graph.input("shift_write", DType::I64, each)?;
         let distances = graph.input("shift_distances", DType::I32, each)?;
-        let divisors = self
-            .divisors
-            .map(|tensor| graph.stored(tensor))
-            .transpose()?;
-        for (il, layer) in layers.iter().enumerate() {
+        // By name: a tensor is in the graph once.
+        let mut leaves = BTreeMap::new();
+        for (il, (layer, spec)) in layers.iter().zip(&self.spec.layers).enumerate() {
+            let (Some(layer), Some(attention)) = (layer, spec.attention()) else {
+                continue;
+            };
+            // Keys that are not turned by their position stay as they are.
+            let Some(rotation) = &attention.rotation else {
+                continue;
+            };
+            let n_cells = layer.k.layout().shape()[1];
+            let name = divisors_name(rotation.divisors, n_cells);
+            let divisors = match name.and_then(|name| Some((name, self.weights.get(name)?))) {
+                None => None,
+                Some((name, stored)) => Some(match leaves.get(name) {
+                    Some(&leaf) => leaf,
+                    None => {
+                        let leaf = graph.stored(stored)?;
+                        leaves.insert(name, leaf);
+                        leaf
+                    }
+                }),
+            };
             let cache = graph.stored(&layer.k)?;
             let rows = graph.get_rows(cache, read)?;
-            let width = hparams.n_embd_k(il);
-            let heads = [hparams.head_dim_k, hparams.layers[il].n_head_kv, count, 1];
-            let keys = graph.reshape(rows, heads)?;
-            let keys = graph.rope(keys, distances, divisors, hparams.rope_shift())?;
+            let (size, heads) = (attention.head_k, attention.n_head_kv);
+            let keys = graph.reshape(rows, [size, heads, count, 1])?;
+            let keys = graph.rope(keys, distances, divisors, rotation.shift())?;
             graph.set_name(keys, format!("K_shifted-{il}"));
-            let rows = graph.reshape(keys, [width, count, 1, 1])?;
+            let rows = graph.reshape(keys, [size * heads, count, 1, 1])?;
             graph.set_rows(rows, write, cache)?;
         }
         Ok(ShiftStep {

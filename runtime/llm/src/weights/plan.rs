@@ -1,10 +1,9 @@
 //! Plans where each weight goes, and checks the file against what the architecture expects.
 
 use super::{Weight, Weights};
-use crate::arch::{Architecture, TensorList, TensorSpec, WeightUse};
+use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
 use crate::displaced::Displaced;
 use crate::error::{Error, Result};
-use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
 use samite_core::{
     Buffer, BufferType, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup, Usage,
@@ -85,14 +84,12 @@ struct Found<'a> {
 /// Finds every expected tensor in the file and checks its shape.
 fn find_tensors<'a>(
     file: &'a GgufFile,
-    arch: &dyn Architecture,
-    hparams: &Hyperparameters,
+    arch: &Architecture,
+    spec: &Spec,
 ) -> Result<Vec<Found<'a>>> {
     let in_file = |message: String| Error::model(format!("{}: {message}", file.path().display()));
-    let mut list = TensorList::new(hparams);
-    arch.tensors(&mut list);
     let mut found = Vec::new();
-    for spec in list.into_specs() {
+    for spec in spec.tensors() {
         let data = file.tensor(&spec.name).or_else(|| {
             let other = spec.otherwise?;
             file.tensor(other)
@@ -120,8 +117,7 @@ fn find_tensors<'a>(
     {
         return Err(in_file(format!(
             "tensor {:?} is not known for architecture {}: without it, results would be wrong",
-            info.name,
-            arch.name()
+            info.name, arch.name
         )));
     }
     Ok(found)
@@ -164,19 +160,19 @@ impl WeightPlan {
     /// Checks the tensors of `file` and decides where each goes.
     pub fn new(
         file: &GgufFile,
-        arch: &dyn Architecture,
-        hparams: &Hyperparameters,
+        arch: &Architecture,
+        spec: &Spec,
         devices: &DeviceSet,
         rules: &[PlacementRule],
         base: Option<&[usize]>,
         repack: bool,
     ) -> Result<Self> {
-        let found = find_tensors(file, arch, hparams)?;
+        let found = find_tensors(file, arch, spec)?;
         let roles: Vec<_> = found
             .iter()
             .map(|f| (f.spec.name.as_str(), f.spec.role))
             .collect();
-        let n_layer = hparams.n_layer();
+        let n_layer = spec.n_layer();
         let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
         // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
         let in_products: BTreeSet<&str> = found

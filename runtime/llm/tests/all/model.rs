@@ -223,7 +223,7 @@ fn a_plan_needs_no_weights_and_is_what_is_loaded() {
     };
     let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
     let plan = ModelPlan::new(&gguf, &options).unwrap();
-    assert_eq!(plan.hparams().n_layer(), 3);
+    assert_eq!(plan.spec().n_layer(), 3);
     let planned = plan.memory().unwrap();
     assert_eq!(
         planned

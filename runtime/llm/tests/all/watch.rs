@@ -56,7 +56,7 @@ fn nodes_are_seen_by_name_and_change_nothing() {
         let log = watch(&mut context, &["l_out-?", "result_*", "kqv_out-0"], 99);
         assert_eq!(decode(&mut context, &tokens, 0, 0), expected);
         let log = log.lock().unwrap();
-        let last = model.hparams().n_layer() - 1;
+        let last = model.spec().n_layer() - 1;
         for step in [0, 1] {
             let of_step: Vec<_> = log.iter().filter(|seen| seen.0 == step).collect();
             let names: Vec<_> = of_step.iter().map(|seen| &*seen.1).collect();
@@ -160,7 +160,7 @@ fn watched_steps_are_compiled_once_and_leave_traces() {
         compiled > 0 && by_device == compiled,
         "{compiled} {by_device}"
     );
-    let nodes = model.hparams().n_layer();
+    let nodes = model.spec().n_layer();
     // The whole split once, and the pieces: up to each layer's end, and the rest.
     assert_eq!(prepared, 1 + nodes + 1);
     assert_eq!(spans.1, nodes + 1);

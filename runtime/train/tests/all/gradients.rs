@@ -510,7 +510,7 @@ fn check_model(what: &str, adapted: bool, again: bool) {
             ones: s.constant(DType::F32, [1, count, 1, 1], bytes(&vec![1.0; count])),
         };
         let parts = Parts {
-            hparams: &config.hparams().unwrap(),
+            spec: &config.spec().unwrap(),
             context: config.context,
             batch: 2,
             weights: &weights,

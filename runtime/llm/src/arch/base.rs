@@ -1,0 +1,696 @@
+//! What most architectures read from a file in the same way, and the parts that they are made of.
+
+use super::keys::{Keys, check_count};
+use super::spec::{
+    Activation, Attention, Divisors, Embedding, Experts, Head, Layer, Linear, Mlp, Norm, NormKind,
+    NormOver, Part, Presence, Projection, Rotation, RouterInput, Routing, Span, Spec,
+};
+use crate::error::{Error, Result};
+use samite_core::{Glu, Rope, RopeMode, Unary};
+use samite_gguf::StringArray;
+
+/// The numbers of a model that nearly every architecture has, and parts made of them. A part is as in llama; an architecture changes what
+/// is different.
+#[derive(Debug)]
+pub struct Base<'a> {
+    /// What the file says.
+    pub keys: &'a Keys<'a>,
+    /// Tokens of the vocabulary.
+    pub n_vocab: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Context length of the training.
+    pub n_ctx_train: usize,
+    /// Layers.
+    pub n_layer: usize,
+    /// Heads of queries, by layer; 0 where there is no attention.
+    pub heads: Vec<usize>,
+    /// Heads of keys and values, by layer.
+    pub heads_kv: Vec<usize>,
+    /// Width of the feed-forward part, by layer; 0 where there is none. Absent if the file does not say.
+    pub widths: Option<Vec<usize>>,
+    /// Elements of a head of queries and keys.
+    pub head_k: usize,
+    /// Elements of a head of values.
+    pub head_v: usize,
+    /// The function of norms.
+    pub norm: NormKind,
+    /// Whether norms add something.
+    pub norm_bias: Presence,
+    /// Whether linear layers have biases.
+    pub bias: Presence,
+    /// The rotation of queries and keys.
+    pub rope: Rope,
+}
+
+/// The number that keeps norms by the root of the mean of squares from dividing by 0.
+const RMS_EPSILON: &str = "attention.layer_norm_rms_epsilon";
+/// The same of norms that shift the mean.
+const LAYER_EPSILON: &str = "attention.layer_norm_epsilon";
+
+impl<'a> Base<'a> {
+    /// Reads the numbers of a model with RMS norms, whose heads are rotated by `mode`.
+    ///
+    /// # Errors
+    /// A key that is missing or of another type; a number that is zero, absurd, or contradicts another: by key.
+    pub fn read(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Self> {
+        let norm = NormKind::Rms(keys.epsilon(RMS_EPSILON)?);
+        Self::with_norm(keys, mode, norm)
+    }
+
+    /// As [`read`](Self::read), with norms that shift the mean, with scales and biases.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_layer_norm(keys: &'a Keys<'a>, mode: RopeMode) -> Result<Self> {
+        let norm = NormKind::Layer(keys.epsilon(LAYER_EPSILON)?);
+        Ok(Base {
+            norm_bias: Presence::Optional,
+            ..Self::with_norm(keys, mode, norm)?
+        })
+    }
+
+    fn with_norm(keys: &'a Keys<'a>, mode: RopeMode, norm: NormKind) -> Result<Self> {
+        let n_layer = keys.require_extent("block_count")?;
+        if n_layer > keys.n_tensors() {
+            return Err(keys.error(
+                "block_count",
+                format_args!(
+                    "is {n_layer}, but the file has {} tensors: too few for so many layers",
+                    keys.n_tensors()
+                ),
+            ));
+        }
+        let n_embd = keys.require_extent("embedding_length")?;
+        let heads = match keys.counts("attention.head_count", n_layer)? {
+            Some(heads) => heads,
+            None => vec![keys.require_extent("attention.head_count")?; n_layer],
+        };
+        let heads_kv = keys.counts("attention.head_count_kv", n_layer)?;
+        let most_heads = heads.iter().copied().max().unwrap_or(0);
+        keys.at_least_1("attention.head_count", most_heads)?;
+        let head = |name: &str| -> Result<usize> {
+            match keys.extent(name)? {
+                Some(size) => Ok(size),
+                None if n_embd.is_multiple_of(most_heads) => Ok(n_embd / most_heads),
+                None => Err(keys.error(
+                    "embedding_length",
+                    format_args!(
+                        "{n_embd} is not a multiple of {most_heads} heads, and \"{}\" is missing",
+                        keys.key(name)
+                    ),
+                )),
+            }
+        };
+        let (head_k, head_v) = (
+            head("attention.key_length")?,
+            head("attention.value_length")?,
+        );
+        for (size, name) in [(head_k, "key"), (head_v, "value")] {
+            let name = keys.key(&format!("attention.{name}_length (times heads)"));
+            check_count(&name, most_heads as u64 * size as u64)?;
+        }
+        let n_ctx_train = keys.require_extent("context_length")?;
+        Ok(Base {
+            n_vocab: n_vocab(keys)?,
+            n_embd,
+            n_ctx_train,
+            n_layer,
+            heads_kv: heads_kv.unwrap_or_else(|| heads.clone()),
+            heads,
+            widths: keys.counts("feed_forward_length", n_layer)?,
+            head_k,
+            head_v,
+            norm,
+            norm_bias: Presence::Absent,
+            bias: Presence::Optional,
+            rope: rope(keys, mode, head_k, n_ctx_train)?,
+            keys,
+        })
+    }
+
+    /// The model whose layers `layer` makes, each from its number.
+    ///
+    /// # Errors
+    /// What `layer` says.
+    pub fn decoder(&self, mut layer: impl FnMut(usize) -> Result<Layer>) -> Result<Spec> {
+        Ok(Spec {
+            n_vocab: self.n_vocab,
+            n_embd: self.n_embd,
+            n_ctx_train: self.n_ctx_train,
+            embedding: Embedding::default(),
+            layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
+            head: self.head(),
+        })
+    }
+
+    /// The last norm and the output matrix, which may be the table of embeddings.
+    pub fn head(&self) -> Head {
+        Head {
+            norm: Some(self.norm("output_norm", self.n_embd)),
+            output: Linear::new("output", [self.n_embd, self.n_vocab]).bias(Presence::Optional),
+            own: Presence::Optional,
+            scale: None,
+            softcap: 0.0,
+        }
+    }
+
+    /// A layer of parts one after the other.
+    pub fn layer(&self, block: usize, parts: impl Into<Vec<Part>>) -> Layer {
+        Layer {
+            block,
+            parts: parts.into(),
+            scale: None,
+        }
+    }
+
+    /// The layer of llama: a norm before attention, and one before the feed-forward part.
+    pub fn pre_norm(
+        &self,
+        il: usize,
+        attention: Attention,
+        feed_forward: impl Into<super::spec::Mixer>,
+    ) -> Layer {
+        self.layer(
+            il,
+            [
+                Part::new(self.norm("attn_norm", self.n_embd), attention),
+                Part::new(self.norm("ffn_norm", self.n_embd), feed_forward),
+            ],
+        )
+    }
+
+    /// A norm of rows of `width` elements.
+    pub fn norm(&self, name: &'static str, width: usize) -> Norm {
+        Norm {
+            name,
+            extents: [width, 1],
+            kind: self.norm,
+            weight: Presence::Required,
+            bias: self.norm_bias,
+        }
+    }
+
+    /// A norm of the residual stream.
+    pub fn stream_norm(&self, name: &'static str) -> Norm {
+        self.norm(name, self.n_embd)
+    }
+
+    /// A matrix product.
+    pub fn linear(&self, name: &'static str, extents: [usize; 2]) -> Linear {
+        Linear::new(name, extents).bias(self.bias)
+    }
+
+    /// The attention of layer `il`. It has one matrix for queries, keys and values if the file has that.
+    ///
+    /// # Errors
+    /// If the layer has no heads, or they do not share those of keys and values evenly.
+    pub fn attention(&self, il: usize) -> Result<Attention> {
+        let (n_head, n_head_kv) = (self.heads[il], self.heads_kv[il]);
+        self.keys.at_least_1("attention.head_count", n_head)?;
+        self.keys.at_least_1("attention.head_count_kv", n_head_kv)?;
+        if !n_head.is_multiple_of(n_head_kv) {
+            return Err(Error::model(format!(
+                "keys \"{}\" and \"{}\": {n_head} heads do not share {n_head_kv} key-value heads evenly in layer {il}",
+                self.keys.key("attention.head_count"),
+                self.keys.key("attention.head_count_kv"),
+            )));
+        }
+        Ok(self.attention_of([n_head, n_head_kv], [self.head_k, self.head_v], il))
+    }
+
+    /// The attention of layer `block` with so many heads, of queries and of keys and values, each of so many elements, of keys and of values.
+    pub fn attention_of(
+        &self,
+        [n_head, n_head_kv]: [usize; 2],
+        [head_k, head_v]: [usize; 2],
+        block: usize,
+    ) -> Attention {
+        let n_embd = self.n_embd;
+        let [n_q, n_k, n_v] = [n_head * head_k, n_head_kv * head_k, n_head_kv * head_v];
+        let projection = match self
+            .keys
+            .has_tensor(&format!("blk.{block}.attn_qkv.weight"))
+        {
+            true => Projection::Fused(self.linear("attn_qkv", [n_embd, n_q + n_k + n_v])),
+            false => Projection::Separate {
+                q: self.linear("attn_q", [n_embd, n_q]),
+                kv: Some((
+                    self.linear("attn_k", [n_embd, n_k]),
+                    Some(self.linear("attn_v", [n_embd, n_v])),
+                )),
+            },
+        };
+        Attention {
+            n_head,
+            n_head_kv,
+            head_k,
+            head_v,
+            projection,
+            clamp: None,
+            norms: [None, None, None],
+            norm_over: NormOver::Heads,
+            rotation: Some(Rotation {
+                rope: self.rope,
+                divisors: Divisors::None,
+            }),
+            span: Span::Full,
+            keys_of: None,
+            scale: 1.0 / (head_k as f32).sqrt(),
+            softcap: 0.0,
+            max_bias: 0.0,
+            sinks: None,
+            temperature: None,
+            gate: None,
+            sub_norm: None,
+            output: self.linear("attn_output", [n_head * head_v, n_embd]),
+        }
+    }
+
+    /// Width of the feed-forward part of layer `il`.
+    ///
+    /// # Errors
+    /// If the file does not say, or says 0.
+    pub fn width(&self, il: usize) -> Result<usize> {
+        const KEY: &str = "feed_forward_length";
+        match &self.widths {
+            Some(widths) => self.keys.at_least_1(KEY, widths[il]),
+            None => self.keys.require_extent(KEY),
+        }
+    }
+
+    /// The gated feed-forward part of layer `il`.
+    ///
+    /// # Errors
+    /// As [`width`](Self::width).
+    pub fn swiglu(&self, il: usize) -> Result<Mlp> {
+        Ok(self.gated(
+            ["ffn_gate", "ffn_up", "ffn_down"],
+            self.width(il)?,
+            Glu::Swiglu,
+        ))
+    }
+
+    /// A gated feed-forward part of `width`, with the names of its matrices.
+    pub fn gated(&self, [gate, up, down]: [&'static str; 3], width: usize, glu: Glu) -> Mlp {
+        Mlp {
+            gate: Some(self.linear(gate, [self.n_embd, width])),
+            up: self.linear(up, [self.n_embd, width]),
+            activation: Activation::Gated(glu),
+            sub_norm: None,
+            down: self.linear(down, [width, self.n_embd]),
+        }
+    }
+
+    /// A gated feed-forward part of `width` of which one matrix gives gate and value.
+    pub fn fused_gated(&self, width: usize, glu: Glu) -> Mlp {
+        Mlp {
+            gate: None,
+            up: self.linear("ffn_up", [self.n_embd, 2 * width]),
+            activation: Activation::Gated(glu),
+            sub_norm: None,
+            down: self.linear("ffn_down", [width, self.n_embd]),
+        }
+    }
+
+    /// The feed-forward part of layer `il` with a function of one value.
+    ///
+    /// # Errors
+    /// As [`width`](Self::width).
+    pub fn plain(&self, il: usize, activation: Activation) -> Result<Mlp> {
+        let width = self.width(il)?;
+        Ok(Mlp {
+            gate: None,
+            up: self.linear("ffn_up", [self.n_embd, width]),
+            activation,
+            sub_norm: None,
+            down: self.linear("ffn_down", [width, self.n_embd]),
+        })
+    }
+
+    /// The feed-forward part of layer `il` with GELU.
+    ///
+    /// # Errors
+    /// As [`width`](Self::width).
+    pub fn gelu(&self, il: usize) -> Result<Mlp> {
+        self.plain(il, Activation::Plain(Unary::Gelu))
+    }
+
+    /// How many experts there are, and how many of them a token uses; `None` if the file speaks of none.
+    ///
+    /// # Errors
+    /// If one of the two is missing or 0, or more are used than there are.
+    pub fn expert_counts(&self) -> Result<Option<[usize; 2]>> {
+        match self.keys.count("expert_count")? {
+            None | Some(0) => Ok(None),
+            Some(_) => self.require_expert_counts().map(Some),
+        }
+    }
+
+    /// The same for an architecture that knows nothing but experts.
+    ///
+    /// # Errors
+    /// As [`expert_counts`](Self::expert_counts), or if the file speaks of none.
+    pub fn require_expert_counts(&self) -> Result<[usize; 2]> {
+        let count = self.keys.require_extent("expert_count")?;
+        let used = self.keys.require_extent("expert_used_count")?;
+        if used > count {
+            return Err(self.keys.error(
+                "expert_used_count",
+                format_args!("is {used}, but there are only {count} experts"),
+            ));
+        }
+        Ok([count, used])
+    }
+
+    /// An error if the file speaks of experts, which this architecture has none of.
+    ///
+    /// # Errors
+    /// If it does.
+    pub fn refuse_experts(&self) -> Result<()> {
+        match self.keys.count("expert_count")? {
+            None | Some(0) => Ok(()),
+            Some(count) => Err(self.keys.error(
+                "expert_count",
+                format_args!(
+                    "is {count}: mixtures of experts are not supported for this architecture"
+                ),
+            )),
+        }
+    }
+
+    /// The width of an expert that the file says, if it does.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn expert_width(&self) -> Result<Option<usize>> {
+        // 0 stands for "not said".
+        let width = self.keys.count("expert_feed_forward_length")?;
+        Ok(width.filter(|&width| width != 0))
+    }
+
+    /// The width of an expert: its own, or an equal share of a feed-forward part.
+    ///
+    /// # Errors
+    /// As [`width`](Self::width).
+    pub fn expert_width_or_share(&self, il: usize, used: usize) -> Result<usize> {
+        match self.expert_width()? {
+            Some(width) => Ok(width),
+            None => Ok((self.width(il)? / used).max(1)),
+        }
+    }
+
+    /// A mixture of `count` gated experts of `width`, of which a token uses `used`: softmax over all, shares that add up to 1.
+    pub fn experts(&self, [count, used]: [usize; 2], width: usize) -> Experts {
+        let matrix = |name, extents| Linear {
+            experts: Some(count),
+            ..Linear::new(name, extents)
+        };
+        let n_embd = self.n_embd;
+        Experts {
+            router: Linear::new("ffn_gate_inp", [n_embd, count]),
+            router_input: RouterInput::Experts,
+            routing: Routing::Softmax,
+            choice_bias: None,
+            groups: None,
+            used,
+            normalize: true,
+            scale: None,
+            weigh_input: false,
+            experts: Mlp {
+                gate: Some(matrix("ffn_gate_exps", [n_embd, width])),
+                up: matrix("ffn_up_exps", [n_embd, width]),
+                activation: Activation::Gated(Glu::Swiglu),
+                sub_norm: None,
+                down: matrix("ffn_down_exps", [width, n_embd]),
+            },
+            output_scale: None,
+            shared: None,
+        }
+    }
+}
+
+/// As many tokens as the vocabulary lists; only a file without vocabulary needs the number as such.
+fn n_vocab(keys: &Keys<'_>) -> Result<usize> {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let Some(tokens) = keys.metadata().get::<&StringArray>(TOKENS)? else {
+        return keys.require_extent("vocab_size");
+    };
+    match tokens.len() {
+        0 => Err(Error::model(format!(
+            "key \"{TOKENS}\": is 0, must be at least 1"
+        ))),
+        count => check_count(TOKENS, count as u64),
+    }
+}
+
+/// The rotation of queries and keys, of which each head has `head_k` elements, stretched beyond the context of the training as the file says.
+fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> Result<Rope> {
+    let dims = keys
+        .count("rope.dimension_count")?
+        .filter(|&dims| dims != 0);
+    let dims = dims.unwrap_or(head_k);
+    if dims > head_k || !dims.is_multiple_of(2) {
+        return Err(keys.error(
+            "rope.dimension_count",
+            format_args!("is {dims}, must be even and at most the head size {head_k}"),
+        ));
+    }
+    let rope = Rope {
+        attn_factor: keys.positive("rope.scaling.attn_factor", 1.0)?,
+        ..Rope::new(dims, mode, keys.positive("rope.freq_base", 10_000.0)?)
+    };
+    let at_least_0 = |v: f32| v >= 0.0 && v.is_finite();
+    let mut factor = None;
+    for name in ["rope.scaling.factor", "rope.scale_linear"] {
+        if factor.is_none() {
+            factor = keys.float(name, at_least_0, "a finite number, not negative")?;
+        }
+    }
+    // 0 is how converters write "no scaling".
+    let factor = factor.filter(|&factor| factor != 0.0).unwrap_or(1.0);
+    match keys.get::<&str>("rope.scaling.type")?.unwrap_or("linear") {
+        "none" => Ok(rope),
+        // What is particular to the latter is in divisors of the frequencies.
+        "linear" | "longrope" => Ok(Rope {
+            freq_scale: 1.0 / factor,
+            ..rope
+        }),
+        "yarn" if factor < 1.0 => Err(keys.error(
+            "rope.scaling.factor",
+            format_args!("is {factor}, YaRN needs at least 1"),
+        )),
+        "yarn" => {
+            let ext_factor =
+                keys.float("rope.scaling.yarn_ext_factor", f32::is_finite, "finite")?;
+            let original = keys.extent("rope.scaling.original_context_length")?;
+            Ok(Rope {
+                original_context: original.unwrap_or(n_ctx_train),
+                freq_scale: 1.0 / factor,
+                // Negative stands for "not said".
+                ext_factor: ext_factor.filter(|&v| v >= 0.0).unwrap_or(1.0),
+                beta_fast: keys.positive("rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: keys.positive("rope.scaling.yarn_beta_slow", 1.0)?,
+                ..rope
+            })
+        }
+        other => Err(keys.error(
+            "rope.scaling.type",
+            format_args!(
+                "scaling '{other}' is not supported; supported are: none, linear, longrope, yarn"
+            ),
+        )),
+    }
+}
+
+impl Rotation {
+    /// The rotation that moves keys, rotated already, by a distance: without a change of magnitude, which the keys have already.
+    pub(crate) fn shift(&self) -> Rope {
+        // With YaRN, the operation itself multiplies by 1 + 0.1 ln(1 / freq_scale).
+        let magnitude = match self.rope.ext_factor {
+            0.0 => 1.0,
+            _ => 1.0 + 0.1 * (1.0 / self.rope.freq_scale).ln(),
+        };
+        Rope {
+            attn_factor: 1.0 / magnitude,
+            ..self.rope
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::spec::Mixer;
+    use samite_gguf::{Metadata, Value};
+
+    fn metadata(changes: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::new();
+        let entries = [
+            ("block_count", 2u32),
+            ("embedding_length", 64),
+            ("attention.head_count", 8),
+            ("attention.head_count_kv", 4),
+            ("feed_forward_length", 96),
+            ("context_length", 128),
+            ("vocab_size", 300),
+        ];
+        for (key, value) in entries {
+            metadata.set(&format!("llama.{key}"), value).unwrap();
+        }
+        metadata
+            .set("llama.attention.layer_norm_rms_epsilon", 1e-5f32)
+            .unwrap();
+        for (key, value) in changes {
+            metadata
+                .set(&format!("llama.{key}"), value.clone())
+                .unwrap();
+        }
+        metadata
+    }
+
+    fn read_as(name: &str, metadata: &Metadata) -> Result<Spec> {
+        let spec = crate::arch::find(name)?.spec;
+        spec(&Keys::new(metadata, "llama", 40, &|_| false))
+    }
+
+    fn read(changes: &[(&str, Value)]) -> Result<Spec> {
+        read_as("llama", &metadata(changes))
+    }
+
+    fn rotation(spec: &Spec) -> Rotation {
+        spec.layers[0]
+            .attention()
+            .unwrap()
+            .rotation
+            .clone()
+            .unwrap()
+    }
+
+    #[test]
+    fn defaults_follow_from_the_others() {
+        let spec = read(&[]).unwrap();
+        assert_eq!((spec.n_layer(), spec.n_vocab), (2, 300));
+        let attention = spec.layers[1].attention().unwrap();
+        assert_eq!((attention.head_k, attention.head_v), (8, 8));
+        assert_eq!((attention.n_head, attention.n_head_kv), (8, 4));
+        assert_eq!(
+            rotation(&spec).rope,
+            Rope::new(8, RopeMode::Normal, 10_000.0)
+        );
+    }
+
+    #[test]
+    fn layers_may_differ() {
+        let spec = read(&[("attention.head_count_kv", vec![8u32, 2].into())]).unwrap();
+        let heads = |il: usize| spec.layers[il].attention().unwrap().n_head_kv;
+        assert_eq!((heads(0), heads(1)), (8, 2));
+    }
+
+    fn width(name: &str, changes: &[(&str, Value)]) -> usize {
+        let spec = read_as(name, &metadata(changes)).unwrap();
+        assert_eq!(spec.experts(), Some([8, 3]));
+        let mixtures = spec.layers[0]
+            .branches()
+            .find_map(|branch| match &branch.mixer {
+                Mixer::Experts(experts) => Some(experts.experts.up.to),
+                _ => None,
+            });
+        mixtures.unwrap()
+    }
+
+    #[test]
+    fn experts_have_a_width_or_share_one() {
+        let [count, used] = [8u32, 3].map(Value::from);
+        let keys = [("expert_count", count), ("expert_used_count", used)];
+        let with = |change: (&'static str, Value)| [&keys[..], &[change]].concat();
+        assert_eq!(width("llama", &keys), 96);
+        assert_eq!(width("qwen3moe", &keys), 32);
+        let own = ("expert_feed_forward_length", Value::from(40u32));
+        assert_eq!(width("qwen3moe", &with(own)), 40);
+        let unsaid = ("expert_feed_forward_length", 0u32.into());
+        assert_eq!(width("qwen3moe", &with(unsaid)), 32);
+        assert_eq!(read(&[]).unwrap().experts(), None);
+        let none = [("expert_count", 0u32.into())];
+        assert_eq!(read_as("qwen3", &metadata(&none)).unwrap().experts(), None);
+
+        let message = |name, changes: &[(&str, Value)]| {
+            let error = read_as(name, &metadata(changes)).unwrap_err();
+            error.to_string()
+        };
+        assert!(message("qwen3", &keys).contains("not supported for this architecture"));
+        assert!(message("qwen3moe", &[]).contains("llama.expert_count"));
+        assert!(message("llama", &keys[..1]).contains("llama.expert_used_count"));
+        let many = [keys[0].clone(), ("expert_used_count", 9u32.into())];
+        assert!(message("llama", &many).contains("only 8 experts"));
+        let none = [keys[0].clone(), ("expert_used_count", 0u32.into())];
+        assert!(message("llama", &none).contains("is 0"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let cases: &[(&str, Value, &str)] = &[
+            ("block_count", 0u32.into(), "is 0"),
+            ("block_count", 41u32.into(), "40 tensors"),
+            ("block_count", u64::MAX.into(), "at most"),
+            ("embedding_length", 0u32.into(), "is 0"),
+            (
+                "embedding_length",
+                65u32.into(),
+                "not a multiple of 8 heads",
+            ),
+            ("attention.head_count", 0u32.into(), "is 0"),
+            ("attention.head_count", (-1i32).into(), "does not fit"),
+            ("attention.head_count", (1u32 << 28).into(), "multiple"),
+            ("attention.head_count_kv", 0u32.into(), "is 0"),
+            ("attention.head_count_kv", 3u32.into(), "evenly in layer 0"),
+            ("attention.head_count_kv", vec![4u32].into(), "or 2 of them"),
+            ("attention.key_length", (1u32 << 27).into(), "times heads"),
+            ("feed_forward_length", "wide".into(), "found str"),
+            ("rope.dimension_count", 7u32.into(), "even"),
+            ("rope.dimension_count", 10u32.into(), "head size 8"),
+            ("rope.freq_base", f32::NAN.into(), "positive"),
+            (
+                "rope.scaling.type",
+                "spiral".into(),
+                "none, linear, longrope, yarn",
+            ),
+            (
+                "attention.layer_norm_rms_epsilon",
+                f32::NAN.into(),
+                "between 0 and 1",
+            ),
+            ("expert_count", 8u32.into(), "expert_used_count"),
+            ("context_length", 0u32.into(), "is 0"),
+        ];
+        for (key, value, expected) in cases {
+            let message = read(&[(key, value.clone())]).unwrap_err().to_string();
+            assert!(message.contains(expected), "{key}: {message}");
+        }
+        let mut without = metadata(&[]);
+        without.remove("llama.context_length");
+        let error = read_as("llama", &without).unwrap_err().to_string();
+        assert!(error.contains("llama.context_length"), "{error}");
+    }
+
+    #[test]
+    fn a_yarn_shift_keeps_the_magnitude() {
+        let spec = read(&[
+            ("rope.scaling.type", "yarn".into()),
+            ("rope.scaling.factor", 4.0f32.into()),
+        ]);
+        let rotation = rotation(&spec.unwrap());
+        assert_eq!(rotation.rope.freq_scale, 0.25);
+        assert_eq!(rotation.rope.original_context, 128);
+        let total = rotation.shift().attn_factor * (1.0 + 0.1 * 4.0f32.ln());
+        assert!((total - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_window_ends_with_the_token_and_a_chunk_begins_with_its_own() {
+        assert_eq!(Span::Full.of(70), 0..=70);
+        assert_eq!(Span::Window(3).of(70), 68..=70);
+        assert_eq!(Span::Chunk(32).of(70), 64..=70);
+        assert_eq!(Span::Chunk(32).of(64), 64..=64);
+    }
+}

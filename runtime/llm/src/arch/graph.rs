@@ -1,0 +1,398 @@
+//! Builds the graph of a micro-batch: a walk over the [`Spec`] of a model.
+//!
+//! Nodes are named as in llama.cpp.
+
+mod attention;
+mod feed_forward;
+mod inputs;
+
+pub(crate) use attention::divisors_name;
+pub use inputs::{GraphInputs, Input};
+
+use super::spec::{Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, Spec};
+use super::tensors::names;
+use crate::adapter::{Pair, ScaledAdapter};
+use crate::weights::Weights;
+use samite_core::{DType, Error, Graph, Result, StoredTensor, TensorId, Unary};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What a graph depends on besides the model: equal shapes have equal graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphShape {
+    /// Tokens of the micro-batch.
+    pub n_tokens: usize,
+    /// Cells of the KV cache that attention looks at.
+    pub n_kv: usize,
+    /// Tokens whose logits are wanted.
+    pub n_outputs: usize,
+}
+
+/// What one layer keeps of every token.
+#[derive(Clone, Debug)]
+pub struct LayerCache {
+    /// Keys `[head size · kv heads, cells]`.
+    pub k: Arc<StoredTensor>,
+    /// Values `[head size · kv heads, cells]`.
+    pub v: Arc<StoredTensor>,
+}
+
+/// What a graph is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub spec: &'a Spec,
+    pub weights: &'a Weights,
+    /// The cache of each layer that keeps something.
+    pub cache: &'a [Option<LayerCache>],
+    pub adapters: &'a [ScaledAdapter],
+    /// One operation for the attention instead of several.
+    pub flash: bool,
+}
+
+/// A graph in the making.
+struct Builder<'a> {
+    parts: Parts<'a>,
+    shape: GraphShape,
+    graph: Graph,
+    inputs: GraphInputs,
+    /// Leaves of stored tensors that are in the graph already.
+    leaves: HashMap<*const StoredTensor, TensorId>,
+    /// The number of the layer.
+    il: usize,
+    /// What names of the layer's tensors begin with.
+    prefix: String,
+    /// From here on, only tokens whose logits are wanted are computed.
+    is_last_mixing: bool,
+}
+
+/// The graph of a micro-batch, from tokens to logits.
+///
+/// # Errors
+/// If operands do not fit; not for a model whose tensors were checked.
+pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, GraphInputs)> {
+    let mut builder = Builder {
+        parts,
+        shape,
+        graph: Graph::new(),
+        inputs: GraphInputs::default(),
+        leaves: HashMap::new(),
+        il: 0,
+        prefix: String::new(),
+        is_last_mixing: false,
+    };
+    builder.model()?;
+    Ok((builder.graph, builder.inputs))
+}
+
+impl Builder<'_> {
+    fn model(&mut self) -> Result<()> {
+        let spec = self.parts.spec;
+        let mut x = self.embedding()?;
+        let last = spec.last_mixing();
+        for (il, layer) in spec.layers.iter().enumerate() {
+            self.il = il;
+            self.prefix = format!("blk.{}.", layer.block);
+            let Some(result) = self.layer(layer, x, last)? else {
+                return Ok(());
+            };
+            x = result;
+        }
+        self.prefix.clear();
+        self.output(&spec.head, x)
+    }
+
+    fn named(&mut self, id: TensorId, name: &str) -> TensorId {
+        self.graph.set_name(id, format!("{name}-{}", self.il));
+        id
+    }
+
+    fn extents(&self, id: TensorId) -> [usize; 4] {
+        self.graph.tensor(id).layout.shape()
+    }
+
+    fn input(&mut self, input: Input, dtype: DType, shape: [usize; 4]) -> Result<TensorId> {
+        if let Some(id) = self.inputs.get(&input) {
+            return Ok(id);
+        }
+        let id = self.graph.input(input.name(), dtype, shape)?;
+        self.inputs.list.push((input, id));
+        Ok(id)
+    }
+
+    fn per_token(&mut self, input: Input, dtype: DType) -> Result<TensorId> {
+        self.input(input, dtype, [self.shape.n_tokens, 1, 1, 1])
+    }
+
+    fn positions(&mut self) -> Result<TensorId> {
+        self.per_token(Input::Positions, DType::I32)
+    }
+
+    fn stored(&mut self, tensor: &Arc<StoredTensor>) -> Result<TensorId> {
+        if let Some(&id) = self.leaves.get(&Arc::as_ptr(tensor)) {
+            return Ok(id);
+        }
+        let id = self.graph.stored(tensor)?;
+        self.leaves.insert(Arc::as_ptr(tensor), id);
+        Ok(id)
+    }
+
+    /// The weight with this whole name, if the model has it.
+    fn global_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
+        let weights = self.parts.weights;
+        let tensor = weights.get(name);
+        tensor.map(|tensor| self.stored(tensor)).transpose()
+    }
+
+    /// The weight of the layer, if the model has it.
+    fn optional_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
+        self.global_weight(&format!("{}{name}", self.prefix))
+    }
+
+    fn weight(&mut self, name: &str) -> Result<TensorId> {
+        self.optional_weight(name)?.ok_or_else(|| {
+            Error::invalid(format!("the model has no tensor '{}{name}'", self.prefix))
+        })
+    }
+
+    /// `y`, the result of an operation with the weight called `name`, and what adapters add to it. `change` appends the product
+    /// with the two matrices of a pair.
+    fn adapted(
+        &mut self,
+        mut y: TensorId,
+        name: &str,
+        change: impl Fn(&mut Self, &Pair, [TensorId; 2]) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let Parts {
+            adapters, weights, ..
+        } = self.parts;
+        let name = format!("{}{name}", self.prefix);
+        let name = weights.data_name(&name).unwrap_or(&name);
+        for adapter in adapters {
+            let Some((pair, scale)) = adapter.pair(name) else {
+                continue;
+            };
+            let matrices = [self.stored(&pair.a)?, self.stored(&pair.b)?];
+            let change = change(self, pair, matrices)?;
+            let change = self.graph.scale(change, scale)?;
+            y = self.graph.add(y, change)?;
+        }
+        Ok(y)
+    }
+
+    /// The product of the matrix called `name`, as adapters change it, and `x`.
+    fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let matrix = self.weight(name)?;
+        let y = self.graph.mul_mat(matrix, x)?;
+        self.adapted(y, name, |builder, pair, [a, b]| {
+            // The pair of an embedding is the other way round.
+            let [first, second] = if pair.is_embedding {
+                let turned = builder.graph.transpose(b)?;
+                [builder.graph.cont(turned)?, a]
+            } else {
+                [a, b]
+            };
+            let inner = builder.graph.mul_mat(first, x)?;
+            builder.graph.mul_mat(second, inner)
+        })
+    }
+
+    /// The embeddings of the tokens: `[width, tokens]`.
+    fn embedding(&mut self) -> Result<TensorId> {
+        let embedding = &self.parts.spec.embedding;
+        let tokens = self.per_token(Input::Tokens, DType::I32)?;
+        let table = self.weight(names::EMBEDDING)?;
+        let x = self.graph.get_rows(table, tokens)?;
+        let mut x = self.adapted(x, names::EMBEDDING, |builder, _, [a, b]| {
+            let rows = builder.graph.get_rows(a, tokens)?;
+            builder.graph.mul_mat(b, rows)
+        })?;
+        self.graph.set_name(x, "inp_embd");
+        if let Some(scale) = embedding.scale {
+            x = self.graph.scale(x, scale)?;
+            self.graph.set_name(x, "inp_scaled");
+        }
+        if embedding.token_types.is_some() {
+            let table = self.weight(names::TOKEN_TYPES)?;
+            let first = self.graph.rows(table, 0, 1)?;
+            x = self.graph.add(x, first)?;
+        }
+        if embedding.positions.is_some() {
+            let table = self.weight(names::POSITIONS)?;
+            let positions = self.positions()?;
+            let rows = self.graph.get_rows(table, positions)?;
+            x = self.graph.add(x, rows)?;
+            self.graph.set_name(x, "inpL");
+        }
+        match &embedding.norm {
+            Some(norm) => self.norm(x, norm),
+            None => Ok(x),
+        }
+    }
+
+    /// `x` normalised, row by row.
+    fn norm(&mut self, x: TensorId, norm: &Norm) -> Result<TensorId> {
+        let mut x = match norm.kind {
+            NormKind::Rms(eps) => self.graph.rms_norm(x, eps)?,
+            NormKind::Layer(eps) => self.graph.norm(x, eps)?,
+        };
+        self.named(x, "norm");
+        if let Some(scale) = self.optional_weight(&format!("{}.weight", norm.name))? {
+            x = self.graph.mul(x, scale)?;
+            self.named(x, norm.name);
+        }
+        if let Some(bias) = self.optional_weight(&format!("{}.bias", norm.name))? {
+            x = self.graph.add(x, bias)?;
+            self.named(x, norm.name);
+        }
+        Ok(x)
+    }
+
+    fn maybe_norm(&mut self, x: TensorId, norm: &Option<Norm>) -> Result<TensorId> {
+        match norm {
+            Some(norm) => self.norm(x, norm),
+            None => Ok(x),
+        }
+    }
+
+    fn maybe_scale(&mut self, x: TensorId, scale: Option<f32>) -> Result<TensorId> {
+        match scale {
+            Some(scale) => self.graph.scale(x, scale),
+            None => Ok(x),
+        }
+    }
+
+    /// A linear layer; the result is called `name`.
+    fn linear(&mut self, x: TensorId, linear: &Linear, name: &str) -> Result<TensorId> {
+        let y = self.product(x, &format!("{}.weight", linear.name))?;
+        self.named(y, name);
+        match self.optional_weight(&format!("{}.bias", linear.name))? {
+            Some(bias) => {
+                let sum = self.graph.add(y, bias)?;
+                Ok(self.named(sum, name))
+            }
+            None => Ok(y),
+        }
+    }
+
+    /// The residual stream after a layer; `None` if nothing is left to do, because no logits are wanted and everything is stored.
+    fn layer(
+        &mut self,
+        layer: &Layer,
+        mut x: TensorId,
+        [last_layer, last_part]: [usize; 2],
+    ) -> Result<Option<TensorId>> {
+        let mut before = x;
+        for (at, part) in layer.parts.iter().enumerate() {
+            self.is_last_mixing = [self.il, at] == [last_layer, last_part];
+            let Some(change) = self.part(part, x, before)? else {
+                return Ok(None);
+            };
+            x = self.wanted(x, "inp_kept")?;
+            before = self.wanted(before, "inp_kept")?;
+            self.is_last_mixing = false;
+            let is_end = at + 1 == layer.parts.len();
+            x = self.graph.add(change, x)?;
+            self.named(x, if is_end { "l_out" } else { "ffn_inp" });
+            x = self.maybe_norm(x, &part.sum_norm)?;
+        }
+        if let Some(name) = layer.scale
+            && let Some(scale) = self.optional_weight(name)?
+        {
+            x = self.graph.mul(x, scale)?;
+            self.named(x, "out_scaled");
+        }
+        Ok(Some(x))
+    }
+
+    /// What a part adds to the residual stream `x`; `before` is the one before the layer.
+    fn part(&mut self, part: &Part, x: TensorId, before: TensorId) -> Result<Option<TensorId>> {
+        let normed = self.maybe_norm(x, &part.norm)?;
+        let mut sum: Option<TensorId> = None;
+        for branch in &part.branches {
+            let input = match (&branch.norm, branch.of_layer) {
+                (None, false) => normed,
+                (None, true) => before,
+                (Some(norm), of_layer) => self.norm(if of_layer { before } else { x }, norm)?,
+            };
+            let Some(result) = self.branch(branch, input, before)? else {
+                continue;
+            };
+            let result = self.maybe_norm(result, &branch.post)?;
+            let result = self.maybe_scale(result, branch.scale)?;
+            sum = Some(match sum {
+                Some(sum) => self.graph.add(sum, result)?,
+                None => result,
+            });
+        }
+        let Some(sum) = sum else {
+            return Ok(None);
+        };
+        let sum = self.maybe_norm(sum, &part.post)?;
+        self.maybe_scale(sum, part.scale).map(Some)
+    }
+
+    /// The result of a branch; `None` if no logits are wanted.
+    fn branch(
+        &mut self,
+        branch: &Branch,
+        x: TensorId,
+        before: TensorId,
+    ) -> Result<Option<TensorId>> {
+        if let Mixer::Attention(attention) = &branch.mixer {
+            return self.attention(attention, x);
+        }
+        if self.is_last_mixing && self.shape.n_outputs == 0 {
+            return Ok(None);
+        }
+        let x = self.wanted(x, "ffn_inp_kept")?;
+        let result = match &branch.mixer {
+            Mixer::Attention(_) => return Ok(None),
+            Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
+            Mixer::Experts(experts) => self.experts(experts, x, before)?,
+            Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,
+        };
+        Ok(Some(result))
+    }
+
+    /// Where the last token looked at others: only the columns of `x` that lead to wanted logits; else `x` itself.
+    fn wanted(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let GraphShape {
+            n_tokens,
+            n_outputs,
+            ..
+        } = self.shape;
+        let is_whole = self.extents(x)[1] == n_tokens;
+        if !self.is_last_mixing || n_outputs == n_tokens || !is_whole {
+            return Ok(x);
+        }
+        let rows = self.input(Input::Outputs, DType::I32, [n_outputs, 1, 1, 1])?;
+        let kept = self.graph.get_rows(x, rows)?;
+        Ok(self.named(kept, name))
+    }
+
+    /// The logits after the last layer's result.
+    fn output(&mut self, head: &Head, x: TensorId) -> Result<()> {
+        let normed = self.maybe_norm(x, &head.norm)?;
+        self.graph.set_name(normed, "result_norm");
+        let mut logits = self.product(normed, "output.weight")?;
+        if let Some(bias) = self.optional_weight("output.bias")? {
+            self.graph.set_name(logits, "result_output_no_bias");
+            logits = self.graph.add(logits, bias)?;
+        }
+        logits = self.maybe_scale(logits, head.scale)?;
+        if head.softcap != 0.0 {
+            logits = self.soft_cap(logits, 1.0, head.softcap)?;
+        }
+        self.graph.set_name(logits, "result_output");
+        self.graph.set_output(logits);
+        self.inputs.logits = Some(logits);
+        Ok(())
+    }
+
+    /// `softcap · tanh(scale · x / softcap)`.
+    fn soft_cap(&mut self, x: TensorId, scale: f32, softcap: f32) -> Result<TensorId> {
+        let x = self.graph.scale(x, scale / softcap)?;
+        let x = self.graph.unary(x, Unary::Tanh)?;
+        self.graph.scale(x, softcap)
+    }
+}

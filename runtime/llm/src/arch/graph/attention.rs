@@ -1,0 +1,349 @@
+//! The nodes of attention.
+
+use super::{Builder, LayerCache};
+use crate::arch::graph::Input;
+use crate::arch::spec::{Attention, Divisors, Gate, NormOver, Projection, Rotation, Temperature};
+use crate::arch::tensors::names;
+use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
+use std::sync::Arc;
+
+/// The products of attention, `[head size, heads, tokens]` each.
+struct Projected {
+    /// Absent if nothing is to be looked at.
+    q: Option<TensorId>,
+    /// Keys and values, if the layer has its own.
+    kv: Option<[TensorId; 2]>,
+    /// What the result is multiplied with, `[head size or 1, heads, tokens]`.
+    gate: Option<TensorId>,
+}
+
+impl Builder<'_> {
+    /// What tokens find when they look at others, after the last matrix; `None` if no logits are wanted.
+    pub(super) fn attention(&mut self, a: &Attention, x: TensorId) -> Result<Option<TensorId>> {
+        let Projected { q, kv, gate } = self.projected(a, x)?;
+        if let Some([k, v]) = kv {
+            let k = self.prepared(a, k, 1, "Kcur")?;
+            let v = self.normed_heads(a, v, 2, "Vcur")?;
+            self.store(k, v)?;
+        }
+        let Some(q) = q else {
+            return Ok(None);
+        };
+        let mut q = self.prepared(a, q, 0, "Qcur")?;
+        if let Some(temperature) = a.temperature {
+            q = self.cooled(q, temperature)?;
+        }
+        let mut attended = self.attended(a, q)?;
+        if let Some(gate) = gate {
+            attended = self.gated(a, attended, gate)?;
+        }
+        let attended = self.wanted(attended, "kqv_out_kept")?;
+        let attended = self.maybe_norm(attended, &a.sub_norm)?;
+        self.linear(attended, &a.output, "attn_out").map(Some)
+    }
+
+    /// Queries, keys and values of `x`. They come one after the other, so that devices can share what they do to `x`.
+    fn projected(&mut self, a: &Attention, x: TensorId) -> Result<Projected> {
+        let is_finished = self.is_last_mixing && self.shape.n_outputs == 0;
+        let gate = match &a.gate {
+            Some(Gate::Linear(linear, function)) if !is_finished => {
+                let gate = self.linear(x, linear, "attn_gate")?;
+                let gate = self.graph.unary(gate, *function)?;
+                Some(self.named(gate, "attn_gate"))
+            }
+            _ => None,
+        };
+        let (heads, heads_kv) = (a.n_head, a.n_head_kv);
+        let clamped = |builder: &mut Self, x| match a.clamp {
+            Some(limit) => builder.graph.clamp(x, -limit, limit),
+            None => Ok(x),
+        };
+        let (q, k, v) = match &a.projection {
+            Projection::Fused(linear) => {
+                let all = self.linear(x, linear, "wqkv")?;
+                let all = clamped(self, all)?;
+                let q = self.slice(all, a.head_k, heads, 0, "Qcur")?;
+                let at = a.head_k * heads;
+                let k = self.slice(all, a.head_k, heads_kv, at, "Kcur")?;
+                let at = at + a.head_k * heads_kv;
+                let v = self.slice(all, a.head_v, heads_kv, at, "Vcur")?;
+                return Ok(Projected {
+                    q: (!is_finished).then_some(q),
+                    kv: Some([k, v]),
+                    gate,
+                });
+            }
+            Projection::Separate { q, kv } => {
+                let q = match is_finished {
+                    true => None,
+                    false => Some(self.linear(x, q, "Qcur")?),
+                };
+                match kv {
+                    None => (q, None, None),
+                    Some((k, v)) => {
+                        let k = self.linear(x, k, "Kcur")?;
+                        let v = match v {
+                            Some(v) => Some(self.linear(x, v, "Vcur")?),
+                            None => None,
+                        };
+                        (q, Some(k), v)
+                    }
+                }
+            }
+        };
+        let mut gate = gate;
+        let q = match q {
+            None => None,
+            Some(q) if a.gate == Some(Gate::InQueries) => {
+                let pairs = self.heads(q, 2 * a.head_k, heads, "Qcur_full")?;
+                let half = self.half(pairs, a.head_k, 1)?;
+                let half = self.graph.cont(half)?;
+                let half = self.graph.unary(half, Unary::Sigmoid)?;
+                gate = Some(self.named(half, "gate_sigmoid"));
+                Some(self.half(pairs, a.head_k, 0)?)
+            }
+            Some(q) => Some(self.whole_or_heads(a, q, 0, "Qcur", clamped)?),
+        };
+        let kv = match k {
+            None => None,
+            Some(k) => {
+                let v = match v {
+                    Some(v) => v,
+                    None => k,
+                };
+                let k = self.whole_or_heads(a, k, 1, "Kcur", clamped)?;
+                let v = clamped(self, v)?;
+                Some([k, self.heads(v, a.head_v, heads_kv, "Vcur")?])
+            }
+        };
+        Ok(Projected { q, kv, gate })
+    }
+
+    /// Queries (0) or keys (1) by heads, after a norm of all heads together if they have one.
+    fn whole_or_heads(
+        &mut self,
+        a: &Attention,
+        x: TensorId,
+        which: usize,
+        name: &str,
+        clamped: impl Fn(&mut Self, TensorId) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let mut x = clamped(self, x)?;
+        if a.norm_over == NormOver::Token {
+            x = self.maybe_norm(x, &a.norms[which])?;
+        }
+        self.heads(x, a.head_k, [a.n_head, a.n_head_kv][which], name)
+    }
+
+    fn heads(&mut self, x: TensorId, size: usize, count: usize, name: &str) -> Result<TensorId> {
+        let n_tokens = self.extents(x)[1];
+        let heads = self.graph.reshape(x, [size, count, n_tokens, 1])?;
+        Ok(self.named(heads, name))
+    }
+
+    /// Heads that are some elements of longer rows.
+    fn slice(
+        &mut self,
+        x: TensorId,
+        size: usize,
+        count: usize,
+        at: usize,
+        name: &str,
+    ) -> Result<TensorId> {
+        let layout = self.graph.tensor(x).layout;
+        let [element, row, ..] = layout.strides();
+        let n_tokens = layout.shape()[1];
+        let strides = [size * element, row, row * n_tokens];
+        let view = self
+            .graph
+            .view(x, [size, count, n_tokens, 1], strides, at * element)?;
+        Ok(self.named(view, name))
+    }
+
+    /// The first (0) or second (1) `size` elements of each head.
+    fn half(&mut self, x: TensorId, size: usize, which: usize) -> Result<TensorId> {
+        let layout = self.graph.tensor(x).layout;
+        let ([_, n1, n2, _], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
+        self.graph
+            .view(x, [size, n1, n2, 1], [s1, s2, s3], which * size * s0)
+    }
+
+    /// Heads of queries (0), keys (1) or values (2) after their norm, if it is one of heads.
+    fn normed_heads(
+        &mut self,
+        a: &Attention,
+        x: TensorId,
+        which: usize,
+        name: &str,
+    ) -> Result<TensorId> {
+        match &a.norms[which] {
+            Some(norm) => {
+                let x = self.norm(x, norm)?;
+                Ok(self.named(x, name))
+            }
+            None => Ok(x),
+        }
+    }
+
+    /// Heads of queries (0) or keys (1) after norm and rotation.
+    fn prepared(
+        &mut self,
+        a: &Attention,
+        mut x: TensorId,
+        which: usize,
+        name: &str,
+    ) -> Result<TensorId> {
+        if a.norm_over == NormOver::Heads {
+            x = self.normed_heads(a, x, which, name)?;
+        }
+        if let Some(rotation) = &a.rotation {
+            let positions = self.positions()?;
+            let divisors = self.divisors(rotation)?;
+            x = self.graph.rope(x, positions, divisors, rotation.rope)?;
+            self.named(x, name);
+        }
+        if a.norm_over == NormOver::RotatedHeads {
+            x = self.normed_heads(a, x, which, name)?;
+        }
+        Ok(x)
+    }
+
+    fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
+        let n_cells = self.parts.cache.iter().flatten().next();
+        let n_cells = n_cells.map_or(0, |layer| layer.k.layout().shape()[1]);
+        match divisors_name(rotation.divisors, n_cells) {
+            Some(name) => self.global_weight(name),
+            None => Ok(None),
+        }
+    }
+
+    /// Queries scaled by their positions.
+    fn cooled(&mut self, q: TensorId, temperature: Temperature) -> Result<TensorId> {
+        let shape = [1, 1, self.shape.n_tokens, 1];
+        let scale = self.input(Input::Temperature(temperature), DType::F32, shape)?;
+        let q = self.graph.mul(q, scale)?;
+        Ok(self.named(q, "Qcur_attn_temp_scaled"))
+    }
+
+    /// Writes keys and values to the cells of their tokens.
+    fn store(&mut self, k: TensorId, v: TensorId) -> Result<()> {
+        let cache = self.cache(self.il)?;
+        let cells = self.per_token(Input::Cells, DType::I64)?;
+        for (rows, cache, name) in [(k, &cache.k, "k_cache"), (v, &cache.v, "v_cache")] {
+            let cache = self.stored(cache)?;
+            let width = self.extents(cache)[0];
+            let is_dense = self.graph.tensor(rows).layout.is_contiguous();
+            let rows = match is_dense {
+                true => rows,
+                false => self.graph.cont(rows)?,
+            };
+            let shape = [width, self.shape.n_tokens, 1, 1];
+            let rows = self.graph.reshape(rows, shape)?;
+            let written = self.graph.set_rows(rows, cells, cache)?;
+            self.named(written, name);
+        }
+        Ok(())
+    }
+
+    fn cache(&self, il: usize) -> Result<LayerCache> {
+        let cache = self.parts.cache.get(il).and_then(Option::as_ref);
+        cache
+            .cloned()
+            .ok_or_else(|| Error::invalid(format!("layer {il} has no cache")))
+    }
+
+    /// The cached rows that attention looks at, by head: `[head size, cells, kv heads]`.
+    fn cached(&mut self, cache: &Arc<StoredTensor>, size: usize, name: &str) -> Result<TensorId> {
+        let leaf = self.stored(cache)?;
+        let layout = *cache.layout();
+        let (row, head) = (layout.row_bytes(), layout.dtype().row_bytes(size)?);
+        let shape = [size, self.shape.n_kv, layout.shape()[0] / size, 1];
+        let all = layout.strides()[1] * layout.shape()[1];
+        let view = self.graph.view(leaf, shape, [row, head, all], 0)?;
+        Ok(self.named(view, name))
+    }
+
+    /// What the queries find in the cache: `[head size · heads, tokens]`.
+    fn attended(&mut self, a: &Attention, q: TensorId) -> Result<TensorId> {
+        let cache = self.cache(a.keys_of.unwrap_or(self.il))?;
+        let input = Input::Mask {
+            span: a.span,
+            distances: a.max_bias != 0.0,
+        };
+        let (n_tokens, n_kv) = (self.shape.n_tokens, self.shape.n_kv);
+        let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
+        let k = self.cached(&cache.k, a.head_k, "k")?;
+        let v = self.cached(&cache.v, a.head_v, "v")?;
+        let sinks = match a.sinks {
+            Some(name) => Some(self.weight(name)?),
+            None => None,
+        };
+        let q = self.graph.permute(q, [0, 2, 1, 3])?;
+        self.named(q, "q");
+        let attended = if self.parts.flash {
+            let op = Op::FlashAttn {
+                scale: a.scale,
+                max_bias: a.max_bias,
+                softcap: a.softcap,
+                precision: Precision::F32,
+            };
+            let sources = [Some(q), Some(k), Some(v), Some(mask), sinks];
+            let attended = self.graph.push(op, &sources)?;
+            self.named(attended, "fattn")
+        } else {
+            let mut logits = self.graph.mul_mat(k, q)?;
+            self.named(logits, "kq");
+            let mut scale = a.scale;
+            if a.softcap != 0.0 {
+                logits = self.soft_cap(logits, scale, a.softcap)?;
+                scale = 1.0;
+            }
+            let weights = self
+                .graph
+                .soft_max(logits, Some(mask), sinks, scale, a.max_bias)?;
+            self.named(weights, "kq_soft_max");
+            let v = self.graph.transpose(v)?;
+            let v = self.graph.cont(v)?;
+            self.named(v, "v_cont");
+            let attended = self.graph.mul_mat(v, weights)?;
+            self.named(attended, "kqv");
+            let merged = self.graph.permute(attended, [0, 2, 1, 3])?;
+            let merged = self.graph.cont(merged)?;
+            self.named(merged, "kqv_merged")
+        };
+        let width = a.head_v * a.n_head;
+        let flat = self.graph.reshape(attended, [width, n_tokens, 1, 1])?;
+        Ok(self.named(flat, "kqv_out"))
+    }
+
+    /// The result of attention times its gate, of as many elements or of one for each head.
+    fn gated(&mut self, a: &Attention, attended: TensorId, gate: TensorId) -> Result<TensorId> {
+        let n_tokens = self.shape.n_tokens;
+        let [width, count, ..] = self.extents(gate);
+        let by_head = width == a.n_head && count == n_tokens && a.head_v != 1;
+        let gated = if by_head {
+            let heads = [a.head_v, a.n_head, n_tokens, 1];
+            let heads = self.graph.reshape(attended, heads)?;
+            let gate = self.graph.reshape(gate, [1, a.n_head, n_tokens, 1])?;
+            let gated = self.graph.mul(heads, gate)?;
+            let flat = [a.head_v * a.n_head, n_tokens, 1, 1];
+            self.graph.reshape(gated, flat)?
+        } else {
+            let flat = [a.head_v * a.n_head, n_tokens, 1, 1];
+            let gate = self.graph.reshape(gate, flat)?;
+            self.graph.mul(attended, gate)?
+        };
+        Ok(self.named(gated, "attn_gated"))
+    }
+}
+
+/// The name of the tensor that frequencies are divided by, in a context of `n_cells`.
+pub(crate) fn divisors_name(divisors: Divisors, n_cells: usize) -> Option<&'static str> {
+    let [long, short] = names::LONG_SHORT;
+    match divisors {
+        Divisors::None => None,
+        Divisors::Frequencies => Some(names::FREQUENCIES),
+        Divisors::LongShort { above } if n_cells > above => Some(long),
+        Divisors::LongShort { .. } => Some(short),
+    }
+}

@@ -1,0 +1,61 @@
+//! The inputs of graphs.
+
+use crate::arch::spec::{Span, Temperature};
+use samite_core::TensorId;
+
+/// What an input holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Input {
+    /// Token ids: i32 `[tokens]`.
+    Tokens,
+    /// Positions: i32 `[tokens]`.
+    Positions,
+    /// The cell that each token's keys and values are written to: i64 `[tokens]`.
+    Cells,
+    /// Minus infinity where a token does not see a cell: f16 `[kv, tokens]`. Elsewhere 0, or with `distances`, how far the cell's position is
+    /// from the token's, negative.
+    Mask {
+        /// Whom tokens look at.
+        span: Span,
+        /// Whether there are distances.
+        distances: bool,
+    },
+    /// What queries are scaled with: f32 `[1, 1, tokens]`.
+    Temperature(Temperature),
+    /// Which tokens' logits are wanted: i32 `[outputs]`. Absent if all are, or none.
+    Outputs,
+}
+
+impl Input {
+    /// The name in graphs.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Input::Tokens => "inp_tokens",
+            Input::Positions => "inp_pos",
+            Input::Cells => "inp_cells",
+            Input::Mask {
+                span: Span::Full, ..
+            } => "inp_mask",
+            Input::Mask { .. } => "inp_mask_swa",
+            Input::Temperature(_) => "inp_attn_scale",
+            Input::Outputs => "inp_out_ids",
+        }
+    }
+}
+
+/// The inputs of a graph, and its result.
+#[derive(Clone, Debug, Default)]
+pub struct GraphInputs {
+    /// The inputs, each once.
+    pub list: Vec<(Input, TensorId)>,
+    /// Result: f32 `[vocabulary, outputs]`.
+    pub logits: Option<TensorId>,
+}
+
+impl GraphInputs {
+    /// The tensor of an input, if the graph has it.
+    pub fn get(&self, input: &Input) -> Option<TensorId> {
+        let mut inputs = self.list.iter();
+        inputs.find_map(|(known, id)| (known == input).then_some(*id))
+    }
+}

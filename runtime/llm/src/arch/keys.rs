@@ -1,0 +1,213 @@
+//! The metadata of a model under the prefix of its architecture, read with checks.
+
+use crate::error::{Error, Result};
+use samite_gguf::{FromValue, Metadata};
+
+/// Numbers beyond this are mistakes: no extent of a model comes near it, and products of a few stay countable.
+const LARGEST_EXTENT: usize = 1 << 28;
+
+/// What a file says about a model: keys under the prefix of its architecture, and the names of its tensors.
+pub struct Keys<'a> {
+    metadata: &'a Metadata,
+    prefix: &'a str,
+    n_tensors: usize,
+    has_tensor: &'a dyn Fn(&str) -> bool,
+}
+
+impl std::fmt::Debug for Keys<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of `metadata` that begin with `prefix` and a dot, of a file with `n_tensors` tensors.
+    pub fn new(
+        metadata: &'a Metadata,
+        prefix: &'a str,
+        n_tensors: usize,
+        has_tensor: &'a dyn Fn(&str) -> bool,
+    ) -> Self {
+        Keys {
+            metadata,
+            prefix,
+            n_tensors,
+            has_tensor,
+        }
+    }
+
+    /// All keys of the file.
+    pub fn metadata(&self) -> &'a Metadata {
+        self.metadata
+    }
+
+    /// How many tensors the file has.
+    pub(super) fn n_tensors(&self) -> usize {
+        self.n_tensors
+    }
+
+    /// Whether the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        (self.has_tensor)(name)
+    }
+
+    /// The whole key for `name`.
+    pub fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    /// A value of any type.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn get<T: FromValue<'a>>(&self, name: &str) -> Result<Option<T>> {
+        Ok(self.metadata.get(&self.key(name))?)
+    }
+
+    /// A switch; off if the file does not say.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        Ok(self.get(name)?.unwrap_or(false))
+    }
+
+    /// A count, which may be 0.
+    ///
+    /// # Errors
+    /// For a value of another type or beyond all measure.
+    pub fn count(&self, name: &str) -> Result<Option<usize>> {
+        let key = self.key(name);
+        let value = self.metadata.get::<u64>(&key)?;
+        value.map(|value| check_count(&key, value)).transpose()
+    }
+
+    /// A count for each layer, which may be 0: a list, or one number for all.
+    ///
+    /// # Errors
+    /// For a value of another type or beyond all measure, or a list of another length.
+    pub fn counts(&self, name: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let key = self.key(name);
+        let values = self.metadata.get_scalar_or_array::<u64>(&key, layers)?;
+        let check = |values: Vec<u64>| values.into_iter().map(|v| check_count(&key, v)).collect();
+        values.map(check).transpose()
+    }
+
+    /// A number for each layer, or one for all.
+    ///
+    /// # Errors
+    /// For a value of another type, or a list of another length.
+    pub fn floats(&self, name: &str, layers: usize) -> Result<Option<Vec<f32>>> {
+        Ok(self
+            .metadata
+            .get_scalar_or_array::<f32>(&self.key(name), layers)?)
+    }
+
+    /// An extent, which is at least 1.
+    ///
+    /// # Errors
+    /// For a value of another type, 0 or beyond all measure.
+    pub fn extent(&self, name: &str) -> Result<Option<usize>> {
+        let count = self.count(name)?;
+        count.map(|count| self.at_least_1(name, count)).transpose()
+    }
+
+    /// An extent that the file must say.
+    ///
+    /// # Errors
+    /// As [`extent`](Self::extent), or if it is missing.
+    pub fn require_extent(&self, name: &str) -> Result<usize> {
+        let key = self.key(name);
+        self.at_least_1(
+            name,
+            check_count(&key, self.metadata.require::<u64>(&key)?)?,
+        )
+    }
+
+    /// Checks an extent that the key `name` gave.
+    pub(super) fn at_least_1(&self, name: &str, count: usize) -> Result<usize> {
+        match count {
+            0 => Err(Error::model(format!(
+                "key \"{}\": is 0, must be at least 1",
+                self.key(name)
+            ))),
+            count => Ok(count),
+        }
+    }
+
+    /// A number that `accepts`; `wanted` says which ones those are.
+    ///
+    /// # Errors
+    /// For a value of another type, or another number.
+    pub fn float(
+        &self,
+        name: &str,
+        accepts: impl Fn(f32) -> bool,
+        wanted: &str,
+    ) -> Result<Option<f32>> {
+        let key = self.key(name);
+        match self.metadata.get::<f32>(&key)? {
+            Some(value) if !accepts(value) => Err(Error::model(format!(
+                "key \"{key}\": is {value}, must be {wanted}"
+            ))),
+            value => Ok(value),
+        }
+    }
+
+    /// A finite number.
+    ///
+    /// # Errors
+    /// For a value of another type, infinity or NaN.
+    pub fn finite(&self, name: &str) -> Result<Option<f32>> {
+        self.float(name, f32::is_finite, "a finite number")
+    }
+
+    /// A factor: a finite number, of which 0 means that there is none.
+    ///
+    /// # Errors
+    /// As [`finite`](Self::finite).
+    pub fn factor(&self, name: &str) -> Result<Option<f32>> {
+        Ok(self.finite(name)?.filter(|&factor| factor != 0.0))
+    }
+
+    /// A positive number.
+    ///
+    /// # Errors
+    /// For a value of another type, or one that is not positive.
+    pub fn positive(&self, name: &str, default: f32) -> Result<f32> {
+        let value = self.float(
+            name,
+            |v| v > 0.0 && v.is_finite(),
+            "a positive finite number",
+        )?;
+        Ok(value.unwrap_or(default))
+    }
+
+    /// The number that keeps a norm from dividing by 0.
+    ///
+    /// # Errors
+    /// For a value of another type or out of range, or if it is missing.
+    pub fn epsilon(&self, name: &str) -> Result<f32> {
+        match self.float(name, |v| (0.0..1.0).contains(&v), "between 0 and 1")? {
+            Some(eps) => Ok(eps),
+            None => Ok(self.metadata.require::<f32>(&self.key(name))?),
+        }
+    }
+
+    /// An error about the key `name`.
+    pub fn error(&self, name: &str, what: impl std::fmt::Display) -> Error {
+        Error::model(format!("key \"{}\": {what}", self.key(name)))
+    }
+}
+
+/// Checks a count that the key called `key` gave.
+pub(super) fn check_count(key: &str, value: u64) -> Result<usize> {
+    match usize::try_from(value) {
+        Ok(value) if value <= LARGEST_EXTENT => Ok(value),
+        _ => Err(Error::model(format!(
+            "key \"{key}\": is {value}, at most {LARGEST_EXTENT} is possible"
+        ))),
+    }
+}

@@ -1,0 +1,566 @@
+//! What a model is made of, as data.
+//!
+//! A [`Spec`] says everything about a model but the values of its weights: its layers, the parts of each, and the tensors of every part
+//! by name and extents. One walk over it lists [the tensors](super::tensors), another one builds [the graph](super::graph); memory,
+//! placement, cost and training come from it, too.
+
+use samite_core::{Glu, Rope, Unary};
+
+/// A model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Tokens of the vocabulary.
+    pub n_vocab: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Context length that the model was trained with.
+    pub n_ctx_train: usize,
+    /// From tokens to the residual stream.
+    pub embedding: Embedding,
+    /// What changes the residual stream, in this order.
+    pub layers: Vec<Layer>,
+    /// From the residual stream to logits.
+    pub head: Head,
+}
+
+impl Spec {
+    /// Number of layers.
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The experts of the first mixture, if there is one: how many there are, and how many a token uses.
+    pub fn experts(&self) -> Option<[usize; 2]> {
+        let mut branches = self.layers.iter().flat_map(Layer::branches);
+        branches.find_map(|branch| match &branch.mixer {
+            Mixer::Experts(mixture) => Some([mixture.router.to, mixture.used]),
+            _ => None,
+        })
+    }
+
+    /// The number of the last layer, and of its part, whose result depends on other tokens; the first one if there is none.
+    pub(crate) fn last_mixing(&self) -> [usize; 2] {
+        let parts = (self.layers.iter().enumerate())
+            .flat_map(|(il, layer)| layer.parts.iter().enumerate().map(move |at| (il, at)));
+        let mut mixing =
+            parts.filter(|(_, (_, part))| part.branches.iter().any(Branch::mixes_tokens));
+        mixing.next_back().map_or([0, 0], |(il, (at, _))| [il, at])
+    }
+
+    /// Whether positions of cached tokens can change: not where a position is part of the embedding.
+    pub(crate) fn can_shift(&self) -> bool {
+        self.embedding.positions.is_none()
+    }
+}
+
+/// From tokens to the residual stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Embedding {
+    /// What rows of the table are multiplied with, if not with 1.
+    pub scale: Option<f32>,
+    /// Learned positions that are added: how many there are.
+    pub positions: Option<usize>,
+    /// Added to every row: the first of so many kinds of tokens.
+    pub token_types: Option<usize>,
+    /// Follows the sum.
+    pub norm: Option<Norm>,
+}
+
+/// From the residual stream to logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Head {
+    /// The norm before the matrix.
+    pub norm: Option<Norm>,
+    /// The matrix, for which the table of embeddings stands in if it is [`Presence::Optional`].
+    pub output: Linear,
+    /// Whether a file may have the matrix.
+    pub own: Presence,
+    /// What logits are multiplied with, if not with 1.
+    pub scale: Option<f32>,
+    /// If not 0, logits become `softcap · tanh(logit / softcap)`.
+    pub softcap: f32,
+}
+
+/// Whether a tensor is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// It is not.
+    #[default]
+    Absent,
+    /// A file may have it.
+    Optional,
+    /// A file without it is incomplete.
+    Required,
+}
+
+/// A layer: parts one after the other, each of which adds to the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// The number in the names of its tensors. Layers that are gone through several times share one.
+    pub block: usize,
+    /// The parts.
+    pub parts: Vec<Part>,
+    /// The name of one number that the result is multiplied with, if the file has it.
+    pub scale: Option<&'static str>,
+}
+
+impl Layer {
+    /// All branches of all parts.
+    pub fn branches(&self) -> impl Iterator<Item = &Branch> {
+        self.parts.iter().flat_map(|part| &part.branches)
+    }
+
+    /// The attention, if it has one.
+    pub fn attention(&self) -> Option<&Attention> {
+        self.branches().find_map(|branch| match &branch.mixer {
+            Mixer::Attention(attention) => Some(&**attention),
+            _ => None,
+        })
+    }
+
+    /// What it keeps of every token.
+    pub fn memory(&self) -> Memory {
+        self.attention().map_or(Memory::None, Attention::memory)
+    }
+}
+
+/// What a layer keeps of every token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Nothing, or what another layer keeps.
+    None,
+    /// Keys and values: heads, and elements of a head of each.
+    KeysValues {
+        /// Heads.
+        heads: usize,
+        /// Elements of the key and of the value of a head.
+        sizes: [usize; 2],
+    },
+}
+
+/// A part of a layer: `x + scale · post(branches(norm(x)))`, where `x` is the residual stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What the branches see is normalised first.
+    pub norm: Option<Norm>,
+    /// Side by side; their results add up.
+    pub branches: Vec<Branch>,
+    /// Follows the branches.
+    pub post: Option<Norm>,
+    /// What is added is multiplied with this, if not with 1.
+    pub scale: Option<f32>,
+    /// Follows the addition, and makes the new residual stream.
+    pub sum_norm: Option<Norm>,
+}
+
+impl Part {
+    /// `x + mixer(norm(x))`.
+    pub fn new(norm: Norm, mixer: impl Into<Mixer>) -> Self {
+        Part {
+            norm: Some(norm),
+            ..Part::bare(mixer)
+        }
+    }
+
+    /// `x + mixer(x)`.
+    pub fn bare(mixer: impl Into<Mixer>) -> Self {
+        Part {
+            norm: None,
+            branches: vec![Branch::new(mixer)],
+            post: None,
+            scale: None,
+            sum_norm: None,
+        }
+    }
+}
+
+/// One of several mixers side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Branch {
+    /// Its own norm of the residual stream, instead of the part's.
+    pub norm: Option<Norm>,
+    /// It sees the layer's residual stream, not the part's.
+    pub of_layer: bool,
+    /// What it does.
+    pub mixer: Mixer,
+    /// Follows it.
+    pub post: Option<Norm>,
+    /// What its result is multiplied with, if not with 1.
+    pub scale: Option<f32>,
+}
+
+impl Branch {
+    /// A mixer that sees what the part's norm gives.
+    pub fn new(mixer: impl Into<Mixer>) -> Self {
+        Branch {
+            norm: None,
+            of_layer: false,
+            mixer: mixer.into(),
+            post: None,
+            scale: None,
+        }
+    }
+
+    fn mixes_tokens(&self) -> bool {
+        match self.mixer {
+            Mixer::Attention(_) => true,
+            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) => false,
+        }
+    }
+}
+
+/// What a branch does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Tokens look at earlier ones.
+    Attention(Box<Attention>),
+    /// A feed-forward part.
+    Mlp(Mlp),
+    /// A mixture of feed-forward parts.
+    Experts(Box<Experts>),
+    /// A matrix product.
+    Linear(Linear),
+}
+
+impl From<Attention> for Mixer {
+    fn from(attention: Attention) -> Self {
+        Mixer::Attention(Box::new(attention))
+    }
+}
+
+impl From<Mlp> for Mixer {
+    fn from(mlp: Mlp) -> Self {
+        Mixer::Mlp(mlp)
+    }
+}
+
+impl From<Experts> for Mixer {
+    fn from(experts: Experts) -> Self {
+        Mixer::Experts(Box::new(experts))
+    }
+}
+
+/// Which function normalises, with the number that keeps it from dividing by 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// Divides by the root of the mean of squares.
+    Rms(f32),
+    /// Shifts to mean 0 and scales to variance 1.
+    Layer(f32),
+}
+
+/// A norm of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// Name of its tensors, without `.weight`.
+    pub name: &'static str,
+    /// Extents of its scale: elements of a row, and rows that have scales of their own.
+    pub extents: [usize; 2],
+    /// The function.
+    pub kind: NormKind,
+    /// Whether rows are scaled element by element.
+    pub weight: Presence,
+    /// Whether something is added to them.
+    pub bias: Presence,
+}
+
+/// A matrix product, perhaps with a bias: `to` rows of `from` elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    /// Name of its tensors, without `.weight`.
+    pub name: &'static str,
+    /// Elements of a row that goes in.
+    pub from: usize,
+    /// Elements of a row that comes out.
+    pub to: usize,
+    /// Matrices one behind the other, of which each token has some.
+    pub experts: Option<usize>,
+    /// Whether something is added to the product.
+    pub bias: Presence,
+}
+
+impl Linear {
+    /// A matrix without bias.
+    pub fn new(name: &'static str, [from, to]: [usize; 2]) -> Self {
+        Linear {
+            name,
+            from,
+            to,
+            experts: None,
+            bias: Presence::Absent,
+        }
+    }
+
+    /// The same with a bias, or perhaps with one.
+    pub fn bias(self, bias: Presence) -> Self {
+        Linear { bias, ..self }
+    }
+}
+
+/// Where the queries, keys and values of attention come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Projection {
+    /// A matrix each.
+    Separate {
+        /// Of queries.
+        q: Linear,
+        /// Of keys and of values; absent where [another layer's](Attention::keys_of) are used. Without one of values, keys before their norm
+        /// are the values.
+        kv: Option<(Linear, Option<Linear>)>,
+    },
+    /// One matrix: rows of queries, then of keys, then of values.
+    Fused(Linear),
+}
+
+/// Which norm queries and keys have before they meet, and what it is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NormOver {
+    /// Each head by itself, before the rotation.
+    #[default]
+    Heads,
+    /// Each head by itself, after the rotation.
+    RotatedHeads,
+    /// All heads of a token together, before the rotation.
+    Token,
+}
+
+/// A rotation of queries and keys by their positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    /// Its numbers.
+    pub rope: Rope,
+    /// What frequencies are divided by.
+    pub divisors: Divisors,
+}
+
+/// Tensors that divide rotary frequencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Divisors {
+    /// There are none.
+    None,
+    /// `rope_freqs.weight`, if the file has it.
+    Frequencies,
+    /// `rope_factors_long.weight` for contexts longer than `above`, else `rope_factors_short.weight`; if the file has them.
+    LongShort {
+        /// The longest context of the short ones.
+        above: usize,
+    },
+}
+
+/// Which earlier tokens a token looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Span {
+    /// All.
+    Full,
+    /// The nearest ones, itself included.
+    Window(usize),
+    /// Those of the same chunk of so many positions.
+    Chunk(usize),
+}
+
+impl Span {
+    /// The positions that a token at `position` sees.
+    pub fn of(self, position: i32) -> std::ops::RangeInclusive<i32> {
+        let at_most = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
+        let first = match self {
+            Span::Full => 0,
+            Span::Window(size) => position.saturating_sub(at_most(size)).saturating_add(1),
+            Span::Chunk(size) => position - position % at_most(size.max(1)),
+        };
+        first..=position
+    }
+}
+
+/// Scales queries by the logarithm of their position: `1 + scale · ln(floor((position + offset) / floor) + 1)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Factor of the logarithm.
+    pub scale: f32,
+    /// Positions of one step.
+    pub floor: f32,
+    /// Added to positions.
+    pub offset: f32,
+}
+
+impl Temperature {
+    /// What a query at `position` is multiplied with.
+    pub fn at(self, position: i32) -> f32 {
+        let steps = ((position as f32 + self.offset) / self.floor).floor();
+        (steps + 1.0).ln() * self.scale + 1.0
+    }
+}
+
+/// What the result of attention is multiplied with.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Gate {
+    /// The sigmoid of the second half of each head of the query matrix.
+    InQueries,
+    /// A function of a product with what goes into attention; of one number a head, if that is what the matrix gives.
+    Linear(Linear, Unary),
+}
+
+/// Attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Heads of queries.
+    pub n_head: usize,
+    /// Heads of keys and values; divides `n_head`.
+    pub n_head_kv: usize,
+    /// Elements of a head of queries and keys.
+    pub head_k: usize,
+    /// Elements of a head of values.
+    pub head_v: usize,
+    /// Where queries, keys and values come from.
+    pub projection: Projection,
+    /// They are limited to this, in both directions.
+    pub clamp: Option<f32>,
+    /// Norms of queries, keys and values.
+    pub norms: [Option<Norm>; 3],
+    /// What the norms of queries and keys are over.
+    pub norm_over: NormOver,
+    /// The rotation, if there is one.
+    pub rotation: Option<Rotation>,
+    /// Whom tokens look at.
+    pub span: Span,
+    /// The layer whose keys and values are looked at, if not its own.
+    pub keys_of: Option<usize>,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// If not 0, logits become `softcap · tanh(logit / softcap)`.
+    pub softcap: f32,
+    /// Largest ALiBi bias; 0 for none.
+    pub max_bias: f32,
+    /// The name of one more logit for each head, if there is one.
+    pub sinks: Option<&'static str>,
+    /// Scales queries.
+    pub temperature: Option<Temperature>,
+    /// Scales the result.
+    pub gate: Option<Gate>,
+    /// A norm before the last matrix.
+    pub sub_norm: Option<Norm>,
+    /// The last matrix.
+    pub output: Linear,
+}
+
+impl Attention {
+    /// Has frequencies be divided, if there is a rotation.
+    pub fn set_divisors(&mut self, divisors: Divisors) {
+        if let Some(rotation) = &mut self.rotation {
+            rotation.divisors = divisors;
+        }
+    }
+
+    /// The same with these biases of queries, keys and values.
+    pub fn with_projection_bias(mut self, bias: Presence) -> Self {
+        match &mut self.projection {
+            Projection::Fused(linear) => linear.bias = bias,
+            Projection::Separate { q, kv } => {
+                q.bias = bias;
+                if let Some((k, v)) = kv {
+                    k.bias = bias;
+                    v.iter_mut().for_each(|v| v.bias = bias);
+                }
+            }
+        }
+        self
+    }
+
+    /// What it keeps of every token.
+    pub fn memory(&self) -> Memory {
+        match self.keys_of {
+            Some(_) => Memory::None,
+            None => Memory::KeysValues {
+                heads: self.n_head_kv,
+                sizes: [self.head_k, self.head_v],
+            },
+        }
+    }
+}
+
+/// A function between the matrices of a feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// Of gate and value.
+    Gated(Glu),
+    /// Of one value.
+    Plain(Unary),
+    /// The square of what is positive.
+    SquaredRelu,
+}
+
+impl Activation {
+    /// The name of the function.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Gated(function) => function.name(),
+            Activation::Plain(function) => function.name(),
+            Activation::SquaredRelu => "relu_sqr",
+        }
+    }
+}
+
+/// A feed-forward part, or experts of one kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mlp {
+    /// The matrix of the gate; if there is none and the activation is gated, `up` gives gate and value.
+    pub gate: Option<Linear>,
+    /// The matrix of the value.
+    pub up: Linear,
+    /// What is between.
+    pub activation: Activation,
+    /// A norm before the last matrix.
+    pub sub_norm: Option<Norm>,
+    /// The last matrix.
+    pub down: Linear,
+}
+
+/// How a router turns what it gives into the shares of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Softmax over all experts.
+    Softmax,
+    /// Softmax over the chosen ones.
+    SoftmaxOfChosen,
+    /// A sigmoid each.
+    Sigmoid,
+    /// The root of softplus, each.
+    SqrtSoftplus,
+}
+
+/// What a router sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterInput {
+    /// What the experts see.
+    Experts,
+    /// The residual stream before the layer.
+    Layer,
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// The matrix that gives one number for each expert.
+    pub router: Linear,
+    /// What the router sees.
+    pub router_input: RouterInput,
+    /// What becomes of it.
+    pub routing: Routing,
+    /// The name of a number for each expert that is added for the choice only.
+    pub choice_bias: Option<(&'static str, Presence)>,
+    /// Experts are in so many groups, of which the best so many count.
+    pub groups: Option<[usize; 2]>,
+    /// How many experts a token uses.
+    pub used: usize,
+    /// Shares of the chosen add up to 1.
+    pub normalize: bool,
+    /// What shares are multiplied with, if not with 1.
+    pub scale: Option<f32>,
+    /// Shares are applied to what goes in, not to what comes out.
+    pub weigh_input: bool,
+    /// The experts.
+    pub experts: Mlp,
+    /// The name of a number for each expert that its result is multiplied with.
+    pub output_scale: Option<&'static str>,
+    /// An expert that every token uses, and the matrix of its share, of which the sigmoid counts.
+    pub shared: Option<(Mlp, Option<Linear>)>,
+}
