@@ -14,7 +14,8 @@ const MODEL: &str = "tokenizer.ggml.model";
 /// A key of another type, or a kind of tokenizer that is not supported: by key.
 pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     let model = match metadata.get::<&str>(MODEL)? {
-        None | Some("no_vocab" | "none") => return Ok(None),
+        // "test" is what llama.cpp's own test models say.
+        None | Some("no_vocab" | "none" | "test") => return Ok(None),
         Some(name) => TokenizerModel::from_name(name)?,
     };
     let bytes = |strings: &StringArray| strings.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();

@@ -424,7 +424,6 @@ impl<'a> Base<'a> {
                 sub_norm: None,
                 down: matrix("ffn_down_exps", [width, n_embd]),
             },
-            output_scale: None,
             shared: None,
         }
     }

@@ -263,8 +263,12 @@ impl Builder<'_> {
 
     /// A linear layer; the result is called `name`.
     fn linear(&mut self, x: TensorId, linear: &Linear, name: &str) -> Result<TensorId> {
-        let y = self.product(x, &format!("{}.weight", linear.name))?;
+        let mut y = self.product(x, &format!("{}.weight", linear.name))?;
         self.named(y, name);
+        if let Some(scale) = self.optional_weight(&format!("{}.scale", linear.name))? {
+            y = self.graph.mul(y, scale)?;
+            self.named(y, name);
+        }
         match self.optional_weight(&format!("{}.bias", linear.name))? {
             Some(bias) => {
                 let sum = self.graph.add(y, bias)?;

@@ -559,8 +559,6 @@ pub struct Experts {
     pub weigh_input: bool,
     /// The experts.
     pub experts: Mlp,
-    /// The name of a number for each expert that its result is multiplied with.
-    pub output_scale: Option<&'static str>,
     /// An expert that every token uses, and the matrix of its share, of which the sigmoid counts.
     pub shared: Option<(Mlp, Option<Linear>)>,
 }

@@ -127,6 +127,12 @@ pub(super) mod names {
     pub const LONG_SHORT: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 }
 
+/// Whether a file may have the tensor called `name` although nothing here reads it: the ranges of activations that NVFP4 comes with, and
+/// the heads of classifiers.
+pub(crate) fn is_spare(name: &str) -> bool {
+    name.ends_with(".input_scale") || name.starts_with("cls.")
+}
+
 impl Spec {
     /// The tensors that a file of this model has, or may have, each once.
     pub fn tensors(&self) -> Vec<TensorSpec> {
@@ -222,6 +228,9 @@ impl TensorList {
             usage,
             Presence::Required,
         );
+        // What NVFP4 adds to a matrix.
+        let scale = format!("{}.scale", linear.name);
+        self.vector(&scale, count, WeightUse::Scale, Presence::Optional);
         self.bias(linear);
     }
 
@@ -307,9 +316,6 @@ impl TensorList {
             self.vector(name, count, WeightUse::Bias, presence);
         }
         self.mlp(&experts.experts);
-        if let Some(name) = experts.output_scale {
-            self.vector(name, count, WeightUse::Scale, Presence::Optional);
-        }
         if let Some((mlp, gate)) = &experts.shared {
             gate.iter().for_each(|gate| self.linear(gate));
             self.mlp(mlp);

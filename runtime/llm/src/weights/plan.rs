@@ -1,7 +1,7 @@
 //! Plans where each weight goes, and checks the file against what the architecture expects.
 
 use super::{Weight, Weights};
-use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
+use crate::arch::{Architecture, Spec, TensorSpec, WeightUse, is_spare};
 use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::rules::{self, Choice, Placement, PlacementRule};
@@ -113,7 +113,7 @@ fn find_tensors<'a>(
     if let Some(info) = file
         .tensors()
         .iter()
-        .find(|info| !known.contains(&*info.name))
+        .find(|info| !known.contains(&*info.name) && !is_spare(&info.name))
     {
         return Err(in_file(format!(
             "tensor {:?} is not known for architecture {}: without it, results would be wrong",

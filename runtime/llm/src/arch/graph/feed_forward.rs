@@ -65,6 +65,7 @@ impl Builder<'_> {
             builder.graph.mul_mat_id(b, inner, chosen)
         })?;
         self.named(y, name);
+        let y = self.scaled_by_expert(y, &format!("{}.scale", linear.name), chosen)?;
         match self.optional_weight(&format!("{}.bias", linear.name))? {
             Some(bias) => {
                 let sum = self.graph.add_id(y, bias, chosen)?;
@@ -72,6 +73,23 @@ impl Builder<'_> {
             }
             None => Ok(y),
         }
+    }
+
+    /// What the chosen experts gave, times the number that each has in the vector called `name`, if there is one.
+    fn scaled_by_expert(
+        &mut self,
+        y: TensorId,
+        name: &str,
+        chosen: TensorId,
+    ) -> Result<TensorId> {
+        let Some(scales) = self.optional_weight(name)? else {
+            return Ok(y);
+        };
+        let (count, n_tokens) = (self.extents(scales)[0], self.extents(chosen)[1]);
+        let scales = self.graph.reshape(scales, [1, count, 1, 1])?;
+        let scales = self.graph.repeat(scales, [1, count, n_tokens, 1])?;
+        let scales = self.graph.get_rows(scales, chosen)?;
+        self.graph.mul(y, scales)
     }
 
     /// A mixture of experts for `x`; `before` is the residual stream before the layer.
@@ -103,14 +121,6 @@ impl Builder<'_> {
         let product = self.activated(mlp.activation, gate, up)?;
         self.named(product, &format!("ffn_moe_{}", mlp.activation.name()));
         let mut said = self.expert_linear(product, &mlp.down, chosen, "ffn_moe_down")?;
-        if let Some(name) = e.output_scale
-            && let Some(scales) = self.optional_weight(name)?
-        {
-            let scales = self.graph.reshape(scales, [1, e.router.to, 1, 1])?;
-            let scales = self.graph.repeat(scales, [1, e.router.to, n_tokens, 1])?;
-            let scales = self.graph.get_rows(scales, chosen)?;
-            said = self.graph.mul(said, scales)?;
-        }
         if !e.weigh_input {
             said = self.graph.mul(said, weights)?;
             self.named(said, "ffn_moe_weighted");
