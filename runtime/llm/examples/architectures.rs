@@ -75,7 +75,9 @@ fn compare(path: &Path, device: &Arc<dyn Device>) -> Result<Vec<f64>, Box<dyn Er
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().ok_or("usage: architectures FOLDER [PART OF A NAME]")?;
+    let folder = arguments
+        .next()
+        .ok_or("usage: architectures FOLDER [PART OF A NAME]")?;
     let wanted = arguments.next().unwrap_or_default();
     let mut one_thread = CpuOptions::default();
     one_thread.threads = Some(1);
@@ -83,11 +85,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut paths: Vec<_> = std::fs::read_dir(folder)?
         .map(|entry| Ok(entry?.path()))
         .collect::<Result<_, std::io::Error>>()?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "gguf"));
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "gguf")
+    });
     paths.sort();
     let (mut good, mut all) = (0, 0);
     for path in paths {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if !name.contains(&wanted) {
             continue;
         }
@@ -97,10 +106,14 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let is_good = errors.iter().all(|&error| error <= LIMIT);
                 good += usize::from(is_good);
                 let word = if is_good { "ok" } else { "WRONG" };
-                let errors: Vec<String> = errors.iter().map(|error| format!("{error:.1e}")).collect();
+                let errors: Vec<String> =
+                    errors.iter().map(|error| format!("{error:.1e}")).collect();
                 println!("{name:28} {word:6} {}", errors.join(" "));
             }
-            Err(error) => println!("{name:28} failed {}", error.to_string().chars().take(120).collect::<String>()),
+            Err(error) => println!(
+                "{name:28} failed {}",
+                error.to_string().chars().take(120).collect::<String>()
+            ),
         }
     }
     println!("{good} of {all} are as llama.cpp computes them");

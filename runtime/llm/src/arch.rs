@@ -16,7 +16,6 @@ pub use families::ARCHITECTURES;
 pub use graph::{GraphInputs, GraphShape, Input, LayerCache};
 pub use keys::Keys;
 pub use spec::Spec;
-pub(crate) use tensors::is_spare;
 pub use tensors::{TensorSpec, WeightUse};
 
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 use super::keys::{Keys, check_count};
 use super::spec::{
     Activation, Attention, Divisors, Embedding, Experts, Head, Layer, Linear, Mlp, Norm, NormKind,
-    NormOver, Part, Presence, Projection, Rotation, RouterInput, Routing, Span, Spec,
+    NormOver, Part, Presence, Projection, Rotation, RouterInput, Routing, Span, Spare, Spec,
 };
 use crate::error::{Error, Result};
 use samite_core::{Glu, Rope, RopeMode, Unary};
@@ -21,8 +21,10 @@ pub struct Base<'a> {
     pub n_embd: usize,
     /// Context length of the training.
     pub n_ctx_train: usize,
-    /// Layers.
+    /// Layers, without those that predict further tokens.
     pub n_layer: usize,
+    /// Layers that predict further tokens, which are not used.
+    pub n_spare: usize,
     /// Heads of queries, by layer; 0 where there is no attention.
     pub heads: Vec<usize>,
     /// Heads of keys and values, by layer.
@@ -81,6 +83,13 @@ impl<'a> Base<'a> {
                 ),
             ));
         }
+        let n_spare = keys.count("nextn_predict_layers")?.unwrap_or(0);
+        if n_spare >= n_layer {
+            return Err(keys.error(
+                "nextn_predict_layers",
+                format_args!("is {n_spare}, but there are only {n_layer} layers"),
+            ));
+        }
         let n_embd = keys.require_extent("embedding_length")?;
         let heads = match keys.counts("attention.head_count", n_layer)? {
             Some(heads) => heads,
@@ -115,7 +124,8 @@ impl<'a> Base<'a> {
             n_vocab: n_vocab(keys)?,
             n_embd,
             n_ctx_train,
-            n_layer,
+            n_layer: n_layer - n_spare,
+            n_spare,
             heads_kv: heads_kv.unwrap_or_else(|| heads.clone()),
             heads,
             widths: keys.counts("feed_forward_length", n_layer)?,
@@ -141,6 +151,10 @@ impl<'a> Base<'a> {
             embedding: Embedding::default(),
             layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
             head: self.head(),
+            spare: Spare {
+                names: Vec::new(),
+                layers: self.n_spare,
+            },
         })
     }
 
@@ -149,7 +163,6 @@ impl<'a> Base<'a> {
         Head {
             norm: Some(self.norm("output_norm", self.n_embd)),
             output: Linear::new("output", [self.n_embd, self.n_vocab]).bias(Presence::Optional),
-            own: Presence::Optional,
             scale: None,
             softcap: 0.0,
         }
@@ -161,6 +174,8 @@ impl<'a> Base<'a> {
             block,
             parts: parts.into(),
             scale: None,
+            skip: None,
+            norm_again: false,
         }
     }
 
@@ -184,10 +199,20 @@ impl<'a> Base<'a> {
     pub fn norm(&self, name: &'static str, width: usize) -> Norm {
         Norm {
             name,
+            suffix: ".weight",
             extents: [width, 1],
             kind: self.norm,
             weight: Presence::Required,
             bias: self.norm_bias,
+        }
+    }
+
+    /// A norm without scale.
+    pub fn bare_norm(&self, name: &'static str) -> Norm {
+        Norm {
+            weight: Presence::Absent,
+            bias: Presence::Absent,
+            ..self.stream_norm(name)
         }
     }
 
@@ -217,6 +242,112 @@ impl<'a> Base<'a> {
             )));
         }
         Ok(self.attention_of([n_head, n_head_kv], [self.head_k, self.head_v], il))
+    }
+
+    /// The attention of layer `il`, every head of whose queries and keys is normalised.
+    ///
+    /// # Errors
+    /// As [`attention`](Self::attention).
+    pub fn normed_attention(&self, il: usize) -> Result<Attention> {
+        let mut attention = self.attention(il)?;
+        for (norm, name) in attention
+            .norms
+            .iter_mut()
+            .zip(["attn_q_norm", "attn_k_norm"])
+        {
+            *norm = Some(self.norm(name, self.head_k));
+        }
+        Ok(attention)
+    }
+
+    /// The attention of layer `il`, whose queries are normalised all together, and so are its keys.
+    ///
+    /// # Errors
+    /// As [`attention`](Self::attention).
+    pub fn token_normed_attention(&self, il: usize) -> Result<Attention> {
+        let mut attention = self.attention(il)?;
+        attention.norm_over = NormOver::Token;
+        let [q, k] = [attention.n_head, attention.n_head_kv].map(|count| count * self.head_k);
+        attention.norms[0] = Some(self.norm("attn_q_norm", q));
+        attention.norms[1] = Some(self.norm("attn_k_norm", k));
+        Ok(attention)
+    }
+
+    /// The divisors of frequencies that the files of Llama and its kin may have.
+    ///
+    /// # Errors
+    /// For a key of another type.
+    pub fn divisors(&self) -> Result<Divisors> {
+        Ok(match self.keys.get::<&str>("rope.scaling.type")? {
+            Some("longrope") => self.long_short()?,
+            _ => Divisors::Frequencies,
+        })
+    }
+
+    /// Divisors for contexts longer than the original one, and others for shorter ones.
+    ///
+    /// # Errors
+    /// For a key of another type.
+    pub fn long_short(&self) -> Result<Divisors> {
+        let original = self.keys.extent("rope.scaling.original_context_length")?;
+        Ok(Divisors::LongShort {
+            above: original.unwrap_or(self.n_ctx_train),
+        })
+    }
+
+    /// The factor of the logits of attention, if the file says one.
+    ///
+    /// # Errors
+    /// For a value of another type, infinity or NaN.
+    pub fn attention_scale(&self) -> Result<Option<f32>> {
+        self.keys.factor("attention.scale")
+    }
+
+    /// The size of the window of attention; `None` if the file speaks of none.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn window(&self) -> Result<Option<usize>> {
+        let size = self.keys.count("attention.sliding_window")?;
+        Ok(size.filter(|&size| size != 0))
+    }
+
+    /// Which layers look through a window: as the file says, or all but the last, or first, of `each`.
+    ///
+    /// # Errors
+    /// For a value of another type, or a list that is too short.
+    pub fn windowed(&self, each: usize, first: bool) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        let is_list = self.keys.is_list(KEY);
+        let layers = self.n_layer + self.n_spare;
+        let each = match self.keys.flags(KEY, layers) {
+            Ok(Some(pattern)) if is_list => return Ok(pattern),
+            Err(error) if is_list => return Err(error),
+            _ => self.keys.count(KEY)?.unwrap_or(each),
+        };
+        let windowed = |il: usize| match (each, first) {
+            (0, _) => true,
+            (each, true) => il % each != 0,
+            (each, false) => il % each != each - 1,
+        };
+        Ok((0..layers).map(windowed).collect())
+    }
+
+    /// The rotation of layers with a window: another base, if the file says one, and the scale of all layers, or with `plain` none.
+    ///
+    /// # Errors
+    /// For a value of another type, or one that is not positive.
+    pub fn window_rope(&self, plain: bool) -> Result<Rope> {
+        let freq_base = self
+            .keys
+            .positive("rope.freq_base_swa", self.rope.freq_base)?;
+        Ok(match plain {
+            true => Rope::new(self.rope.dims, self.rope.mode, freq_base),
+            false => Rope {
+                freq_base,
+                ..self.rope
+            },
+        })
     }
 
     /// The attention of layer `block` with so many heads, of queries and of keys and values, each of so many elements, of keys and of values.
@@ -297,6 +428,7 @@ impl<'a> Base<'a> {
             gate: Some(self.linear(gate, [self.n_embd, width])),
             up: self.linear(up, [self.n_embd, width]),
             activation: Activation::Gated(glu),
+            divisor: None,
             sub_norm: None,
             down: self.linear(down, [width, self.n_embd]),
         }
@@ -308,6 +440,7 @@ impl<'a> Base<'a> {
             gate: None,
             up: self.linear("ffn_up", [self.n_embd, 2 * width]),
             activation: Activation::Gated(glu),
+            divisor: None,
             sub_norm: None,
             down: self.linear("ffn_down", [width, self.n_embd]),
         }
@@ -323,6 +456,7 @@ impl<'a> Base<'a> {
             gate: None,
             up: self.linear("ffn_up", [self.n_embd, width]),
             activation,
+            divisor: None,
             sub_norm: None,
             down: self.linear("ffn_down", [width, self.n_embd]),
         })
@@ -389,6 +523,53 @@ impl<'a> Base<'a> {
         Ok(width.filter(|&width| width != 0))
     }
 
+    /// The width of an expert that the file must say.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn require_expert_width(&self) -> Result<usize> {
+        self.keys.require_extent("expert_feed_forward_length")
+    }
+
+    /// How a router's numbers become shares: as the file says, or `otherwise`.
+    ///
+    /// # Errors
+    /// For a way that is not known.
+    pub fn routing(&self, otherwise: Routing) -> Result<Routing> {
+        const KEY: &str = "expert_gating_func";
+        match self.keys.count(KEY)? {
+            None | Some(0) => Ok(otherwise),
+            Some(1) => Ok(Routing::Softmax),
+            Some(2) => Ok(Routing::Sigmoid),
+            Some(3) => Ok(Routing::SoftmaxOfChosen),
+            Some(4) => Ok(Routing::SqrtSoftplus),
+            Some(other) => Err(self
+                .keys
+                .error(KEY, format_args!("is {other}, must be 1 to 4"))),
+        }
+    }
+
+    /// Layers before the first mixture.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn dense_lead(&self) -> Result<usize> {
+        Ok(self.keys.count("leading_dense_block_count")?.unwrap_or(0))
+    }
+
+    /// The expert of `width` that every token uses.
+    pub fn shared_expert(&self, width: usize) -> Mlp {
+        let n_embd = self.n_embd;
+        Mlp {
+            gate: Some(Linear::new("ffn_gate_shexp", [n_embd, width])),
+            up: Linear::new("ffn_up_shexp", [n_embd, width]),
+            activation: Activation::Gated(Glu::Swiglu),
+            divisor: None,
+            sub_norm: None,
+            down: Linear::new("ffn_down_shexp", [width, n_embd]),
+        }
+    }
+
     /// The width of an expert: its own, or an equal share of a feed-forward part.
     ///
     /// # Errors
@@ -400,32 +581,75 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// A mixture of `count` gated experts of `width`, of which a token uses `used`: softmax over all, shares that add up to 1.
-    pub fn experts(&self, [count, used]: [usize; 2], width: usize) -> Experts {
+    /// A mixture in layer `il` of `count` gated experts of `width`, of which a token uses `used`: softmax over all, shares that add up to 1, and
+    /// what else the file says.
+    ///
+    /// # Errors
+    /// For groups of experts that cannot be, or numbers that are none.
+    pub fn experts(&self, il: usize, [count, used]: [usize; 2], width: usize) -> Result<Experts> {
         let matrix = |name, extents| Linear {
             experts: Some(count),
             ..Linear::new(name, extents)
         };
         let n_embd = self.n_embd;
-        Experts {
+        let is_fused = self
+            .keys
+            .has_tensor(&format!("blk.{il}.ffn_gate_up_exps.weight"));
+        let (gate, up) = match is_fused {
+            true => (None, matrix("ffn_gate_up_exps", [n_embd, 2 * width])),
+            false => (
+                Some(matrix("ffn_gate_exps", [n_embd, width])),
+                matrix("ffn_up_exps", [n_embd, width]),
+            ),
+        };
+        Ok(Experts {
             router: Linear::new("ffn_gate_inp", [n_embd, count]),
             router_input: RouterInput::Experts,
             routing: Routing::Softmax,
             choice_bias: None,
-            groups: None,
+            groups: self.expert_groups(count, used)?,
             used,
             normalize: true,
-            scale: None,
+            scale: self.keys.factor("expert_weights_scale")?,
             weigh_input: false,
             experts: Mlp {
-                gate: Some(matrix("ffn_gate_exps", [n_embd, width])),
-                up: matrix("ffn_up_exps", [n_embd, width]),
-                activation: Activation::Gated(Glu::Swiglu),
+                gate,
+                up,
+                activation: self.clamped_swiglu("swiglu_clamp_exp", il)?,
+                divisor: None,
                 sub_norm: None,
                 down: matrix("ffn_down_exps", [width, n_embd]),
             },
             shared: None,
+        })
+    }
+
+    /// The gated unit of experts in layer `il`, with the limit that the key `name` says, if it does.
+    ///
+    /// # Errors
+    /// For a value of another type.
+    pub fn clamped_swiglu(&self, name: &str, il: usize) -> Result<Activation> {
+        let limits = self.keys.floats(name, self.n_layer + self.n_spare)?;
+        Ok(match limits.map(|limits| limits[il]) {
+            Some(limit) if limit > 1e-6 => Activation::ClampedSwiglu { limit },
+            _ => Activation::Gated(Glu::Swiglu),
+        })
+    }
+
+    /// How many groups of experts there are, and how many of them count; `None` for a single one.
+    fn expert_groups(&self, count: usize, used: usize) -> Result<Option<[usize; 2]>> {
+        let groups = self.keys.count("expert_group_count")?.unwrap_or(0);
+        if groups <= 1 {
+            return Ok(None);
         }
+        let best = self.keys.require_extent("expert_group_used_count")?;
+        if !count.is_multiple_of(groups) || best > groups || best * (count / groups) < used {
+            return Err(self.keys.error(
+                "expert_group_count",
+                format_args!("{count} experts in {groups} groups, of which {best} count, cannot give {used} for a token"),
+            ));
+        }
+        Ok(Some([groups, best]))
     }
 }
 
@@ -483,7 +707,14 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
             let ext_factor =
                 keys.float("rope.scaling.yarn_ext_factor", f32::is_finite, "finite")?;
             let original = keys.extent("rope.scaling.original_context_length")?;
+            let mscale = |multiplier: f32| 1.0 + 0.1 * multiplier * factor.ln();
+            // What the operation multiplies by is 1 + 0.1 ln(factor), as for a multiplier of 1.
+            let magnitude = match keys.factor("rope.scaling.yarn_log_multiplier")? {
+                Some(multiplier) => 1.0 / mscale(multiplier),
+                None => 1.0,
+            };
             Ok(Rope {
+                attn_factor: magnitude * rope.attn_factor,
                 original_context: original.unwrap_or(n_ctx_train),
                 freq_scale: 1.0 / factor,
                 // Negative stands for "not said".

@@ -61,6 +61,8 @@ struct Builder<'a> {
     il: usize,
     /// What names of the layer's tensors begin with.
     prefix: String,
+    /// What went into the first layer, if layers add it.
+    embedded: Option<TensorId>,
     /// From here on, only tokens whose logits are wanted are computed.
     is_last_mixing: bool,
 }
@@ -78,6 +80,7 @@ pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, Graph
         leaves: HashMap::new(),
         il: 0,
         prefix: String::new(),
+        embedded: None,
         is_last_mixing: false,
     };
     builder.model()?;
@@ -88,6 +91,7 @@ impl Builder<'_> {
     fn model(&mut self) -> Result<()> {
         let spec = self.parts.spec;
         let mut x = self.embedding()?;
+        self.embedded = Some(x);
         let last = spec.last_mixing();
         for (il, layer) in spec.layers.iter().enumerate() {
             self.il = il;
@@ -236,7 +240,7 @@ impl Builder<'_> {
             NormKind::Layer(eps) => self.graph.norm(x, eps)?,
         };
         self.named(x, "norm");
-        if let Some(scale) = self.optional_weight(&format!("{}.weight", norm.name))? {
+        if let Some(scale) = self.optional_weight(&format!("{}{}", norm.name, norm.suffix))? {
             x = self.graph.mul(x, scale)?;
             self.named(x, norm.name);
         }
@@ -293,6 +297,9 @@ impl Builder<'_> {
             };
             x = self.wanted(x, "inp_kept")?;
             before = self.wanted(before, "inp_kept")?;
+            if let (Some(embedded), Some(_)) = (self.embedded, layer.skip) {
+                self.embedded = Some(self.wanted(embedded, "embd_kept")?);
+            }
             self.is_last_mixing = false;
             let is_end = at + 1 == layer.parts.len();
             x = self.graph.add(change, x)?;
@@ -304,6 +311,17 @@ impl Builder<'_> {
         {
             x = self.graph.mul(x, scale)?;
             self.named(x, "out_scaled");
+        }
+        if let (Some(name), Some(embedded)) = (layer.skip, self.embedded) {
+            let scale = self.weight(name)?;
+            let skipped = self.graph.mul(embedded, scale)?;
+            x = self.graph.add(x, skipped)?;
+            self.named(x, "l_out");
+        }
+        if layer.norm_again {
+            let prefix = std::mem::take(&mut self.prefix);
+            x = self.maybe_norm(x, &self.parts.spec.head.norm)?;
+            self.prefix = prefix;
         }
         Ok(Some(x))
     }

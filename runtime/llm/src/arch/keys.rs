@@ -1,7 +1,7 @@
 //! The metadata of a model under the prefix of its architecture, read with checks.
 
 use crate::error::{Error, Result};
-use samite_gguf::{FromValue, Metadata};
+use samite_gguf::{FromValue, Metadata, Value};
 
 /// Numbers beyond this are mistakes: no extent of a model comes near it, and products of a few stay countable.
 const LARGEST_EXTENT: usize = 1 << 28;
@@ -93,6 +93,24 @@ impl<'a> Keys<'a> {
         let values = self.metadata.get_scalar_or_array::<u64>(&key, layers)?;
         let check = |values: Vec<u64>| values.into_iter().map(|v| check_count(&key, v)).collect();
         values.map(check).transpose()
+    }
+
+    /// Whether the value is a list.
+    pub fn is_list(&self, name: &str) -> bool {
+        matches!(self.metadata.value(&self.key(name)), Some(Value::Array(_)))
+    }
+
+    /// A switch for each layer, or one for all; numbers are switches that are on unless 0.
+    ///
+    /// # Errors
+    /// For a value of another type, or a list of another length.
+    pub fn flags(&self, name: &str, layers: usize) -> Result<Option<Vec<bool>>> {
+        let key = self.key(name);
+        if let Ok(flags) = self.metadata.get_scalar_or_array::<bool>(&key, layers) {
+            return Ok(flags);
+        }
+        let numbers = self.metadata.get_scalar_or_array::<i64>(&key, layers)?;
+        Ok(numbers.map(|numbers| numbers.into_iter().map(|number| number != 0).collect()))
     }
 
     /// A number for each layer, or one for all.

@@ -21,6 +21,17 @@ pub struct Spec {
     pub layers: Vec<Layer>,
     /// From the residual stream to logits.
     pub head: Head,
+    /// Tensors that a file may have and that nothing here reads.
+    pub spare: Spare,
+}
+
+/// Which tensors a file may have although nothing reads them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Spare {
+    /// Beginnings of names, without those of layers.
+    pub names: Vec<&'static str>,
+    /// Layers behind the last one that predict further tokens.
+    pub layers: usize,
 }
 
 impl Spec {
@@ -71,10 +82,8 @@ pub struct Embedding {
 pub struct Head {
     /// The norm before the matrix.
     pub norm: Option<Norm>,
-    /// The matrix, for which the table of embeddings stands in if it is [`Presence::Optional`].
+    /// The matrix; in a file without it, the table of embeddings is it, too.
     pub output: Linear,
-    /// Whether a file may have the matrix.
-    pub own: Presence,
     /// What logits are multiplied with, if not with 1.
     pub scale: Option<f32>,
     /// If not 0, logits become `softcap · tanh(logit / softcap)`.
@@ -102,6 +111,10 @@ pub struct Layer {
     pub parts: Vec<Part>,
     /// The name of one number that the result is multiplied with, if the file has it.
     pub scale: Option<&'static str>,
+    /// The name of one number; the embeddings times this are added to the result.
+    pub skip: Option<&'static str>,
+    /// The result goes through the norm of the head before the next layer.
+    pub norm_again: bool,
 }
 
 impl Layer {
@@ -116,6 +129,24 @@ impl Layer {
             Mixer::Attention(attention) => Some(&**attention),
             _ => None,
         })
+    }
+
+    /// Has no biases but those of queries, keys and values.
+    pub fn without_biases(&mut self) {
+        for branch in self
+            .parts
+            .iter_mut()
+            .flat_map(|part| part.branches.iter_mut())
+        {
+            match &mut branch.mixer {
+                Mixer::Attention(attention) => attention.output.bias = Presence::Absent,
+                Mixer::Mlp(mlp) => {
+                    let matrices = mlp.gate.iter_mut().chain([&mut mlp.up, &mut mlp.down]);
+                    matrices.for_each(|linear| linear.bias = Presence::Absent);
+                }
+                Mixer::Experts(_) | Mixer::Linear(_) => {}
+            }
+        }
     }
 
     /// What it keeps of every token.
@@ -228,6 +259,12 @@ impl From<Attention> for Mixer {
     }
 }
 
+impl From<Linear> for Mixer {
+    fn from(linear: Linear) -> Self {
+        Mixer::Linear(linear)
+    }
+}
+
 impl From<Mlp> for Mixer {
     fn from(mlp: Mlp) -> Self {
         Mixer::Mlp(mlp)
@@ -254,6 +291,8 @@ pub enum NormKind {
 pub struct Norm {
     /// Name of its tensors, without `.weight`.
     pub name: &'static str,
+    /// What the name of its scale has behind it; usually `.weight`.
+    pub suffix: &'static str,
     /// Extents of its scale: elements of a row, and rows that have scales of their own.
     pub extents: [usize; 2],
     /// The function.
@@ -442,11 +481,35 @@ pub struct Attention {
     pub output: Linear,
 }
 
+impl Experts {
+    /// The same with another function in the experts.
+    pub fn with_activation(mut self, activation: Activation) -> Self {
+        self.experts.activation = activation;
+        self
+    }
+
+    /// The same with an expert that every token uses.
+    pub fn with_shared(self, shared: Mlp) -> Self {
+        Experts {
+            shared: Some((shared, None)),
+            ..self
+        }
+    }
+}
+
 impl Attention {
     /// Has frequencies be divided, if there is a rotation.
     pub fn set_divisors(&mut self, divisors: Divisors) {
         if let Some(rotation) = &mut self.rotation {
             rotation.divisors = divisors;
+        }
+    }
+
+    /// Has tokens look through a window, with a rotation of its own if there is any.
+    pub fn set_window(&mut self, size: usize, rope: Rope) {
+        self.span = Span::Window(size);
+        if let Some(rotation) = &mut self.rotation {
+            rotation.rope = rope;
         }
     }
 
@@ -486,6 +549,11 @@ pub enum Activation {
     Plain(Unary),
     /// The square of what is positive.
     SquaredRelu,
+    /// `min(silu(gate), limit) · clamp(value, -limit, limit)`.
+    ClampedSwiglu {
+        /// The limit.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -495,6 +563,7 @@ impl Activation {
             Activation::Gated(function) => function.name(),
             Activation::Plain(function) => function.name(),
             Activation::SquaredRelu => "relu_sqr",
+            Activation::ClampedSwiglu { .. } => "swiglu_clamped",
         }
     }
 }
@@ -508,6 +577,8 @@ pub struct Mlp {
     pub up: Linear,
     /// What is between.
     pub activation: Activation,
+    /// The name of a vector that what comes out of it is divided by.
+    pub divisor: Option<&'static str>,
     /// A norm before the last matrix.
     pub sub_norm: Option<Norm>,
     /// The last matrix.

@@ -127,13 +127,27 @@ pub(super) mod names {
     pub const LONG_SHORT: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 }
 
-/// Whether a file may have the tensor called `name` although nothing here reads it: the ranges of activations that NVFP4 comes with, and
-/// the heads of classifiers.
-pub(crate) fn is_spare(name: &str) -> bool {
-    name.ends_with(".input_scale") || name.starts_with("cls.")
-}
-
 impl Spec {
+    /// Whether a file may have the tensor called `name` although nothing reads it: the ranges of activations that NVFP4 comes with, the
+    /// heads of classifiers, and what the spec says.
+    pub(crate) fn is_spare(&self, name: &str) -> bool {
+        let layer = name.strip_prefix("blk.").and_then(|rest| {
+            let (number, within) = rest.split_once('.')?;
+            Some((number.parse::<usize>().ok()?, within))
+        });
+        let within = layer.map_or(name, |(_, within)| within);
+        let blocks = self.layers.iter().map(|layer| layer.block + 1).max();
+        let first = blocks.unwrap_or(0);
+        name.ends_with(".input_scale")
+            || name.starts_with("cls.")
+            || self
+                .spare
+                .names
+                .iter()
+                .any(|spare| within.starts_with(spare))
+            || layer.is_some_and(|(number, _)| (first..first + self.spare.layers).contains(&number))
+    }
+
     /// The tensors that a file of this model has, or may have, each once.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut list = TensorList {
@@ -154,18 +168,12 @@ impl Spec {
         embedding.norm.iter().for_each(|norm| list.norm(norm));
         list.role = Role::Output;
         self.head.norm.iter().for_each(|norm| list.norm(norm));
-        if self.head.own != Presence::Absent {
-            list.add(
-                "output.weight",
-                vocabulary,
-                WeightUse::Product,
-                self.head.own,
-            );
-            if let Some(output) = list.specs.last_mut() {
-                output.otherwise = Some(names::EMBEDDING);
-            }
-            list.bias(&self.head.output);
+        let optional = Presence::Optional;
+        list.add("output.weight", vocabulary, WeightUse::Product, optional);
+        if let Some(output) = list.specs.last_mut() {
+            output.otherwise = Some(names::EMBEDDING);
         }
+        list.bias(&self.head.output);
         for (il, layer) in self.layers.iter().enumerate() {
             list.prefix = format!("blk.{}.", layer.block);
             list.role = Role::Layer(il);
@@ -211,7 +219,7 @@ impl TensorList {
     fn norm(&mut self, norm: &Norm) {
         let [width, rows] = norm.extents;
         let shape = [width, rows, 1, 1];
-        let [weight, bias] = ["weight", "bias"].map(|part| format!("{}.{part}", norm.name));
+        let [weight, bias] = [norm.suffix, ".bias"].map(|suffix| format!("{}{suffix}", norm.name));
         self.add(&weight, shape, WeightUse::Scale, norm.weight);
         self.add(&bias, shape, WeightUse::Bias, norm.bias);
     }
@@ -246,6 +254,9 @@ impl TensorList {
         layer.parts.iter().for_each(|part| self.part(part));
         if let Some(name) = layer.scale {
             self.vector(name, 1, WeightUse::Scale, Presence::Optional);
+        }
+        if let Some(name) = layer.skip {
+            self.vector(name, 1, WeightUse::Scale, Presence::Required);
         }
     }
 
@@ -305,6 +316,10 @@ impl TensorList {
     fn mlp(&mut self, mlp: &Mlp) {
         mlp.gate.iter().for_each(|gate| self.linear(gate));
         self.linear(&mlp.up);
+        if let Some(name) = mlp.divisor {
+            let width = mlp.down.from;
+            self.vector(name, width, WeightUse::Scale, Presence::Required);
+        }
         mlp.sub_norm.iter().for_each(|norm| self.norm(norm));
         self.linear(&mlp.down);
     }

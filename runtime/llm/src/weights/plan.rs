@@ -1,7 +1,7 @@
 //! Plans where each weight goes, and checks the file against what the architecture expects.
 
 use super::{Weight, Weights};
-use crate::arch::{Architecture, Spec, TensorSpec, WeightUse, is_spare};
+use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
 use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::rules::{self, Choice, Placement, PlacementRule};
@@ -89,31 +89,31 @@ fn find_tensors<'a>(
 ) -> Result<Vec<Found<'a>>> {
     let in_file = |message: String| Error::model(format!("{}: {message}", file.path().display()));
     let mut found = Vec::new();
-    for spec in spec.tensors() {
-        let data = file.tensor(&spec.name).or_else(|| {
-            let other = spec.otherwise?;
+    for wanted in spec.tensors() {
+        let data = file.tensor(&wanted.name).or_else(|| {
+            let other = wanted.otherwise?;
             file.tensor(other)
         });
         let info = match data {
             Some(info) => info,
-            None if spec.required => file.require_tensor(&spec.name)?,
+            None if wanted.required => file.require_tensor(&wanted.name)?,
             None => continue,
         };
-        if info.shape != spec.shape {
+        if info.shape != wanted.shape {
             return Err(in_file(format!(
                 "tensor \"{}\" has shape {:?}, but by the hyper-parameters it must be {:?}",
                 info.name,
                 short(info.shape),
-                short(spec.shape)
+                short(wanted.shape)
             )));
         }
-        found.push(Found { spec, info });
+        found.push(Found { spec: wanted, info });
     }
     let known: BTreeSet<&str> = found.iter().map(|f| &*f.info.name).collect();
     if let Some(info) = file
         .tensors()
         .iter()
-        .find(|info| !known.contains(&*info.name) && !is_spare(&info.name))
+        .find(|info| !known.contains(&*info.name) && !spec.is_spare(&info.name))
     {
         return Err(in_file(format!(
             "tensor {:?} is not known for architecture {}: without it, results would be wrong",

@@ -1,23 +1,544 @@
-//! Llama, and models of the same shape.
+//! Llama, and models that differ from it in little.
 
-use crate::arch::spec::Divisors;
-use crate::arch::{Architecture, Base};
-use samite_core::RopeMode;
+use crate::arch::spec::{
+    Activation, Attention, Branch, Divisors, Gate, Layer, Linear, Mlp, NormKind, NormOver, Part, Spec, Temperature,
+};
+use crate::arch::{Architecture, Base, Keys};
+use crate::error::Result;
+use samite_core::{Glu, RopeMode, Unary};
+
+/// The feed-forward part of layer `il`, or the mixture that the file speaks of.
+pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<crate::arch::spec::Mixer> {
+    Ok(match base.expert_counts()? {
+        Some(counts) => base.experts(il, counts, base.width(il)?)?.into(),
+        None => base.swiglu(il)?.into(),
+    })
+}
+
+/// The attention of Llama: frequencies may be divided, logits have a factor of their own.
+pub(super) fn attention(base: &Base<'_>, il: usize) -> Result<Attention> {
+    let mut attention = base.attention(il)?;
+    // Llama 3.1 and later stretch their frequencies unevenly.
+    attention.set_divisors(base.divisors()?);
+    if let Some(scale) = base.attention_scale()? {
+        attention.scale = scale;
+    }
+    Ok(attention)
+}
+
+/// A model of which only the attention differs from Llama's.
+fn with_attention(
+    keys: &Keys<'_>,
+    mode: RopeMode,
+    attention: impl Fn(&Base<'_>, usize) -> Result<Attention>,
+) -> Result<Spec> {
+    let base = Base::read(keys, mode)?;
+    base.decoder(|il| Ok(base.pre_norm(il, attention(&base, il)?, feed_forward(&base, il)?)))
+}
 
 /// Llama, Mistral, Mixtral, TinyLlama, SmolLM, ...
 pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
+    spec: |keys| with_attention(keys, RopeMode::Normal, attention),
+};
+
+/// InternLM 2.
+pub(super) const INTERNLM2: Architecture = Architecture {
+    name: "internlm2",
+    spec: |keys| with_attention(keys, RopeMode::Normal, |base, il| base.attention(il)),
+};
+
+/// XVERSE.
+pub(super) const XVERSE: Architecture = Architecture {
+    name: "xverse",
+    spec: |keys| with_attention(keys, RopeMode::Normal, |base, il| base.attention(il)),
+};
+
+/// Pangu Embedded.
+pub(super) const PANGU: Architecture = Architecture {
+    name: "pangu-embedded",
+    spec: |keys| {
+        let mut spec = with_attention(keys, RopeMode::Neox, |base, il| base.attention(il))?;
+        spec.spare.names = vec!["rope_f"];
+        Ok(spec)
+    },
+};
+
+/// EXAONE 3.
+pub(super) const EXAONE: Architecture = Architecture {
+    name: "exaone",
+    spec: |keys| {
+        with_attention(keys, RopeMode::Neox, |base, il| {
+            let mut attention = base.attention(il)?;
+            attention.set_divisors(Divisors::Frequencies);
+            Ok(attention)
+        })
+    },
+};
+
+/// ERNIE 4.5 without experts.
+pub(super) const ERNIE4_5: Architecture = Architecture {
+    name: "ernie4_5",
     spec: |keys| {
         let base = Base::read(keys, RopeMode::Normal)?;
-        let experts = base.expert_counts()?;
+        base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))
+    },
+};
+
+/// PaddleOCR-VL's language model, for texts: all axes of a position are equal.
+pub(super) const PADDLEOCR: Architecture = Architecture {
+    name: "paddleocr",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))
+    },
+};
+
+/// Baichuan: the one of 32 layers has rotations, the one of 40 distances.
+pub(super) const BAICHUAN: Architecture = Architecture {
+    name: "baichuan",
+    spec: |keys| {
+        with_attention(keys, RopeMode::Normal, |base, il| {
+            let mut attention = base.attention(il)?;
+            attention.rotation = attention.rotation.filter(|_| base.n_layer == 32);
+            if base.n_layer == 40 {
+                attention.max_bias = 8.0;
+            }
+            Ok(attention)
+        })
+    },
+};
+
+/// Refact: distances in the place of rotations.
+pub(super) const REFACT: Architecture = Architecture {
+    name: "refact",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let mut spec = base.decoder(|il| {
+            let mut attention = base.attention(il)?;
+            attention.rotation = None;
+            attention.max_bias = 8.0;
+            let mut layer = base.pre_norm(il, attention, feed_forward(&base, il)?);
+            layer.without_biases();
+            Ok(layer)
+        })?;
+        spec.spare.names = vec![
+            "rope_f",
+            "attn_output.bias",
+            "ffn_gate.bias",
+            "ffn_up.bias",
+            "ffn_down.bias",
+        ];
+        Ok(spec)
+    },
+};
+
+/// Mistral 3: queries of late positions are scaled.
+pub(super) const MISTRAL3: Architecture = Architecture {
+    name: "mistral3",
+    spec: |keys| {
+        with_attention(keys, RopeMode::Normal, |base, il| {
+            let mut attention = attention(base, il)?;
+            if let Some(scale) = base.keys.factor("attention.temperature_scale")? {
+                let steps = base
+                    .keys
+                    .require_extent("rope.scaling.original_context_length")?;
+                attention.temperature = Some(Temperature {
+                    scale,
+                    floor: steps as f32,
+                    offset: 0.0,
+                });
+            }
+            Ok(attention)
+        })
+    },
+};
+
+/// SmolLM3: every fourth layer has no rotation.
+pub(super) const SMOLLM3: Architecture = Architecture {
+    name: "smollm3",
+    spec: |keys| {
+        with_attention(keys, RopeMode::Normal, |base, il| {
+            let mut attention = base.attention(il)?;
+            attention.scale = base.attention_scale()?.unwrap_or(attention.scale);
+            attention.rotation = attention.rotation.filter(|_| (il + 1) % 4 != 0);
+            Ok(attention)
+        })
+    },
+};
+
+/// Arcee: squared ReLU.
+pub(super) const ARCEE: Architecture = Architecture {
+    name: "arcee",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        base.decoder(|il| {
+            let mlp = base.plain(il, Activation::SquaredRelu)?;
+            Ok(base.pre_norm(il, attention(&base, il)?, mlp))
+        })
+    },
+};
+
+/// Apertus: xIELU, with numbers for each layer.
+pub(super) const APERTUS: Architecture = Architecture {
+    name: "apertus",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let numbers = |name: &str| {
+            let values = keys.floats(name, base.n_layer)?;
+            values.ok_or_else(|| keys.error(name, "is missing"))
+        };
+        let (alpha_n, alpha_p) = (numbers("xielu.alpha_n")?, numbers("xielu.alpha_p")?);
+        let (beta, eps) = (numbers("xielu.beta")?, numbers("xielu.eps")?);
+        base.decoder(|il| {
+            let mut attention = base.normed_attention(il)?;
+            attention.scale = base.attention_scale()?.unwrap_or(attention.scale);
+            attention.set_divisors(base.divisors()?);
+            // As the operation wants them: see `Unary::Xielu`.
+            let soft_plus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
+            let function = Unary::Xielu {
+                alpha_n: beta[il] + soft_plus(alpha_n[il]),
+                alpha_p: soft_plus(alpha_p[il]),
+                beta: beta[il],
+                eps: eps[il],
+            };
+            let mlp = base.plain(il, Activation::Plain(function))?;
+            Ok(base.pre_norm(il, attention, mlp))
+        })
+    },
+};
+
+/// Seed-OSS: the norm before the feed-forward part has another name.
+pub(super) const SEED_OSS: Architecture = Architecture {
+    name: "seed_oss",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
         base.decoder(|il| {
             let mut attention = base.attention(il)?;
-            // Llama 3.1 and later stretch their frequencies unevenly.
-            attention.set_divisors(Divisors::Frequencies);
-            Ok(match experts {
-                Some(counts) => base.pre_norm(il, attention, base.experts(counts, base.width(il)?)),
-                None => base.pre_norm(il, attention, base.swiglu(il)?),
-            })
+            attention.scale = base.attention_scale()?.unwrap_or(attention.scale);
+            Ok(base.layer(
+                il,
+                [
+                    Part::new(base.stream_norm("attn_norm"), attention),
+                    Part::new(base.stream_norm("post_attention_norm"), base.swiglu(il)?),
+                ],
+            ))
         })
+    },
+};
+
+/// DeciLM, Nemotron of the "Puzzle" kind: layers without attention, with a matrix in its place, or without a feed-forward part.
+pub(super) const DECI: Architecture = Architecture {
+    name: "deci",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        let n_embd = base.n_embd;
+        base.decoder(|il| {
+            let mut parts = Vec::new();
+            match (base.heads[il], base.heads_kv[il]) {
+                (0, _) => {}
+                (_, 0) => {
+                    let matrix = base.linear("attn_output", [n_embd, n_embd]);
+                    parts.push(Part::new(base.stream_norm("attn_norm"), matrix));
+                }
+                _ => parts.push(Part::new(
+                    base.stream_norm("attn_norm"),
+                    attention(&base, il)?,
+                )),
+            }
+            if base.widths.as_ref().is_none_or(|widths| widths[il] != 0) {
+                parts.push(Part::new(base.stream_norm("ffn_norm"), base.swiglu(il)?));
+            }
+            Ok(base.layer(il, parts))
+        })
+    },
+};
+
+/// Nanbeige: all layers are gone through several times.
+pub(super) const NANBEIGE: Architecture = Architecture {
+    name: "nanbeige",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        let loops = keys.extent("num_loops")?.unwrap_or(1);
+        let bare = keys.flag("skip_loop_final_norm")?;
+        let mut spec =
+            base.decoder(|il| Ok(base.pre_norm(il, attention(&base, il)?, base.swiglu(il)?)))?;
+        let once = spec.layers.clone();
+        for _ in 1..loops {
+            if let Some(last) = spec.layers.last_mut().filter(|_| !bare) {
+                last.norm_again = true;
+            }
+            spec.layers.extend(once.iter().cloned());
+        }
+        Ok(spec)
+    },
+};
+
+/// The attention of models that normalise heads after their rotation.
+pub(super) fn late_norms(base: &Base<'_>, il: usize) -> Result<Attention> {
+    let mut attention = base.normed_attention(il)?;
+    attention.norm_over = NormOver::RotatedHeads;
+    Ok(attention)
+}
+
+/// Maincoder: heads are normalised after their rotation.
+pub(super) const MAINCODER: Architecture = Architecture {
+    name: "maincoder",
+    spec: |keys| with_attention(keys, RopeMode::Normal, late_norms),
+};
+
+/// Hunyuan's rotation: a factor changes its base.
+fn hunyuan(keys: &Keys<'_>) -> Result<Spec> {
+    let mut base = Base::read(keys, RopeMode::Neox)?;
+    if let Some(alpha) = keys
+        .factor("rope.scaling.alpha")?
+        .filter(|&alpha| alpha > 0.0)
+    {
+        let size = base.head_k as f32;
+        base.rope.freq_base *= alpha.powf(size / (size - 2.0));
+    }
+    base.decoder(|il| {
+        let mut attention = late_norms(&base, il)?;
+        attention.set_divisors(Divisors::None);
+        Ok(base.pre_norm(il, attention, base.swiglu(il)?))
+    })
+}
+
+/// Hunyuan without experts.
+pub(super) const HUNYUAN_DENSE: Architecture = Architecture {
+    name: "hunyuan-dense",
+    spec: hunyuan,
+};
+
+/// Hunyuan-VL's language model, for texts: all axes of a position are equal.
+pub(super) const HUNYUAN_VL: Architecture = Architecture {
+    name: "hunyuan_vl",
+    spec: hunyuan,
+};
+
+/// BitNet: norms before the last matrices; the table of embeddings is the output.
+pub(super) const BITNET: Architecture = Architecture {
+    name: "bitnet",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let spec = base.decoder(|il| {
+            let mut attention = base.attention(il)?;
+            attention.sub_norm = Some(base.stream_norm("attn_sub_norm"));
+            let mut mlp = base.swiglu(il)?;
+            mlp.sub_norm = Some(base.norm("ffn_sub_norm", base.width(il)?));
+            Ok(base.pre_norm(il, attention, mlp))
+        })?;
+        Ok(spec)
+    },
+};
+
+/// CogVLM's language model, for texts: what belongs to images is not used.
+pub(super) const COGVLM: Architecture = Architecture {
+    name: "cogvlm",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let mut spec =
+            base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))?;
+        spec.spare.names = vec!["vis_", "rope_freqs"];
+        Ok(spec)
+    },
+};
+
+/// PLaMo: attention and feed-forward part side by side.
+pub(super) const PLAMO: Architecture = Architecture {
+    name: "plamo",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        base.decoder(|il| {
+            Ok(side_by_side(
+                &base,
+                il,
+                base.attention(il)?,
+                base.swiglu(il)?,
+            ))
+        })
+    },
+};
+
+/// A layer whose attention and feed-forward part see the same.
+pub(super) fn side_by_side(
+    base: &Base<'_>,
+    il: usize,
+    attention: Attention,
+    feed_forward: impl Into<crate::arch::spec::Mixer>,
+) -> Layer {
+    let mut part = Part::new(base.stream_norm("attn_norm"), attention);
+    part.branches.push(Branch::new(feed_forward));
+    base.layer(il, [part])
+}
+
+/// A layer with norms on both sides of both parts.
+pub(super) fn both_norms(
+    base: &Base<'_>,
+    il: usize,
+    attention: Attention,
+    feed_forward: impl Into<crate::arch::spec::Mixer>,
+) -> Layer {
+    let mut layer = base.pre_norm(il, attention, feed_forward);
+    let names = ["post_attention_norm", "post_ffw_norm"];
+    for (part, name) in layer.parts.iter_mut().zip(names) {
+        part.post = Some(base.stream_norm(name));
+    }
+    layer
+}
+
+/// A layer with norms behind both parts only.
+pub(super) fn post_norms(
+    base: &Base<'_>,
+    il: usize,
+    attention: Attention,
+    feed_forward: impl Into<crate::arch::spec::Mixer>,
+) -> Layer {
+    let mut layer = both_norms(base, il, attention, feed_forward);
+    for part in &mut layer.parts {
+        part.norm = None;
+    }
+    layer
+}
+
+/// PLaMo 3: windows, norms on both sides.
+pub(super) const PLAMO3: Architecture = Architecture {
+    name: "plamo3",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let window = base.window()?;
+        let windowed = base.windowed(8, false)?;
+        let rope = base.window_rope(false)?;
+        base.decoder(|il| {
+            let mut attention = base.normed_attention(il)?;
+            if let Some(size) = window.filter(|_| windowed[il]) {
+                attention.set_window(size, rope);
+            }
+            let mlp = base.fused_gated(base.width(il)?, Glu::Swiglu);
+            let mut layer = both_norms(&base, il, attention, mlp);
+            for norm in layer.parts.iter_mut().filter_map(|part| part.post.as_mut()) {
+                // So llama.cpp reads and writes them.
+                if keys.has_tensor(&format!("blk.{il}.{}", norm.name)) {
+                    norm.suffix = "";
+                }
+            }
+            Ok(layer)
+        })
+    },
+};
+
+/// OpenELM: heads and widths differ by layer; the table of embeddings is the output.
+pub(super) const OPENELM: Architecture = Architecture {
+    name: "openelm",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let spec =
+            base.decoder(|il| Ok(base.pre_norm(il, base.normed_attention(il)?, base.swiglu(il)?)))?;
+        Ok(spec)
+    },
+};
+
+/// EXAONE 4: norms behind the parts only; the large one has windows, and rotations only there.
+pub(super) const EXAONE4: Architecture = Architecture {
+    name: "exaone4",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let window = (base.n_layer == 64).then(|| base.window()).transpose()?;
+        let window = window.map(|size| size.unwrap_or(4096));
+        let windowed = base.windowed(4, false)?;
+        let rope = base.window_rope(false)?;
+        base.decoder(|il| {
+            let mut attention = base.normed_attention(il)?;
+            attention.set_divisors(Divisors::Frequencies);
+            match window {
+                Some(size) if windowed[il] => attention.set_window(size, rope),
+                Some(_) => attention.rotation = None,
+                None => {}
+            }
+            Ok(post_norms(&base, il, attention, base.swiglu(il)?))
+        })
+    },
+};
+
+/// Spark 2.5: windows, and a gate for each head.
+pub(super) const SPARK2_5: Architecture = Architecture {
+    name: "spark2_5",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let window = keys.require_extent("attention.sliding_window")?;
+        let windowed = base.windowed(1, false)?;
+        let rope = base.window_rope(false)?;
+        base.decoder(|il| {
+            let mut attention = base.attention(il)?;
+            if windowed[il] {
+                attention.set_window(window, rope);
+            }
+            let gate = Linear::new("attn_gate", [base.n_embd, attention.n_head]);
+            attention.gate = Some(Gate::Linear(gate, Unary::Sigmoid));
+            let names = ["ffn_gate", "ffn_up", "ffn_down"];
+            let mlp = base.gated(names, base.width(il)?, Glu::Geglu);
+            Ok(base.pre_norm(il, attention, mlp))
+        })
+    },
+};
+
+/// Muse Glimmer: windows with rotations, full attention without; gates; norms on both sides.
+pub(super) const MUSE_GLIMMER: Architecture = Architecture {
+    name: "muse-glimmer",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        let window = keys.require_extent("attention.sliding_window")?;
+        let windowed = base.windowed(4, false)?;
+        let rope = base.window_rope(false)?;
+        let mut spec = base.decoder(|il| {
+            let mut attention = base.normed_attention(il)?;
+            match windowed[il] {
+                true => attention.set_window(window, rope),
+                false => attention.rotation = None,
+            }
+            let width = attention.n_head * attention.head_v;
+            let gate = Linear::new("attn_gate", [base.n_embd, width]);
+            attention.gate = Some(Gate::Linear(gate, Unary::Sigmoid));
+            let mut layer = both_norms(&base, il, attention, base.swiglu(il)?);
+            for norm in layer.parts.iter_mut().filter_map(|part| part.post.as_mut()) {
+                norm.kind = NormKind::Rms(1e-8);
+            }
+            Ok(layer)
+        })?;
+        spec.embedding.norm = Some(base.bare_norm("token_embd_norm"));
+        spec.head.scale = keys.factor("logit_scale")?;
+        spec.head.softcap = keys.factor("final_logit_softcapping")?.unwrap_or(0.0);
+        Ok(spec)
+    },
+};
+
+/// Talkie: norms without scales; every layer adds the embeddings again.
+pub(super) const TALKIE: Architecture = Architecture {
+    name: "talkie",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let mut spec = base.decoder(|il| {
+            let mut attention = late_norms(&base, il)?;
+            attention.norms[0] = Some(crate::arch::spec::Norm {
+                extents: [1, attention.n_head],
+                ..base.norm("attn_q_norm", 1)
+            });
+            attention.norms[1] = Some(base.bare_norm("attn_k_norm"));
+            let mlp: Mlp = base.swiglu(il)?;
+            Ok(Layer {
+                skip: Some("layer_output_scale.weight"),
+                ..base.layer(
+                    il,
+                    [
+                        Part::new(base.bare_norm("attn_norm"), attention),
+                        Part::new(base.bare_norm("ffn_norm"), mlp),
+                    ],
+                )
+            })
+        })?;
+        spec.embedding.norm = Some(base.bare_norm("token_embd_norm"));
+        spec.head.norm = Some(base.bare_norm("output_norm"));
+        spec.head.scale = keys.factor("logit_scale")?;
+        Ok(spec)
     },
 };

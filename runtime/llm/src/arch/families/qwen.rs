@@ -1,50 +1,110 @@
 //! Qwen.
 
-use crate::arch::spec::{Attention, Presence};
-use crate::arch::{Architecture, Base};
+use crate::arch::spec::{Linear, Presence};
+use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
-use samite_core::RopeMode;
+use samite_core::{Glu, RopeMode};
 
-/// Qwen2 and Qwen2.5: biases on queries, keys and values; rotation by halves.
-pub(super) const QWEN2: Architecture = Architecture {
-    name: "qwen2",
+/// Qwen, the first: its file says twice the width of the feed-forward part.
+pub(super) const QWEN: Architecture = Architecture {
+    name: "qwen",
     spec: |keys| {
         let base = Base::read(keys, RopeMode::Neox)?;
-        base.refuse_experts()?;
         base.decoder(|il| {
-            let attention = base.attention(il)?.with_projection_bias(Presence::Required);
-            Ok(base.pre_norm(il, attention, base.swiglu(il)?))
+            let names = ["ffn_gate", "ffn_up", "ffn_down"];
+            let mlp = base.gated(names, base.width(il)? / 2, Glu::Swiglu);
+            Ok(base.pre_norm(il, base.attention(il)?, mlp))
         })
     },
 };
 
-/// The attention of Qwen3: every head of queries and keys is normalised before its rotation.
-fn attention(base: &Base<'_>, il: usize) -> Result<Attention> {
-    let mut attention = base.attention(il)?;
-    attention.norms[0] = Some(base.norm("attn_q_norm", base.head_k));
-    attention.norms[1] = Some(base.norm("attn_k_norm", base.head_k));
-    Ok(attention)
+/// Biases on queries, keys and values; rotation by halves.
+fn qwen2(keys: &Keys<'_>, bias: Presence) -> Result<Spec> {
+    let base = Base::read(keys, RopeMode::Neox)?;
+    base.refuse_experts()?;
+    base.decoder(|il| {
+        let attention = base.attention(il)?.with_projection_bias(bias);
+        Ok(base.pre_norm(il, attention, base.swiglu(il)?))
+    })
+}
+
+/// Qwen2 and Qwen2.5.
+pub(super) const QWEN2: Architecture = Architecture {
+    name: "qwen2",
+    spec: |keys| qwen2(keys, Presence::Required),
+};
+
+/// The language model of Qwen2-VL, for texts: all axes of a position are equal.
+pub(super) const QWEN2VL: Architecture = Architecture {
+    name: "qwen2vl",
+    spec: |keys| {
+        let mut spec = qwen2(keys, Presence::Optional)?;
+        spec.head.output.bias = Presence::Absent;
+        spec.spare.names = vec!["output.bias"];
+        Ok(spec)
+    },
+};
+
+/// Qwen2 with experts and one that every token uses, with a share.
+pub(super) const QWEN2MOE: Architecture = Architecture {
+    name: "qwen2moe",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let counts = base.require_expert_counts()?;
+        let shared = keys.count("expert_shared_feed_forward_length")?;
+        base.decoder(|il| {
+            let width = base.expert_width_or_share(il, counts[1])?;
+            let mut experts = base.experts(il, counts, width)?;
+            experts.normalize = false;
+            let width = match shared.filter(|&width| width != 0) {
+                Some(width) => width,
+                None => base.width(il)?,
+            };
+            let gate = Linear::new("ffn_gate_inp_shexp", [base.n_embd, 1]);
+            experts.shared = Some((base.shared_expert(width), Some(gate)));
+            Ok(base.pre_norm(il, base.attention(il)?, experts))
+        })
+    },
+};
+
+/// Every head of queries and keys is normalised before its rotation.
+fn qwen3(keys: &Keys<'_>) -> Result<Spec> {
+    let base = Base::read(keys, RopeMode::Neox)?;
+    base.refuse_experts()?;
+    base.decoder(|il| Ok(base.pre_norm(il, base.normed_attention(il)?, base.swiglu(il)?)))
+}
+
+/// The same with experts.
+fn qwen3moe(keys: &Keys<'_>) -> Result<Spec> {
+    let base = Base::read(keys, RopeMode::Neox)?;
+    let counts = base.require_expert_counts()?;
+    base.decoder(|il| {
+        let width = base.expert_width_or_share(il, counts[1])?;
+        let experts = base.experts(il, counts, width)?;
+        Ok(base.pre_norm(il, base.normed_attention(il)?, experts))
+    })
 }
 
 /// Qwen3.
 pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
-    spec: |keys| {
-        let base = Base::read(keys, RopeMode::Neox)?;
-        base.refuse_experts()?;
-        base.decoder(|il| Ok(base.pre_norm(il, attention(&base, il)?, base.swiglu(il)?)))
-    },
+    spec: qwen3,
 };
 
 /// Qwen3 with experts, such as 30B-A3B.
 pub(super) const QWEN3MOE: Architecture = Architecture {
     name: "qwen3moe",
-    spec: |keys| {
-        let base = Base::read(keys, RopeMode::Neox)?;
-        let counts = base.require_expert_counts()?;
-        base.decoder(|il| {
-            let width = base.expert_width_or_share(il, counts[1])?;
-            Ok(base.pre_norm(il, attention(&base, il)?, base.experts(counts, width)))
-        })
-    },
+    spec: qwen3moe,
+};
+
+/// The language model of Qwen3-VL, for texts: all axes of a position are equal.
+pub(super) const QWEN3VL: Architecture = Architecture {
+    name: "qwen3vl",
+    spec: qwen3,
+};
+
+/// The same with experts.
+pub(super) const QWEN3VLMOE: Architecture = Architecture {
+    name: "qwen3vlmoe",
+    spec: qwen3moe,
 };

@@ -20,6 +20,13 @@ impl Builder<'_> {
         let up = product(self, &mlp.up, x)?;
         let inner = self.activated(mlp.activation, gate, up)?;
         self.named(inner, &format!("ffn_{}", mlp.activation.name()));
+        let inner = match mlp.divisor {
+            Some(name) => {
+                let divisor = self.weight(name)?;
+                self.graph.div(inner, divisor)?
+            }
+            None => inner,
+        };
         let inner = self.maybe_norm(inner, &mlp.sub_norm)?;
         self.linear(inner, &mlp.down, name)
     }
@@ -36,6 +43,15 @@ impl Builder<'_> {
             (Activation::Plain(function), None) => self.graph.unary(up, function),
             (Activation::Plain(function), Some(gate)) => {
                 let gate = self.graph.unary(gate, function)?;
+                self.graph.mul(gate, up)
+            }
+            (Activation::ClampedSwiglu { limit }, gate) => {
+                let Some(gate) = gate else {
+                    return Err(Error::invalid("a gated unit without a gate"));
+                };
+                let up = self.graph.clamp(up, -limit, limit)?;
+                let gate = self.graph.unary(gate, Unary::Silu)?;
+                let gate = self.graph.clamp(gate, f32::NEG_INFINITY, limit)?;
                 self.graph.mul(gate, up)
             }
             (Activation::SquaredRelu, gate) => {
@@ -76,12 +92,7 @@ impl Builder<'_> {
     }
 
     /// What the chosen experts gave, times the number that each has in the vector called `name`, if there is one.
-    fn scaled_by_expert(
-        &mut self,
-        y: TensorId,
-        name: &str,
-        chosen: TensorId,
-    ) -> Result<TensorId> {
+    fn scaled_by_expert(&mut self, y: TensorId, name: &str, chosen: TensorId) -> Result<TensorId> {
         let Some(scales) = self.optional_weight(name)? else {
             return Ok(y);
         };
