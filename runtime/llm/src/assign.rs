@@ -9,7 +9,10 @@ use std::sync::Arc;
 
 /// The layer whose cache `tensor` is.
 pub(crate) fn layer_of(layers: &[Option<LayerCache>], tensor: &Arc<StoredTensor>) -> Option<usize> {
-    let mine = |layer: &LayerCache| [&layer.k, &layer.v].iter().any(|t| Arc::ptr_eq(t, tensor));
+    let mine = |layer: &LayerCache| {
+        let mut tensors = [Some(&layer.k), layer.v.as_ref()].into_iter().flatten();
+        tensors.any(|own| Arc::ptr_eq(own, tensor))
+    };
     let mut layers = layers.iter();
     layers.position(|layer| layer.as_ref().is_some_and(mine))
 }

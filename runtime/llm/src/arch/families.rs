@@ -4,6 +4,7 @@ mod gemma;
 mod glm;
 mod gpt;
 mod granite;
+mod latent;
 mod llama;
 mod mixtures;
 mod olmo;
@@ -76,6 +77,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
     granite::GRANITE_MOE,
     granite::GRANITE_SWA,
     granite::MINICPM,
+    latent::DEEPSEEK2,
+    latent::MINICPM3,
+    latent::MISTRAL4,
+    latent::PLM,
     mixtures::AFMOE,
     mixtures::ARCTIC,
     mixtures::BAILINGMOE,

@@ -33,8 +33,8 @@ pub struct GraphShape {
 pub struct LayerCache {
     /// Keys `[head size · kv heads, cells]`.
     pub k: Arc<StoredTensor>,
-    /// Values `[head size · kv heads, cells]`.
-    pub v: Arc<StoredTensor>,
+    /// Values `[head size · kv heads, cells]`; absent if the keys hold them.
+    pub v: Option<Arc<StoredTensor>>,
 }
 
 /// What a graph is made of.

@@ -167,6 +167,19 @@ pub enum Memory {
         /// Elements of the key and of the value of a head.
         sizes: [usize; 2],
     },
+    /// Rows that are keys and, but for their last elements, values, too: elements of a row.
+    Keys(usize),
+}
+
+impl Memory {
+    /// Heads and elements of a head of keys, and of values if they have memory of their own.
+    pub fn heads(self) -> Option<(usize, usize, Option<usize>)> {
+        match self {
+            Memory::None => None,
+            Memory::KeysValues { heads, sizes } => Some((heads, sizes[0], Some(sizes[1]))),
+            Memory::Keys(size) => Some((1, size, None)),
+        }
+    }
 }
 
 /// A part of a layer: `x + scale · post(branches(norm(x)))`, where `x` is the residual stream.
@@ -349,6 +362,42 @@ pub enum Projection {
     },
     /// One matrix: rows of queries, then of keys, then of values.
     Fused(Linear),
+    /// Keys and values of all heads in a short row, which is what is kept.
+    Latent(Box<Latent>),
+}
+
+/// Latent attention ([DeepSeek-AI 2024](https://arxiv.org/abs/2405.04434)): a short row, and some elements that are rotated and that all
+/// heads share, stand for the keys and values of a token.
+///
+/// The rotated elements of queries and keys come last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latent {
+    /// Elements of the short row.
+    pub rank: usize,
+    /// Elements of a head that are not rotated.
+    pub plain: usize,
+    /// Elements that are rotated.
+    pub rotated: usize,
+    /// Elements of a head of values.
+    pub head_v: usize,
+    /// Queries: a matrix, or a short row of their own, its norm, and a matrix.
+    pub q: (Option<(Linear, Norm)>, Linear),
+    /// The short row and the rotated elements of keys.
+    pub kv: Linear,
+    /// The norm of the short row.
+    pub norm: Norm,
+    /// From the short row to keys and values.
+    pub up: LatentUp,
+}
+
+/// From the short row of latent attention to keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LatentUp {
+    /// Never: queries are brought down to the short row, and what they find there up to values, head by head. The names of the two
+    /// tensors, `[plain, rank, heads]` and `[rank, head_v, heads]`.
+    Absorbed([&'static str; 2]),
+    /// At once, by a matrix that gives keys and values of all heads; these are what is kept.
+    Joint(Linear),
 }
 
 /// Which norm queries and keys have before they meet, and what it is over.
@@ -517,6 +566,7 @@ impl Attention {
     pub fn with_projection_bias(mut self, bias: Presence) -> Self {
         match &mut self.projection {
             Projection::Fused(linear) => linear.bias = bias,
+            Projection::Latent(latent) => latent.q.1.bias = bias,
             Projection::Separate { q, kv } => {
                 q.bias = bias;
                 if let Some((k, v)) = kv {
@@ -530,9 +580,12 @@ impl Attention {
 
     /// What it keeps of every token.
     pub fn memory(&self) -> Memory {
-        match self.keys_of {
-            Some(_) => Memory::None,
-            None => Memory::KeysValues {
+        match (self.keys_of, &self.projection) {
+            (Some(_), _) => Memory::None,
+            (None, Projection::Latent(latent)) if matches!(latent.up, LatentUp::Absorbed(_)) => {
+                Memory::Keys(self.head_k)
+            }
+            (None, _) => Memory::KeysValues {
                 heads: self.n_head_kv,
                 sizes: [self.head_k, self.head_v],
             },

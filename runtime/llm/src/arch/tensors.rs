@@ -1,8 +1,8 @@
 //! The list of tensors that a model needs: a walk over its [`Spec`].
 
 use super::spec::{
-    Attention, Divisors, Experts, Gate, Layer, Linear, Mixer, Mlp, Norm, Part, Presence,
-    Projection, Spec,
+    Attention, Divisors, Experts, Gate, Latent, LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part,
+    Presence, Projection, Spec,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -55,7 +55,7 @@ impl TensorSpec {
                 graph.get_rows(weight, rows)?
             }
             WeightUse::Product => {
-                let x = graph.input("x", DType::F32, [n0, 1, 1, 1])?;
+                let x = graph.input("x", DType::F32, [n0, 1, n2, 1])?;
                 graph.mul_mat(weight, x)?
             }
             WeightUse::Experts => {
@@ -279,6 +279,7 @@ impl TensorList {
     fn attention(&mut self, attention: &Attention) {
         match &attention.projection {
             Projection::Fused(linear) => self.linear(linear),
+            Projection::Latent(latent) => self.latent(latent, attention.n_head),
             Projection::Separate { q, kv } => {
                 self.linear(q);
                 if let Some((k, v)) = kv {
@@ -309,6 +310,27 @@ impl TensorList {
             };
             for name in tensors {
                 self.add_global(name, pairs, WeightUse::RopeDivisors, Presence::Optional);
+            }
+        }
+    }
+
+    fn latent(&mut self, latent: &Latent, n_head: usize) {
+        let (down, q) = &latent.q;
+        if let Some((down, norm)) = down {
+            self.linear(down);
+            self.norm(norm);
+        }
+        self.linear(q);
+        self.linear(&latent.kv);
+        self.norm(&latent.norm);
+        match &latent.up {
+            LatentUp::Joint(linear) => self.linear(linear),
+            LatentUp::Absorbed(names) => {
+                let (rank, required) = (latent.rank, Presence::Required);
+                let extents = [[latent.plain, rank], [rank, latent.head_v]];
+                for (name, [from, to]) in names.iter().zip(extents) {
+                    self.add(name, [from, to, n_head, 1], WeightUse::Product, required);
+                }
             }
         }
     }

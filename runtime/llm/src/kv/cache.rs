@@ -1,6 +1,5 @@
 //! The memory of the KV cache.
 
-use crate::arch::spec::Memory;
 use crate::arch::{LayerCache, Spec};
 use crate::context::Sizes;
 use crate::displaced::Displaced;
@@ -65,11 +64,13 @@ impl KvPlan {
     ) -> Result<Self> {
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
-            let Memory::KeysValues { heads, sizes } = layer.memory() else {
+            let Some((heads, size_k, size_v)) = layer.memory().heads() else {
                 continue;
             };
-            check_type("K", types[0], sizes[0])?;
-            check_type("V", types[1], sizes[1])?;
+            check_type("K", types[0], size_k)?;
+            if let Some(size) = size_v {
+                check_type("V", types[1], size)?;
+            }
             let memory = devices.get(choice.device).buffer_type();
             let known = groups
                 .iter()
@@ -82,8 +83,11 @@ impl KvPlan {
                 });
                 groups.len() - 1
             });
-            let widths = sizes.map(|size| heads * size);
-            for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
+            let sizes = [("k", Some(size_k)), ("v", size_v)];
+            for ((name, size), dtype) in sizes.into_iter().zip(types) {
+                let Some(width) = size.map(|size| heads * size) else {
+                    continue;
+                };
                 let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
                 groups[at]
                     .tensors
@@ -176,7 +180,7 @@ fn layers(
     let layer = |il| {
         Some(LayerCache {
             k: find(format!("cache_k_l{il}"))?,
-            v: find(format!("cache_v_l{il}"))?,
+            v: find(format!("cache_v_l{il}")),
         })
     };
     (0..n_layer).map(layer).collect()

@@ -1,7 +1,8 @@
 //! Llama, and models that differ from it in little.
 
 use crate::arch::spec::{
-    Activation, Attention, Branch, Divisors, Gate, Layer, Linear, Mlp, NormKind, NormOver, Part, Spec, Temperature,
+    Activation, Attention, Branch, Divisors, Gate, Layer, Linear, Mlp, NormKind, NormOver, Part,
+    Spec, Temperature,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;

@@ -2,7 +2,9 @@
 
 use super::{Builder, LayerCache};
 use crate::arch::graph::Input;
-use crate::arch::spec::{Attention, Divisors, Gate, NormOver, Projection, Rotation, Temperature};
+use crate::arch::spec::{
+    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Temperature,
+};
 use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
@@ -11,8 +13,8 @@ use std::sync::Arc;
 struct Projected {
     /// Absent if nothing is to be looked at.
     q: Option<TensorId>,
-    /// Keys and values, if the layer has its own.
-    kv: Option<[TensorId; 2]>,
+    /// Keys and values, if the layer has its own; only keys if they hold the values.
+    kv: Option<(TensorId, Option<TensorId>)>,
     /// What the result is multiplied with, `[head size or 1, heads, tokens]`.
     gate: Option<TensorId>,
 }
@@ -21,9 +23,12 @@ impl Builder<'_> {
     /// What tokens find when they look at others, after the last matrix; `None` if no logits are wanted.
     pub(super) fn attention(&mut self, a: &Attention, x: TensorId) -> Result<Option<TensorId>> {
         let Projected { q, kv, gate } = self.projected(a, x)?;
-        if let Some([k, v]) = kv {
+        if let Some((k, v)) = kv {
             let k = self.prepared(a, k, 1, "Kcur")?;
-            let v = self.normed_heads(a, v, 2, "Vcur")?;
+            let v = match v {
+                Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
+                None => None,
+            };
             self.store(k, v)?;
         }
         let Some(q) = q else {
@@ -38,6 +43,10 @@ impl Builder<'_> {
             attended = self.gated(a, attended, gate)?;
         }
         let attended = self.wanted(attended, "kqv_out_kept")?;
+        let attended = match &a.projection {
+            Projection::Latent(latent) => self.latent_values(latent, a, attended)?,
+            _ => attended,
+        };
         let attended = self.maybe_norm(attended, &a.sub_norm)?;
         self.linear(attended, &a.output, "attn_out").map(Some)
     }
@@ -69,7 +78,15 @@ impl Builder<'_> {
                 let v = self.slice(all, a.head_v, heads_kv, at, "Vcur")?;
                 return Ok(Projected {
                     q: (!is_finished).then_some(q),
-                    kv: Some([k, v]),
+                    kv: Some((k, Some(v))),
+                    gate,
+                });
+            }
+            Projection::Latent(latent) => {
+                let (q, kv) = self.latent(latent, a, x, is_finished)?;
+                return Ok(Projected {
+                    q,
+                    kv: Some(kv),
                     gate,
                 });
             }
@@ -113,10 +130,106 @@ impl Builder<'_> {
                 };
                 let k = self.whole_or_heads(a, k, 1, "Kcur", clamped)?;
                 let v = clamped(self, v)?;
-                Some([k, self.heads(v, a.head_v, heads_kv, "Vcur")?])
+                Some((k, Some(self.heads(v, a.head_v, heads_kv, "Vcur")?)))
             }
         };
         Ok(Projected { q, kv, gate })
+    }
+
+    /// Queries, and keys and values, of latent attention.
+    fn latent(
+        &mut self,
+        l: &Latent,
+        a: &Attention,
+        x: TensorId,
+        is_finished: bool,
+    ) -> Result<(Option<TensorId>, (TensorId, Option<TensorId>))> {
+        let (n_head, n_tokens) = (a.n_head, self.shape.n_tokens);
+        let q = match is_finished {
+            true => None,
+            false => Some(self.latent_queries(l, a, x)?),
+        };
+        let all = self.linear(x, &l.kv, "kv_cmpr_pe")?;
+        let short = self.columns(all, 0, l.rank)?;
+        let short = self.norm(short, &l.norm)?;
+        self.named(short, "kv_cmpr");
+        let shared = self.slice(all, l.rotated, 1, l.rank, "k_pe")?;
+        let LatentUp::Joint(up) = &l.up else {
+            let short = self.graph.reshape(short, [l.rank, 1, n_tokens, 1])?;
+            let k = self.graph.concat(short, shared, 0)?;
+            return Ok((q, (self.named(k, "Kcur"), None)));
+        };
+        let both = self.linear(short, up, "kv")?;
+        let each = l.plain + l.head_v;
+        let both = self.graph.reshape(both, [each, n_head, n_tokens, 1])?;
+        let [element, head, token, all] = self.graph.tensor(both).layout.strides();
+        let strides = [head, token, all];
+        let shape = [l.head_v, n_head, n_tokens, 1];
+        let v = self.graph.view(both, shape, strides, l.plain * element)?;
+        let v = self.graph.cont(v)?;
+        let shape = [l.rotated, n_head, n_tokens, 1];
+        let mut k = self.graph.repeat(shared, shape)?;
+        if l.plain > 0 {
+            let shape = [l.plain, n_head, n_tokens, 1];
+            let plain = self.graph.view(both, shape, strides, 0)?;
+            k = self.graph.concat(plain, k, 0)?;
+        }
+        Ok((q, (self.named(k, "Kcur"), Some(self.named(v, "Vcur")))))
+    }
+
+    fn latent_queries(&mut self, l: &Latent, a: &Attention, x: TensorId) -> Result<TensorId> {
+        let (down, up) = &l.q;
+        let x = match down {
+            Some((down, norm)) => {
+                let short = self.linear(x, down, "q_a")?;
+                self.norm(short, norm)?
+            }
+            None => x,
+        };
+        let q = self.linear(x, up, "q")?;
+        let q = self.heads(q, l.plain + l.rotated, a.n_head, "q")?;
+        let LatentUp::Absorbed([k_b, _]) = l.up else {
+            return Ok(q);
+        };
+        let plain = self.half(q, l.plain, 0)?;
+        let layout = self.graph.tensor(q).layout;
+        let ([_, n1, n2, _], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
+        let shape = [l.rotated, n1, n2, 1];
+        let rotated = self.graph.view(q, shape, [s1, s2, s3], l.plain * s0)?;
+        let plain = self.graph.permute(plain, [0, 2, 1, 3])?;
+        let k_b = self.weight(k_b)?;
+        let absorbed = self.graph.mul_mat(k_b, plain)?;
+        let absorbed = self.graph.permute(absorbed, [0, 2, 1, 3])?;
+        self.named(absorbed, "q_nope_absorbed");
+        let q = self.graph.concat(absorbed, rotated, 0)?;
+        Ok(self.named(q, "Qcur"))
+    }
+
+    /// The values that short rows stand for, `[head size · heads, tokens]`.
+    fn latent_values(&mut self, l: &Latent, a: &Attention, x: TensorId) -> Result<TensorId> {
+        let LatentUp::Absorbed([_, v_b]) = l.up else {
+            return Ok(x);
+        };
+        let n_tokens = self.extents(x)[1];
+        let heads = self.graph.reshape(x, [l.rank, a.n_head, n_tokens, 1])?;
+        let heads = self.graph.permute(heads, [0, 2, 1, 3])?;
+        let v_b = self.weight(v_b)?;
+        let values = self.graph.mul_mat(v_b, heads)?;
+        self.named(values, "fattn_mla");
+        let values = self.graph.permute(values, [0, 2, 1, 3])?;
+        let values = self.graph.cont(values)?;
+        let shape = [l.head_v * a.n_head, n_tokens, 1, 1];
+        self.graph.reshape(values, shape)
+    }
+
+    /// Some of the elements of each row, without gaps.
+    fn columns(&mut self, x: TensorId, first: usize, count: usize) -> Result<TensorId> {
+        let layout = self.graph.tensor(x).layout;
+        let ([_, n1, n2, n3], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
+        let view = self
+            .graph
+            .view(x, [count, n1, n2, n3], [s1, s2, s3], first * s0)?;
+        self.graph.cont(view)
     }
 
     /// Queries (0) or keys (1) by heads, after a norm of all heads together if they have one.
@@ -226,10 +339,12 @@ impl Builder<'_> {
     }
 
     /// Writes keys and values to the cells of their tokens.
-    fn store(&mut self, k: TensorId, v: TensorId) -> Result<()> {
+    fn store(&mut self, k: TensorId, v: Option<TensorId>) -> Result<()> {
         let cache = self.cache(self.il)?;
         let cells = self.per_token(Input::Cells, DType::I64)?;
-        for (rows, cache, name) in [(k, &cache.k, "k_cache"), (v, &cache.v, "v_cache")] {
+        let values = v.zip(cache.v.as_ref());
+        let values = values.map(|(v, cache)| (v, cache, "v_cache"));
+        for (rows, cache, name) in [(k, &cache.k, "k_cache")].into_iter().chain(values) {
             let cache = self.stored(cache)?;
             let width = self.extents(cache)[0];
             let is_dense = self.graph.tensor(rows).layout.is_contiguous();
@@ -273,7 +388,10 @@ impl Builder<'_> {
         let (n_tokens, n_kv) = (self.shape.n_tokens, self.shape.n_kv);
         let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
         let k = self.cached(&cache.k, a.head_k, "k")?;
-        let v = self.cached(&cache.v, a.head_v, "v")?;
+        let v = match &cache.v {
+            Some(v) => self.cached(v, a.head_v, "v")?,
+            None => self.half(k, a.head_v, 0)?,
+        };
         let sinks = match a.sinks {
             Some(name) => Some(self.weight(name)?),
             None => None,
