@@ -112,6 +112,8 @@ operations! {
     top_k(a; k: usize) = Op::TopK { k };
     /// [`Op::Fill`]
     fill(a; value: f32) = Op::Fill { value };
+    /// [`Op::SsmConv`]
+    ssm_conv(x, weights;) = Op::SsmConv;
     /// [`Op::Unary`]
     unary(a; function: Unary) = Op::Unary(function);
     /// [`Op::Glu`] of the two halves of each row
@@ -219,6 +221,18 @@ impl Graph {
             precision: Precision::F32,
         };
         self.push(op, &[Some(q), Some(k), Some(v), mask, sinks])
+    }
+
+    /// [`Op::GatedDeltaNet`] of queries, keys, values, decays, betas and matrices.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn gated_delta_net(
+        &mut self,
+        sources: [TensorId; 6],
+        snapshots: usize,
+    ) -> Result<TensorId> {
+        self.push(Op::GatedDeltaNet { snapshots }, &sources.map(Some))
     }
 
     /// [`Op::FlashAttnBack`] of the attention of `q`, `k` and `v`.

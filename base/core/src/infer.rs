@@ -15,6 +15,7 @@ mod elementwise;
 mod memory;
 mod product;
 mod row;
+mod state;
 mod training;
 
 /// The sources of one node while it is checked; errors name the operation and all operands.
@@ -115,6 +116,8 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
 
         Op::Norm { eps } | Op::RmsNorm { eps } | Op::L2Norm { eps } => row::norm(c, eps),
         Op::CumSum => row::cumsum(c),
+        Op::SsmConv => state::conv(c),
+        Op::GatedDeltaNet { snapshots } => state::delta_net(c, snapshots),
         Op::Sum => row::sum(c),
         Op::SumRows | Op::Mean => row::sum_rows(c),
         Op::ArgMax => row::argmax(c),

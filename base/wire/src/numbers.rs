@@ -35,6 +35,8 @@ pub mod op {
     pub const SUM: u32 = 14;
     pub const SUM_ROWS: u32 = 15;
     pub const CUMSUM: u32 = 16;
+    pub const SSM_CONV: u32 = 76;
+    pub const GATED_DELTA_NET: u32 = 86;
     pub const MEAN: u32 = 17;
     pub const ARGMAX: u32 = 18;
     pub const REPEAT: u32 = 20;

@@ -63,6 +63,8 @@ conversions! {
     SUM => Sum;
     SUM_ROWS => SumRows;
     CUMSUM => CumSum;
+    SSM_CONV => SsmConv;
+    GATED_DELTA_NET => GatedDeltaNet { snapshots: Size(0) };
     MEAN => Mean;
     ARGMAX => ArgMax;
     REPEAT => Repeat { shape: ResultShape };
@@ -173,6 +175,8 @@ mod tests {
             Op::SumRows,
             Op::Mean,
             Op::CumSum,
+            Op::SsmConv,
+            Op::GatedDeltaNet { snapshots: 3 },
             Op::ArgMax,
             Op::Repeat {
                 shape: [6, 5, 4, 3],

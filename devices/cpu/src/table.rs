@@ -3,7 +3,7 @@
 use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernels::{
     attention, backward, copy, elementwise, experts, glu, matmul, out_prod, reduce, rope, rows,
-    shape, softmax, sort, training,
+    shape, softmax, sort, state, training,
 };
 use crate::operand::alignment;
 use crate::packed;
@@ -44,6 +44,8 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::SumRows => Kernel::plain(|c| reduce::sum_rows(c, 1.0)),
         Op::Mean => Kernel::plain(reduce::mean),
         Op::CumSum => Kernel::plain(reduce::cumsum),
+        Op::SsmConv => state::conv_kernel(node)?,
+        Op::GatedDeltaNet { snapshots } => state::delta_net_kernel(node, snapshots)?,
         Op::ArgMax => Kernel::plain(reduce::argmax),
         Op::Norm { eps } => Kernel::one_phase(move |c| reduce::norm(c, eps)),
         Op::RmsNorm { eps } => Kernel::one_phase(move |c| reduce::rms_norm(c, eps)),

@@ -323,6 +323,23 @@ operations! {
         precision: Precision,
     } => { name: "flash_attn_ext", sources: 3, optional: 2 };
 
+    /// A convolution over time, channel by channel: source 0 f32 `[width - 1 + tokens, channels, sequences]`, whose rows begin with what
+    /// came before the first token, and source 1 f32 `[width, channels]`: f32 `[channels, tokens, sequences]`.
+    SsmConv => { name: "ssm_conv", sources: 2 };
+
+    /// The gated delta rule ([Yang et al. 2024](https://arxiv.org/abs/2412.06464)): for each head, a matrix `S` that every token
+    /// changes: `S ← exp(g) S`, `S ← S + k ⊗ beta (v - Sᵀk)`; what it gives is `Sᵀq / sqrt(d)`.
+    ///
+    /// Sources, all f32: 0 queries and 1 keys `[d, heads / x, tokens, sequences / y]`, 2 values `[d, heads, tokens, sequences]`, 3
+    /// logarithms of decays `[1 or d, heads, tokens, sequences]`, 4 betas `[1, heads, tokens, sequences]`, 5 the transposed matrices at the beginning,
+    /// `[d, d, heads, sequences]`. The result is f32 `[d · heads, tokens · sequences + snapshots · d · sequences]`: what all tokens get,
+    /// `[d, heads, tokens, sequences]`, then matrices, `[d, d, heads, sequences]` each: those at the end, one token before it, and so on. Before
+    /// the first token, they are those of source 5.
+    GatedDeltaNet {
+        /// How many matrices the result has of each head; at least 1.
+        snapshots: usize,
+    } => { name: "gated_delta_net", sources: 6 };
+
     /// A function of each element.
     Unary(function: Unary) => { name: "unary", sources: 1, may_overwrite: &[0] };
 

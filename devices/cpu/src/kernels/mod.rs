@@ -22,4 +22,5 @@ pub(crate) mod rows;
 pub(crate) mod shape;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod state;
 pub(crate) mod training;

@@ -13,6 +13,7 @@ mod reduce;
 mod rope;
 mod rows;
 mod sort;
+mod state;
 mod training;
 
 use crate::call::Call;
@@ -136,6 +137,10 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
             reduce::rows(call, |row| row.iter().sum::<f64>() / row.len() as f64)
         }),
         Op::CumSum => with(Numbers, reduce::running_sum),
+        Op::SsmConv => with(Numbers, state::conv),
+        Op::GatedDeltaNet { snapshots } => {
+            with(Numbers, move |call| state::delta_net(call, snapshots))
+        }
 
         Op::Norm { eps } => with(Numbers, move |call| norm::norm(call, eps.into())),
         Op::RmsNorm { eps } => with(Numbers, move |call| norm::rms_norm(call, eps.into())),

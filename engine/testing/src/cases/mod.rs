@@ -8,6 +8,7 @@ mod matmul;
 mod rope;
 mod rows;
 mod rowwise;
+mod state;
 mod training;
 
 use crate::case::{Case, Cases, Limit};
@@ -25,6 +26,7 @@ pub fn cases() -> Vec<Case> {
     attention::add(&mut all);
     rope::add(&mut all);
     chains::add(&mut all);
+    state::add(&mut all);
     training::add(&mut all);
     all.0
 }

@@ -1,0 +1,192 @@
+//! Operations that carry a state from token to token.
+
+use super::reduce::dot_of;
+use crate::detect::vectorized;
+use crate::kernel::{Kernel, KernelContext, Phase, Reason, dense_rows};
+use samite_core::{Node, Result};
+
+/// Channels of a task of a convolution, and tokens that are computed before they are written.
+const CHANNELS: usize = 16;
+const TOKENS: usize = 64;
+
+/// Rows of a matrix that a task keeps in the first cache while it goes through all tokens.
+const ROWS: usize = 32;
+
+/// Most decays of a head.
+const MOST_DECAYS: usize = 512;
+
+/// A convolution over time, channel by channel.
+pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+    dense_rows(node, 0)?;
+    dense_rows(node, 1)?;
+    Ok(Kernel::one_phase(conv))
+}
+
+vectorized! {
+    /// The sums of `weights` times as many elements, from each element of `x` on.
+    fn conv_row(out: &mut [f32], x: &[f32], weights: &[f32]) {
+        out.fill(0.0);
+        for (i, weight) in weights.iter().enumerate() {
+            let pairs = out.iter_mut().zip(&x[i..]);
+            pairs.for_each(|(out, x)| *out += weight * x);
+        }
+    }
+}
+
+fn conv(context: &KernelContext<'_>) -> Result<Phase> {
+    let (x, weights, result) = (context.source(0)?, context.source(1)?, context.result());
+    let isa = context.isa;
+    let [channels, tokens, sequences, _] = result.shape();
+    let width = weights.shape()[0];
+    let blocks = channels.div_ceil(CHANNELS);
+    let cost = result.elements() as f64 * width as f64 * 0.3;
+    Ok(Phase::new(blocks * sequences, cost, move |tasks, _| {
+        let mut sums = [[0.0f32; TOKENS]; CHANNELS];
+        for task in tasks {
+            let (block, sequence) = (task % blocks, task / blocks);
+            let first = block * CHANNELS;
+            let count = CHANNELS.min(channels - first);
+            for token in (0..tokens).step_by(TOKENS) {
+                let length = TOKENS.min(tokens - token);
+                for (channel, sums) in sums[..count].iter_mut().enumerate() {
+                    // SAFETY: the channel is inside of both shapes, and rows are dense F32.
+                    let (x, weights) = unsafe {
+                        (
+                            x.row::<f32>([first + channel, sequence, 0]),
+                            weights.row::<f32>([first + channel, 0, 0]),
+                        )
+                    };
+                    conv_row(isa, &mut sums[..length], &x[token..], weights);
+                }
+                for i in 0..length {
+                    // SAFETY: the row is inside of the result, which is dense F32; no other task has these channels of this
+                    // sequence.
+                    unsafe {
+                        let row = result.at([token + i, sequence, 0]).cast::<f32>();
+                        for (channel, sums) in sums[..count].iter().enumerate() {
+                            row.add(first + channel).write(sums[i]);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// The gated delta rule.
+pub(crate) fn delta_net_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+    for source in 0..6 {
+        dense_rows(node, source)?;
+    }
+    let decays = node.source_layout(3).map_or(0, |layout| layout.shape()[0]);
+    if decays > MOST_DECAYS {
+        return Err(
+            format!("{decays} decays of a head, at most {MOST_DECAYS} are possible").into(),
+        );
+    }
+    Ok(Kernel::one_phase(move |c| delta_net(c, snapshots)))
+}
+
+/// What one token brings to a matrix.
+struct Step<'a> {
+    query: &'a [f32],
+    key: &'a [f32],
+    /// One factor for the whole matrix, or one for each column.
+    decay: &'a [f32],
+    beta: f32,
+    scale: f32,
+}
+
+vectorized! {
+    /// Changes rows of a transposed matrix by one token, with its value for each row; `out` is what each gives.
+    fn delta_step(rows: &mut [f32], value: &[f32], step: &Step<'_>, out: &mut [f32]) {
+        let (key, query) = (step.key, step.query);
+        for ((row, value), out) in rows.chunks_exact_mut(key.len()).zip(value).zip(out) {
+            match *step.decay {
+                [decay] => {
+                    let delta = (value - decay * dot_of(row, key)) * step.beta;
+                    let pairs = row.iter_mut().zip(key);
+                    pairs.for_each(|(x, k)| *x = *x * decay + k * delta);
+                }
+                ref decays => {
+                    row.iter_mut().zip(decays).for_each(|(x, decay)| *x *= decay);
+                    let delta = (value - dot_of(row, key)) * step.beta;
+                    row.iter_mut().zip(key).for_each(|(x, k)| *x += k * delta);
+                }
+            }
+            *out = dot_of(row, query) * step.scale;
+        }
+    }
+}
+
+fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
+    let source = |index| context.source(index);
+    let (q, k, v) = (source(0)?, source(1)?, source(2)?);
+    let (decays, betas, start) = (source(3)?, source(4)?, source(5)?);
+    let (result, isa) = (context.result(), context.isa);
+    let [size, heads, tokens, sequences] = v.shape();
+    let scale = 1.0 / (size as f32).sqrt();
+    let blocks = size.div_ceil(ROWS);
+    let outputs = size * heads * tokens * sequences;
+    let matrices = size * size * heads * sequences;
+    let cost = (size * size * heads * sequences) as f64 * (tokens as f64 * 0.2 + 0.1);
+    let run = move |tasks: std::ops::Range<usize>, _| {
+        let mut decay = [0.0; MOST_DECAYS];
+        for task in tasks {
+            let (block, matrix) = (task % blocks, task / blocks);
+            let (head, sequence) = (matrix % heads, matrix / heads);
+            let first = block * ROWS;
+            let count = ROWS.min(size - first);
+            let base = result.base().cast::<f32>();
+            let place = |slot: usize| outputs + slot * matrices + (matrix * size + first) * size;
+            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements, of which no other task has these rows of
+            // this matrix in any snapshot.
+            let snapshot = |slot: usize| unsafe {
+                std::slice::from_raw_parts_mut(base.add(place(slot)), count * size)
+            };
+            for (i, row) in snapshot(0).chunks_exact_mut(size).enumerate() {
+                // SAFETY: the row is inside of the shape; rows are dense F32.
+                row.copy_from_slice(unsafe { start.row::<f32>([first + i, head, sequence]) });
+            }
+            let copy = |slot: usize| {
+                if (1..snapshots).contains(&slot) {
+                    snapshot(slot).copy_from_slice(snapshot(0));
+                }
+            };
+            (tokens..snapshots).for_each(copy);
+            for token in 0..tokens {
+                let shared =
+                    |shape: [usize; 4]| [head % shape[1], token, sequence / (sequences / shape[3])];
+                let at = [head, token, sequence];
+                // SAFETY: all rows are inside of their shapes, by the rules of the operation; rows are dense F32.
+                let (query, key, value, beta, logs) = unsafe {
+                    (
+                        q.row::<f32>(shared(q.shape())),
+                        k.row::<f32>(shared(k.shape())),
+                        &v.row::<f32>(at)[first..first + count],
+                        betas.row::<f32>(at)[0],
+                        decays.row::<f32>(at),
+                    )
+                };
+                for (decay, log) in decay.iter_mut().zip(logs) {
+                    *decay = log.exp();
+                }
+                let step = Step {
+                    query,
+                    key,
+                    decay: &decay[..logs.len()],
+                    beta,
+                    scale,
+                };
+                let to = ((sequence * tokens + token) * heads + head) * size + first;
+                // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
+                let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
+                delta_step(isa, snapshot(0), value, &step, out);
+                copy(tokens - 1 - token);
+            }
+        }
+        Ok(())
+    };
+    Ok(Phase::new(blocks * heads * sequences, cost, run))
+}
