@@ -89,7 +89,7 @@ const ALLOWED: [(&str, Source, &str); 12] = [
         "the name of a test is that of its thread",
     ),
     (
-        "runtime/llm/src/arch/blocks.rs",
+        "runtime/llm/src/arch/graph.rs",
         UnorderedMap,
         "looked up by address only: an ordered map would have the order of addresses, which differs, too",
     ),

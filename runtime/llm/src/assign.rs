@@ -8,13 +8,9 @@ use samite_sched::{Assignments, DeviceSet};
 use std::sync::Arc;
 
 /// The layer whose cache `tensor` is.
-pub(crate) fn layer_of(layers: &[Option<LayerCache>], tensor: &Arc<StoredTensor>) -> Option<usize> {
-    let mine = |layer: &LayerCache| {
-        let mut tensors = [Some(&layer.k), layer.v.as_ref()].into_iter().flatten();
-        tensors.any(|own| Arc::ptr_eq(own, tensor))
-    };
-    let mut layers = layers.iter();
-    layers.position(|layer| layer.as_ref().is_some_and(mine))
+pub(crate) fn layer_of(layers: &[LayerCache], tensor: &Arc<StoredTensor>) -> Option<usize> {
+    let mine = |layer: &LayerCache| layer.tensors().any(|own| Arc::ptr_eq(own, tensor));
+    layers.iter().position(mine)
 }
 
 /// Operations that must run on a certain device: those on weights that a rule put there, and attention where its
@@ -23,7 +19,7 @@ pub(crate) fn assign(
     graph: &Graph,
     devices: &DeviceSet,
     weights: &Weights,
-    layers: &[Option<LayerCache>],
+    layers: &[LayerCache],
     kv: &[Choice],
 ) -> Assignments {
     let mut assignments = Assignments::new();
@@ -39,7 +35,10 @@ pub(crate) fn assign(
         if !node.tensor().is_computed() {
             continue;
         }
-        let on_cache = matches!(node.op(), Op::FlashAttn { .. } | Op::SetRows);
+        let on_cache = matches!(
+            node.op(),
+            Op::FlashAttn { .. } | Op::SetRows | Op::GatedDeltaNet { .. }
+        );
         let stored = |source| graph.node(source).stored();
         let mut operands = node
             .tensor()

@@ -47,6 +47,8 @@ pub struct Context {
     /// By token of the last batch: its row of logits.
     rows: Vec<Option<usize>>,
     watcher: Option<Watcher>,
+    /// Whether the model keeps something of sequences.
+    has_state: bool,
 }
 
 impl std::fmt::Debug for Context {
@@ -76,6 +78,7 @@ impl Context {
             n_cells,
             n_ubatch,
             n_logits,
+            ..
         } = sizes;
         let kv = model.plan_kv(&sizes, &options)?;
         let cache = KvCache::new(&kv, model.devices(), n_cells, options.n_seq)?;
@@ -92,6 +95,7 @@ impl Context {
             logits: try_filled(0.0, n_logits.checked_mul(n_vocab), "logits")?,
             rows: Vec::new(),
             watcher: None,
+            has_state: model.spec().has_state(),
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -212,7 +216,36 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        self.cache.cells.remove(sequence, range)
+        if self.has_state && !self.is_whole(sequence, &range) {
+            let last = self.cache.cells.last_position(sequence);
+            if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
+                return self.cache.cells.remove(sequence, range);
+            }
+            return Err(Error::invalid(format!(
+                "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence"
+            )));
+        }
+        self.cache.cells.remove(sequence, range)?;
+        if self.has_state {
+            self.cache.states.forget(sequence);
+        }
+        Ok(())
+    }
+
+    /// Whether `range` is all that a sequence has.
+    fn is_whole(&self, sequence: usize, range: &impl RangeBounds<i32>) -> bool {
+        let last = self.cache.cells.last_position(sequence);
+        last.is_none_or(|last| range.contains(&0) && range.contains(&last))
+    }
+
+    /// Whether the positions of a sequence can be removed one by one, and moved.
+    pub fn can_forget(&self) -> bool {
+        self.model.spec().can_shift()
+    }
+
+    /// Whether the end of a sequence can be removed.
+    pub fn can_cut(&self) -> bool {
+        !self.has_state
     }
 
     /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
@@ -220,7 +253,18 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        self.cache.cells.copy(from, to, range)
+        if !self.has_state {
+            return self.cache.cells.copy(from, to, range);
+        }
+        if !self.is_whole(from, &range) {
+            return Err(Error::invalid(format!(
+                "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
+            )));
+        }
+        self.cache.cells.remove(to, ..)?;
+        self.cache.cells.copy(from, to, range)?;
+        self.cache.states.share(from, to);
+        Ok(())
     }
 
     /// Removes every sequence but this one.
@@ -228,7 +272,11 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn keep(&mut self, sequence: usize) -> Result<()> {
-        self.cache.cells.keep(sequence)
+        self.cache.cells.keep(sequence)?;
+        for other in (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence) {
+            self.cache.states.forget(other);
+        }
+        Ok(())
     }
 
     /// Moves the positions `range` of `sequence` by `delta`; see [`Cells::shift`].
@@ -243,7 +291,7 @@ impl Context {
     ) -> Result<()> {
         if !self.model.spec().can_shift() {
             return Err(Error::invalid(
-                "positions of this model are part of what is cached: they cannot be moved",
+                "what this model keeps depends on positions: they cannot be moved",
             ));
         }
         self.cache.cells.shift(sequence, range, delta)
@@ -297,13 +345,17 @@ impl Context {
     /// Takes note of what a batch came to.
     fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
-            Ok(()) => self.cache.cells.commit(),
+            Ok(()) => {
+                self.cache.cells.commit();
+                self.cache.states.commit();
+            }
             Err(_) => {
                 // Other devices may still be at work, and fail as well: one failure is told.
                 if let Err(error) = self.scheduler.synchronize() {
                     tracing::debug!(%error, "after a failed batch");
                 }
                 self.cache.cells.rollback();
+                self.cache.states.rollback();
                 self.rows.clear();
             }
         }
@@ -324,7 +376,7 @@ impl Context {
         let needed = wanted.checked_mul(n_vocab);
         try_resize(&mut self.logits, 0.0, needed, "logits")?;
         let mut rows = 0;
-        for (part, room) in self.micro_batches(tokens) {
+        for (part, room) in self.micro_batches(batch) {
             self.options.cancel.check()?;
             let first_row = rows;
             for token in part {
@@ -337,9 +389,13 @@ impl Context {
     }
 
     /// With pipeline copies, runs of micro-batches overlap.
-    fn micro_batches<'a>(&self, tokens: &'a [BatchToken]) -> MicroBatches<'a> {
+    fn micro_batches<'a>(&self, batch: &'a Batch) -> MicroBatches<'a> {
         let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
-        MicroBatches::new(tokens, n_ubatch, n_logits, self.options.copies > 1)
+        let parts = MicroBatches::new(batch.tokens(), n_ubatch, n_logits, self.options.copies > 1);
+        match self.has_state {
+            true => parts.alike(batch),
+            false => parts,
+        }
     }
 
     /// Makes a micro-batch ready to run, and returns its shape.
@@ -349,8 +405,9 @@ impl Context {
         part: &[BatchToken],
         room: Room,
     ) -> Result<(GraphShape, Arc<GraphInputs>)> {
-        let cells = &mut self.cache.cells;
-        let shape = self.staging.place(batch, part, cells, room)?;
+        let KvCache { cells, states, .. } = &mut self.cache;
+        let states = self.has_state.then_some(states);
+        let shape = self.staging.place(batch, part, cells, states, room)?;
         let inputs = self.load(shape)?;
         let cells = &self.cache.cells;
         for (input, id) in &inputs.list {

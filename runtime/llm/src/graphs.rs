@@ -18,8 +18,8 @@ pub(crate) struct GraphSource<'a> {
     pub spec: &'a Spec,
     pub devices: &'a DeviceSet,
     pub weights: &'a Weights,
-    /// The cache of each layer that keeps something.
-    pub layers: &'a [Option<LayerCache>],
+    /// What each layer keeps.
+    pub layers: &'a [LayerCache],
     /// The device of each layer's cache.
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
@@ -164,6 +164,7 @@ mod tests {
                 n_tokens,
                 n_kv,
                 n_outputs: 1,
+                n_seqs: 1,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

@@ -326,7 +326,7 @@ impl Model {
     /// What its graphs are made of, with caches and options of a context.
     pub(crate) fn graph_source<'a>(
         &'a self,
-        layers: &'a [Option<LayerCache>],
+        layers: &'a [LayerCache],
         kv: &'a [Choice],
         options: &'a ContextOptions,
     ) -> GraphSource<'a> {

@@ -290,7 +290,9 @@ impl Session {
         let is_own = !self.is_foreign
             && cells.changes(0) == self.own_changes
             && cells.sequence_len(0) == self.tokens.len();
-        let common = if is_own { common } else { 0 };
+        // A state cannot be taken back: nothing is reused unless the prompt goes on behind all of it.
+        let is_reusable = self.context.can_cut() || common == self.tokens.len();
+        let common = if is_own && is_reusable { common } else { 0 };
         self.tokens.truncate(common);
         self.change(|context| context.remove(0, common as i32..))?;
         // What is left is a beginning that nobody else touched.
@@ -316,7 +318,7 @@ impl Session {
     fn forget_half(&mut self, keep: usize) -> Result<bool> {
         let length = self.tokens.len();
         let forget = length.saturating_sub(keep) / 2;
-        if forget == 0 {
+        if forget == 0 || !self.context.can_forget() {
             return Ok(false);
         }
         let (first, end) = (keep as i32, (keep + forget) as i32);

@@ -16,6 +16,43 @@ use std::path::Path;
 /// The smallest vocabulary: three special tokens and all bytes.
 pub const SMALLEST_VOCABULARY: usize = 3 + 256;
 
+/// Architectures that know nothing but mixtures of experts.
+const MIXTURES: [&str; 33] = [
+    "qwen3moe",
+    "qwen2moe",
+    "qwen3vlmoe",
+    "qwen3next",
+    "qwen35moe",
+    "lfm2moe",
+    "glm4moe",
+    "cohere2moe",
+    "deepseek2",
+    "mistral4",
+    "afmoe",
+    "arctic",
+    "bailingmoe",
+    "bailingmoe2",
+    "dbrx",
+    "deepseek",
+    "dots1",
+    "ernie4_5-moe",
+    "exaone-moe",
+    "gpt-oss",
+    "grok",
+    "hunyuan-moe",
+    "hy_v3",
+    "laguna",
+    "llama4",
+    "maple",
+    "mellum",
+    "mimo2",
+    "minimax-m2",
+    "olmoe",
+    "phimoe",
+    "smallthinker",
+    "step35",
+];
+
 /// So many rows of a matrix are random; further ones repeat them, so that large models are written quickly.
 const DISTINCT_ROWS: usize = 1024;
 
@@ -58,7 +95,9 @@ impl SyntheticModel {
     /// A tiny model with what its architecture demands. All heads together are wider than the model, but for qwen2, which
     /// does not allow that.
     pub fn tiny(architecture: &'static str) -> Self {
-        let head_dim = if architecture == "qwen2" { 16 } else { 32 };
+        // Most demand heads that share the width evenly.
+        let wide = ["llama", "qwen3", "qwen3moe"].contains(&architecture);
+        let head_dim = if wide { 32 } else { 16 };
         SyntheticModel {
             architecture,
             n_layer: 3,
@@ -67,7 +106,7 @@ impl SyntheticModel {
             n_head_kv: 2,
             head_dim,
             n_ff: 96,
-            experts: (architecture == "qwen3moe").then_some([6, 2]),
+            experts: MIXTURES.contains(&architecture).then_some([6, 2]),
             n_vocab: 320,
             n_ctx_train: 256,
             dtype: DType::F32,
@@ -119,11 +158,74 @@ impl SyntheticModel {
         }
         let eps = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
         metadata.set(&eps, 1e-5f32)?;
+        for (key, value) in self.demanded() {
+            metadata.set(&format!("{}.{key}", self.architecture), value)?;
+        }
         for (key, value) in &self.extra {
             metadata.set(&format!("{}.{key}", self.architecture), value.clone())?;
         }
         self.set_vocabulary(&mut metadata)?;
         Ok(metadata)
+    }
+
+    /// What architectures demand beside the usual keys.
+    fn demanded(&self) -> Vec<(&'static str, Value)> {
+        const USUAL: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen3moe"];
+        if USUAL.contains(&self.architecture) {
+            return Vec::new();
+        }
+        let extent = |value: usize| Value::from(u32::try_from(value).unwrap_or(u32::MAX));
+        let size = self.head_dim;
+        let mut keys = vec![
+            ("attention.layer_norm_epsilon", 1e-5f32.into()),
+            ("attention.sliding_window", extent(8)),
+            ("attention.max_alibi_bias", 8f32.into()),
+            ("logit_scale", 0.5f32.into()),
+            ("xielu.alpha_n", 0.8f32.into()),
+            ("xielu.alpha_p", 0.8f32.into()),
+            ("xielu.beta", 0.5f32.into()),
+            ("xielu.eps", 1e-6f32.into()),
+            ("ssm.conv_kernel", extent(4)),
+            ("ssm.state_size", extent(size)),
+            ("ssm.group_count", extent(self.n_head_kv)),
+            ("ssm.time_step_rank", extent(self.n_head)),
+            ("ssm.inner_size", extent(size * self.n_head)),
+            ("full_attention_interval", extent(2)),
+            ("shortconv.l_cache", extent(3)),
+        ];
+        if self.experts.is_some() {
+            keys.extend([
+                ("expert_shared_count", extent(1)),
+                ("interleave_moe_layer_step", extent(1)),
+                ("leading_dense_block_count", extent(1)),
+            ]);
+        }
+        match self.architecture {
+            // Every other layer has a short convolution.
+            "lfm2" | "lfm2moe" => {
+                let heads = (0..self.n_layer).map(|il| {
+                    let heads = if il % 2 == 0 { 0 } else { self.n_head_kv };
+                    u32::try_from(heads).unwrap_or(u32::MAX)
+                });
+                keys.push(("attention.head_count_kv", heads.collect::<Vec<_>>().into()));
+            }
+            // Rotated elements behind others, and rows shorter than all heads together.
+            "deepseek2" | "mistral4" | "minicpm3" | "plm" => keys.extend([
+                ("rope.dimension_count", extent(size / 2)),
+                ("attention.kv_lora_rank", extent(size)),
+                ("attention.q_lora_rank", extent(size)),
+            ]),
+            _ => {}
+        }
+        if matches!(self.architecture, "deepseek2" | "mistral4") {
+            keys.extend([
+                ("attention.key_length", extent(size + size / 2)),
+                ("attention.value_length", extent(size)),
+                ("attention.key_length_mla", extent(size)),
+                ("attention.value_length_mla", extent(size)),
+            ]);
+        }
+        keys
     }
 
     /// A SentencePiece-style vocabulary: special tokens, bytes, then made-up words.
@@ -181,11 +283,12 @@ impl SyntheticModel {
             WeightUse::Scale
             | WeightUse::Bias
             | WeightUse::ExpertBias
+            | WeightUse::Convolution
             | WeightUse::RopeDivisors => DType::F32,
         };
         let files = specs.iter().map(|spec| {
             let dims = match spec.shape {
-                _ if spec.usage == WeightUse::Experts => 3,
+                [_, _, matrices, _] if matrices > 1 || spec.usage == WeightUse::Experts => 3,
                 [_, 1, ..] => 1,
                 _ => 2,
             };
@@ -204,6 +307,7 @@ impl SyntheticModel {
                 }
                 WeightUse::Scale => (1.0, 0.05),
                 WeightUse::RopeDivisors => (4.0, 1.0),
+                WeightUse::Convolution => (0.0, 0.5),
                 WeightUse::Bias | WeightUse::ExpertBias => (0.0, 0.1),
             };
             let mut values = try_filled(0.0, Some(width), "a row")?;
@@ -379,6 +483,6 @@ mod tests {
             .write("/nonexistent/x.gguf")
             .unwrap_err()
             .to_string();
-        assert!(error.contains("llama, qwen2, qwen3"), "{error}");
+        assert!(error.contains("abacus"), "{error}");
     }
 }

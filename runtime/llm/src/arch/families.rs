@@ -1,5 +1,6 @@
 //! All architectures, those that resemble each other in one file.
 
+mod delta;
 mod gemma;
 mod glm;
 mod gpt;
@@ -51,6 +52,11 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen::QWEN3MOE,
     qwen::QWEN3VL,
     qwen::QWEN3VLMOE,
+    delta::LFM2,
+    delta::LFM2MOE,
+    delta::QWEN3NEXT,
+    delta::QWEN35,
+    delta::QWEN35MOE,
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,

@@ -5,6 +5,7 @@
 mod attention;
 mod feed_forward;
 mod inputs;
+mod state;
 
 pub(crate) use attention::divisors_name;
 pub use inputs::{GraphInputs, Input};
@@ -26,15 +27,30 @@ pub struct GraphShape {
     pub n_kv: usize,
     /// Tokens whose logits are wanted.
     pub n_outputs: usize,
+    /// Sequences, each with as many tokens, one sequence after the other; 1 where the model keeps nothing of sequences.
+    pub n_seqs: usize,
 }
 
-/// What one layer keeps of every token.
-#[derive(Clone, Debug)]
+/// What one layer keeps, as far as it does.
+#[derive(Clone, Debug, Default)]
 pub struct LayerCache {
     /// Keys `[head size · kv heads, cells]`.
-    pub k: Arc<StoredTensor>,
+    pub k: Option<Arc<StoredTensor>>,
     /// Values `[head size · kv heads, cells]`; absent if the keys hold them.
     pub v: Option<Arc<StoredTensor>>,
+    /// What went last into a convolution, `[elements, rows]`.
+    pub conv: Option<Arc<StoredTensor>>,
+    /// Matrices, `[elements, rows]`.
+    pub state: Option<Arc<StoredTensor>>,
+}
+
+impl LayerCache {
+    /// All tensors.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Arc<StoredTensor>> {
+        [&self.k, &self.v, &self.conv, &self.state]
+            .into_iter()
+            .flatten()
+    }
 }
 
 /// What a graph is made of.
@@ -42,8 +58,8 @@ pub struct LayerCache {
 pub(crate) struct Parts<'a> {
     pub spec: &'a Spec,
     pub weights: &'a Weights,
-    /// The cache of each layer that keeps something.
-    pub cache: &'a [Option<LayerCache>],
+    /// What each layer keeps.
+    pub cache: &'a [LayerCache],
     pub adapters: &'a [ScaledAdapter],
     /// One operation for the attention instead of several.
     pub flash: bool,
@@ -360,15 +376,18 @@ impl Builder<'_> {
         x: TensorId,
         before: TensorId,
     ) -> Result<Option<TensorId>> {
-        if let Mixer::Attention(attention) = &branch.mixer {
-            return self.attention(attention, x);
+        match &branch.mixer {
+            Mixer::Attention(attention) => return self.attention(attention, x),
+            Mixer::DeltaNet(net) => return self.delta_net(net, x),
+            Mixer::ShortConv(conv) => return self.short_conv(conv, x),
+            _ => {}
         }
         if self.is_last_mixing && self.shape.n_outputs == 0 {
             return Ok(None);
         }
         let x = self.wanted(x, "ffn_inp_kept")?;
         let result = match &branch.mixer {
-            Mixer::Attention(_) => return Ok(None),
+            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => return Ok(None),
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
             Mixer::Experts(experts) => self.experts(experts, x, before)?,
             Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,

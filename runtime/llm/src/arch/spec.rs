@@ -58,9 +58,14 @@ impl Spec {
         mixing.next_back().map_or([0, 0], |(il, (at, _))| [il, at])
     }
 
-    /// Whether positions of cached tokens can change: not where a position is part of the embedding.
+    /// Whether something is kept of every sequence, which cannot be taken back token by token.
+    pub(crate) fn has_state(&self) -> bool {
+        self.layers.iter().any(|layer| layer.memory().has_state())
+    }
+
+    /// Whether positions of cached tokens can change: not where a position is part of the embedding, or nothing is known of a single token.
     pub(crate) fn can_shift(&self) -> bool {
-        self.embedding.positions.is_none()
+        self.embedding.positions.is_none() && !self.has_state()
     }
 }
 
@@ -144,40 +149,49 @@ impl Layer {
                     let matrices = mlp.gate.iter_mut().chain([&mut mlp.up, &mut mlp.down]);
                     matrices.for_each(|linear| linear.bias = Presence::Absent);
                 }
-                Mixer::Experts(_) | Mixer::Linear(_) => {}
+                Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Experts(_) | Mixer::Linear(_) => {
+                }
             }
         }
     }
 
-    /// What it keeps of every token.
+    /// What it keeps.
     pub fn memory(&self) -> Memory {
-        self.attention().map_or(Memory::None, Attention::memory)
+        let branches = self.branches().map(|branch| match &branch.mixer {
+            Mixer::Attention(attention) => attention.memory(),
+            Mixer::DeltaNet(net) => net.memory(),
+            Mixer::ShortConv(conv) => conv.memory(),
+            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) => Memory::default(),
+        });
+        branches.fold(Memory::default(), Memory::and)
     }
 }
 
-/// What a layer keeps of every token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// Nothing, or what another layer keeps.
-    None,
-    /// Keys and values: heads, and elements of a head of each.
-    KeysValues {
-        /// Heads.
-        heads: usize,
-        /// Elements of the key and of the value of a head.
-        sizes: [usize; 2],
-    },
-    /// Rows that are keys and, but for their last elements, values, too: elements of a row.
-    Keys(usize),
+/// What a layer keeps: of every token, and of every sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Keys of a token: heads, and elements of each.
+    pub keys: Option<[usize; 2]>,
+    /// Values of a token: the same. Absent where the keys hold them.
+    pub values: Option<[usize; 2]>,
+    /// Elements of what went last into a convolution of a sequence.
+    pub conv: Option<usize>,
+    /// Elements of the matrices of a sequence.
+    pub state: Option<usize>,
 }
 
 impl Memory {
-    /// Heads and elements of a head of keys, and of values if they have memory of their own.
-    pub fn heads(self) -> Option<(usize, usize, Option<usize>)> {
-        match self {
-            Memory::None => None,
-            Memory::KeysValues { heads, sizes } => Some((heads, sizes[0], Some(sizes[1]))),
-            Memory::Keys(size) => Some((1, size, None)),
+    /// Whether something is kept of every sequence, which cannot be taken back token by token.
+    pub fn has_state(self) -> bool {
+        self.conv.is_some() || self.state.is_some()
+    }
+
+    fn and(self, other: Memory) -> Memory {
+        Memory {
+            keys: self.keys.or(other.keys),
+            values: self.values.or(other.values),
+            conv: self.conv.or(other.conv),
+            state: self.state.or(other.state),
         }
     }
 }
@@ -247,7 +261,7 @@ impl Branch {
 
     fn mixes_tokens(&self) -> bool {
         match self.mixer {
-            Mixer::Attention(_) => true,
+            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => true,
             Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) => false,
         }
     }
@@ -258,6 +272,10 @@ impl Branch {
 pub enum Mixer {
     /// Tokens look at earlier ones.
     Attention(Box<Attention>),
+    /// Tokens change matrices, and ask them.
+    DeltaNet(Box<DeltaNet>),
+    /// A convolution over some tokens.
+    ShortConv(Box<ShortConv>),
     /// A feed-forward part.
     Mlp(Mlp),
     /// A mixture of feed-forward parts.
@@ -269,6 +287,18 @@ pub enum Mixer {
 impl From<Attention> for Mixer {
     fn from(attention: Attention) -> Self {
         Mixer::Attention(Box::new(attention))
+    }
+}
+
+impl From<DeltaNet> for Mixer {
+    fn from(net: DeltaNet) -> Self {
+        Mixer::DeltaNet(Box::new(net))
+    }
+}
+
+impl From<ShortConv> for Mixer {
+    fn from(conv: ShortConv) -> Self {
+        Mixer::ShortConv(Box::new(conv))
     }
 }
 
@@ -578,17 +608,108 @@ impl Attention {
         self
     }
 
-    /// What it keeps of every token.
+    /// What it keeps.
     pub fn memory(&self) -> Memory {
+        let keys = Some([self.n_head_kv, self.head_k]);
         match (self.keys_of, &self.projection) {
-            (Some(_), _) => Memory::None,
+            (Some(_), _) => Memory::default(),
             (None, Projection::Latent(latent)) if matches!(latent.up, LatentUp::Absorbed(_)) => {
-                Memory::Keys(self.head_k)
+                Memory {
+                    keys,
+                    ..Memory::default()
+                }
             }
-            (None, _) => Memory::KeysValues {
-                heads: self.n_head_kv,
-                sizes: [self.head_k, self.head_v],
+            (None, _) => Memory {
+                keys,
+                values: Some([self.n_head_kv, self.head_v]),
+                ..Memory::default()
             },
+        }
+    }
+}
+
+/// The gated delta rule in the place of attention, behind a convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeltaNet {
+    /// Heads of queries and keys; divides `n_head`.
+    pub n_head_k: usize,
+    /// Heads of values.
+    pub n_head: usize,
+    /// Elements of a head.
+    pub size: usize,
+    /// Tokens that the convolution sees.
+    pub width: usize,
+    /// Queries, keys and values, and what the result is multiplied with.
+    pub input: DeltaInput,
+    /// What becomes decays, and betas: a matrix each, or one whose rows are the betas and what becomes decays of each head of keys.
+    pub rates: DeltaRates,
+    /// Heads of values that share one of keys are neighbours, not as many heads apart as there are of keys.
+    pub neighbours: bool,
+    /// The names of the convolution's weights, of what is added to what becomes decays, and of what that is multiplied with.
+    pub names: [&'static str; 3],
+    /// Keeps queries and keys from being divided by 0.
+    pub eps: f32,
+    /// The norm of each head of the result.
+    pub norm: Norm,
+    /// The last matrix.
+    pub output: Linear,
+}
+
+/// Where queries, keys, values and gates of the gated delta rule come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeltaInput {
+    /// A matrix of queries, keys and values, and one of gates.
+    Split(Linear, Linear),
+    /// One matrix: for each head of keys, its query, its key, its values, its gates.
+    ByHead(Linear),
+}
+
+/// Where decays and betas come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DeltaRates {
+    /// A matrix of what becomes decays, and one of betas.
+    Split(Linear, Linear),
+    /// One matrix: for each head of keys, the betas of its heads of values, then what becomes their decays.
+    ByHead(Linear),
+}
+
+impl DeltaNet {
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        (2 * self.n_head_k + self.n_head) * self.size
+    }
+
+    /// What it keeps.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            conv: Some((self.width - 1) * self.channels()),
+            state: Some(self.size * self.size * self.n_head),
+            ..Memory::default()
+        }
+    }
+}
+
+/// A short convolution in the place of attention, with gates before and after it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConv {
+    /// Channels.
+    pub channels: usize,
+    /// Tokens that it sees.
+    pub width: usize,
+    /// The gate before it, the gate behind it, and what goes through it.
+    pub input: Linear,
+    /// The name of its weights.
+    pub weights: &'static str,
+    /// The last matrix.
+    pub output: Linear,
+}
+
+impl ShortConv {
+    /// What it keeps.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            conv: Some((self.width - 1) * self.channels),
+            ..Memory::default()
         }
     }
 }

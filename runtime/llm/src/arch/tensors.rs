@@ -1,8 +1,8 @@
 //! The list of tensors that a model needs: a walk over its [`Spec`].
 
 use super::spec::{
-    Attention, Divisors, Experts, Gate, Latent, LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part,
-    Presence, Projection, Spec,
+    Attention, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent, LatentUp, Layer,
+    Linear, Mixer, Mlp, Norm, Part, Presence, Projection, Spec,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -24,6 +24,8 @@ pub enum WeightUse {
     ExpertBias,
     /// Divisors of rotary frequencies.
     RopeDivisors,
+    /// The weights of a convolution over time.
+    Convolution,
 }
 
 /// A tensor that a file has, or may have.
@@ -76,6 +78,10 @@ impl TensorSpec {
                 let chosen = graph.input("chosen", DType::I32, [1, 1, 1, 1])?;
                 graph.add_id(x, weight, chosen)?
             }
+            WeightUse::Convolution => {
+                let x = graph.input("x", DType::F32, [n0, n1, 1, 1])?;
+                graph.ssm_conv(x, weight)?
+            }
             WeightUse::RopeDivisors => {
                 let x = graph.input("x", DType::F32, [2 * n0, 1, 1, 1])?;
                 let positions = graph.input("positions", DType::I32, [1, 1, 1, 1])?;
@@ -94,6 +100,7 @@ impl TensorSpec {
             WeightUse::Scale
             | WeightUse::Bias
             | WeightUse::ExpertBias
+            | WeightUse::Convolution
             | WeightUse::RopeDivisors => Role::Vector,
             WeightUse::Product | WeightUse::Experts => {
                 match self.name.rsplit('.').nth(1).unwrap_or_default() {
@@ -266,6 +273,12 @@ impl TensorList {
             branch.norm.iter().for_each(|norm| self.norm(norm));
             match &branch.mixer {
                 Mixer::Attention(attention) => self.attention(attention),
+                Mixer::DeltaNet(net) => self.delta_net(net),
+                Mixer::ShortConv(conv) => {
+                    self.linear(&conv.input);
+                    self.conv(conv.weights, [conv.width, conv.channels]);
+                    self.linear(&conv.output);
+                }
                 Mixer::Mlp(mlp) => self.mlp(mlp),
                 Mixer::Experts(experts) => self.experts(experts),
                 Mixer::Linear(linear) => self.linear(linear),
@@ -333,6 +346,33 @@ impl TensorList {
                 }
             }
         }
+    }
+
+    fn conv(&mut self, name: &str, [width, channels]: [usize; 2]) {
+        let shape = [width, channels, 1, 1];
+        self.add(name, shape, WeightUse::Convolution, Presence::Required);
+    }
+
+    fn delta_net(&mut self, net: &DeltaNet) {
+        match &net.input {
+            DeltaInput::Split(qkv, gate) => [qkv, gate]
+                .into_iter()
+                .for_each(|linear| self.linear(linear)),
+            DeltaInput::ByHead(all) => self.linear(all),
+        }
+        match &net.rates {
+            DeltaRates::Split(decays, betas) => {
+                let matrices = [decays, betas].into_iter();
+                matrices.for_each(|linear| self.linear(linear));
+            }
+            DeltaRates::ByHead(all) => self.linear(all),
+        }
+        let [conv, bias, factor] = net.names;
+        self.conv(conv, [net.width, net.channels()]);
+        self.vector(bias, net.n_head, WeightUse::Bias, Presence::Required);
+        self.vector(factor, net.n_head, WeightUse::Scale, Presence::Required);
+        self.norm(&net.norm);
+        self.linear(&net.output);
     }
 
     fn mlp(&mut self, mlp: &Mlp) {

@@ -33,7 +33,7 @@ fn compare_all(
     batch: &Batch,
     see: &mut impl FnMut(&Pair<'_>) -> Result<Watch, Error>,
 ) -> Result<()> {
-    for (part, room) in first.micro_batches(batch.tokens()) {
+    for (part, room) in first.micro_batches(batch) {
         for context in [&mut *first, &mut *second] {
             context.load_part(batch, part, room)?;
         }

@@ -74,6 +74,7 @@ pub(crate) struct Sizes {
     pub n_cells: usize,
     pub n_ubatch: usize,
     pub n_logits: usize,
+    pub n_seq: usize,
 }
 
 impl Sizes {
@@ -83,6 +84,7 @@ impl Sizes {
             n_tokens,
             n_kv: self.n_cells,
             n_outputs,
+            n_seqs: 1,
         })
     }
 
@@ -92,6 +94,7 @@ impl Sizes {
             n_tokens,
             n_kv: self.n_cells,
             n_outputs: n_tokens.min(1),
+            n_seqs: 1,
         }
     }
 }
@@ -121,6 +124,7 @@ impl ContextOptions {
             n_cells,
             n_ubatch,
             n_logits,
+            n_seq: self.n_seq,
         })
     }
 

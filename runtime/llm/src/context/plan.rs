@@ -19,7 +19,7 @@ pub struct ContextPlan {
     options: ContextOptions,
     sizes: Sizes,
     kv: KvPlan,
-    layers: Vec<Option<LayerCache>>,
+    layers: Vec<LayerCache>,
 }
 
 impl ContextPlan {

@@ -4,7 +4,7 @@ use super::micro_batches::Room;
 use crate::arch::{GraphShape, Input};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
-use crate::kv::Cells;
+use crate::kv::{Cells, States};
 use half::f16;
 
 /// Values of a graph's inputs, in buffers that are reused.
@@ -13,6 +13,9 @@ pub(crate) struct Staging {
     /// The cell of each token.
     cells: Vec<i64>,
     outputs: Vec<i32>,
+    /// The rows of states that sequences begin with, and those that they are written to.
+    read: Vec<i32>,
+    write: Vec<i64>,
     /// Values of the input at hand.
     integers: Vec<i32>,
     floats: Vec<f32>,
@@ -35,10 +38,25 @@ impl Staging {
         batch: &Batch,
         part: &[BatchToken],
         cells: &mut Cells,
+        states: Option<&mut States>,
         room: Room,
     ) -> Result<GraphShape> {
         self.cells.clear();
         self.outputs.clear();
+        self.read.clear();
+        self.write.clear();
+        if let Some(states) = states {
+            // Either one sequence, or one token of each.
+            let mut before = None;
+            for token in part {
+                let sequences = batch.sequences(token);
+                if before.replace(sequences) != Some(sequences) {
+                    let (read, write) = states.advance(sequences);
+                    self.read.push(read as i32);
+                    self.write.push(write as i64);
+                }
+            }
+        }
         for (i, token) in part.iter().enumerate() {
             let cell = cells.take(token.position, batch.sequences(token));
             let cell = cell.ok_or(Error::ContextFull {
@@ -61,6 +79,7 @@ impl Staging {
             n_tokens: part.len(),
             n_kv: padded(end, cells.len(), cells.n_sequences()),
             n_outputs: self.outputs.len(),
+            n_seqs: self.read.len().max(1),
         })
     }
 
@@ -78,6 +97,8 @@ impl Staging {
             Input::Tokens => self.set_integers(part.iter().map(|token| token.id as i32)),
             Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
             Input::Cells => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
+            Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
             Input::Temperature(temperature) => {
                 self.floats.clear();

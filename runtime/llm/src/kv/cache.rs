@@ -6,6 +6,7 @@ use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
+use crate::kv::states::States;
 use crate::rules::Choice;
 use samite_core::{
     BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
@@ -18,8 +19,10 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub cells: Cells,
-    /// By layer: the memory, if it keeps something.
-    pub layers: Vec<Option<LayerCache>>,
+    /// What each layer keeps.
+    pub layers: Vec<LayerCache>,
+    /// Which rows hold the states of which sequences.
+    pub states: States,
     /// By layer: the device.
     pub choices: Vec<Choice>,
     groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
@@ -54,22 +57,38 @@ impl KvGroup {
 }
 
 impl KvPlan {
-    /// Keys and values of `n_cells` cells for each layer, on the device that `choices` has for it.
+    /// What each layer keeps, on the device that `choices` has for it.
     pub fn new(
         spec: &Spec,
         devices: &DeviceSet,
         choices: &[Choice],
-        n_cells: usize,
+        sizes: &Sizes,
         types: [DType; 2],
     ) -> Result<Self> {
+        let (n_cells, n_sequences) = (sizes.n_cells, sizes.n_seq);
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
-            let Some((heads, size_k, size_v)) = layer.memory().heads() else {
+            let memory = layer.memory();
+            let per_token = [("K", memory.keys), ("V", memory.values)];
+            let mut kept = Vec::new();
+            for ((name, heads), dtype) in per_token.into_iter().zip(types) {
+                if let Some([count, size]) = heads {
+                    check_type(name, dtype, size)?;
+                    kept.push((
+                        if name == "K" { "k" } else { "v" },
+                        dtype,
+                        count * size,
+                        n_cells,
+                    ));
+                }
+            }
+            for (name, elements) in [("conv", memory.conv), ("state", memory.state)] {
+                if let Some(elements) = elements {
+                    kept.push((name, DType::F32, elements, States::rows_for(n_sequences)));
+                }
+            }
+            if kept.is_empty() {
                 continue;
-            };
-            check_type("K", types[0], size_k)?;
-            if let Some(size) = size_v {
-                check_type("V", types[1], size)?;
             }
             let memory = devices.get(choice.device).buffer_type();
             let known = groups
@@ -83,15 +102,10 @@ impl KvPlan {
                 });
                 groups.len() - 1
             });
-            let sizes = [("k", Some(size_k)), ("v", size_v)];
-            for ((name, size), dtype) in sizes.into_iter().zip(types) {
-                let Some(width) = size.map(|size| heads * size) else {
-                    continue;
-                };
-                let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
-                groups[at]
-                    .tensors
-                    .push((format!("cache_{name}_l{il}"), layout));
+            for (name, dtype, width, rows) in kept {
+                let layout = Layout::contiguous(dtype, [width, rows, 1, 1])?;
+                let tensors = &mut groups[at].tensors;
+                tensors.push((format!("cache_{name}_l{il}"), layout));
             }
         }
         Ok(KvPlan {
@@ -105,7 +119,7 @@ impl KvPlan {
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(spec, devices, &choices, sizes.n_cells, types)?;
+        let wanted = KvPlan::new(spec, devices, &choices, sizes, types)?;
         let layers = wanted.unallocated()?;
         let source = GraphSource {
             layers: &layers,
@@ -127,7 +141,7 @@ impl KvPlan {
         if displaced.is_empty() {
             return Ok(wanted);
         }
-        let mut plan = KvPlan::new(spec, devices, &choices, sizes.n_cells, types)?;
+        let mut plan = KvPlan::new(spec, devices, &choices, sizes, types)?;
         plan.displaced = displaced;
         Ok(plan)
     }
@@ -154,7 +168,7 @@ impl KvPlan {
     }
 
     /// The layers as they will be, but without memory: for plans of graphs.
-    pub fn unallocated(&self) -> Result<Vec<Option<LayerCache>>> {
+    pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
         let mut tensors = Vec::new();
         for group in &self.groups {
             for info in KvGroup::described(&group.tensors) {
@@ -168,20 +182,17 @@ impl KvPlan {
 }
 
 /// Finds keys and values of each layer by their names.
-fn layers(
-    n_layer: usize,
-    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
-) -> Vec<Option<LayerCache>> {
+fn layers(n_layer: usize, tensors: impl IntoIterator<Item = Arc<StoredTensor>>) -> Vec<LayerCache> {
     let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
         .into_iter()
         .map(|tensor| (tensor.name().to_owned(), tensor))
         .collect();
     let find = |name: String| by_name.get(&name).cloned();
-    let layer = |il| {
-        Some(LayerCache {
-            k: find(format!("cache_k_l{il}"))?,
-            v: find(format!("cache_v_l{il}")),
-        })
+    let layer = |il| LayerCache {
+        k: find(format!("cache_k_l{il}")),
+        v: find(format!("cache_v_l{il}")),
+        conv: find(format!("cache_conv_l{il}")),
+        state: find(format!("cache_state_l{il}")),
     };
     (0..n_layer).map(layer).collect()
 }
@@ -212,6 +223,7 @@ impl KvCache {
         let layers = layers(plan.choices.len(), tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
+            states: States::new(n_sequences)?,
             layers,
             choices: plan.choices.clone(),
             groups,
@@ -228,6 +240,7 @@ impl KvCache {
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
     pub fn clear(&mut self) -> Result<()> {
         self.cells.clear();
+        self.states.clear();
         // Fresh memory is zero, and of a large cache most is never touched.
         if self.cells.were_used {
             self.groups

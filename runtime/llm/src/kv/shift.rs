@@ -68,7 +68,7 @@ impl Rotation<'_> {
 
     /// The graph for all layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
     /// size of the cache.
-    fn step(&self, layers: &[Option<LayerCache>]) -> Result<ShiftStep> {
+    fn step(&self, layers: &[LayerCache]) -> Result<ShiftStep> {
         let count = self.count;
         let mut graph = Graph::new();
         let each = [count, 1, 1, 1];
@@ -78,14 +78,14 @@ impl Rotation<'_> {
         // By name: a tensor is in the graph once.
         let mut leaves = BTreeMap::new();
         for (il, (layer, spec)) in layers.iter().zip(&self.spec.layers).enumerate() {
-            let (Some(layer), Some(attention)) = (layer, spec.attention()) else {
+            let (Some(keys), Some(attention)) = (&layer.k, spec.attention()) else {
                 continue;
             };
             // Keys that are not turned by their position stay as they are.
             let Some(rotation) = &attention.rotation else {
                 continue;
             };
-            let n_cells = layer.k.layout().shape()[1];
+            let n_cells = keys.layout().shape()[1];
             let name = divisors_name(rotation.divisors, n_cells);
             let divisors = match name.and_then(|name| Some((name, self.weights.get(name)?))) {
                 None => None,
@@ -98,7 +98,7 @@ impl Rotation<'_> {
                     }
                 }),
             };
-            let cache = graph.stored(&layer.k)?;
+            let cache = graph.stored(keys)?;
             let rows = graph.get_rows(cache, read)?;
             let (size, heads) = (attention.head_k, attention.n_head_kv);
             let keys = graph.reshape(rows, [size, heads, count, 1])?;

@@ -6,7 +6,6 @@ use samite_core::{
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_gguf::{GgufFile, LoadMode};
-use samite_llm::arch::spec::Memory;
 use samite_llm::{
     Batch, Context, ContextOptions, Error, Model, ModelOptions, ModelPlan, PlacementRule,
     SyntheticModel,
@@ -128,11 +127,13 @@ fn a_split_puts_everything_where_the_rules_say() {
             .all(|row| row.weights > 0 && row.kv > 0 && row.compute > 0)
     );
     let spec = model.spec();
-    let Memory::KeysValues { heads, sizes } = spec.layers[0].memory() else {
-        panic!("a layer of llama keeps keys and values");
-    };
+    let kept = spec.layers[0].memory();
+    let [keys, values] = [kept.keys, kept.values].map(|kept| {
+        let [heads, size] = kept.unwrap();
+        heads * size
+    });
     let kv: usize = memory.iter().map(|row| row.kv).sum();
-    assert_eq!(kv, spec.n_layer() * heads * (sizes[0] + sizes[1]) * 64 * 4);
+    assert_eq!(kv, spec.n_layer() * (keys + values) * 64 * 4);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 mod adapters;
+mod architectures;
 mod common;
 mod compare;
 mod context;

@@ -223,7 +223,7 @@ impl Builder<'_> {
     }
 
     /// Some of the elements of each row, without gaps.
-    fn columns(&mut self, x: TensorId, first: usize, count: usize) -> Result<TensorId> {
+    pub(super) fn columns(&mut self, x: TensorId, first: usize, count: usize) -> Result<TensorId> {
         let layout = self.graph.tensor(x).layout;
         let ([_, n1, n2, n3], [s0, s1, s2, s3]) = (layout.shape(), layout.strides());
         let view = self
@@ -322,8 +322,8 @@ impl Builder<'_> {
     }
 
     fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
-        let n_cells = self.parts.cache.iter().flatten().next();
-        let n_cells = n_cells.map_or(0, |layer| layer.k.layout().shape()[1]);
+        let n_cells = self.parts.cache.iter().find_map(|layer| layer.k.as_ref());
+        let n_cells = n_cells.map_or(0, |keys| keys.layout().shape()[1]);
         match divisors_name(rotation.divisors, n_cells) {
             Some(name) => self.global_weight(name),
             None => Ok(None),
@@ -340,11 +340,11 @@ impl Builder<'_> {
 
     /// Writes keys and values to the cells of their tokens.
     fn store(&mut self, k: TensorId, v: Option<TensorId>) -> Result<()> {
-        let cache = self.cache(self.il)?;
+        let (keys, cache) = self.keys(self.il)?;
         let cells = self.per_token(Input::Cells, DType::I64)?;
         let values = v.zip(cache.v.as_ref());
         let values = values.map(|(v, cache)| (v, cache, "v_cache"));
-        for (rows, cache, name) in [(k, &cache.k, "k_cache")].into_iter().chain(values) {
+        for (rows, cache, name) in [(k, &keys, "k_cache")].into_iter().chain(values) {
             let cache = self.stored(cache)?;
             let width = self.extents(cache)[0];
             let is_dense = self.graph.tensor(rows).layout.is_contiguous();
@@ -360,11 +360,13 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn cache(&self, il: usize) -> Result<LayerCache> {
-        let cache = self.parts.cache.get(il).and_then(Option::as_ref);
-        cache
-            .cloned()
-            .ok_or_else(|| Error::invalid(format!("layer {il} has no cache")))
+    /// The keys of a layer, and what else it keeps.
+    fn keys(&self, il: usize) -> Result<(Arc<StoredTensor>, LayerCache)> {
+        let cache = self.parts.cache.get(il).cloned().unwrap_or_default();
+        match &cache.k {
+            Some(keys) => Ok((Arc::clone(keys), cache)),
+            None => Err(Error::invalid(format!("layer {il} keeps no keys"))),
+        }
     }
 
     /// The cached rows that attention looks at, by head: `[head size, cells, kv heads]`.
@@ -380,14 +382,14 @@ impl Builder<'_> {
 
     /// What the queries find in the cache: `[head size · heads, tokens]`.
     fn attended(&mut self, a: &Attention, q: TensorId) -> Result<TensorId> {
-        let cache = self.cache(a.keys_of.unwrap_or(self.il))?;
+        let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
         let input = Input::Mask {
             span: a.span,
             distances: a.max_bias != 0.0,
         };
         let (n_tokens, n_kv) = (self.shape.n_tokens, self.shape.n_kv);
         let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
-        let k = self.cached(&cache.k, a.head_k, "k")?;
+        let k = self.cached(&keys, a.head_k, "k")?;
         let v = match &cache.v {
             Some(v) => self.cached(v, a.head_v, "v")?,
             None => self.half(k, a.head_v, 0)?,

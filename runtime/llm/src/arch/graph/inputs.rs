@@ -22,6 +22,10 @@ pub enum Input {
     },
     /// What queries are scaled with: f32 `[1, 1, tokens]`.
     Temperature(Temperature),
+    /// The row of the state that each sequence begins with: i32 `[sequences]`.
+    StateRead,
+    /// The row that its state is written to: i64 `[sequences]`.
+    StateWrite,
     /// Which tokens' logits are wanted: i32 `[outputs]`. Absent if all are, or none.
     Outputs,
 }
@@ -38,6 +42,8 @@ impl Input {
             } => "inp_mask",
             Input::Mask { .. } => "inp_mask_swa",
             Input::Temperature(_) => "inp_attn_scale",
+            Input::StateRead => "inp_state_read",
+            Input::StateWrite => "inp_state_write",
             Input::Outputs => "inp_out_ids",
         }
     }

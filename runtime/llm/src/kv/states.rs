@@ -1,0 +1,150 @@
+//! Which row of memory holds the state of which sequence.
+
+use crate::error::{Result, try_filled};
+
+/// Rows of states. A row is never written while a sequence holds it: a batch writes to free rows, and only when it is done
+/// do its sequences hold them. So a failed batch changes nothing, and sequences can share a row.
+///
+/// Row 0 is zeros, the state of a sequence without tokens, and never written.
+#[derive(Clone, Debug)]
+pub(crate) struct States {
+    /// By row: how many sequences hold it, now or when the batch is done.
+    holders: Vec<u32>,
+    /// By sequence: its row.
+    rows: Vec<usize>,
+    /// By sequence: the row that the batch at hand wrote its state to.
+    written: Vec<Option<usize>>,
+}
+
+impl States {
+    /// How many rows are needed for so many sequences: one that each holds, and one that a batch writes, and the zeros.
+    pub fn rows_for(n_sequences: usize) -> usize {
+        n_sequences.saturating_mul(2).saturating_add(1)
+    }
+
+    /// `n_sequences` sequences without tokens.
+    ///
+    /// # Errors
+    /// [`samite_core::Error::OutOfMemory`].
+    pub fn new(n_sequences: usize) -> Result<Self> {
+        const WHAT: &str = "the rows of states";
+        Ok(States {
+            holders: try_filled(0, Some(Self::rows_for(n_sequences)), WHAT)?,
+            rows: try_filled(0, Some(n_sequences), WHAT)?,
+            written: try_filled(None, Some(n_sequences), WHAT)?,
+        })
+    }
+
+    /// The row that the next tokens of `sequences` begin with, which is that of the first, and the one that their state is written to.
+    pub fn advance(&mut self, sequences: &[u32]) -> (usize, usize) {
+        let first = sequences.first().map_or(0, |&sequence| sequence as usize);
+        let read = self.written[first].unwrap_or(self.rows[first]);
+        let own = self.written[first].filter(|&row| self.holders[row] as usize == sequences.len());
+        // There are more rows than sequences could hold and write.
+        let free = || (1..self.holders.len()).find(|&row| self.holders[row] == 0);
+        let write = own.or_else(free).unwrap_or(0);
+        for &sequence in sequences {
+            self.holders[write] += 1;
+            if let Some(before) = self.written[sequence as usize].replace(write) {
+                self.release(before);
+            }
+        }
+        (read, write)
+    }
+
+    fn release(&mut self, row: usize) {
+        self.holders[row] = self.holders[row].saturating_sub(1);
+    }
+
+    /// Has sequences hold what was written.
+    pub fn commit(&mut self) {
+        for sequence in 0..self.rows.len() {
+            if let Some(row) = self.written[sequence].take() {
+                self.release(self.rows[sequence]);
+                self.rows[sequence] = row;
+            }
+        }
+    }
+
+    /// Forgets what was written.
+    pub fn rollback(&mut self) {
+        for sequence in 0..self.rows.len() {
+            if let Some(row) = self.written[sequence].take() {
+                self.release(row);
+            }
+        }
+    }
+
+    /// Forgets a sequence.
+    pub fn forget(&mut self, sequence: usize) {
+        self.release(self.rows[sequence]);
+        self.rows[sequence] = 0;
+    }
+
+    /// Has `to` hold what `from` does.
+    pub fn share(&mut self, from: usize, to: usize) {
+        let row = self.rows[from];
+        self.holders[row] += 1;
+        self.release(self.rows[to]);
+        self.rows[to] = row;
+    }
+
+    /// Forgets all sequences.
+    pub fn clear(&mut self) {
+        self.holders.fill(0);
+        self.rows.fill(0);
+        self.written.fill(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sequence_holds_is_not_written() {
+        let mut states = States::new(2).unwrap();
+        let (zeros, first) = states.advance(&[0]);
+        assert_eq!(zeros, 0);
+        assert_ne!(first, 0);
+        // The same batch goes on where it wrote.
+        assert_eq!(states.advance(&[0]), (first, first));
+        states.commit();
+        let (read, second) = states.advance(&[0]);
+        assert_eq!(read, first);
+        assert_ne!(second, first);
+        states.rollback();
+        assert_eq!(states.advance(&[0]).0, first);
+        states.rollback();
+        states.share(0, 1);
+        let (read, write) = states.advance(&[1]);
+        assert!(read == first && write != first);
+        states.commit();
+        assert_eq!(states.advance(&[0]).0, first);
+        states.rollback();
+        states.forget(0);
+        assert_eq!(states.advance(&[0]).0, 0);
+    }
+
+    #[test]
+    fn there_is_a_row_for_every_batch() {
+        let mut states = States::new(3).unwrap();
+        for round in 0..20 {
+            let written: Vec<usize> = (0..3).map(|seq| states.advance(&[seq]).1).collect();
+            let mut distinct = written.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert!(distinct.len() == 3 && distinct[0] > 0, "{written:?}");
+            if round % 3 == 0 {
+                states.rollback();
+            } else {
+                states.commit();
+            }
+        }
+        // A token of two sequences: both go on from the first one's state, in one row.
+        let (_, shared) = states.advance(&[0, 2]);
+        states.commit();
+        assert_eq!(states.advance(&[2]).0, shared);
+        assert_eq!(states.advance(&[0]).0, shared);
+    }
+}

@@ -1,0 +1,195 @@
+//! Every architecture: a tiny random model decodes the same in one batch, in pieces and token by token, in other company and on other devices,
+//! and what is said about its memory is right.
+
+use crate::common::*;
+use samite_llm::arch::ARCHITECTURES;
+use samite_llm::{Batch, Context, ContextOptions, Model, NodeNames, SyntheticModel, Watcher};
+use samite_sched::Watch;
+use std::sync::Arc;
+
+const N_TOKENS: usize = 40;
+
+fn tokens() -> Vec<u32> {
+    (0..N_TOKENS as u32).map(|i| (i * 37 + 11) % 320).collect()
+}
+
+fn options(n_ubatch: usize, flash: bool) -> ContextOptions {
+    ContextOptions {
+        n_ctx: Some(192),
+        n_ubatch,
+        n_seq: 3,
+        n_logits: Some(n_ubatch),
+        flash,
+        ..precise()
+    }
+}
+
+/// The logits after each token of sequence `sequence`, decoded so many at once.
+fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    for (number, part) in tokens().chunks(at_once).enumerate() {
+        let mut batch = Batch::new();
+        for (i, &id) in part.iter().enumerate() {
+            batch.add(id, (number * at_once + i) as i32, &[sequence], true);
+        }
+        context.decode(&batch).unwrap();
+        rows.extend((0..part.len()).map(|i| context.logits(i).unwrap().to_vec()));
+    }
+    rows
+}
+
+fn is_near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    let error = nmse(found, expected);
+    assert!(error <= 1e-8, "{what}: {error:.1e}");
+}
+
+fn tiny(name: &'static str) -> TestModel {
+    TestModel::tiny(name)
+}
+
+#[test]
+fn every_architecture_decodes_alike_in_any_pieces_and_company() {
+    for arch in ARCHITECTURES {
+        let name = arch.name;
+        let model = tiny(name).load(vec![cpu()], "");
+        let mut whole = Context::new(Arc::clone(&model), options(64, true)).unwrap();
+        let expected = decode_in(&mut whole, 0, N_TOKENS);
+        assert!(expected.iter().flatten().all(|x| x.is_finite()), "{name}");
+        // Another sequence, behind the first one, in pieces.
+        is_near(&decode_in(&mut whole, 2, 7), &expected, name);
+        let mut steps = Context::new(model, options(3, false)).unwrap();
+        is_near(&decode_in(&mut steps, 1, 1), &expected, name);
+    }
+}
+
+#[test]
+fn every_architecture_decodes_alike_on_the_reference_and_split_at_every_layer() {
+    for arch in ARCHITECTURES {
+        let name = arch.name;
+        let file = tiny(name);
+        let decode = |devices, rules: &str| {
+            let model = file.load(devices, rules);
+            let mut context = Context::new(model, options(16, true)).unwrap();
+            decode_in(&mut context, 0, 16)
+        };
+        let expected = decode(vec![cpu()], "");
+        is_near(&decode(vec![reference("a")], ""), &expected, name);
+        let devices = || vec![reference("a"), reference("b"), cpu()];
+        is_near(
+            &decode(devices(), "layers=0:a;layers=1:b;layers=2:cpu"),
+            &expected,
+            name,
+        );
+    }
+}
+
+/// Models that keep a state of every sequence.
+const WITH_STATE: [&str; 5] = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
+
+fn load(name: &'static str) -> Arc<Model> {
+    tiny(name).load(vec![cpu()], "")
+}
+
+#[test]
+fn states_of_sequences_are_copied_kept_and_forgotten() {
+    for name in WITH_STATE {
+        let mut context = Context::new(load(name), options(64, true)).unwrap();
+        let ids = tokens();
+        let expected = decode_in(&mut context, 0, N_TOKENS);
+        // Half of it in sequence 1; a copy of that goes on in sequence 2, beside others, one token of each at a time.
+        context.clear().unwrap();
+        let half = N_TOKENS / 2;
+        context
+            .decode(&Batch::sequence(&ids[..half], 0, 1))
+            .unwrap();
+        context.copy(1, 2, ..).unwrap();
+        context.decode(&Batch::sequence(&ids[..3], 0, 0)).unwrap();
+        let mut found = Vec::new();
+        for at in half..N_TOKENS {
+            let mut batch = Batch::new();
+            batch.add(ids[at], at as i32, &[2], true);
+            batch.add(7, 3 + (at - half) as i32, &[0], false);
+            batch.add(ids[at], at as i32, &[1], true);
+            context.decode(&batch).unwrap();
+            found.push(context.logits(0).unwrap().to_vec());
+            is_near(
+                &[context.logits(2).unwrap().to_vec()],
+                &expected[at..=at],
+                name,
+            );
+        }
+        is_near(&found, &expected[half..], name);
+        // No part can be removed, copied or moved.
+        for error in [
+            context.remove(1, 5..).unwrap_err(),
+            context.copy(1, 0, ..5).unwrap_err(),
+            context.shift(1, 5.., 2).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("this model keeps"), "{error}");
+        }
+        // What lies behind the end is nothing; the whole is forgotten.
+        context.remove(1, 1000..).unwrap();
+        context.remove(1, ..).unwrap();
+        is_near(&decode_in(&mut context, 1, 13), &expected, name);
+        context.keep(2).unwrap();
+        assert_eq!(context.cells().last_position(1), None);
+        let at = N_TOKENS as i32;
+        context.decode(&Batch::sequence(&[5], at, 2)).unwrap();
+        let behind = context.logits(0).unwrap().to_vec();
+        context.decode(&Batch::sequence(&ids, 0, 0)).unwrap();
+        context.decode(&Batch::sequence(&[5], at, 0)).unwrap();
+        is_near(&[context.logits(0).unwrap().to_vec()], &[behind], name);
+    }
+}
+
+#[test]
+fn a_batch_that_fails_leaves_states_as_they_were() {
+    for name in WITH_STATE {
+        let mut context = Context::new(load(name), options(8, true)).unwrap();
+        let ids = tokens();
+        let expected = decode_in(&mut context, 0, N_TOKENS);
+        context.clear().unwrap();
+        context.decode(&Batch::sequence(&ids[..10], 0, 0)).unwrap();
+        let passes = 1;
+        let mut seen = 0;
+        let names = NodeNames::new(["l_out-0"]).unwrap();
+        context.watch(Some(Watcher::of_names(names, move |_| {
+            seen += 1;
+            Ok(if seen > passes {
+                Watch::Stop
+            } else {
+                Watch::Continue
+            })
+        })));
+        // The first micro-batch runs, the second one is stopped.
+        context
+            .decode(&Batch::sequence(&ids[10..30], 10, 0))
+            .unwrap_err();
+        context.watch(None);
+        let mut batch = Batch::new();
+        for (at, &id) in ids.iter().enumerate().skip(10) {
+            batch.add(id, at as i32, &[0], true);
+        }
+        context.decode(&batch).unwrap();
+        let rows = (0..batch.len()).map(|i| context.logits(i).unwrap().to_vec());
+        is_near(&rows.collect::<Vec<_>>(), &expected[10..], name);
+    }
+}
+
+#[test]
+fn latent_attention_keeps_one_short_row_of_a_token() {
+    let SyntheticModel { head_dim, .. } = SyntheticModel::tiny("deepseek2");
+    let model = load("deepseek2");
+    let memory = model.spec().layers[0].memory();
+    assert_eq!(memory.keys, Some([1, head_dim + head_dim / 2]));
+    assert_eq!(memory.values, None);
+}
+
+#[test]
+fn every_architecture_is_in_the_documentation() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
+    let text = std::fs::read_to_string(folder).unwrap();
+    for arch in ARCHITECTURES {
+        assert!(text.contains(&format!("`{}`", arch.name)), "{}", arch.name);
+    }
+}
