@@ -327,7 +327,7 @@ impl<'a> Base<'a> {
         };
         let windowed = |il: usize| match (each, first) {
             (0, _) => true,
-            (each, true) => il % each != 0,
+            (each, true) => !il.is_multiple_of(each),
             (each, false) => il % each != each - 1,
         };
         Ok((0..layers).map(windowed).collect())

@@ -277,7 +277,7 @@ pub enum Mixer {
     /// A convolution over some tokens.
     ShortConv(Box<ShortConv>),
     /// A feed-forward part.
-    Mlp(Mlp),
+    Mlp(Box<Mlp>),
     /// A mixture of feed-forward parts.
     Experts(Box<Experts>),
     /// A matrix product.
@@ -310,7 +310,7 @@ impl From<Linear> for Mixer {
 
 impl From<Mlp> for Mixer {
     fn from(mlp: Mlp) -> Self {
-        Mixer::Mlp(mlp)
+        Mixer::Mlp(Box::new(mlp))
     }
 }
 

@@ -83,7 +83,7 @@ fn hybrid(
     let every = keys.extent("full_attention_interval")?.unwrap_or(4);
     let is_recurrent = |il: usize| match &recurrent {
         Ok(Some(recurrent)) => recurrent[il],
-        _ => (il + 1) % every != 0,
+        _ => !(il + 1).is_multiple_of(every),
     };
     base.decoder(|il| {
         let norm = base.stream_norm("attn_norm");

@@ -9,12 +9,15 @@ use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
 
+/// Keys, and values if the keys do not hold them.
+type KeysValues = (TensorId, Option<TensorId>);
+
 /// The products of attention, `[head size, heads, tokens]` each.
 struct Projected {
     /// Absent if nothing is to be looked at.
     q: Option<TensorId>,
-    /// Keys and values, if the layer has its own; only keys if they hold the values.
-    kv: Option<(TensorId, Option<TensorId>)>,
+    /// Keys and values, if the layer has its own.
+    kv: Option<KeysValues>,
     /// What the result is multiplied with, `[head size or 1, heads, tokens]`.
     gate: Option<TensorId>,
 }
@@ -143,7 +146,7 @@ impl Builder<'_> {
         a: &Attention,
         x: TensorId,
         is_finished: bool,
-    ) -> Result<(Option<TensorId>, (TensorId, Option<TensorId>))> {
+    ) -> Result<(Option<TensorId>, KeysValues)> {
         let (n_head, n_tokens) = (a.n_head, self.shape.n_tokens);
         let q = match is_finished {
             true => None,
