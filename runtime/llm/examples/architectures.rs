@@ -1,11 +1,12 @@
-//! Compares the logits of many models with those that llama.cpp computed: `architectures FOLDER [PART OF A NAME]`.
+//! Compares the logits of many models with those that llama.cpp computed: `architectures FOLDER [PART OF A NAME]`. With `--write` in the
+//! place of a part of a name, tiny random models of all architectures are written to the folder first.
 //!
 //! For each `NAME.gguf` the folder has a `NAME.f32`: rows of logits after each of the [tokens], as little-endian f32. Every model decodes
 //! them in one batch with attention in one operation, in pieces with attention in steps, and token by token.
 
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
-use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions};
+use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, SyntheticModel};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -78,7 +79,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = arguments
         .next()
         .ok_or("usage: architectures FOLDER [PART OF A NAME]")?;
-    let wanted = arguments.next().unwrap_or_default();
+    let mut wanted = arguments.next().unwrap_or_default();
+    if wanted == "--write" {
+        wanted.clear();
+        for arch in samite_llm::arch::ARCHITECTURES {
+            let path = Path::new(&folder).join(format!("{}.gguf", arch.name));
+            SyntheticModel::tiny(arch.name).write(path)?;
+        }
+    }
     let mut one_thread = CpuOptions::default();
     one_thread.threads = Some(1);
     let device: Arc<dyn Device> = CpuDevice::new(one_thread);

@@ -200,6 +200,14 @@ impl SyntheticModel {
                 ("leading_dense_block_count", extent(1)),
             ]);
         }
+        if self.architecture.starts_with("qwen3") {
+            // The axes of a position; llama.cpp wants to know.
+            let each = size / 8;
+            let sections: Vec<u32> = [each; 4]
+                .map(|each| u32::try_from(each).unwrap_or(0))
+                .into();
+            keys.push(("rope.dimension_sections", sections.into()));
+        }
         match self.architecture {
             // Every other layer has a short convolution.
             "lfm2" | "lfm2moe" => {
@@ -216,6 +224,20 @@ impl SyntheticModel {
                 ("attention.q_lora_rank", extent(size)),
             ]),
             _ => {}
+        }
+        if self.architecture == "gemma4" {
+            // Layers with a window and without in turn; the last one looks at keys and values of an earlier one.
+            let windowed = (0..self.n_layer).map(|il| u32::from(il % 2 == 0));
+            keys.extend([
+                ("embedding_length_per_layer_input", extent(size)),
+                ("attention.key_length_swa", extent(size)),
+                ("attention.value_length_swa", extent(size)),
+                ("attention.shared_kv_layers", extent(1)),
+                (
+                    "attention.sliding_window_pattern",
+                    windowed.collect::<Vec<_>>().into(),
+                ),
+            ]);
         }
         if matches!(self.architecture, "deepseek2" | "mistral4") {
             keys.extend([
@@ -284,6 +306,7 @@ impl SyntheticModel {
             | WeightUse::Bias
             | WeightUse::ExpertBias
             | WeightUse::Convolution
+            | WeightUse::Decay
             | WeightUse::RopeDivisors => DType::F32,
         };
         let files = specs.iter().map(|spec| {
@@ -308,6 +331,7 @@ impl SyntheticModel {
                 WeightUse::Scale => (1.0, 0.05),
                 WeightUse::RopeDivisors => (4.0, 1.0),
                 WeightUse::Convolution => (0.0, 0.5),
+                WeightUse::Decay => (-1.0, 0.2),
                 WeightUse::Bias | WeightUse::ExpertBias => (0.0, 0.1),
             };
             let mut values = try_filled(0.0, Some(width), "a row")?;

@@ -60,6 +60,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma::GEMMA4,
     glm::CHATGLM,
     glm::GLM4,
     glm::GLM4MOE,

@@ -10,7 +10,9 @@ mod state;
 pub(crate) use attention::divisors_name;
 pub use inputs::{GraphInputs, Input};
 
-use super::spec::{Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, Spec};
+use super::spec::{
+    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, PerLayer, Presence, Spec,
+};
 use super::tensors::names;
 use crate::adapter::{Pair, ScaledAdapter};
 use crate::weights::Weights;
@@ -79,6 +81,8 @@ struct Builder<'a> {
     prefix: String,
     /// What went into the first layer, if layers add it.
     embedded: Option<TensorId>,
+    /// Further embeddings: `[size, tokens, layers]`.
+    per_layer: Option<TensorId>,
     /// From here on, only tokens whose logits are wanted are computed.
     is_last_mixing: bool,
 }
@@ -97,6 +101,7 @@ pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, Graph
         il: 0,
         prefix: String::new(),
         embedded: None,
+        per_layer: None,
         is_last_mixing: false,
     };
     builder.model()?;
@@ -243,10 +248,59 @@ impl Builder<'_> {
             x = self.graph.add(x, rows)?;
             self.graph.set_name(x, "inpL");
         }
-        match &embedding.norm {
-            Some(norm) => self.norm(x, norm),
-            None => Ok(x),
+        let x = self.maybe_norm(x, &embedding.norm)?;
+        if let Some(per_layer) = &embedding.per_layer {
+            self.per_layer = Some(self.per_layer_rows(per_layer, x, tokens)?);
         }
+        Ok(x)
+    }
+
+    /// The further embeddings of all layers: `[size, tokens, layers]`.
+    fn per_layer_rows(
+        &mut self,
+        per_layer: &PerLayer,
+        x: TensorId,
+        tokens: TensorId,
+    ) -> Result<TensorId> {
+        let size = per_layer.size;
+        let all = [size, self.parts.spec.n_layer(), self.shape.n_tokens, 1];
+        let table = self.weight(names::PER_LAYER)?;
+        let rows = self.graph.get_rows(table, tokens)?;
+        let rows = self.graph.reshape(rows, all)?;
+        let rows = self.graph.scale(rows, (size as f32).sqrt())?;
+        let made = self.linear(x, &per_layer.projection, "per_layer_proj")?;
+        let width = per_layer.projection.from as f32;
+        let made = self.graph.scale(made, 1.0 / width.sqrt())?;
+        let made = self.graph.reshape(made, all)?;
+        let made = self.norm(made, &per_layer.norm)?;
+        let sum = self.graph.add(made, rows)?;
+        let sum = self.graph.scale(sum, std::f32::consts::FRAC_1_SQRT_2)?;
+        let sum = self.graph.permute(sum, [0, 2, 1, 3])?;
+        let sum = self.graph.cont(sum)?;
+        self.graph.set_name(sum, "inp_per_layer");
+        Ok(sum)
+    }
+
+    /// What the layer's row of further embeddings adds.
+    fn per_layer(&mut self, gate: &Linear, output: &Linear, x: TensorId) -> Result<TensorId> {
+        let Some(all) = self.per_layer else {
+            return Err(Error::invalid("the model has no embeddings for each layer"));
+        };
+        let gate = self.linear(x, gate, "per_layer_inp_gate")?;
+        let gate = self.graph.unary(gate, Unary::Gelu)?;
+        let layout = self.graph.tensor(all).layout;
+        let ([size, n_tokens, ..], [_, row, layer, _]) = (layout.shape(), layout.strides());
+        let shape = [size, n_tokens, 1, 1];
+        let mut own = self
+            .graph
+            .view(all, shape, [row, layer, layer], self.il * layer)?;
+        let n_outputs = self.extents(x)[1];
+        if n_outputs != n_tokens {
+            let rows = self.input(Input::Outputs, DType::I32, [n_outputs, 1, 1, 1])?;
+            own = self.graph.get_rows(own, rows)?;
+        }
+        let gated = self.graph.mul(gate, own)?;
+        self.linear(gated, output, "per_layer_proj")
     }
 
     /// `x` normalised, row by row.
@@ -285,7 +339,9 @@ impl Builder<'_> {
     fn linear(&mut self, x: TensorId, linear: &Linear, name: &str) -> Result<TensorId> {
         let mut y = self.product(x, &format!("{}.weight", linear.name))?;
         self.named(y, name);
-        if let Some(scale) = self.optional_weight(&format!("{}.scale", linear.name))? {
+        if linear.scale != Presence::Absent
+            && let Some(scale) = self.optional_weight(&format!("{}.scale", linear.name))?
+        {
             y = self.graph.mul(y, scale)?;
             self.named(y, name);
         }
@@ -352,7 +408,7 @@ impl Builder<'_> {
                 (None, true) => before,
                 (Some(norm), of_layer) => self.norm(if of_layer { before } else { x }, norm)?,
             };
-            let Some(result) = self.branch(branch, input, before)? else {
+            let Some(result) = self.branch(branch, input, [x, before])? else {
                 continue;
             };
             let result = self.maybe_norm(result, &branch.post)?;
@@ -369,12 +425,13 @@ impl Builder<'_> {
         self.maybe_scale(sum, part.scale).map(Some)
     }
 
-    /// The result of a branch; `None` if no logits are wanted.
+    /// The result of a branch that sees `x`; `streams` are the residual streams before the part and before the layer. `None` if no logits are
+    /// wanted.
     fn branch(
         &mut self,
         branch: &Branch,
         x: TensorId,
-        before: TensorId,
+        streams: [TensorId; 2],
     ) -> Result<Option<TensorId>> {
         match &branch.mixer {
             Mixer::Attention(attention) => return self.attention(attention, x),
@@ -389,7 +446,8 @@ impl Builder<'_> {
         let result = match &branch.mixer {
             Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => return Ok(None),
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
-            Mixer::Experts(experts) => self.experts(experts, x, before)?,
+            Mixer::Experts(experts) => self.experts(experts, x, streams)?,
+            Mixer::PerLayer(gate, output) => self.per_layer(gate, output, x)?,
             Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,
         };
         Ok(Some(result))

@@ -80,6 +80,19 @@ pub struct Embedding {
     pub token_types: Option<usize>,
     /// Follows the sum.
     pub norm: Option<Norm>,
+    /// Further embeddings, a short row for each layer.
+    pub per_layer: Option<PerLayer>,
+}
+
+/// Embeddings for each layer: looked up by token, plus what a matrix makes of the embeddings, normalised, over the root of 2.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PerLayer {
+    /// Elements of a layer's row.
+    pub size: usize,
+    /// From the embeddings to the rows of all layers.
+    pub projection: Linear,
+    /// The norm of what that gives, layer by layer.
+    pub norm: Norm,
 }
 
 /// From the residual stream to logits.
@@ -149,8 +162,11 @@ impl Layer {
                     let matrices = mlp.gate.iter_mut().chain([&mut mlp.up, &mut mlp.down]);
                     matrices.for_each(|linear| linear.bias = Presence::Absent);
                 }
-                Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::Experts(_) | Mixer::Linear(_) => {
-                }
+                Mixer::DeltaNet(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Experts(_)
+                | Mixer::Linear(_)
+                | Mixer::PerLayer(..) => {}
             }
         }
     }
@@ -161,7 +177,9 @@ impl Layer {
             Mixer::Attention(attention) => attention.memory(),
             Mixer::DeltaNet(net) => net.memory(),
             Mixer::ShortConv(conv) => conv.memory(),
-            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) => Memory::default(),
+            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) | Mixer::PerLayer(..) => {
+                Memory::default()
+            }
         });
         branches.fold(Memory::default(), Memory::and)
     }
@@ -262,7 +280,7 @@ impl Branch {
     fn mixes_tokens(&self) -> bool {
         match self.mixer {
             Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => true,
-            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) => false,
+            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) | Mixer::PerLayer(..) => false,
         }
     }
 }
@@ -282,6 +300,8 @@ pub enum Mixer {
     Experts(Box<Experts>),
     /// A matrix product.
     Linear(Linear),
+    /// The layer's row of further embeddings, with a gate of what goes in, and a matrix.
+    PerLayer(Linear, Linear),
 }
 
 impl From<Attention> for Mixer {
@@ -359,6 +379,8 @@ pub struct Linear {
     pub experts: Option<usize>,
     /// Whether something is added to the product.
     pub bias: Presence,
+    /// Whether the product is multiplied with one number, as NVFP4 wants it.
+    pub scale: Presence,
 }
 
 impl Linear {
@@ -370,6 +392,7 @@ impl Linear {
             to,
             experts: None,
             bias: Presence::Absent,
+            scale: Presence::Optional,
         }
     }
 
@@ -773,12 +796,14 @@ pub enum Routing {
 }
 
 /// What a router sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RouterInput {
     /// What the experts see.
     Experts,
     /// The residual stream before the layer.
     Layer,
+    /// The residual stream before the part, normalised and multiplied with a number.
+    Normed(Norm, f32),
 }
 
 /// A mixture of experts.

@@ -2,7 +2,7 @@
 
 use super::spec::{
     Attention, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent, LatentUp, Layer,
-    Linear, Mixer, Mlp, Norm, Part, Presence, Projection, Spec,
+    Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -26,6 +26,8 @@ pub enum WeightUse {
     RopeDivisors,
     /// The weights of a convolution over time.
     Convolution,
+    /// Rates of decay, negative: multiplied element by element.
+    Decay,
 }
 
 /// A tensor that a file has, or may have.
@@ -65,7 +67,7 @@ impl TensorSpec {
                 let chosen = graph.input("chosen", DType::I32, [n2.min(2), 1, 1, 1])?;
                 graph.mul_mat_id(weight, x, chosen)?
             }
-            WeightUse::Scale => {
+            WeightUse::Scale | WeightUse::Decay => {
                 let x = graph.input("x", DType::F32, [n0, n1, 1, 1])?;
                 graph.mul(x, weight)?
             }
@@ -101,6 +103,7 @@ impl TensorSpec {
             | WeightUse::Bias
             | WeightUse::ExpertBias
             | WeightUse::Convolution
+            | WeightUse::Decay
             | WeightUse::RopeDivisors => Role::Vector,
             WeightUse::Product | WeightUse::Experts => {
                 match self.name.rsplit('.').nth(1).unwrap_or_default() {
@@ -124,6 +127,8 @@ impl TensorSpec {
 pub(super) mod names {
     /// The table of embeddings.
     pub const EMBEDDING: &str = "token_embd.weight";
+    /// The table of further embeddings.
+    pub const PER_LAYER: &str = "per_layer_token_embd.weight";
     /// The table of learned positions.
     pub const POSITIONS: &str = "position_embd.weight";
     /// The table of kinds of tokens.
@@ -173,6 +178,12 @@ impl Spec {
             list.add(names::TOKEN_TYPES, table(count), WeightUse::Rows, required);
         }
         embedding.norm.iter().for_each(|norm| list.norm(norm));
+        if let Some(per_layer) = &embedding.per_layer {
+            let shape = [per_layer.size * self.n_layer(), self.n_vocab, 1, 1];
+            list.add(names::PER_LAYER, shape, WeightUse::Rows, required);
+            list.linear(&per_layer.projection);
+            list.norm(&per_layer.norm);
+        }
         list.role = Role::Output;
         self.head.norm.iter().for_each(|norm| list.norm(norm));
         let optional = Presence::Optional;
@@ -245,7 +256,7 @@ impl TensorList {
         );
         // What NVFP4 adds to a matrix.
         let scale = format!("{}.scale", linear.name);
-        self.vector(&scale, count, WeightUse::Scale, Presence::Optional);
+        self.vector(&scale, count, WeightUse::Scale, linear.scale);
         self.bias(linear);
     }
 
@@ -282,6 +293,10 @@ impl TensorList {
                 Mixer::Mlp(mlp) => self.mlp(mlp),
                 Mixer::Experts(experts) => self.experts(experts),
                 Mixer::Linear(linear) => self.linear(linear),
+                Mixer::PerLayer(gate, output) => {
+                    self.linear(gate);
+                    self.linear(output);
+                }
             }
             branch.post.iter().for_each(|norm| self.norm(norm));
         }
@@ -370,7 +385,7 @@ impl TensorList {
         let [conv, bias, factor] = net.names;
         self.conv(conv, [net.width, net.channels()]);
         self.vector(bias, net.n_head, WeightUse::Bias, Presence::Required);
-        self.vector(factor, net.n_head, WeightUse::Scale, Presence::Required);
+        self.vector(factor, net.n_head, WeightUse::Decay, Presence::Required);
         self.norm(&net.norm);
         self.linear(&net.output);
     }
@@ -387,6 +402,9 @@ impl TensorList {
     }
 
     fn experts(&mut self, experts: &Experts) {
+        if let RouterInput::Normed(norm, _) = &experts.router_input {
+            self.norm(norm);
+        }
         self.linear(&experts.router);
         let count = experts.router.to;
         if let Some((name, presence)) = experts.choice_bias {

@@ -1,7 +1,10 @@
 //! Gemma.
 
 use super::llama::both_norms;
-use crate::arch::spec::{Attention, Mlp, Spec};
+use crate::arch::spec::{
+    Activation, Attention, Branch, Divisors, Linear, Mixer, Mlp, Norm, Part, PerLayer, Presence,
+    Projection, RouterInput, Spec,
+};
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode};
@@ -64,6 +67,132 @@ pub(super) const GEMMA2: Architecture = Architecture {
         if spec.head.softcap == 0.0 {
             spec.head.softcap = 30.0;
         }
+        Ok(spec)
+    },
+};
+
+/// The attention of Gemma 4: heads of its own size in layers with a window; values are normalised, and are the keys where there is no matrix
+/// of values; the last layers may look at keys and values of earlier ones.
+fn gemma4_attention(base: &Base<'_>, il: usize, windowed: &[bool]) -> Result<Attention> {
+    const WINDOW: &str = "attention.sliding_window";
+    let keys = base.keys;
+    let is_windowed = windowed[il];
+    let sizes = match is_windowed {
+        true => [
+            keys.extent("attention.key_length_swa")?
+                .unwrap_or(base.head_k),
+            keys.extent("attention.value_length_swa")?
+                .unwrap_or(base.head_v),
+        ],
+        false => [base.head_k, base.head_v],
+    };
+    let heads = [base.heads[il], base.heads_kv[il]];
+    keys.at_least_1("attention.head_count", heads[0])?;
+    keys.at_least_1("attention.head_count_kv", heads[1])?;
+    let mut attention = base.attention_of(heads, sizes, il);
+    attention.scale = 1.0;
+    attention.norms = [
+        Some(base.norm("attn_q_norm", sizes[0])),
+        Some(base.norm("attn_k_norm", sizes[0])),
+        Some(base.bare_norm("Vcur_normed")),
+    ];
+    let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(0);
+    let own = base.n_layer.saturating_sub(shared);
+    if let Projection::Separate { kv, .. } = &mut attention.projection {
+        let has_values = keys.has_tensor(&format!("blk.{il}.attn_v.weight"));
+        let has_keys = keys.has_tensor(&format!("blk.{il}.attn_k.weight"));
+        if let Some((_, values)) = kv
+            && has_keys
+            && !has_values
+        {
+            *values = None;
+        }
+        if il >= own {
+            let back = if is_windowed { 2 } else { 1 };
+            let from = own.checked_sub(back);
+            let from = from.filter(|&from| windowed[from] == is_windowed);
+            attention.keys_of = Some(from.ok_or_else(|| {
+                keys.error(
+                    "attention.shared_kv_layers",
+                    format_args!(
+                        "is {shared}: there is no earlier layer of its kind for layer {il}"
+                    ),
+                )
+            })?);
+            *kv = None;
+            attention.norms[1] = None;
+            attention.norms[2] = None;
+        }
+    }
+    if is_windowed {
+        let mut rope = base.window_rope(false)?;
+        rope.freq_base = keys.positive("rope.freq_base_swa", 10_000.0)?;
+        if let Some(dims) = keys.extent("rope.dimension_count_swa")? {
+            rope.dims = dims;
+        }
+        attention.set_window(keys.require_extent(WINDOW)?, rope);
+    } else {
+        attention.set_divisors(Divisors::Frequencies);
+    }
+    Ok(attention)
+}
+
+/// Gemma 4, for texts: experts beside a plain part, embeddings for each layer, keys and values of earlier layers, where files have them.
+pub(super) const GEMMA4: Architecture = Architecture {
+    name: "gemma4",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let windowed = base.windowed(1, false)?;
+        let counts = base.expert_counts()?;
+        let per_layer = keys.count("embedding_length_per_layer_input")?;
+        let per_layer = per_layer.filter(|&size| size != 0);
+        let n_embd = base.n_embd;
+        let spec = base.decoder(|il| {
+            let attention = gemma4_attention(&base, il, &windowed)?;
+            let mut layer = both_norms(&base, il, attention, mlp(&base, il)?);
+            let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
+            if let (Some(counts), true, Some(part)) = (counts, has_experts, layer.parts.get_mut(1))
+            {
+                let gelu = Activation::Gated(Glu::Geglu);
+                let experts = base.experts(il, counts, base.require_expert_width()?)?;
+                let mut experts = experts.with_activation(gelu);
+                experts.scale = None;
+                experts.router.scale = Presence::Absent;
+                let norm = Norm {
+                    suffix: ".scale",
+                    ..base.stream_norm("ffn_gate_inp")
+                };
+                experts.router_input = RouterInput::Normed(norm, 1.0 / (n_embd as f32).sqrt());
+                let plain = part.norm.take();
+                for branch in &mut part.branches {
+                    branch.norm = plain.clone();
+                    branch.post = Some(base.stream_norm("post_ffw_norm_1"));
+                }
+                part.branches.push(Branch {
+                    norm: Some(base.stream_norm("pre_ffw_norm_2")),
+                    post: Some(base.stream_norm("post_ffw_norm_2")),
+                    ..Branch::new(experts)
+                });
+            }
+            if let Some(size) = per_layer {
+                let gate = Linear::new("inp_gate", [n_embd, size]);
+                let output = Linear::new("proj", [size, n_embd]);
+                layer.parts.push(Part {
+                    post: Some(base.stream_norm("post_norm")),
+                    ..Part::bare(Mixer::PerLayer(gate, output))
+                });
+            }
+            layer.scale = Some("layer_output_scale.weight");
+            Ok(layer)
+        })?;
+        let mut spec = finish(&base, keys, spec)?;
+        spec.embedding.per_layer = per_layer.map(|size| PerLayer {
+            size,
+            projection: Linear::new("per_layer_model_proj", [n_embd, size * base.n_layer]),
+            norm: base.norm("per_layer_proj_norm", size),
+        });
+        // Files may have matrices of layers that look at keys and values of others.
+        spec.spare.names = vec!["attn_k.", "attn_v.", "attn_k_norm."];
         Ok(spec)
     },
 };

@@ -103,17 +103,22 @@ impl Builder<'_> {
         self.graph.mul(y, scales)
     }
 
-    /// A mixture of experts for `x`; `before` is the residual stream before the layer.
+    /// A mixture of experts for `x`; the residual streams are those before the part and before the layer.
     pub(super) fn experts(
         &mut self,
         e: &Experts,
         x: TensorId,
-        before: TensorId,
+        [stream, before]: [TensorId; 2],
     ) -> Result<TensorId> {
         let [width, n_tokens, ..] = self.extents(x);
-        let routed = match e.router_input {
+        let routed = match &e.router_input {
             RouterInput::Experts => x,
             RouterInput::Layer => self.wanted(before, "router_inp_kept")?,
+            RouterInput::Normed(norm, scale) => {
+                let stream = self.wanted(stream, "router_inp_kept")?;
+                let normed = self.norm(stream, norm)?;
+                self.graph.scale(normed, *scale)?
+            }
         };
         let (chosen, weights) = self.route(e, routed)?;
         let single = [width, 1, n_tokens, 1];
