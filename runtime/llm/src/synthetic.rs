@@ -111,7 +111,12 @@ impl SyntheticModel {
             n_ctx_train: 256,
             dtype: DType::F32,
             tied: false,
-            optional: Vec::new(),
+            // Not demanded by samite, but by llama.cpp.
+            optional: match architecture {
+                "gemma4" => vec!["rope_freqs.weight"],
+                "afmoe" | "laguna" | "lfm2moe" => vec!["exp_probs_b.bias"],
+                _ => Vec::new(),
+            },
             extra: Vec::new(),
             seed: 1,
         }
@@ -201,11 +206,9 @@ impl SyntheticModel {
             ]);
         }
         if self.architecture.starts_with("qwen3") {
-            // The axes of a position; llama.cpp wants to know.
-            let each = size / 8;
-            let sections: Vec<u32> = [each; 4]
-                .map(|each| u32::try_from(each).unwrap_or(0))
-                .into();
+            // Pairs of each axis of a position, for programs that turn them by several.
+            let each = u32::try_from((size / 2).div_ceil(3)).unwrap_or(0);
+            let sections = vec![each, each, each, 0];
             keys.push(("rope.dimension_sections", sections.into()));
         }
         match self.architecture {
@@ -275,7 +278,9 @@ impl SyntheticModel {
 
     /// The tensors that the file will have: those that the architecture demands, and the optional ones chosen.
     fn tensors(&self, metadata: &Metadata) -> Result<Vec<TensorSpec>> {
-        let spec = Spec::from_metadata(metadata, usize::MAX, &|_| false)?;
+        // What is chosen may decide which form the others have.
+        let is_chosen = |name: &str| self.optional.contains(&within_layer(name));
+        let spec = Spec::from_metadata(metadata, usize::MAX, &is_chosen)?;
         let wanted = |spec: &TensorSpec| {
             spec.required
                 || spec.name == "output.weight" && !self.tied

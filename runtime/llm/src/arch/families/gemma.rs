@@ -17,10 +17,11 @@ fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     ))
 }
 
-/// What all have in common: embeddings are scaled by the root of the width; they are the output, too.
-fn finish(base: &Base<'_>, keys: &Keys<'_>, mut spec: Spec) -> Result<Spec> {
+/// What all have in common, with the soft cap of logits where the file says none: embeddings are scaled by the root of the width; they are the output, too.
+fn finish(base: &Base<'_>, keys: &Keys<'_>, mut spec: Spec, softcap: f32) -> Result<Spec> {
     spec.embedding.scale = Some((base.n_embd as f32).sqrt());
-    spec.head.softcap = keys.factor("final_logit_softcapping")?.unwrap_or(0.0);
+    // 0 is how files say that there is none.
+    spec.head.softcap = keys.finite("final_logit_softcapping")?.unwrap_or(softcap);
     Ok(spec)
 }
 
@@ -63,11 +64,7 @@ pub(super) const GEMMA2: Architecture = Architecture {
             }
             Ok(both_norms(&base, il, attention, mlp(&base, il)?))
         })?;
-        let mut spec = finish(&base, keys, spec)?;
-        if spec.head.softcap == 0.0 {
-            spec.head.softcap = 30.0;
-        }
-        Ok(spec)
+        finish(&base, keys, spec, 30.0)
     },
 };
 
@@ -185,7 +182,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
             layer.scale = Some("layer_output_scale.weight");
             Ok(layer)
         })?;
-        let mut spec = finish(&base, keys, spec)?;
+        let mut spec = finish(&base, keys, spec, 30.0)?;
         spec.embedding.per_layer = per_layer.map(|size| PerLayer {
             size,
             projection: Linear::new("per_layer_model_proj", [n_embd, size * base.n_layer]),
@@ -214,7 +211,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
             }
             Ok(both_norms(&base, il, attention, mlp(&base, il)?))
         })?;
-        let mut spec = finish(&base, keys, spec)?;
+        let mut spec = finish(&base, keys, spec, 0.0)?;
         spec.spare.names = vec!["dense_2", "dense_3"];
         Ok(spec)
     },

@@ -508,7 +508,7 @@ pub(super) const MUSE_GLIMMER: Architecture = Architecture {
         })?;
         spec.embedding.norm = Some(base.bare_norm("token_embd_norm"));
         spec.head.scale = keys.factor("logit_scale")?;
-        spec.head.softcap = keys.factor("final_logit_softcapping")?.unwrap_or(0.0);
+        spec.head.softcap = keys.finite("final_logit_softcapping")?.unwrap_or(30.0);
         Ok(spec)
     },
 };
