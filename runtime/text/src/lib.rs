@@ -44,14 +44,25 @@
 
 mod bpe;
 mod error;
+mod gemma;
+mod hybrid_dna;
 mod merge;
+mod model;
+mod pattern;
+mod plamo2;
 mod pretokenize;
+mod rwkv;
 mod sampler;
 mod spm;
 mod stop;
 mod tokenizer;
+mod trie;
+mod ugm;
 mod utf8;
 mod vocab;
+mod whitespace;
+mod word_cache;
+mod wpm;
 
 pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;

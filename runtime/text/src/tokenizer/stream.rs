@@ -2,6 +2,7 @@
 
 use super::Tokenizer;
 use crate::error::TokenizeError;
+use crate::model::Model;
 use crate::spm::ESCAPED_SPACE;
 use crate::vocab::TokenAttributes;
 
@@ -103,28 +104,41 @@ impl TokenStream<'_> {
 
 /// Where a text can be cut without a change to its tokens.
 ///
-/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, every
-/// pre-tokenizer here cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
+/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, nearly every pre-tokenizer
+/// cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
 #[derive(Debug)]
 struct Cuts {
     /// Bytes that follow a line break inside of a token.
     after_break: Box<[bool; 256]>,
     /// Bytes that a space follows inside of a token.
     before_space: Box<[bool; 256]>,
-    /// A token takes the spaces behind it, which a cut would keep from it.
-    strips: bool,
+    between_lines: bool,
+    between_words: bool,
 }
 
 impl Cuts {
     fn new(tokenizer: &Tokenizer) -> Self {
+        let model = &tokenizer.model;
+        let all = model.can_be_cut();
+        let pre = model.pre_tokenizer();
         let mut cuts = Cuts {
             after_break: Box::new([false; 256]),
-            before_space: Box::new([false; 256]),
-            strips: false,
+            before_space: Box::new(model.before_space().copied().unwrap_or([false; 256])),
+            between_lines: all && pre.is_none_or(|pre| pre.cuts(".\na", 2)),
+            between_words: all && pre.is_none_or(|pre| pre.cuts("a b", 1)),
         };
-        for token in &tokenizer.vocab.tokens {
-            cuts.strips |= token.attributes.intersects(TokenAttributes::RIGHT_STRIP);
-            let text = &*token.text;
+        for (id, token) in (0..).zip(&tokenizer.vocab.tokens) {
+            let attributes = token.attributes;
+            // What takes the spaces around it would lose them to a cut.
+            let strips = TokenAttributes::RIGHT_STRIP.union(TokenAttributes::LEFT_STRIP);
+            cuts.between_words &= !attributes.intersects(strips);
+            cuts.between_lines &= !attributes.intersects(TokenAttributes::LEFT_STRIP);
+            let text = match model {
+                Model::Rwkv(_) if attributes.intersects(TokenAttributes::NORMAL) => {
+                    tokenizer.pieces.get(id)
+                }
+                _ => &token.text,
+            };
             for (at, &byte) in text.iter().enumerate().skip(1) {
                 let before = text[at - 1];
                 if before == b'\n' {
@@ -149,15 +163,16 @@ impl Cuts {
     /// Whether `text` can be cut before its byte number `at`.
     fn is_cut(&self, text: &[u8], at: usize) -> bool {
         let (before, byte) = (text[at - 1], text[at]);
-        let between_lines = before == b'\n'
+        let between_lines = self.between_lines
+            && before == b'\n'
             && byte.is_ascii_alphanumeric()
             && text[at - 2].is_ascii_graphic()
             && !self.after_break[usize::from(byte)];
-        let between_words = byte == b' '
+        let between_words = self.between_words
+            && byte == b' '
             && before.is_ascii_alphabetic()
             && text[at + 1].is_ascii_alphabetic()
-            && !self.before_space[usize::from(before)]
-            && !self.strips;
+            && !self.before_space[usize::from(before)];
         between_lines || between_words
     }
 }
@@ -171,8 +186,8 @@ mod tests {
     /// A vocabulary with tokens that go on over line breaks and spaces.
     fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
         let bytes = (0..=255u8).map(|byte| match model {
-            TokenizerModel::Llama => format!("<0x{byte:02X}>"),
             TokenizerModel::Gpt2 => character_of_byte(byte).to_string(),
+            _ => format!("<0x{byte:02X}>"),
         });
         let texts: Vec<String> = bytes
             .chain(plain.iter().chain(special).map(|&text| text.to_owned()))
@@ -182,7 +197,7 @@ mod tests {
             texts.iter().map(|text| text.as_bytes().to_vec()).collect(),
         );
         let kind = |i: usize| match i {
-            _ if i < 256 && model == TokenizerModel::Llama => 6,
+            _ if i < 256 && model != TokenizerModel::Gpt2 => 6,
             _ if i < 256 + plain.len() => 1,
             _ => 4,
         };
