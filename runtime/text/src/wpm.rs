@@ -51,7 +51,11 @@ impl Wpm {
             begin: Trie::new(
                 texts().filter_map(|(id, token)| Some((token.text.strip_prefix(space)?, id))),
             ),
-            go_on: Trie::new(texts().map(|(id, token)| (&*token.text, id))),
+            go_on: Trie::new(
+                texts()
+                    .map(|(id, token)| (&*token.text, id))
+                    .filter(|(text, _)| !text.starts_with(space)),
+            ),
             unknown: vocab.special.unk,
             lowercase,
             strip_accents: data.strip_accents.unwrap_or(lowercase),

@@ -63,17 +63,12 @@ impl Thousands {
     }
 }
 
-/// What `\w` is in the engine of the models' tokenizers, which counts all numbers in.
+/// What `\w` is, but for digits, in the engine of the models' tokenizers. Of fractions and powers it has those of Latin-1.
 fn is_word(c: char) -> bool {
     use GeneralCategory as G;
-    c.is_alphabetic()
-        || matches!(
-            get_general_category(c),
-            G::NonspacingMark
-                | G::SpacingMark
-                | G::EnclosingMark
-                | G::ConnectorPunctuation
-                | G::LetterNumber
-                | G::OtherNumber
-        )
+    match get_general_category(c) {
+        G::NonspacingMark | G::SpacingMark | G::EnclosingMark | G::ConnectorPunctuation => true,
+        G::OtherNumber => c <= '\u{FF}' || c.is_alphabetic(),
+        _ => c.is_alphabetic(),
+    }
 }
