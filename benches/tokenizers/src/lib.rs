@@ -62,7 +62,13 @@ pub const EXPRESSIONS: &[(&str, &[&str], bool)] = &[
     ("bloom", &[r" ?[^(\s|[.,!?…。，、।۔،])]+"], false),
     (
         "deepseek-coder",
-        &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+        &[
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            r"[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}",
+        ],
         false,
     ),
 ];
@@ -91,7 +97,13 @@ fn theirs(model: &Value, normalizer: Value, pre_tokenizer: Value) -> Tokenizer {
 }
 
 /// Trains a model; returns its part of `tokenizer.json`.
-fn train(model: impl Into<ModelWrapper>, trainer: impl Into<TrainerWrapper>, normalizer: Value, pre_tokenizer: Value, texts: &[&str]) -> Value {
+fn train(
+    model: impl Into<ModelWrapper>,
+    trainer: impl Into<TrainerWrapper>,
+    normalizer: Value,
+    pre_tokenizer: Value,
+    texts: &[&str],
+) -> Value {
     let config = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
@@ -99,8 +111,13 @@ fn train(model: impl Into<ModelWrapper>, trainer: impl Into<TrainerWrapper>, nor
     });
     let mut tokenizer: Tokenizer = config.to_string().parse().expect("a tokenizer");
     tokenizer.with_model(model);
-    let lines = texts.iter().flat_map(|text| text.split_inclusive('\n')).map(str::to_owned);
-    tokenizer.train(&mut trainer.into(), lines).expect("training");
+    let lines = texts
+        .iter()
+        .flat_map(|text| text.split_inclusive('\n'))
+        .map(str::to_owned);
+    tokenizer
+        .train(&mut trainer.into(), lines)
+        .expect("training");
     let json = tokenizer.to_string(false).expect("JSON");
     serde_json::from_str::<Value>(&json).expect("JSON")["model"].take()
 }
@@ -127,8 +144,15 @@ fn merges(model: &Value) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn ours(model: TokenizerModel, tokens: &[String], set: impl FnOnce(&mut VocabData)) -> samite_text::Tokenizer {
-    let texts = tokens.iter().map(|text| text.clone().into_bytes()).collect();
+fn ours(
+    model: TokenizerModel,
+    tokens: &[String],
+    set: impl FnOnce(&mut VocabData),
+) -> samite_text::Tokenizer {
+    let texts = tokens
+        .iter()
+        .map(|text| text.clone().into_bytes())
+        .collect();
     let mut data = VocabData::new(model, texts);
     set(&mut data);
     samite_text::Tokenizer::new(data).expect("a vocabulary")
@@ -136,7 +160,10 @@ fn ours(model: TokenizerModel, tokens: &[String], set: impl FnOnce(&mut VocabDat
 
 /// Byte-level BPE. `across` trains without a splitter, so that merges join what it parts, and a wrong cut shows.
 pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pair {
-    let &(_, expressions, ignore_merges) = EXPRESSIONS.iter().find(|entry| entry.0 == name).expect("a known name");
+    let &(_, expressions, ignore_merges) = EXPRESSIONS
+        .iter()
+        .find(|entry| entry.0 == name)
+        .expect("a known name");
     let mut passes: Vec<Value> = expressions.iter().copied().map(isolated).collect();
     passes.push(byte_level());
     let splitter = json!({"type": "Sequence", "pretokenizers": passes});
@@ -145,7 +172,11 @@ pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pai
         .show_progress(false)
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .build();
-    let over = if across { byte_level() } else { splitter.clone() };
+    let over = if across {
+        byte_level()
+    } else {
+        splitter.clone()
+    };
     let mut model = train(BPE::default(), trainer, Value::Null, over, texts);
     model["ignore_merges"] = ignore_merges.into();
     let ours = ours(TokenizerModel::Gpt2, &tokens(&model["vocab"]), |data| {
@@ -153,7 +184,11 @@ pub fn bpe(name: &'static str, texts: &[&str], size: usize, across: bool) -> Pai
         data.merges = Some(merges(&model));
         data.add_bos = Some(false);
     });
-    Pair { name, theirs: theirs(&model, Value::Null, splitter), ours }
+    Pair {
+        name,
+        theirs: theirs(&model, Value::Null, splitter),
+        ours,
+    }
 }
 
 /// BPE on text as it is. `across` lets merges go over spaces.
@@ -163,9 +198,19 @@ pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> P
     let words = json!({"type": "Sequence", "pretokenizers": [splitter.clone(), {
         "type": "Split", "pattern": {"String": "▁"}, "behavior": "MergedWithNext", "invert": false,
     }]});
-    let bytes: Vec<AddedToken> = (0..=255).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), true)).collect();
-    let special = [AddedToken::from("<unk>", true)].into_iter().chain(bytes).collect();
-    let trainer = BpeTrainerBuilder::new().vocab_size(size).show_progress(false).special_tokens(special).limit_alphabet(300).build();
+    let bytes: Vec<AddedToken> = (0..=255)
+        .map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), true))
+        .collect();
+    let special = [AddedToken::from("<unk>", true)]
+        .into_iter()
+        .chain(bytes)
+        .collect();
+    let trainer = BpeTrainerBuilder::new()
+        .vocab_size(size)
+        .show_progress(false)
+        .special_tokens(special)
+        .limit_alphabet(300)
+        .build();
     let over = if across { splitter.clone() } else { words };
     let mut model = train(BPE::default(), trainer, escape.clone(), over, texts);
     model["byte_fallback"] = true.into();
@@ -175,9 +220,17 @@ pub fn gemma(name: &'static str, texts: &[&str], size: usize, across: bool) -> P
     let ours = ours(TokenizerModel::Gemma4, &tokens, |data| {
         data.merges = Some(merges(&model));
         data.unk_id = Some(0);
-        data.token_types = Some((0..tokens.len()).map(|id| [2, 6, 1][id.min(1) + usize::from(id > 256)]).collect());
+        data.token_types = Some(
+            (0..tokens.len())
+                .map(|id| [2, 6, 1][id.min(1) + usize::from(id > 256)])
+                .collect(),
+        );
     });
-    Pair { name, theirs: theirs(&model, escape, splitter), ours }
+    Pair {
+        name,
+        theirs: theirs(&model, escape, splitter),
+        ours,
+    }
 }
 
 /// WordPiece, with the normalizer of BERT.
@@ -186,9 +239,21 @@ pub fn bert(name: &'static str, texts: &[&str], size: usize, lowercase: bool) ->
         "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": lowercase,
     });
     let splitter = json!({"type": "BertPreTokenizer"});
-    let special: Vec<AddedToken> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].map(|text| AddedToken::from(text, true)).into();
-    let trainer = WordPieceTrainerBuilder::new().vocab_size(size).show_progress(false).special_tokens(special).build();
-    let mut model = train(WordPiece::default(), trainer, normalizer.clone(), splitter.clone(), texts);
+    let special: Vec<AddedToken> = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        .map(|text| AddedToken::from(text, true))
+        .into();
+    let trainer = WordPieceTrainerBuilder::new()
+        .vocab_size(size)
+        .show_progress(false)
+        .special_tokens(special)
+        .build();
+    let mut model = train(
+        WordPiece::default(),
+        trainer,
+        normalizer.clone(),
+        splitter.clone(),
+        texts,
+    );
     model["unk_token"] = "[UNK]".into();
     let tokens = tokens(&model["vocab"]);
     let written: Vec<String> = (0..)
@@ -200,11 +265,25 @@ pub fn bert(name: &'static str, texts: &[&str], size: usize, lowercase: bool) ->
         })
         .collect();
     let ours = ours(TokenizerModel::Bert, &written, |data| {
-        (data.unk_id, data.bos_id, data.sep_id, data.pad_id, data.mask_id) = (Some(1), Some(2), Some(3), Some(0), Some(4));
-        data.token_types = Some((0..tokens.len()).map(|id| if id < 5 { 3 } else { 1 }).collect());
+        (
+            data.unk_id,
+            data.bos_id,
+            data.sep_id,
+            data.pad_id,
+            data.mask_id,
+        ) = (Some(1), Some(2), Some(3), Some(0), Some(4));
+        data.token_types = Some(
+            (0..tokens.len())
+                .map(|id| if id < 5 { 3 } else { 1 })
+                .collect(),
+        );
         data.lowercase = Some(lowercase);
     });
-    Pair { name, theirs: theirs(&model, normalizer, splitter), ours }
+    Pair {
+        name,
+        theirs: theirs(&model, normalizer, splitter),
+        ours,
+    }
 }
 
 /// A unigram model, over words that begin with a space.
@@ -214,7 +293,11 @@ pub fn unigram(name: &'static str, texts: &[&str], size: u32) -> Pair {
         {"type": "Split", "pattern": {"Regex": " +"}, "behavior": "Removed", "invert": false},
         {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false},
     ]});
-    let special = vec![AddedToken::from("<pad>", true), AddedToken::from("</s>", true), AddedToken::from("<unk>", true)];
+    let special = vec![
+        AddedToken::from("<pad>", true),
+        AddedToken::from("</s>", true),
+        AddedToken::from("<unk>", true),
+    ];
     let trainer = UnigramTrainer::builder()
         .vocab_size(size)
         .show_progress(false)
@@ -222,7 +305,13 @@ pub fn unigram(name: &'static str, texts: &[&str], size: u32) -> Pair {
         .unk_token(Some("<unk>".to_owned()))
         .build()
         .expect("a trainer");
-    let mut model = train(Unigram::default(), trainer, Value::Null, splitter.clone(), texts);
+    let mut model = train(
+        Unigram::default(),
+        trainer,
+        Value::Null,
+        splitter.clone(),
+        texts,
+    );
     let (mut written, mut scores) = (Vec::new(), Vec::new());
     for entry in model["vocab"].as_array_mut().expect("a vocabulary") {
         let score = entry[1].as_f64().expect("a score") as f32;
@@ -230,14 +319,33 @@ pub fn unigram(name: &'static str, texts: &[&str], size: u32) -> Pair {
         scores.push(score);
         entry[1] = f64::from(score).into();
     }
-    let unknown = written.iter().position(|text| text == "<unk>").expect("an unknown token");
+    let unknown = written
+        .iter()
+        .position(|text| text == "<unk>")
+        .expect("an unknown token");
     model["unk_id"] = unknown.into();
     let ours = ours(TokenizerModel::T5, &written, |data| {
-        data.token_types = Some((0..scores.len()).map(|id| if id == unknown { 2 } else if id < 3 { 3 } else { 1 }).collect());
+        data.token_types = Some(
+            (0..scores.len())
+                .map(|id| {
+                    if id == unknown {
+                        2
+                    } else if id < 3 {
+                        3
+                    } else {
+                        1
+                    }
+                })
+                .collect(),
+        );
         data.scores = Some(scores);
         data.unk_id = Some(unknown as u32);
         data.add_space_prefix = Some(true);
         data.remove_extra_whitespaces = Some(true);
     });
-    Pair { name, theirs: theirs(&model, Value::Null, splitter), ours }
+    Pair {
+        name,
+        theirs: theirs(&model, Value::Null, splitter),
+        ours,
+    }
 }

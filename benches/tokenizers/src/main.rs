@@ -20,7 +20,9 @@ const DOCUMENT: usize = 4096;
 const VOCABULARY: usize = 30_000;
 
 fn main() {
-    println!("| text | vocabulary | whole: samite | tokenizers | ratio | documents: samite | tokenizers | ratio |");
+    println!(
+        "| text | vocabulary | whole: samite | tokenizers | ratio | documents: samite | tokenizers | ratio |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     for path in std::env::args().skip(1) {
         let text = std::fs::read_to_string(&path).expect("a text");
@@ -29,7 +31,11 @@ fn main() {
             end -= 1;
         }
         let texts = [&text[..end]];
-        let name = path.rsplit('/').next().unwrap_or_default().trim_end_matches(".txt");
+        let name = path
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches(".txt");
         for name_of in ["gpt-2", "llama-bpe", "qwen35", "gpt-4o", "deepseek-v3"] {
             row(name, &text, &bpe(name_of, &texts, VOCABULARY, false));
         }
@@ -44,7 +50,10 @@ fn row(name: &str, text: &str, pair: &Pair) {
     let mut start = 0;
     while start < text.len() {
         let end = text.len().min(start + DOCUMENT);
-        let end = text.as_bytes()[end..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |more| end + more + 1);
+        let end = text.as_bytes()[end..]
+            .iter()
+            .position(|&byte| byte == b'\n')
+            .map_or(text.len(), |more| end + more + 1);
         documents.push(&text[start..end]);
         start = end;
     }

@@ -47,13 +47,24 @@ impl Random {
                 text.push(' ');
             }
             6 => (0..self.below(8)).for_each(|_| text.push(self.character(0x20, 0x7E))),
-            7 => (0..self.below(8)).for_each(|_| text.push(self.character(u32::from('0'), u32::from('9')))),
-            8 => text.push_str([" ", "  ", "\n", "\r\n", "\n\n ", "\t", "    \n", "\u{a0}", "\u{3000}", "\u{2028}"][self.below(10)]),
+            7 => (0..self.below(8))
+                .for_each(|_| text.push(self.character(u32::from('0'), u32::from('9')))),
+            8 => text.push_str(
+                [
+                    " ", "  ", "\n", "\r\n", "\n\n ", "\t", "    \n", "\u{a0}", "\u{3000}",
+                    "\u{2028}",
+                ][self.below(10)],
+            ),
             9 => (0..self.below(6)).for_each(|_| text.push(self.character(0x4E00, 0x9FFF))),
             10 => (0..self.below(6)).for_each(|_| text.push(self.character(0xA1, 0x24F))),
             11 => (0..self.below(6)).for_each(|_| text.push(self.character(0x370, 0x52F))),
             12 => (0..self.below(3)).for_each(|_| text.push(self.character(0x300, 0x36F))),
-            13 => text.push_str(["'s", "'RE", "’ll", "'ſ", "can't", "I'M", "IT'D", "½", "²", "Ⅷ", "々", "ﬁ", "İ", "ß"][self.below(14)]),
+            13 => text.push_str(
+                [
+                    "'s", "'RE", "’ll", "'ſ", "can't", "I'M", "IT'D", "½", "²", "Ⅷ", "々", "ﬁ",
+                    "İ", "ß",
+                ][self.below(14)],
+            ),
             _ => {
                 let (first, last) = BLOCKS[self.below(BLOCKS.len())];
                 (0..self.below(4)).for_each(|_| text.push(self.character(first, last)));
@@ -67,17 +78,31 @@ fn corpus() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts = vec!["从前有一座山，山里有一座庙。庙里有一个老和尚。むかしむかし、あるところに。안녕하세요 नमस्ते دنيا\n".repeat(20)];
     for folder in ["docs", "runtime/text/src"] {
-        let mut files: Vec<_> = root.join(folder).read_dir().expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+        let mut files: Vec<_> = root
+            .join(folder)
+            .read_dir()
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
         files.sort();
-        texts.extend(files.iter().filter_map(|file| std::fs::read_to_string(file).ok()));
+        texts.extend(
+            files
+                .iter()
+                .filter_map(|file| std::fs::read_to_string(file).ok()),
+        );
     }
     texts
 }
 
 fn compare(pair: &Pair, words: &[&str], adapt: impl Fn(String) -> String) {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let hostile = ["", "a", "A", " ", "\n", "漢", "\u{301}", "9", "'", "!", "▁", "e\u{301}", "\0", "aA", " a"];
-    let mut texts: Vec<String> = hostile.iter().flat_map(|unit| [1, 2, 3, 120, 2000].map(|count| unit.repeat(count))).collect();
+    let hostile = [
+        "", "a", "A", " ", "\n", "漢", "\u{301}", "9", "'", "!", "▁", "e\u{301}", "\0", "aA", " a",
+    ];
+    let mut texts: Vec<String> = hostile
+        .iter()
+        .flat_map(|unit| [1, 2, 3, 120, 2000].map(|count| unit.repeat(count)))
+        .collect();
     while texts.len() < TEXTS {
         let mut text = String::new();
         for _ in 0..random.below(12) {
@@ -96,7 +121,12 @@ fn compare(pair: &Pair, words: &[&str], adapt: impl Fn(String) -> String) {
 fn all(make: impl Fn(&[&str]) -> Vec<Pair>, adapt: impl Fn(String) -> String) {
     let corpus = corpus();
     let texts: Vec<&str> = corpus.iter().map(String::as_str).collect();
-    let words: Vec<&str> = texts.iter().flat_map(|text| text.split_whitespace()).filter(|word| !word.contains('<')).step_by(7).collect();
+    let words: Vec<&str> = texts
+        .iter()
+        .flat_map(|text| text.split_whitespace())
+        .filter(|word| !word.contains('<'))
+        .step_by(7)
+        .collect();
     for pair in make(&texts) {
         compare(&pair, &words, &adapt);
     }
@@ -104,22 +134,56 @@ fn all(make: impl Fn(&[&str]) -> Vec<Pair>, adapt: impl Fn(String) -> String) {
 
 #[test]
 fn byte_level_bpe() {
-    all(|texts| EXPRESSIONS.iter().map(|&(name, ..)| bpe(name, texts, 2000, true)).collect(), |text| text);
+    all(
+        |texts| {
+            EXPRESSIONS
+                .iter()
+                .map(|&(name, ..)| bpe(name, texts, 2000, true))
+                .collect()
+        },
+        |text| text,
+    );
 }
 
 #[test]
 fn bpe_on_text_as_it_is() {
-    all(|texts| vec![gemma("words", texts, 3000, false), gemma("lines", &texts[..4], 1500, true)], |text| text);
+    all(
+        |texts| {
+            vec![
+                gemma("words", texts, 3000, false),
+                gemma("lines", &texts[..4], 1500, true),
+            ]
+        },
+        |text| text,
+    );
 }
 
 #[test]
 fn word_piece() {
-    all(|texts| vec![bert("uncased", texts, 2000, true), bert("cased", texts, 2000, false)], |text| text);
+    all(
+        |texts| {
+            vec![
+                bert("uncased", texts, 2000, true),
+                bert("cased", texts, 2000, false),
+            ]
+        },
+        |text| text,
+    );
 }
 
 #[test]
 fn unigrams() {
     // Which characters count as spaces is for a map of characters to say, which this vocabulary has not.
-    let spaces = |text: String| text.chars().map(|c| if c.is_whitespace() || c == '▁' { ' ' } else { c }).collect();
+    let spaces = |text: String| {
+        text.chars()
+            .map(|c| {
+                if c.is_whitespace() || c == '▁' {
+                    ' '
+                } else {
+                    c
+                }
+            })
+            .collect()
+    };
     all(|texts| vec![unigram("unigram", texts, 2000)], spaces);
 }

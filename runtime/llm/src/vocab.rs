@@ -99,8 +99,21 @@ mod tests {
         metadata
             .set("tokenizer.ggml.scores", vec![0i32, 0, 0, -1])
             .unwrap();
+        for (key, id) in [
+            ("seperator_token_id", 3u32),
+            ("fim_pre_token_id", 1),
+            // Of both names, the new one counts; where it is missing, the old one.
+            ("prefix_token_id", 0),
+            ("suffix_token_id", 2),
+        ] {
+            metadata.set(format!("tokenizer.ggml.{key}"), id).unwrap();
+        }
+        let lowercase = "tokenizer.ggml.normalizer.lowercase";
+        metadata.set(lowercase, false).unwrap();
+        let charsmap = "tokenizer.ggml.precompiled_charsmap";
+        metadata.set(charsmap, vec![-1i8, 1]).unwrap();
         metadata
-            .set("tokenizer.ggml.seperator_token_id", 3u32)
+            .set("tokenizer.ggml.suppress_tokens", vec![3i32])
             .unwrap();
         metadata
     }
@@ -111,6 +124,10 @@ mod tests {
         assert_eq!(data.tokens[3], b"a");
         assert_eq!(data.scores, Some(vec![0.0, 0.0, 0.0, -1.0]));
         assert_eq!((data.sep_id, data.bos_id), (Some(3), None));
+        assert_eq!((data.fim_prefix_id, data.fim_suffix_id), (Some(1), Some(2)));
+        assert_eq!((data.lowercase, data.strip_accents), (Some(false), None));
+        assert_eq!(data.precompiled_charsmap, Some(vec![255, 1]));
+        assert_eq!(data.suppress_tokens, [3]);
         assert!(samite_text::Tokenizer::new(data).is_ok());
     }
 

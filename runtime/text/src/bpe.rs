@@ -23,7 +23,7 @@ const NONE: u32 = u32::MAX;
 const SHORT: usize = 48;
 
 /// Tokens longer than this are not reached where a vocabulary has no merges.
-const LONGEST_WITHOUT_MERGES: usize = 1 << 10;
+const LONGEST_WITHOUT_MERGES: usize = 1 << 8;
 
 /// How a vocabulary writes text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -92,7 +92,7 @@ impl Automaton {
         let mut class_of: HashMap<Vec<bool>, u8> = HashMap::new();
         let mut members = vec![0; sets.len()];
         let mut cursors = vec![0; sets.len()];
-        let mut dense = Vec::with_capacity(total as usize);
+        let mut runs = Vec::with_capacity(bounds.len());
         for (index, &first) in bounds.iter().enumerate() {
             let signature: Vec<bool> = sets
                 .iter()
@@ -122,22 +122,44 @@ impl Automaton {
                 *member |= 1u64 << class;
             }
             let end = bounds.get(index + 1).copied().unwrap_or(total);
-            dense.resize(end as usize, class);
+            runs.push((end as usize, class));
         }
         self.n_classes = class_of.len();
+        self.fill_blocks(&runs);
+        members
+    }
 
-        let mut starts: HashMap<&[u8], u32> = HashMap::new();
-        let mut blocks = Vec::with_capacity(dense.len() / BLOCK);
-        for block in dense.chunks(BLOCK) {
-            let start = *starts.entry(block).or_insert_with(|| {
-                let start = self.classes.len() as u32;
-                self.classes.extend_from_slice(block);
-                start
+    /// Makes the table of classes from runs of code points, each given by its end.
+    fn fill_blocks(&mut self, runs: &[(usize, u8)]) {
+        let mut starts: HashMap<[u8; BLOCK], u32> = HashMap::new();
+        // Most blocks are of one class.
+        let mut uniform = [None; 64];
+        let mut runs = runs.iter().peekable();
+        let mut blocks = Vec::with_capacity((u32::from(char::MAX) as usize + 1) / BLOCK);
+        let mut first = 0;
+        while let Some(&&(end, class)) = runs.peek() {
+            let is_uniform = end >= first + BLOCK;
+            let known = uniform[usize::from(class)].filter(|_| is_uniform);
+            let mut block = [class; BLOCK];
+            let start = known.unwrap_or_else(|| {
+                for (index, class) in block.iter_mut().enumerate() {
+                    while runs.next_if(|run| run.0 <= first + index).is_some() {}
+                    *class = runs.peek().map_or(0, |run| run.1);
+                }
+                *starts.entry(block).or_insert_with_key(|block| {
+                    let start = self.classes.len() as u32;
+                    self.classes.extend_from_slice(block);
+                    start
+                })
             });
+            if is_uniform {
+                uniform[usize::from(class)] = Some(start);
+            }
             blocks.push(start);
+            first += BLOCK;
+            while runs.next_if(|run| run.0 <= first).is_some() {}
         }
         self.blocks = blocks.into();
-        members
     }
 
     /// Makes a state of each list of nodes that can be alive together, in the order of preference.

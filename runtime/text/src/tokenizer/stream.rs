@@ -180,11 +180,13 @@ impl Cuts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pretokenize::PreTokenizer;
     use crate::vocab::{TokenizerModel, VocabData};
     use proptest::prelude::*;
+    use std::sync::LazyLock;
 
     /// A vocabulary with tokens that go on over line breaks and spaces.
-    fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
+    fn data(model: TokenizerModel, plain: &[&str], special: &[&str]) -> VocabData {
         let bytes = (0..=255u8).map(|byte| match model {
             TokenizerModel::Gpt2 => character_of_byte(byte).to_string(),
             _ => format!("<0x{byte:02X}>"),
@@ -203,11 +205,13 @@ mod tests {
         };
         data.token_types = Some((0..texts.len()).map(kind).collect());
         data.scores = Some((0..texts.len()).map(|i| -(i as f32)).collect());
-        if model == TokenizerModel::Gpt2 {
-            data.pre = Some("llama-bpe".into());
-            data.merges = Some(vec![b"a b".to_vec(), "\u{120} a".into(), b"ab c".to_vec()]);
-        }
-        Tokenizer::new(data).unwrap()
+        data.pre = Some("llama-bpe".into());
+        data.merges = Some(vec![b"a b".to_vec(), "\u{120} a".into(), b"ab c".to_vec()]);
+        data
+    }
+
+    fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
+        Tokenizer::new(data(model, plain, special)).unwrap()
     }
 
     /// GPT-2's table.
@@ -257,7 +261,69 @@ mod tests {
         ]
     }
 
+    /// Every pre-tokenizer, and the kinds that have none.
+    fn all() -> Vec<(String, Tokenizer)> {
+        let mut all = Vec::new();
+        for name in PreTokenizer::names() {
+            let mut data = data(TokenizerModel::Gpt2, &["ab", "\u{120}a", "abc"], &["<s>"]);
+            data.pre = Some(name.to_owned());
+            all.push((name.to_owned(), Tokenizer::new(data).unwrap()));
+        }
+        let words = [
+            "a",
+            "b",
+            "c",
+            "ab",
+            "\u{2581}",
+            "\u{2581}a",
+            "\u{2581}ab",
+            "\u{2581}1",
+        ];
+        let across = [
+            "a",
+            "b",
+            "c",
+            "\u{2581}",
+            "a\u{2581}",
+            "a b",
+            "c\nb",
+            "1\\nb",
+        ];
+        let others = TokenizerModel::ALL
+            .into_iter()
+            .filter(|&model| model != TokenizerModel::Gpt2);
+        for model in others {
+            for plain in [&words, &across] {
+                let mut data = data(model, plain, &["<s>"]);
+                data.pre = None;
+                let merges = ["a b", "\u{2581} a", "\u{2581} ab", "b \u{2581}"];
+                let merges = &merges[..if plain == &words { 3 } else { 4 }];
+                data.merges = Some(
+                    merges
+                        .iter()
+                        .map(|merge| merge.as_bytes().to_vec())
+                        .collect(),
+                );
+                data.add_space_prefix = Some(plain == &words);
+                all.push((format!("{model} {plain:?}"), Tokenizer::new(data).unwrap()));
+            }
+        }
+        all
+    }
+
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn pieces_give_the_tokens_of_the_whole_for_every_kind(
+            pieces in prop::collection::vec("([abcA1 \n]|<s>|a b|c\nb|12345|é|漢|\\.|\t| '|'s){0,6}", 0..16),
+        ) {
+            static ALL: LazyLock<Vec<(String, Tokenizer)>> = LazyLock::new(all);
+            for (name, tokenizer) in ALL.iter() {
+                let whole = tokenizer.tokenize(&pieces.concat(), true, true).unwrap();
+                prop_assert_eq!(streamed(tokenizer, &pieces).0, whole, "{}", name);
+            }
+        }
+
         #[test]
         fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a b|c\nb|1|é|\\.){0,6}", 0..12)) {
             for tokenizer in tokenizers() {

@@ -25,7 +25,7 @@ impl Charsmap {
             .split_first_chunk()
             .ok_or(bad("is shorter than the length at its beginning"))?;
         let size = u32::from_le_bytes(*size) as usize;
-        if size % 4 != 0 || size == 0 {
+        if !size.is_multiple_of(4) || size == 0 {
             return Err(bad("its double array has no whole number of units"));
         }
         let (units, replacements) = rest
