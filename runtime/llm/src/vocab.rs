@@ -106,7 +106,7 @@ mod tests {
             ("prefix_token_id", 0),
             ("suffix_token_id", 2),
         ] {
-            metadata.set(format!("tokenizer.ggml.{key}"), id).unwrap();
+            metadata.set(&format!("tokenizer.ggml.{key}"), id).unwrap();
         }
         let lowercase = "tokenizer.ggml.normalizer.lowercase";
         metadata.set(lowercase, false).unwrap();
