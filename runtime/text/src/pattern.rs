@@ -295,6 +295,20 @@ mod tests {
     }
 
     proptest! {
+        /// So long that it is noted what was read ahead.
+        #[test]
+        fn reading_ahead_changes_nothing(
+            expression in expression(),
+            runs in prop::collection::vec(("(a|ab|b|bc|a )", 1usize..200), 1..5),
+        ) {
+            let text: String = runs.iter().map(|(unit, count)| unit.repeat(*count)).collect();
+            let regex = fancy_regex::Regex::new(&expression).unwrap();
+            prop_assume!(!regex.is_match("").unwrap());
+            prop_assert_eq!(split(&expression, &text), by_backtracking(&regex, &text));
+        }
+    }
+
+    proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
         fn matches_are_those_of_a_backtracking_engine(expression in expression(), text in "[abc é]{0,80}") {

@@ -90,3 +90,26 @@ fn hash(word: &[u8]) -> u64 {
     state = (state ^ u64::from_le_bytes(last)).wrapping_mul(FACTOR);
     state ^ state >> 32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More words than the table has places, each of them more than once.
+    #[test]
+    fn words_keep_their_tokens() {
+        let words: Vec<String> = (0..3000).map(|i| format!("{}", i * 7919 % 1500)).collect();
+        let mut cache = WordCache::new(SHORTEST_TEXT);
+        let (mut output, mut expected, mut made) = (Vec::new(), Vec::new(), 0);
+        for word in words.iter().flat_map(|word| [word, word]) {
+            let tokens = || word.bytes().map(u32::from);
+            expected.extend(tokens());
+            cache.tokens_of(word.as_bytes(), &mut output, |output| {
+                made += 1;
+                output.extend(tokens());
+            });
+        }
+        assert_eq!(output, expected);
+        assert!(made <= words.len(), "{made}");
+    }
+}

@@ -265,8 +265,12 @@ mod tests {
     fn all() -> Vec<(String, Tokenizer)> {
         let mut all = Vec::new();
         for name in PreTokenizer::names() {
-            let mut data = data(TokenizerModel::Gpt2, &["ab", "\u{120}a", "abc"], &["<s>"]);
+            let plain = ["ab", "\u{120}a", "abc", "b\u{120}", "\u{10A}c"];
+            let mut data = data(TokenizerModel::Gpt2, &plain, &["<s>"]);
             data.pre = Some(name.to_owned());
+            // Merges that go over what most pre-tokenizers cut.
+            let across = ["b \u{120}", "\u{10A} c"].map(|merge| merge.as_bytes().to_vec());
+            data.merges.get_or_insert_default().extend(across);
             all.push((name.to_owned(), Tokenizer::new(data).unwrap()));
         }
         let words = [

@@ -66,6 +66,20 @@ fn bert_reads_back_with_spaces_between_words() {
 }
 
 #[test]
+fn t5_may_leave_a_character_unknown_for_a_better_rest() {
+    let tokens = [
+        ("<pad>", 0.0, 3),
+        ("</s>", 0.0, 3),
+        ("<unk>", 0.0, 2),
+        ("ab", -100.0, 1),
+        ("bx", -1.0, 1),
+    ];
+    let t5 = Tokenizer::new(data(TokenizerModel::T5, &tokens)).unwrap();
+    assert_eq!(ids(&t5, "abx"), [2, 4]);
+    assert_eq!(ids(&t5, "ab"), [3]);
+}
+
+#[test]
 fn rwkv_takes_the_longest() {
     let tokens = [
         ("<s>", 0.0, 3),
@@ -119,6 +133,9 @@ fn plamo2_adds_up_scores() {
     ]);
     assert_eq!(ids(&plamo, "ab"), [256, 257]);
     assert_eq!(ids(&plamo, "abb"), [259]);
+    // Of equals, the longest.
+    let equal = plamo2(&[("a", -3.0), ("b", -4.0), ("ab", -7.0)]);
+    assert_eq!(ids(&equal, "ab"), [258]);
     // Bytes where no token is; a mark of the order of bytes at the beginning goes.
     assert_eq!(
         ids(&plamo, "\u{FEFF}é漢字\u{FEFF}"),
