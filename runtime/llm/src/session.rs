@@ -194,6 +194,7 @@ impl Session {
         self.decode_prompt(prompt, &mut timings)?;
         timings.prompt = clock.now().saturating_duration_since(start);
         sampler.reset();
+        sampler.suppress(self.tokenizer.suppressed());
         prompt.iter().for_each(|&token| sampler.accept(token));
 
         let start = clock.now();

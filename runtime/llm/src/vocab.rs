@@ -20,12 +20,17 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     };
     let bytes = |strings: &StringArray| strings.iter().map(<[u8]>::to_vec).collect::<Vec<_>>();
     let id = |name: &str| metadata.get::<u32>(&format!("tokenizer.ggml.{name}_token_id"));
+    // Old files have other names for three.
+    let fim = |name: &str, old: &str| {
+        id(name).and_then(|found| found.map_or_else(|| id(old), |id| Ok(Some(id))))
+    };
     let flag = |name: &str| metadata.get::<bool>(&format!("tokenizer.ggml.{name}"));
     let tokens = metadata.require::<&StringArray>("tokenizer.ggml.tokens")?;
     Ok(Some(VocabData {
         pre: metadata.get("tokenizer.ggml.pre")?,
         // Only known names matter, so one that is no text is as good as none.
         model_name: metadata.get("general.name").unwrap_or_default(),
+        architecture: metadata.get("general.architecture").unwrap_or_default(),
         scores: scores(metadata)?,
         token_types: metadata.get("tokenizer.ggml.token_type")?,
         merges: metadata
@@ -40,14 +45,36 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
         sep_id: id("seperator")?,
         pad_id: id("padding")?,
         mask_id: id("mask")?,
+        fim_prefix_id: fim("fim_pre", "prefix")?,
+        fim_suffix_id: fim("fim_suf", "suffix")?,
+        fim_middle_id: fim("fim_mid", "middle")?,
         fim_pad_id: id("fim_pad")?,
         fim_rep_id: id("fim_rep")?,
         fim_sep_id: id("fim_sep")?,
         add_bos: flag("add_bos_token")?,
         add_eos: flag("add_eos_token")?,
+        add_sep: flag("add_sep_token")?,
         add_space_prefix: flag("add_space_prefix")?,
+        remove_extra_whitespaces: flag("remove_extra_whitespaces")?,
+        precompiled_charsmap: charsmap(metadata)?,
+        lowercase: flag("normalizer.lowercase")?,
+        strip_accents: flag("normalizer.strip_accents")?,
+        suppress_tokens: metadata
+            .get("tokenizer.ggml.suppress_tokens")?
+            .unwrap_or_default(),
         ..VocabData::new(model, bytes(tokens))
     }))
+}
+
+/// Bytes, which some converters write with signs.
+fn charsmap(metadata: &Metadata) -> Result<Option<Vec<u8>>> {
+    const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
+    Ok(match metadata.value(CHARSMAP) {
+        Some(Value::Array(Array::I8(bytes))) => {
+            Some(bytes.iter().map(|byte| byte.cast_unsigned()).collect())
+        }
+        _ => metadata.get(CHARSMAP)?,
+    })
 }
 
 /// Scores are floats, but some converters write integers.
@@ -73,8 +100,21 @@ mod tests {
         metadata
             .set("tokenizer.ggml.scores", vec![0i32, 0, 0, -1])
             .unwrap();
+        for (key, id) in [
+            ("seperator_token_id", 3u32),
+            ("fim_pre_token_id", 1),
+            // Of both names, the new one counts; where it is missing, the old one.
+            ("prefix_token_id", 0),
+            ("suffix_token_id", 2),
+        ] {
+            metadata.set(&format!("tokenizer.ggml.{key}"), id).unwrap();
+        }
+        let lowercase = "tokenizer.ggml.normalizer.lowercase";
+        metadata.set(lowercase, false).unwrap();
+        let charsmap = "tokenizer.ggml.precompiled_charsmap";
+        metadata.set(charsmap, vec![-1i8, 1]).unwrap();
         metadata
-            .set("tokenizer.ggml.seperator_token_id", 3u32)
+            .set("tokenizer.ggml.suppress_tokens", vec![3i32])
             .unwrap();
         metadata
     }
@@ -85,6 +125,10 @@ mod tests {
         assert_eq!(data.tokens[3], b"a");
         assert_eq!(data.scores, Some(vec![0.0, 0.0, 0.0, -1.0]));
         assert_eq!((data.sep_id, data.bos_id), (Some(3), None));
+        assert_eq!((data.fim_prefix_id, data.fim_suffix_id), (Some(1), Some(2)));
+        assert_eq!((data.lowercase, data.strip_accents), (Some(false), None));
+        assert_eq!(data.precompiled_charsmap, Some(vec![255, 1]));
+        assert_eq!(data.suppress_tokens, [3]);
         assert!(samite_text::Tokenizer::new(data).is_ok());
     }
 

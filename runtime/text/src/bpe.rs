@@ -1,19 +1,40 @@
-//! Byte-level BPE: bytes of a word merge into tokens in the order of a merge list.
+//! BPE: symbols of a word merge into tokens in the order of a merge list.
 //!
-//! Vocabularies of this kind write each byte as a printable character (GPT-2's table). That
-//! encoding is undone once, at construction; tokenizing works on plain bytes and on pairs of
-//! numbers.
+//! Vocabularies of GPT-2's kind write each byte as a printable character. That encoding is undone once, at construction; tokenizing works
+//! on plain bytes and on pairs of numbers. Others write text as it is: there symbols are characters, and what is no token falls back to
+//! byte tokens such as `<0x0A>`.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+
+use foldhash::{HashMap, HashMapExt};
 
 use crate::error::VocabError;
 use crate::merge::Merger;
-use crate::pretokenize::{PreTokenizer, PreTokenizerSettings};
+use crate::pretokenize::{PreTokenizer, Settings};
 use crate::vocab::{Vocab, VocabData, check_count};
+use crate::word_cache::WordCache;
 
-/// Working memory of [`Bpe::tokenize`].
-type Words = Merger<Reverse<u32>>;
+const KEY_MERGES: &str = "tokenizer.ggml.merges";
+
+/// No symbol: nothing merges with it, and its bytes come out.
+const NONE: u32 = u32::MAX;
+
+/// In words of so many symbols the best pair is looked for among all of them.
+const SHORT: usize = 48;
+
+/// Tokens longer than this are not reached where a vocabulary has no merges.
+const LONGEST_WITHOUT_MERGES: usize = 1 << 8;
+
+/// How a vocabulary writes text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    /// Each byte as a character of GPT-2's table.
+    Bytes,
+    /// As it is.
+    Plain,
+    /// As it is, with `▁` for a space.
+    Escaped,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Merge {
@@ -21,123 +42,306 @@ struct Merge {
     merged: u32,
 }
 
-/// The part of a byte-level BPE tokenizer that the vocabulary does not hold.
+/// The part of a BPE tokenizer that the vocabulary does not hold.
 #[derive(Debug)]
 pub(crate) struct Bpe {
-    kind: PreTokenizer,
-    /// Whole words that are tokens, as bytes, where merges are ignored for them.
-    words: Option<HashMap<Box<[u8]>, u32>>,
-    /// The symbol of each byte. Symbols below `tokens` are token ids; the others occur only inside
-    /// merges.
+    words: PreTokenizer,
+    /// Whole words that are tokens, where merges are ignored for them.
+    whole: Option<HashMap<Box<[u8]>, u32>>,
+    /// The symbol of each byte, or of each character of ASCII. Symbols below `tokens` are token ids; the others occur only inside merges.
     symbols: Box<[u32; 256]>,
+    /// The symbols of other characters, where symbols are characters.
+    characters: Option<HashMap<char, u32>>,
     /// Which token stands for each byte of a symbol that is not a token.
     bytes: Box<[Option<u32>; 256]>,
+    /// Which one stands for the whole symbol where a byte has none.
+    unknown: Option<u32>,
     merges: HashMap<(u32, u32), Merge>,
     tokens: u32,
+    /// The last bytes before a `▁` inside of what merges make.
+    before_space: Box<[bool; 256]>,
 }
 
 impl Bpe {
     pub(crate) fn new(
         vocab: &Vocab,
         data: &VocabData,
-        settings: PreTokenizerSettings,
+        settings: Settings,
     ) -> Result<Self, VocabError> {
-        let list = data.merges.as_ref().ok_or(VocabError::MissingMerges)?;
-        check_count("tokenizer.ggml.merges", list.len())?;
         let tokens = vocab.tokens.len() as u32;
+        let is_bytes = settings.encoding == Encoding::Bytes;
+        let decoded = |text: &[u8]| -> Option<Box<[u8]>> {
+            if is_bytes {
+                decode(text)
+            } else {
+                std::str::from_utf8(text).is_ok().then(|| text.into())
+            }
+        };
 
         let mut symbol_of: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(vocab.tokens.len());
         for (id, token) in (0..).zip(&vocab.tokens) {
-            if let Some(bytes) = decode(&token.text) {
+            if let Some(bytes) = decoded(&token.text) {
                 symbol_of.insert(bytes, id);
             }
         }
-        let words = settings.ignore_merges.then(|| symbol_of.clone());
+        let whole = settings.ignore_merges.then(|| symbol_of.clone());
         let mut bytes = Box::new([None; 256]);
         for (byte, token) in (0..=u8::MAX).zip(bytes.iter_mut()) {
-            *token = symbol_of
-                .get([byte].as_slice())
-                .copied()
-                .or(vocab.special.unk);
+            let found = if is_bytes {
+                symbol_of.get([byte].as_slice()).copied()
+            } else {
+                vocab.byte_token(byte)
+            };
+            *token = if is_bytes {
+                found.or(vocab.special.unk)
+            } else {
+                found
+            };
         }
 
-        // A merge may go through texts that are not tokens; they get numbers behind the tokens'.
-        // There are at most three new ones for each of fewer than 2^31 merges, but they are counted
-        // in 64 bits to be sure.
-        let mut next = u64::from(tokens);
-        let mut symbol = |text: Box<[u8]>| {
-            *symbol_of.entry(text).or_insert_with(|| {
-                let id = u32::try_from(next).unwrap_or(u32::MAX);
-                next += 1;
-                id
-            })
-        };
-        let mut symbols = Box::new([0; 256]);
-        for (byte, id) in (0..=u8::MAX).zip(symbols.iter_mut()) {
-            *id = symbol([byte].into());
+        let mut merges = HashMap::new();
+        match &data.merges {
+            None if settings.merges_optional => by_rank_of_tokens(&symbol_of, &mut merges),
+            None => return Err(VocabError::MissingMerges),
+            Some(list) => {
+                check_count(KEY_MERGES, list.len())?;
+                merges.reserve(list.len());
+                // A merge may go through texts that are not tokens; they get numbers behind the tokens'. There are at most three new ones
+                // for each of fewer than 2^31 merges, but they are counted in 64 bits to be sure.
+                let mut next = u64::from(tokens);
+                let mut symbol = |text: Box<[u8]>| {
+                    *symbol_of.entry(text).or_insert_with(|| {
+                        let id = u32::try_from(next).unwrap_or(NONE);
+                        next += 1;
+                        id
+                    })
+                };
+                for (rank, merge) in (0..).zip(list) {
+                    let Some((left, right)) = split_pair(merge) else {
+                        continue;
+                    };
+                    let (Some(left), Some(right)) = (decoded(left), decoded(right)) else {
+                        continue;
+                    };
+                    let merged = symbol([&*left, &*right].concat().into());
+                    let pair = (symbol(left), symbol(right));
+                    merges.entry(pair).or_insert(Merge { rank, merged });
+                }
+                if next >= u64::from(NONE) {
+                    return Err(VocabError::TooMany {
+                        key: KEY_MERGES,
+                        count: list.len(),
+                        limit: u32::MAX as usize / 3,
+                    });
+                }
+            }
         }
-        let mut merges = HashMap::with_capacity(list.len());
-        for (rank, merge) in (0..).zip(list) {
-            // What is not a pair of byte-level texts can never apply, and is skipped as llama.cpp
-            // does.
-            let Some((left, right)) = split_pair(merge) else {
-                continue;
-            };
-            let (Some(left), Some(right)) = (decode(left), decode(right)) else {
-                continue;
-            };
-            let merged = symbol([&*left, &*right].concat().into());
-            let pair = (symbol(left), symbol(right));
-            merges.entry(pair).or_insert(Merge { rank, merged });
+
+        let mut symbols = Box::new([NONE; 256]);
+        for (byte, symbol) in (0..=u8::MAX).zip(symbols.iter_mut()) {
+            if is_bytes || byte.is_ascii() {
+                *symbol = symbol_of.get([byte].as_slice()).copied().unwrap_or(NONE);
+            }
         }
-        if next > u64::from(u32::MAX) {
-            return Err(VocabError::TooMany {
-                key: "tokenizer.ggml.merges",
-                count: list.len(),
-                limit: u32::MAX as usize / 3,
-            });
+        let characters = (!is_bytes).then(|| {
+            let texts = symbol_of.iter();
+            texts
+                .filter_map(|(text, &symbol)| {
+                    let mut characters = std::str::from_utf8(text).ok()?.chars();
+                    let only = characters.next()?;
+                    characters.next().is_none().then_some((only, symbol))
+                })
+                .collect()
+        });
+        let mut before_space = Box::new([false; 256]);
+        if settings.encoding == Encoding::Escaped {
+            for text in symbol_of.keys() {
+                crate::gemma::bytes_before_spaces(text, &mut before_space);
+            }
         }
         Ok(Self {
-            kind: settings.kind,
-            words,
+            words: PreTokenizer::new(settings),
+            whole,
             symbols,
+            characters,
             bytes,
+            unknown: vocab.special.unk.filter(|_| !is_bytes),
             merges,
             tokens,
+            before_space,
         })
     }
 
     /// Tokenizes one stretch of text.
     pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
-        let mut merger = Words::new();
-        self.kind.split(text, &mut |word| {
-            self.tokenize_word(word.as_bytes(), &mut merger, output)
+        let mut scratch = Scratch::default();
+        let mut cache = WordCache::new(text.len());
+        self.words.split(text, &mut |word| {
+            let bytes = word.as_bytes();
+            cache.tokens_of(bytes, output, |output| {
+                self.tokenize_word(word, &mut scratch, output)
+            });
         });
     }
 
-    fn tokenize_word(&self, word: &[u8], merger: &mut Words, output: &mut Vec<u32>) {
-        if let Some(&token) = self.words.as_ref().and_then(|words| words.get(word)) {
+    /// Tokenizes one stretch of text whose words are cut once more: before spaces that nothing merges with what precedes them.
+    pub(crate) fn tokenize_escaped(&self, text: &str, output: &mut Vec<u32>) {
+        let mut scratch = Scratch::default();
+        let mut cache = WordCache::new(text.len());
+        self.words.split(text, &mut |word| {
+            crate::gemma::words(word.as_bytes(), &self.before_space, |range| {
+                let word = &word[range];
+                cache.tokens_of(word.as_bytes(), output, |output| {
+                    self.tokenize_word(word, &mut scratch, output)
+                });
+            });
+        });
+    }
+
+    /// Whether tokens are written as they are, without a sign for spaces.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.characters.is_some()
+    }
+
+    pub(crate) fn pre_tokenizer(&self) -> &PreTokenizer {
+        &self.words
+    }
+
+    pub(crate) fn before_space(&self) -> &[bool; 256] {
+        &self.before_space
+    }
+
+    fn tokenize_word(&self, word: &str, scratch: &mut Scratch, output: &mut Vec<u32>) {
+        let bytes = word.as_bytes();
+        if let Some(&token) = self.whole.as_ref().and_then(|whole| whole.get(bytes)) {
             output.push(token);
             return;
         }
+        let parts = &mut scratch.parts;
+        parts.clear();
+        match &self.characters {
+            None => parts.extend((0..).zip(bytes).map(|(start, &byte)| Part {
+                start,
+                symbol: self.symbols[usize::from(byte)],
+                ..Part::default()
+            })),
+            Some(characters) => parts.extend(word.char_indices().map(|(start, c)| Part {
+                start: start as u32,
+                symbol: if c.is_ascii() {
+                    self.symbols[c as usize]
+                } else {
+                    characters.get(&c).copied().unwrap_or(NONE)
+                },
+                ..Part::default()
+            })),
+        }
+        if parts.len() <= SHORT {
+            self.merge_short(parts);
+            for (index, part) in parts.iter().enumerate() {
+                let end = parts
+                    .get(index + 1)
+                    .map_or(bytes.len(), |next| next.start as usize);
+                self.push(part.symbol, &bytes[part.start as usize..end], output);
+            }
+            return;
+        }
+        let merger = &mut scratch.merger;
         merger.clear();
-        for (start, &byte) in (0..).zip(word) {
-            merger.push(start, 1, self.symbols[usize::from(byte)]);
+        for (index, part) in parts.iter().enumerate() {
+            let end = parts
+                .get(index + 1)
+                .map_or(bytes.len() as u32, |next| next.start);
+            merger.push(part.start, end - part.start, part.symbol);
         }
         merger.run(|left, right| {
             let merge = self.merges.get(&(left.id, right.id))?;
             Some((Reverse(merge.rank), merge.merged))
         });
         for symbol in merger.remaining() {
-            if symbol.id < self.tokens {
-                output.push(symbol.id);
-            } else {
-                let bytes = &word[symbol.start as usize..symbol.end() as usize];
-                output.extend(
-                    bytes
-                        .iter()
-                        .filter_map(|&byte| self.bytes[usize::from(byte)]),
-                );
+            let bytes = &bytes[symbol.start as usize..symbol.end() as usize];
+            self.push(symbol.id, bytes, output);
+        }
+    }
+
+    /// Merges the parts of a short word: each time the pair of the lowest rank, of equals the leftmost.
+    fn merge_short(&self, parts: &mut Vec<Part>) {
+        let merge = |parts: &[Part], left: usize| {
+            let pair = (parts[left].symbol, parts.get(left + 1)?.symbol);
+            self.merges.get(&pair)
+        };
+        let unable = Merge {
+            rank: NONE,
+            merged: NONE,
+        };
+        for left in 0..parts.len() {
+            let found = merge(parts, left).unwrap_or(&unable);
+            (parts[left].rank, parts[left].merged) = (found.rank, found.merged);
+        }
+        loop {
+            let mut best = 0;
+            let mut rank = NONE;
+            for (index, part) in parts.iter().enumerate() {
+                if part.rank < rank {
+                    (best, rank) = (index, part.rank);
+                }
+            }
+            if rank == NONE {
+                return;
+            }
+            parts[best].symbol = parts[best].merged;
+            parts.remove(best + 1);
+            for left in [best, best.wrapping_sub(1)] {
+                if left < parts.len() {
+                    let found = merge(parts, left).unwrap_or(&unable);
+                    (parts[left].rank, parts[left].merged) = (found.rank, found.merged);
+                }
+            }
+        }
+    }
+
+    fn push(&self, symbol: u32, bytes: &[u8], output: &mut Vec<u32>) {
+        let token = |&byte: &u8| self.bytes[usize::from(byte)];
+        if symbol < self.tokens {
+            output.push(symbol);
+        } else if self.unknown.is_some() && !bytes.iter().all(|byte| token(byte).is_some()) {
+            output.extend(self.unknown);
+        } else {
+            output.extend(bytes.iter().filter_map(token));
+        }
+    }
+}
+
+/// Working memory of a text.
+#[derive(Debug, Default)]
+struct Scratch {
+    parts: Vec<Part>,
+    merger: Merger<Reverse<u32>>,
+}
+
+/// A symbol of a word, and what becomes of it together with the next one.
+#[derive(Debug, Clone, Copy, Default)]
+struct Part {
+    start: u32,
+    symbol: u32,
+    rank: u32,
+    merged: u32,
+}
+
+/// The merges of a vocabulary that has only ranks of tokens, as tiktoken merges: any two symbols that make a token, the token of the lowest
+/// rank first.
+fn by_rank_of_tokens(symbol_of: &HashMap<Box<[u8]>, u32>, merges: &mut HashMap<(u32, u32), Merge>) {
+    for (text, &id) in symbol_of {
+        if text.len() > LONGEST_WITHOUT_MERGES {
+            continue;
+        }
+        for middle in 1..text.len() {
+            let (left, right) = text.split_at(middle);
+            if let (Some(&left), Some(&right)) = (symbol_of.get(left), symbol_of.get(right)) {
+                let merge = Merge {
+                    rank: id,
+                    merged: id,
+                };
+                merges.insert((left, right), merge);
             }
         }
     }

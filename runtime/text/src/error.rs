@@ -101,9 +101,25 @@ pub enum VocabError {
         /// The key of the id that the flag needs.
         id_key: &'static str,
     },
-    /// Byte-level BPE without its merge list.
-    #[error("tokenizer.ggml.merges: missing; the 'gpt2' tokenizer needs the list of merges")]
+    /// BPE without its merge list.
+    #[error("tokenizer.ggml.merges: missing; BPE tokenizers need the list of merges")]
     MissingMerges,
+    /// A kind that falls back to bytes has none for one of them.
+    #[error("{key}: no token <0x{byte:02X}>; the 'plamo2' tokenizer needs one for each byte")]
+    MissingByte {
+        /// The GGUF key.
+        key: &'static str,
+        /// The byte.
+        byte: u8,
+    },
+    /// The map of characters is broken.
+    #[error("{key}: {what}")]
+    Charsmap {
+        /// The GGUF key.
+        key: &'static str,
+        /// What is wrong.
+        what: &'static str,
+    },
 }
 
 /// A request that a tokenizer refuses.

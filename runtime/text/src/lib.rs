@@ -12,13 +12,15 @@
 //! things can go wrong: a text that is too long, or a token id that the vocabulary does not have
 //! ([`TokenizeError`]).
 //!
-//! The results are those of llama.cpp, token for token:
+//! The results are those of the models' own tokenizers; `docs/tokenizers.md` says where llama.cpp's differ. Each kind has a file, behind the
+//! one enum of `model.rs`:
 //!
-//! - **SentencePiece style** (`"llama"`): spaces become `▁`, neighbours merge in the order of their
+//! - **SentencePiece style** (`"llama"`, `spm.rs`): spaces become `▁`, neighbours merge in the order of their
 //!   scores, and what no token covers falls back to byte tokens such as `<0x0A>`.
-//! - **Byte-level BPE** (`"gpt2"`): a [`PreTokenizer`] cuts the text into words, and inside each
-//!   word neighbours merge in the order of the merge list. The splitters are hand-written matchers,
-//!   not regular expressions.
+//! - **BPE** (`"gpt2"`, `bpe.rs`; `"gemma4"`, `"hybriddna"` and `"whitespace"` stand on it): a [`PreTokenizer`] cuts the text into words, and inside
+//!   each word neighbours merge in the order of the merge list. The expressions that cut are data, compiled to automata (`pattern.rs`).
+//! - **WordPiece** (`"bert"`, `wpm.rs`), **unigrams** (`"t5"`, `ugm.rs`), **RWKV** (`rwkv.rs`) and **PLaMo 2** (`plamo2.rs`) look tokens up in a
+//!   trie (`trie.rs`).
 //! - **Special tokens** are cut out of the text first, the longest first; control tokens only where
 //!   the caller asks for it.
 //!
@@ -44,14 +46,25 @@
 
 mod bpe;
 mod error;
+mod gemma;
+mod hybrid_dna;
 mod merge;
+mod model;
+mod pattern;
+mod plamo2;
 mod pretokenize;
+mod rwkv;
 mod sampler;
 mod spm;
 mod stop;
 mod tokenizer;
+mod trie;
+mod ugm;
 mod utf8;
 mod vocab;
+mod whitespace;
+mod word_cache;
+mod wpm;
 
 pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;

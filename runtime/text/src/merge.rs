@@ -68,6 +68,12 @@ pub(crate) struct Merger<P> {
     pairs: BinaryHeap<Pair<P>>,
 }
 
+impl<P: Ord> Default for Merger<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<P: Ord> Merger<P> {
     pub(crate) fn new() -> Self {
         Self {

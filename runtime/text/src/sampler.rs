@@ -159,6 +159,7 @@ pub struct Sampler {
     penalties: Penalties,
     rng: Rng,
     candidates: Candidates,
+    suppressed: Vec<u32>,
 }
 
 impl Sampler {
@@ -178,6 +179,7 @@ impl Sampler {
             penalties,
             rng: Rng::new(params.seed),
             candidates: Candidates::new(),
+            suppressed: Vec::new(),
             params,
         })
     }
@@ -185,6 +187,13 @@ impl Sampler {
     /// The parameters.
     pub fn params(&self) -> &SamplerParams {
         &self.params
+    }
+
+    /// Never chooses these tokens from now on, instead of those of an earlier call: the ones that a
+    /// [vocabulary](crate::Tokenizer::suppressed) rules out.
+    pub fn suppress(&mut self, tokens: &[u32]) {
+        self.suppressed.clear();
+        self.suppressed.extend_from_slice(tokens);
     }
 
     /// Chooses a token; `logits[id]` belongs to token `id`. Does not [`accept`](Self::accept) it.
@@ -195,7 +204,9 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
         let (params, candidates) = (&self.params, &mut self.candidates);
         // Few tokens of a large vocabulary matter where no logit changes.
-        let unchanged = params.logit_bias.is_empty() && self.penalties.change_nothing();
+        let unchanged = params.logit_bias.is_empty()
+            && self.suppressed.is_empty()
+            && self.penalties.change_nothing();
         let loaded = unchanged
             && if params.is_greedy() {
                 candidates.load_best(logits)
@@ -213,6 +224,9 @@ impl Sampler {
                 });
             }
             candidates.change_logit(token, |logit| logit + bias);
+        }
+        for &token in &self.suppressed {
+            candidates.change_logit(token, |_| f32::NEG_INFINITY);
         }
         self.penalties.apply(candidates);
         params.draw_from(candidates, &mut self.rng)
@@ -318,6 +332,21 @@ mod tests {
         // The surprise expected is 1.33: that of the likeliest token, 0.92, is further away than those of the others, 1.61.
         assert_eq!(choose(1.0), 1);
         assert_ne!(choose(0.1), 1);
+    }
+
+    #[test]
+    fn what_is_suppressed_is_never_chosen() {
+        let params = SamplerParams {
+            logit_bias: vec![(2, 9.0)],
+            ..SamplerParams::greedy()
+        };
+        let mut sampler = Sampler::new(params).unwrap();
+        sampler.suppress(&[2, 1, 70]);
+        assert_eq!(sampler.sample(&[0.0, 1.0, 2.0]).unwrap(), 0);
+        sampler.suppress(&[0]);
+        assert_eq!(sampler.sample(&[9.0, 1.0, -9.0]).unwrap(), 1);
+        sampler.suppress(&[]);
+        assert_eq!(sampler.sample(&[0.0, 1.0, 2.0]).unwrap(), 2);
     }
 
     #[test]

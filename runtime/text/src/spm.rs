@@ -42,7 +42,7 @@ impl Spm {
         let mut bytes = Box::new([None; 256]);
         for (byte, token) in (0..=u8::MAX).zip(bytes.iter_mut()) {
             *token = vocab
-                .find(format!("<0x{byte:02X}>").as_bytes())
+                .byte_token(byte)
                 .or_else(|| vocab.find(&[byte]))
                 .or(vocab.special.unk);
         }
@@ -71,24 +71,7 @@ impl Spm {
         space_prefix: bool,
         output: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
-        let spaces = text.bytes().filter(|&byte| byte == b' ').count() + usize::from(space_prefix);
-        let length = text
-            .len()
-            .saturating_add(spaces.saturating_mul(ESCAPED_SPACE.len()));
-        let limit = u32::MAX as usize - 1;
-        if length > limit {
-            return Err(TokenizeError::TextTooLong { length, limit });
-        }
-        let mut escaped = String::with_capacity(length);
-        if space_prefix {
-            escaped.push_str(ESCAPED_SPACE);
-        }
-        for (index, word) in text.split(' ').enumerate() {
-            if index > 0 {
-                escaped.push_str(ESCAPED_SPACE);
-            }
-            escaped.push_str(word);
-        }
+        let escaped = escape(text, space_prefix)?;
         let escaped = escaped.as_bytes();
 
         let mut merger = Merger::new();
@@ -118,8 +101,31 @@ impl Spm {
     }
 }
 
+/// A text with `▁` for each space, and one before it if `space_prefix`.
+pub(crate) fn escape(text: &str, space_prefix: bool) -> Result<String, TokenizeError> {
+    let spaces = text.bytes().filter(|&byte| byte == b' ').count() + usize::from(space_prefix);
+    let length = text
+        .len()
+        .saturating_add(spaces.saturating_mul(ESCAPED_SPACE.len()));
+    let limit = u32::MAX as usize - 1;
+    if length > limit {
+        return Err(TokenizeError::TextTooLong { length, limit });
+    }
+    let mut escaped = String::with_capacity(length);
+    if space_prefix {
+        escaped.push_str(ESCAPED_SPACE);
+    }
+    for (index, word) in text.split(' ').enumerate() {
+        if index > 0 {
+            escaped.push_str(ESCAPED_SPACE);
+        }
+        escaped.push_str(word);
+    }
+    Ok(escaped)
+}
+
 /// Bytes of the character that starts with `first`, in valid UTF-8.
-fn character_length(first: u8) -> usize {
+pub(crate) fn character_length(first: u8) -> usize {
     match first {
         0..0xC0 => 1,
         0xC0..0xE0 => 2,

@@ -1,12 +1,8 @@
 //! Text to tokens and back.
 
-use crate::bpe::{self, Bpe};
 use crate::error::{TokenizeError, VocabError};
-use crate::pretokenize;
-use crate::spm::{ESCAPED_SPACE, Spm};
-use crate::vocab::{
-    KEY_TOKENS, TokenAttributes, TokenizerModel, Vocab, VocabData, byte_of, check_count,
-};
+use crate::model::Model;
+use crate::vocab::{KEY_TOKENS, TokenAttributes, Vocab, VocabData, byte_of, check_count};
 
 mod partition;
 mod stream;
@@ -31,14 +27,11 @@ pub struct Tokenizer {
     pieces: Pieces,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
+    /// A separator ends every text.
+    ends_with_sep: bool,
     add_space_prefix: bool,
     newline: Option<u32>,
-}
-
-#[derive(Debug)]
-enum Model {
-    Spm(Spm),
-    Bpe(Box<Bpe>),
 }
 
 impl Tokenizer {
@@ -49,38 +42,19 @@ impl Tokenizer {
     /// [`VocabError`].
     pub fn new(data: VocabData) -> Result<Self, VocabError> {
         let vocab = Vocab::new(&data)?;
-        let (model, add_bos, add_space_prefix, newline) = match data.model {
-            TokenizerModel::Llama => {
-                let spm = Spm::new(&vocab);
-                let newline = spm.byte_token(b'\n');
-                (
-                    Model::Spm(spm),
-                    true,
-                    data.add_space_prefix.unwrap_or(true),
-                    newline,
-                )
-            }
-            TokenizerModel::Gpt2 => {
-                let settings = pretokenize::settings(data.pre.as_deref())?;
-                let bpe = Bpe::new(&vocab, &data, settings)?;
-                let mut newline = Vec::new();
-                bpe.tokenize("\n", &mut newline);
-                (
-                    Model::Bpe(Box::new(bpe)),
-                    settings.add_bos,
-                    false,
-                    newline.first().copied(),
-                )
-            }
-        };
-        let pieces = Pieces::new(&vocab, data.model)?;
+        let (model, habits) = Model::new(&vocab, &data)?;
+        let pieces = Pieces::new(&vocab, &model)?;
+        let add_bos = habits.always_bos || data.add_bos.unwrap_or(habits.add_bos);
+        let newline = model.newline(&vocab);
         Ok(Self {
             model,
             special: SpecialMatcher::new(&vocab),
             pieces,
-            add_bos: data.add_bos.unwrap_or(add_bos) && vocab.special.bos.is_some(),
-            add_eos: data.add_eos.unwrap_or(false),
-            add_space_prefix,
+            add_bos: add_bos && vocab.special.bos.is_some(),
+            add_eos: data.add_eos.unwrap_or(habits.add_eos) && vocab.special.eos.is_some(),
+            add_sep: habits.always_sep || data.add_sep.unwrap_or(habits.add_sep),
+            ends_with_sep: habits.always_sep,
+            add_space_prefix: habits.add_space_prefix,
             newline: newline.or(vocab.special.pad),
             vocab,
         })
@@ -125,7 +99,9 @@ impl Tokenizer {
 
     /// The token that ends a text, where the vocabulary asks for one.
     fn end(&self, output: &mut Vec<u32>) {
-        if self.add_eos {
+        if self.ends_with_sep {
+            output.extend(self.vocab.special.sep);
+        } else if self.add_eos {
             output.extend(self.vocab.special.eos);
         }
     }
@@ -140,18 +116,14 @@ impl Tokenizer {
         output: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         for fragment in self.special.partition(text, parse_special) {
-            match (fragment, &self.model) {
-                (Fragment::Token(id), _) => {
-                    output.push(id);
-                    *after_special = true;
-                }
-                (Fragment::Text(part), Model::Spm(spm)) => {
+            match fragment {
+                Fragment::Token(id) => output.push(id),
+                Fragment::Text(part) => {
                     let space = self.add_space_prefix && *after_special;
-                    spm.tokenize(&self.vocab, part, space, output)?;
-                    *after_special = false;
+                    self.model.tokenize(&self.vocab, part, space, output)?;
                 }
-                (Fragment::Text(part), Model::Bpe(bpe)) => bpe.tokenize(part, output),
             }
+            *after_special = matches!(fragment, Fragment::Token(_));
         }
         Ok(())
     }
@@ -281,7 +253,23 @@ impl Tokenizer {
 
     /// Whether `add_special` puts the end-of-text token last.
     pub fn adds_eos(&self) -> bool {
-        self.add_eos
+        self.add_eos && !self.ends_with_sep
+    }
+
+    /// Whether a separator belongs behind a text that another one follows. Only `"bert"` has it behind every text.
+    pub fn adds_sep(&self) -> bool {
+        self.add_sep
+    }
+
+    /// The tokens that are never to be generated, ascending.
+    pub fn suppressed(&self) -> &[u32] {
+        &self.vocab.suppressed
+    }
+
+    /// The tokens that fill in the middle: those that begin the text before the gap, the text behind it, and what fills it.
+    pub fn fill_in(&self) -> [Option<u32>; 3] {
+        let special = &self.vocab.special;
+        [special.fim_prefix, special.fim_suffix, special.fim_middle]
     }
 }
 
@@ -302,7 +290,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(vocab: &Vocab, model: TokenizerModel) -> Result<Self, VocabError> {
+    fn new(vocab: &Vocab, model: &Model) -> Result<Self, VocabError> {
         let shown = HIDDEN.union(TokenAttributes::USER_DEFINED);
         let mut pieces = Self {
             bytes: Vec::new(),
@@ -312,10 +300,7 @@ impl Pieces {
             if token.attributes.intersects(shown) {
                 pieces.bytes.extend_from_slice(&token.text);
             } else if token.attributes.intersects(TokenAttributes::NORMAL) {
-                match model {
-                    TokenizerModel::Llama => unescape(&token.text, &mut pieces.bytes),
-                    TokenizerModel::Gpt2 => pieces.bytes.extend(bpe::decode_lossy(&token.text)),
-                }
+                model.decode(token, &mut pieces.bytes);
             } else if token.attributes.intersects(TokenAttributes::BYTE) {
                 pieces.bytes.extend(byte_of(&token.text));
             }
@@ -333,22 +318,10 @@ impl Pieces {
     }
 }
 
-/// Appends `text` with its escaped spaces turned back into spaces.
-fn unescape(mut text: &[u8], bytes: &mut Vec<u8>) {
-    while let Some(&byte) = text.first() {
-        if let Some(rest) = text.strip_prefix(ESCAPED_SPACE.as_bytes()) {
-            bytes.push(b' ');
-            text = rest;
-        } else {
-            bytes.push(byte);
-            text = &text[1..];
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vocab::TokenizerModel;
 
     fn spm(tokens: &[(&str, f32, i32)]) -> VocabData {
         let texts = tokens

@@ -1,8 +1,9 @@
 //! The vocabulary: as a loader hands it over, and validated.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+
+use foldhash::{HashMap, HashMapExt};
 
 use crate::error::VocabError;
 
@@ -13,6 +14,7 @@ const KEY_SCORES: &str = "tokenizer.ggml.scores";
 const KEY_TOKEN_TYPE: &str = "tokenizer.ggml.token_type";
 const KEY_BOS: &str = "tokenizer.ggml.bos_token_id";
 const KEY_EOS: &str = "tokenizer.ggml.eos_token_id";
+const KEY_SEP: &str = "tokenizer.ggml.seperator_token_id";
 
 /// Longest text of one token, in bytes. Real vocabularies stay below a thousand.
 const LONGEST_TOKEN: usize = 1 << 16;
@@ -24,22 +26,56 @@ pub enum TokenizerModel {
     Llama,
     /// `"gpt2"`: byte-level BPE, merges by rank.
     Gpt2,
+    /// `"gemma4"`: BPE on text as it is, with `▁` for a space, byte fallback.
+    Gemma4,
+    /// `"bert"`: WordPiece.
+    Bert,
+    /// `"t5"`: a unigram language model.
+    T5,
+    /// `"rwkv"`: the longest token, again and again.
+    Rwkv,
+    /// `"plamo2"`: the tokens whose scores add up best.
+    Plamo2,
+    /// `"hybriddna"`: byte-level BPE, with DNA in groups of six bases.
+    HybridDna,
+    /// `"whitespace"`: BPE of what lies between white space.
+    Whitespace,
 }
 
 impl TokenizerModel {
+    /// All kinds.
+    pub const ALL: [Self; 9] = [
+        Self::Llama,
+        Self::Gpt2,
+        Self::Gemma4,
+        Self::Bert,
+        Self::T5,
+        Self::Rwkv,
+        Self::Plamo2,
+        Self::HybridDna,
+        Self::Whitespace,
+    ];
+
     /// The names that GGUF files use, in the order of the variants.
-    pub const NAMES: [&'static str; 2] = ["llama", "gpt2"];
+    pub const NAMES: [&'static str; 9] = [
+        "llama",
+        "gpt2",
+        "gemma4",
+        "bert",
+        "t5",
+        "rwkv",
+        "plamo2",
+        "hybriddna",
+        "whitespace",
+    ];
 
     /// The model of this name; an unknown name is an error that lists the known ones.
     pub fn from_name(name: &str) -> Result<Self, VocabError> {
-        match name {
-            "llama" => Ok(Self::Llama),
-            "gpt2" => Ok(Self::Gpt2),
-            _ => Err(VocabError::UnknownModel {
-                name: name.to_owned(),
-                supported: Self::NAMES.join(", "),
-            }),
-        }
+        let known = Self::ALL.into_iter().find(|model| model.name() == name);
+        known.ok_or_else(|| VocabError::UnknownModel {
+            name: name.to_owned(),
+            supported: Self::NAMES.join(", "),
+        })
     }
 
     /// The name that GGUF files use.
@@ -71,9 +107,11 @@ pub struct VocabData {
     /// `tokenizer.ggml.pre`: which pre-tokenizer cuts text into words. Only byte-level BPE uses it;
     /// `None` is `"default"`.
     pub pre: Option<String>,
-    /// `general.name`. Phi-3 models swallow white space after special tokens and are known by their
-    /// name alone.
+    /// `general.name`. Phi-3 models swallow white space after special tokens, and ModernBERT before its mask token; they are known by their
+    /// names alone.
     pub model_name: Option<String>,
+    /// `general.architecture`. Some encoders swallow white space before their mask token.
+    pub architecture: Option<String>,
     /// `tokenizer.ggml.tokens`: the tokens' texts as stored, at most 64 KiB each.
     pub tokens: Vec<Vec<u8>>,
     /// `tokenizer.ggml.scores`: one for each token; `None` is 0 for all.
@@ -101,6 +139,13 @@ pub struct VocabData {
     pub pad_id: Option<u32>,
     /// `tokenizer.ggml.mask_token_id`.
     pub mask_id: Option<u32>,
+    /// `tokenizer.ggml.fim_pre_token_id`, in old files `prefix_token_id`: begins the text before a gap to fill. Found by its text where missing,
+    /// as the next two.
+    pub fim_prefix_id: Option<u32>,
+    /// `tokenizer.ggml.fim_suf_token_id`, in old files `suffix_token_id`: begins the text behind the gap.
+    pub fim_suffix_id: Option<u32>,
+    /// `tokenizer.ggml.fim_mid_token_id`, in old files `middle_token_id`: begins what fills the gap.
+    pub fim_middle_id: Option<u32>,
     /// `tokenizer.ggml.fim_pad_token_id`: fill-in-the-middle padding; ends generation. Found by its
     /// text where missing.
     pub fim_pad_id: Option<u32>,
@@ -110,13 +155,27 @@ pub struct VocabData {
     /// `tokenizer.ggml.fim_sep_token_id`: file separator; ends generation. Found by its text where
     /// missing.
     pub fim_sep_id: Option<u32>,
-    /// `tokenizer.ggml.add_bos_token`. Defaults to true for `"llama"` and for the llama-3 family of
-    /// pre-tokenizers.
+    /// `tokenizer.ggml.add_bos_token`. Defaults to true for `"llama"` and for some pre-tokenizers; always true for `"bert"` and `"gemma4"`.
     pub add_bos: Option<bool>,
-    /// `tokenizer.ggml.add_eos_token`. Defaults to false.
+    /// `tokenizer.ggml.add_eos_token`. Defaults to true for `"t5"`.
     pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_space_prefix`. Defaults to true for `"llama"`; byte-level BPE has none.
+    /// `tokenizer.ggml.add_sep_token`. `"bert"` always adds one. Others expect one between two texts: see
+    /// [`Tokenizer::adds_sep`](crate::Tokenizer::adds_sep).
+    pub add_sep: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`. Defaults to true for `"llama"`; counts for `"t5"`, too.
     pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`, for `"t5"`: runs of white space count as one. Defaults to false.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// For `"t5"`: the space of `add_space_prefix` goes behind the text. No key of today's files says so. Defaults to false.
+    pub treat_whitespace_as_suffix: Option<bool>,
+    /// `tokenizer.ggml.precompiled_charsmap`, for `"t5"`: which characters become others.
+    pub precompiled_charsmap: Option<Vec<u8>>,
+    /// `tokenizer.ggml.normalizer.lowercase`, for `"bert"` (true where missing) and `"whitespace"` (false).
+    pub lowercase: Option<bool>,
+    /// `tokenizer.ggml.normalizer.strip_accents`, for `"bert"`. Defaults to `lowercase`.
+    pub strip_accents: Option<bool>,
+    /// `tokenizer.ggml.suppress_tokens`: never to be generated. Ids outside of the vocabulary are left out.
+    pub suppress_tokens: Vec<i32>,
 }
 
 impl VocabData {
@@ -127,6 +186,7 @@ impl VocabData {
             tokens,
             pre: None,
             model_name: None,
+            architecture: None,
             scores: None,
             token_types: None,
             merges: None,
@@ -138,12 +198,22 @@ impl VocabData {
             sep_id: None,
             pad_id: None,
             mask_id: None,
+            fim_prefix_id: None,
+            fim_suffix_id: None,
+            fim_middle_id: None,
             fim_pad_id: None,
             fim_rep_id: None,
             fim_sep_id: None,
             add_bos: None,
             add_eos: None,
+            add_sep: None,
             add_space_prefix: None,
+            remove_extra_whitespaces: None,
+            treat_whitespace_as_suffix: None,
+            precompiled_charsmap: None,
+            lowercase: None,
+            strip_accents: None,
+            suppress_tokens: Vec::new(),
         }
     }
 }
@@ -168,6 +238,8 @@ impl TokenAttributes {
     pub const BYTE: Self = Self(1 << 5);
     /// White space after the token is swallowed when text is tokenized.
     pub const RIGHT_STRIP: Self = Self(1 << 6);
+    /// White space before the token is swallowed when text is tokenized.
+    pub const LEFT_STRIP: Self = Self(1 << 7);
 
     fn from_type(token_type: i32) -> Self {
         match token_type {
@@ -195,7 +267,7 @@ impl TokenAttributes {
 
 impl fmt::Debug for TokenAttributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 7] = [
+        const NAMES: [&str; 8] = [
             "NORMAL",
             "UNKNOWN",
             "CONTROL",
@@ -203,6 +275,7 @@ impl fmt::Debug for TokenAttributes {
             "UNUSED",
             "BYTE",
             "RIGHT_STRIP",
+            "LEFT_STRIP",
         ];
         f.debug_set()
             .entries(
@@ -235,6 +308,9 @@ pub(crate) struct SpecialIds {
     pub sep: Option<u32>,
     pub pad: Option<u32>,
     pub mask: Option<u32>,
+    pub fim_prefix: Option<u32>,
+    pub fim_suffix: Option<u32>,
+    pub fim_middle: Option<u32>,
 }
 
 /// A vocabulary that has been found sound.
@@ -245,6 +321,8 @@ pub(crate) struct Vocab {
     pub special: SpecialIds,
     /// The tokens that end a generation, ascending.
     pub end_of_generation: Vec<u32>,
+    /// The tokens that are never to be generated, ascending.
+    pub suppressed: Vec<u32>,
 }
 
 impl Vocab {
@@ -312,6 +390,7 @@ impl Vocab {
             by_text,
             special,
             end_of_generation: Vec::new(),
+            suppressed: suppressed(data),
         };
         vocab.assign_roles(data);
         Ok(vocab)
@@ -321,6 +400,61 @@ impl Vocab {
     pub(crate) fn find(&self, text: &[u8]) -> Option<u32> {
         self.by_text.get(text).copied()
     }
+
+    /// The token `<0xHH>` of a byte.
+    pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
+        self.find(format!("<0x{byte:02X}>").as_bytes())
+    }
+}
+
+fn suppressed(data: &VocabData) -> Vec<u32> {
+    let ids = data.suppress_tokens.iter();
+    let mut ids: Vec<u32> = ids
+        .filter_map(|&id| u32::try_from(id).ok())
+        .filter(|&id| (id as usize) < data.tokens.len())
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Special ids where a file does not say: those of the first models of each kind.
+fn default_ids(model: TokenizerModel) -> SpecialIds {
+    let none = SpecialIds::default();
+    match model {
+        TokenizerModel::Llama => SpecialIds {
+            bos: Some(1),
+            eos: Some(2),
+            unk: Some(0),
+            ..none
+        },
+        TokenizerModel::Bert => SpecialIds {
+            bos: Some(101),
+            sep: Some(102),
+            unk: Some(100),
+            pad: Some(0),
+            mask: Some(103),
+            ..none
+        },
+        TokenizerModel::T5 => SpecialIds {
+            eos: Some(1),
+            unk: Some(2),
+            pad: Some(0),
+            ..none
+        },
+        TokenizerModel::Plamo2 => SpecialIds {
+            bos: Some(1),
+            eos: Some(2),
+            unk: Some(0),
+            pad: Some(3),
+            ..none
+        },
+        TokenizerModel::Gpt2
+        | TokenizerModel::Gemma4
+        | TokenizerModel::Rwkv
+        | TokenizerModel::HybridDna
+        | TokenizerModel::Whitespace => none,
+    }
 }
 
 fn special_ids(data: &VocabData) -> Result<SpecialIds, VocabError> {
@@ -329,8 +463,8 @@ fn special_ids(data: &VocabData) -> Result<SpecialIds, VocabError> {
         Some(id) if id as usize >= tokens => Err(VocabError::IdOutOfRange { key, id, tokens }),
         _ => Ok(id),
     };
-    let default =
-        |id: u32| (data.model == TokenizerModel::Llama && (id as usize) < tokens).then_some(id);
+    let defaults = default_ids(data.model);
+    let default = |id: Option<u32>| id.filter(|&id| (id as usize) < tokens);
     for (key, id) in [
         ("tokenizer.ggml.fim_pad_token_id", data.fim_pad_id),
         ("tokenizer.ggml.fim_rep_token_id", data.fim_rep_id),
@@ -338,15 +472,19 @@ fn special_ids(data: &VocabData) -> Result<SpecialIds, VocabError> {
     ] {
         checked(key, id)?;
     }
+    let id = |key, id, or: Option<u32>| Ok(checked(key, id)?.or_else(|| default(or)));
     let special = SpecialIds {
-        bos: checked(KEY_BOS, data.bos_id)?.or_else(|| default(1)),
-        eos: checked(KEY_EOS, data.eos_id)?.or_else(|| default(2)),
+        bos: id(KEY_BOS, data.bos_id, defaults.bos)?,
+        eos: id(KEY_EOS, data.eos_id, defaults.eos)?,
         eot: checked("tokenizer.ggml.eot_token_id", data.eot_id)?,
         eom: checked("tokenizer.ggml.eom_token_id", data.eom_id)?,
-        unk: checked("tokenizer.ggml.unknown_token_id", data.unk_id)?.or_else(|| default(0)),
-        sep: checked("tokenizer.ggml.seperator_token_id", data.sep_id)?,
-        pad: checked("tokenizer.ggml.padding_token_id", data.pad_id)?,
-        mask: checked("tokenizer.ggml.mask_token_id", data.mask_id)?,
+        unk: id("tokenizer.ggml.unknown_token_id", data.unk_id, defaults.unk)?,
+        sep: id(KEY_SEP, data.sep_id, defaults.sep)?,
+        pad: id("tokenizer.ggml.padding_token_id", data.pad_id, defaults.pad)?,
+        mask: id("tokenizer.ggml.mask_token_id", data.mask_id, defaults.mask)?,
+        fim_prefix: checked("tokenizer.ggml.fim_pre_token_id", data.fim_prefix_id)?,
+        fim_suffix: checked("tokenizer.ggml.fim_suf_token_id", data.fim_suffix_id)?,
+        fim_middle: checked("tokenizer.ggml.fim_mid_token_id", data.fim_middle_id)?,
     };
     for (flag, value, id_key, id) in [
         (
@@ -438,10 +576,10 @@ mod tests {
         for name in TokenizerModel::NAMES {
             assert_eq!(TokenizerModel::from_name(name).unwrap().name(), name);
         }
-        let message = TokenizerModel::from_name("bert").unwrap_err().to_string();
+        let message = TokenizerModel::from_name("abacus").unwrap_err().to_string();
         assert_eq!(
             message,
-            "tokenizer.ggml.model: tokenizer 'bert' is not supported; supported are: llama, gpt2"
+            "tokenizer.ggml.model: tokenizer 'abacus' is not supported; supported are: llama, gpt2, gemma4, bert, t5, rwkv, plamo2, hybriddna, whitespace"
         );
     }
 

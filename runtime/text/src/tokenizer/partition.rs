@@ -6,8 +6,10 @@
 //! the tokens at each position, and a heap applies the rule.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::str;
+
+use foldhash::{HashMap, HashMapExt};
 
 use crate::vocab::{TokenAttributes, Vocab};
 
@@ -23,6 +25,7 @@ struct Special {
     id: u32,
     /// Recognized only where the caller asks for it.
     on_demand: bool,
+    strips_left: bool,
     strips_right: bool,
 }
 
@@ -44,6 +47,7 @@ struct Match {
     length: usize,
     id: Reverse<u32>,
     start: Reverse<usize>,
+    strips_left: bool,
     strips_right: bool,
 }
 
@@ -65,6 +69,7 @@ impl SpecialMatcher {
             matcher.ends[end as usize] = Some(Special {
                 id,
                 on_demand: token.attributes.intersects(on_demand),
+                strips_left: token.attributes.intersects(TokenAttributes::LEFT_STRIP),
                 strips_right: token.attributes.intersects(TokenAttributes::RIGHT_STRIP),
             });
         }
@@ -113,6 +118,7 @@ impl SpecialMatcher {
                     length,
                     id: Reverse(special.id),
                     start: Reverse(start),
+                    strips_left: special.strips_left,
                     strips_right: special.strips_right,
                 });
             }
@@ -160,14 +166,18 @@ impl SpecialMatcher {
                 waiting.extend(self.longest(text, start, &taken, parse_special));
                 continue;
             }
-            if next.strips_right {
-                let space = |&position: &usize| {
-                    !taken[position] && matches!(text[position], b' ' | b'\t'..=b'\r')
-                };
-                end += (end..text.len()).take_while(space).count();
+            let space = |position: usize| {
+                !taken[position] && matches!(text[position], b' ' | b'\t'..=b'\r')
+            };
+            let mut begin = start;
+            if next.strips_left {
+                begin -= (0..start).rev().take_while(|&at| space(at)).count();
             }
-            taken[start..end].fill(true);
-            found.push((start, end, next.id.0));
+            if next.strips_right {
+                end += (end..text.len()).take_while(|&at| space(at)).count();
+            }
+            taken[begin..end].fill(true);
+            found.push((begin, end, next.id.0));
         }
         found.sort_unstable();
         found

@@ -2,6 +2,7 @@
 
 use super::Tokenizer;
 use crate::error::TokenizeError;
+use crate::model::Model;
 use crate::spm::ESCAPED_SPACE;
 use crate::vocab::TokenAttributes;
 
@@ -103,28 +104,41 @@ impl TokenStream<'_> {
 
 /// Where a text can be cut without a change to its tokens.
 ///
-/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, every
-/// pre-tokenizer here cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
+/// Between a line break and the letter or digit that begins the next line, and before a space between two letters, nearly every pre-tokenizer
+/// cuts as well. A vocabulary may have tokens that go on over such a place: then it is none.
 #[derive(Debug)]
 struct Cuts {
     /// Bytes that follow a line break inside of a token.
     after_break: Box<[bool; 256]>,
     /// Bytes that a space follows inside of a token.
     before_space: Box<[bool; 256]>,
-    /// A token takes the spaces behind it, which a cut would keep from it.
-    strips: bool,
+    between_lines: bool,
+    between_words: bool,
 }
 
 impl Cuts {
     fn new(tokenizer: &Tokenizer) -> Self {
+        let model = &tokenizer.model;
+        let all = model.can_be_cut();
+        let pre = model.pre_tokenizer();
         let mut cuts = Cuts {
             after_break: Box::new([false; 256]),
-            before_space: Box::new([false; 256]),
-            strips: false,
+            before_space: Box::new(model.before_space().copied().unwrap_or([false; 256])),
+            between_lines: all && pre.is_none_or(|pre| pre.cuts(".\na", 2)),
+            between_words: all && pre.is_none_or(|pre| pre.cuts("a b", 1)),
         };
-        for token in &tokenizer.vocab.tokens {
-            cuts.strips |= token.attributes.intersects(TokenAttributes::RIGHT_STRIP);
-            let text = &*token.text;
+        for (id, token) in (0..).zip(&tokenizer.vocab.tokens) {
+            let attributes = token.attributes;
+            // What takes the spaces around it would lose them to a cut.
+            let strips = TokenAttributes::RIGHT_STRIP.union(TokenAttributes::LEFT_STRIP);
+            cuts.between_words &= !attributes.intersects(strips);
+            cuts.between_lines &= !attributes.intersects(TokenAttributes::LEFT_STRIP);
+            let text = match model {
+                Model::Rwkv(_) if attributes.intersects(TokenAttributes::NORMAL) => {
+                    tokenizer.pieces.get(id)
+                }
+                _ => &token.text,
+            };
             for (at, &byte) in text.iter().enumerate().skip(1) {
                 let before = text[at - 1];
                 if before == b'\n' {
@@ -149,15 +163,16 @@ impl Cuts {
     /// Whether `text` can be cut before its byte number `at`.
     fn is_cut(&self, text: &[u8], at: usize) -> bool {
         let (before, byte) = (text[at - 1], text[at]);
-        let between_lines = before == b'\n'
+        let between_lines = self.between_lines
+            && before == b'\n'
             && byte.is_ascii_alphanumeric()
             && text[at - 2].is_ascii_graphic()
             && !self.after_break[usize::from(byte)];
-        let between_words = byte == b' '
+        let between_words = self.between_words
+            && byte == b' '
             && before.is_ascii_alphabetic()
             && text[at + 1].is_ascii_alphabetic()
-            && !self.before_space[usize::from(before)]
-            && !self.strips;
+            && !self.before_space[usize::from(before)];
         between_lines || between_words
     }
 }
@@ -165,14 +180,16 @@ impl Cuts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pretokenize::PreTokenizer;
     use crate::vocab::{TokenizerModel, VocabData};
     use proptest::prelude::*;
+    use std::sync::LazyLock;
 
     /// A vocabulary with tokens that go on over line breaks and spaces.
-    fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
+    fn data(model: TokenizerModel, plain: &[&str], special: &[&str]) -> VocabData {
         let bytes = (0..=255u8).map(|byte| match model {
-            TokenizerModel::Llama => format!("<0x{byte:02X}>"),
             TokenizerModel::Gpt2 => character_of_byte(byte).to_string(),
+            _ => format!("<0x{byte:02X}>"),
         });
         let texts: Vec<String> = bytes
             .chain(plain.iter().chain(special).map(|&text| text.to_owned()))
@@ -182,17 +199,19 @@ mod tests {
             texts.iter().map(|text| text.as_bytes().to_vec()).collect(),
         );
         let kind = |i: usize| match i {
-            _ if i < 256 && model == TokenizerModel::Llama => 6,
+            _ if i < 256 && model != TokenizerModel::Gpt2 => 6,
             _ if i < 256 + plain.len() => 1,
             _ => 4,
         };
         data.token_types = Some((0..texts.len()).map(kind).collect());
         data.scores = Some((0..texts.len()).map(|i| -(i as f32)).collect());
-        if model == TokenizerModel::Gpt2 {
-            data.pre = Some("llama-bpe".into());
-            data.merges = Some(vec![b"a b".to_vec(), "\u{120} a".into(), b"ab c".to_vec()]);
-        }
-        Tokenizer::new(data).unwrap()
+        data.pre = Some("llama-bpe".into());
+        data.merges = Some(vec![b"a b".to_vec(), "\u{120} a".into(), b"ab c".to_vec()]);
+        data
+    }
+
+    fn tokenizer(model: TokenizerModel, plain: &[&str], special: &[&str]) -> Tokenizer {
+        Tokenizer::new(data(model, plain, special)).unwrap()
     }
 
     /// GPT-2's table.
@@ -242,7 +261,73 @@ mod tests {
         ]
     }
 
+    /// Every pre-tokenizer, and the kinds that have none.
+    fn all() -> Vec<(String, Tokenizer)> {
+        let mut all = Vec::new();
+        for name in PreTokenizer::names() {
+            let plain = ["ab", "\u{120}a", "abc", "b\u{120}", "\u{10A}c"];
+            let mut data = data(TokenizerModel::Gpt2, &plain, &["<s>"]);
+            data.pre = Some(name.to_owned());
+            // Merges that go over what most pre-tokenizers cut.
+            let across = ["b \u{120}", "\u{10A} c"].map(|merge| merge.as_bytes().to_vec());
+            data.merges.get_or_insert_default().extend(across);
+            all.push((name.to_owned(), Tokenizer::new(data).unwrap()));
+        }
+        let words = [
+            "a",
+            "b",
+            "c",
+            "ab",
+            "\u{2581}",
+            "\u{2581}a",
+            "\u{2581}ab",
+            "\u{2581}1",
+        ];
+        let across = [
+            "a",
+            "b",
+            "c",
+            "\u{2581}",
+            "a\u{2581}",
+            "a b",
+            "c\nb",
+            "1\\nb",
+        ];
+        let others = TokenizerModel::ALL
+            .into_iter()
+            .filter(|&model| model != TokenizerModel::Gpt2);
+        for model in others {
+            for plain in [&words, &across] {
+                let mut data = data(model, plain, &["<s>"]);
+                data.pre = None;
+                let merges = ["a b", "\u{2581} a", "\u{2581} ab", "b \u{2581}"];
+                let merges = &merges[..if plain == &words { 3 } else { 4 }];
+                data.merges = Some(
+                    merges
+                        .iter()
+                        .map(|merge| merge.as_bytes().to_vec())
+                        .collect(),
+                );
+                data.add_space_prefix = Some(plain == &words);
+                all.push((format!("{model} {plain:?}"), Tokenizer::new(data).unwrap()));
+            }
+        }
+        all
+    }
+
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn pieces_give_the_tokens_of_the_whole_for_every_kind(
+            pieces in prop::collection::vec("([abcA1 \n]|<s>|a b|c\nb|12345|é|漢|\\.|\t| '|'s){0,6}", 0..16),
+        ) {
+            static ALL: LazyLock<Vec<(String, Tokenizer)>> = LazyLock::new(all);
+            for (name, tokenizer) in ALL.iter() {
+                let whole = tokenizer.tokenize(&pieces.concat(), true, true).unwrap();
+                prop_assert_eq!(streamed(tokenizer, &pieces).0, whole, "{}", name);
+            }
+        }
+
         #[test]
         fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a b|c\nb|1|é|\\.){0,6}", 0..12)) {
             for tokenizer in tokenizers() {

@@ -94,9 +94,16 @@ impl Vocab {
             .special
             .eom
             .or_else(|| self.claim_control(END_OF_MESSAGE));
-        for names in [FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE] {
-            self.claim_control(names);
-        }
+        let special = &self.special;
+        let [prefix, suffix, middle] = [
+            (special.fim_prefix, FIM_PREFIX),
+            (special.fim_suffix, FIM_SUFFIX),
+            (special.fim_middle, FIM_MIDDLE),
+        ]
+        .map(|(id, names)| id.or_else(|| self.claim_control(names)));
+        self.special.fim_prefix = prefix;
+        self.special.fim_suffix = suffix;
+        self.special.fim_middle = middle;
         let fim_pad = data.fim_pad_id.or_else(|| self.claim_control(FIM_PADDING));
         let fim_rep = data
             .fim_rep_id
@@ -158,8 +165,24 @@ impl Vocab {
             .as_deref()
             .unwrap_or_default()
             .to_lowercase();
-        if name.contains("phi-3") || name.contains("phi3") {
+        let pre = data.pre.as_deref().unwrap_or_default();
+        let architecture = data.architecture.as_deref().unwrap_or_default();
+        let names = |text: &str, all: &[&str]| all.iter().any(|part| text.contains(part));
+        if names(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
+            || names(architecture, &["nomic-bert-moe", "jina-bert-v3"])
+        {
+            self.strip_before("<mask>");
+        } else if names(&name, &["phi-3", "phi3"]) {
             self.strip_after_special_tokens();
+        } else if names(&name, &["modern-bert"]) {
+            self.strip_before("[MASK]");
+        }
+    }
+
+    fn strip_before(&mut self, name: &str) {
+        if let Some(id) = self.find(name.as_bytes()) {
+            let attributes = &mut self.tokens[id as usize].attributes;
+            *attributes = attributes.union(TokenAttributes::LEFT_STRIP);
         }
     }
 

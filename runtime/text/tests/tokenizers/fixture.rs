@@ -17,6 +17,11 @@ struct Fixture {
     special_ids: SpecialIds,
     add_bos: Option<bool>,
     add_eos: Option<bool>,
+    add_space_prefix: Option<bool>,
+    remove_extra_whitespaces: Option<bool>,
+    lowercase: Option<bool>,
+    /// In hexadecimal digits.
+    charsmap: Option<String>,
     texts: Vec<Case>,
     special_texts: Vec<Case>,
     #[serde(default)]
@@ -31,6 +36,8 @@ struct SpecialIds {
     eos_id: Option<u32>,
     unk_id: Option<u32>,
     pad_id: Option<u32>,
+    sep_id: Option<u32>,
+    mask_id: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -53,6 +60,12 @@ fn bytes(texts: Vec<String>) -> Vec<Vec<u8>> {
     texts.into_iter().map(String::into_bytes).collect()
 }
 
+fn from_hexadecimal(digits: &str) -> Vec<u8> {
+    let (pairs, _) = digits.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+    pairs.iter().map(byte).collect()
+}
+
 pub fn load(name: &'static str) -> Loaded {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/tokenizers/fixtures")
@@ -70,6 +83,12 @@ pub fn load(name: &'static str) -> Loaded {
         eos_id: fixture.special_ids.eos_id,
         unk_id: fixture.special_ids.unk_id,
         pad_id: fixture.special_ids.pad_id,
+        sep_id: fixture.special_ids.sep_id,
+        mask_id: fixture.special_ids.mask_id,
+        add_space_prefix: fixture.add_space_prefix,
+        remove_extra_whitespaces: fixture.remove_extra_whitespaces,
+        lowercase: fixture.lowercase,
+        precompiled_charsmap: fixture.charsmap.map(|digits| from_hexadecimal(&digits)),
         add_bos: fixture.add_bos,
         add_eos: fixture.add_eos,
         ..VocabData::new(

@@ -1,5 +1,5 @@
 //! Small vocabularies against what well-known tools make of the same texts;
-//! `fixtures/make_fixtures.py` made them.
+//! `fixtures/make_fixtures.py` and `fixtures/make_kinds.py` made them.
 #![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 use std::sync::LazyLock;
@@ -9,12 +9,13 @@ use proptest::prelude::*;
 use samite_text::Utf8Stream;
 
 mod fixture;
+mod kinds;
 mod round_trips;
 
 use fixture::{Loaded, load};
 
 static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
-    ["gpt-2", "llama-bpe", "qwen2", "spm"]
+    ["gpt-2", "llama-bpe", "qwen2", "spm", "gemma"]
         .into_iter()
         .map(load)
         .collect()

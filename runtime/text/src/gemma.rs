@@ -1,0 +1,77 @@
+//! BPE on text as it is, as Gemma 4 has it: a space becomes `▁`, and merges go over whole lines.
+//!
+//! Words are not cut before merging, so a line would be one long word. But hardly any token goes on from a letter into a space. Where none
+//! does, nothing can merge there, and a line is cut without a change to its tokens.
+
+use std::ops::Range;
+
+use crate::bpe::Bpe;
+use crate::error::TokenizeError;
+use crate::spm::{ESCAPED_SPACE, escape};
+
+/// A BPE tokenizer of this kind.
+#[derive(Debug)]
+pub(crate) struct Gemma {
+    pub(crate) bpe: Box<Bpe>,
+}
+
+impl Gemma {
+    /// Tokenizes one stretch of text.
+    pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        self.bpe.tokenize_escaped(&escape(text, false)?, output);
+        Ok(())
+    }
+}
+
+/// Marks the bytes that a `▁` follows inside of a text.
+pub(crate) fn bytes_before_spaces(text: &[u8], marked: &mut [bool; 256]) {
+    let space = ESCAPED_SPACE.as_bytes();
+    for (at, window) in text.windows(space.len()).enumerate().skip(1) {
+        let before = text[at - 1];
+        if window == space && !text[..at].ends_with(space) {
+            marked[usize::from(before)] = true;
+        }
+    }
+}
+
+/// Calls `emit` for the ranges of `text` that are left if it is cut before each run of `▁` behind a byte that is not marked.
+pub(crate) fn words(text: &[u8], marked: &[bool; 256], mut emit: impl FnMut(Range<usize>)) {
+    let space = ESCAPED_SPACE.as_bytes();
+    let (mut start, mut at) = (0, 0);
+    let mut in_spaces = true;
+    while at < text.len() {
+        let is_space = text[at] == space[0] && text[at..].starts_with(space);
+        if is_space && !in_spaces && !marked[usize::from(text[at - 1])] {
+            emit(start..at);
+            start = at;
+        }
+        in_spaces = is_space;
+        at += if is_space { space.len() } else { 1 };
+    }
+    if start < text.len() {
+        emit(start..text.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_where_nothing_goes_on_into_a_space() {
+        let mut marked = [false; 256];
+        bytes_before_spaces("b\u{2581}a\u{2581}\u{2581}".as_bytes(), &mut marked);
+        bytes_before_spaces("\u{2581}\u{2581}c".as_bytes(), &mut marked);
+        let marks: Vec<u8> = (0..=255)
+            .filter(|&byte| marked[usize::from(byte)])
+            .collect();
+        assert_eq!(marks, b"ab");
+        let text = "\u{2581}c\u{2581}\u{2581}b\u{2581}c\u{2581}";
+        let mut pieces = Vec::new();
+        words(text.as_bytes(), &marked, |range| pieces.push(&text[range]));
+        assert_eq!(
+            pieces,
+            ["\u{2581}c", "\u{2581}\u{2581}b\u{2581}c", "\u{2581}"]
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! Small regular expressions that cut text, matched in linear time.
+//!
+//! Models define their words by regular expressions of a backtracking engine. The few forms that they use are parsed here ([`parse`]) and
+//! become one deterministic automaton over classes of characters ([`automaton`]): a step is two look-ups in tables, whatever the expression
+//! is. Its states are the backtracking engine's alternatives in their order, so both agree on every match.
+//!
+//! # The subset
+//!
+//! Characters, `\r \n \t` and escaped punctuation; classes `[..]`, `[^..]` with ranges and `&&[..]`; `\s \S \d \p{..}`; groups `(..)`,
+//! `(?:..)`, `(?i:..)`; `|`; `? * + {n} {n,m}`; `(?=x)` and `(?!x)` for one character or class `x`, and `$` for the end of the text.
+
+use std::collections::HashSet;
+
+mod automaton;
+mod parse;
+mod set;
+
+use automaton::{Automaton, DEAD, MATCH, START};
+
+/// So many bytes are read before it is noted what they led to.
+const CHECKPOINT: usize = 64;
+
+/// A compiled expression.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    automaton: Automaton,
+}
+
+/// Places and states from which no match came. Expressions may read far ahead of what they match: over all white space in search of a line
+/// break, say. If they did so again from each place, time would grow with the square of the text.
+#[derive(Debug, Default)]
+struct Barren {
+    known: HashSet<(usize, u32)>,
+    /// Those of the attempt under way.
+    passed: Vec<(usize, u32)>,
+}
+
+impl Pattern {
+    /// Compiles an expression.
+    ///
+    /// # Panics
+    /// If it is not in the subset. Expressions are this crate's own, and a test compiles all of them.
+    pub(crate) fn new(expression: &str) -> Self {
+        let tree = parse::parse(expression)
+            .unwrap_or_else(|error| panic!("the pattern {expression:?}: {error}"));
+        Self {
+            automaton: Automaton::new(&tree),
+        }
+    }
+
+    /// Calls `emit` for each match in `text`, from left to right, and for what lies between them; joined, the pieces are the text again.
+    pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+        let mut barren = Barren::default();
+        let (mut start, mut position) = (0, 0);
+        while position < text.len() {
+            match self.match_at(text, position, &mut barren) {
+                Some(end) => {
+                    if start < position {
+                        emit(&text[start..position]);
+                    }
+                    emit(&text[position..end]);
+                    (start, position) = (end, end);
+                }
+                None => position = self.next_candidate(text, position),
+            }
+        }
+        if start < text.len() {
+            emit(&text[start..]);
+        }
+    }
+
+    /// The next place behind `position` where a match may begin.
+    fn next_candidate(&self, text: &str, position: usize) -> usize {
+        let bytes = text.as_bytes();
+        let mut next = position + self.automaton.step(START, bytes, position).1;
+        while next < text.len() {
+            let (state, width) = self.automaton.step(START, bytes, next);
+            if state & !MATCH != DEAD {
+                break;
+            }
+            next += width;
+        }
+        next
+    }
+
+    /// Where the match that begins at `position` ends. An empty match is none.
+    #[inline]
+    fn match_at(&self, text: &str, position: usize, barren: &mut Barren) -> Option<usize> {
+        let bytes = text.as_bytes();
+        let mut state = START;
+        let mut at = position;
+        let mut end = None;
+        'attempt: loop {
+            let checkpoint = at - at % CHECKPOINT + CHECKPOINT;
+            let limit = checkpoint.min(bytes.len());
+            while at < limit {
+                let (next, width) = self.automaton.step(state, bytes, at);
+                if next & MATCH != 0 {
+                    end = Some(at);
+                }
+                state = next & !MATCH;
+                if state == DEAD {
+                    break 'attempt;
+                }
+                at += width;
+            }
+            if at >= bytes.len() {
+                if self.automaton.matches_at_end(state) {
+                    end = Some(at);
+                }
+                break;
+            }
+            if end.is_some_and(|end| end + CHECKPOINT > at) {
+                barren.passed.clear();
+            }
+            if barren.known.contains(&(at, state)) {
+                break;
+            }
+            barren.passed.push((at, state));
+        }
+        if !barren.passed.is_empty() {
+            let behind = end.unwrap_or(position);
+            let passed = barren.passed.drain(..).filter(|&(at, _)| at > behind);
+            barren.known.extend(passed);
+        }
+        end.filter(|&end| end > position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::{Duration, Instant};
+
+    fn split(expression: &str, text: &str) -> Vec<String> {
+        let mut pieces = Vec::new();
+        Pattern::new(expression).split(text, &mut |piece| pieces.push(piece.to_owned()));
+        pieces
+    }
+
+    /// What a backtracking engine makes of it.
+    fn by_backtracking(expression: &fancy_regex::Regex, text: &str) -> Vec<String> {
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for found in expression.find_iter(text) {
+            let found = found.unwrap();
+            if found.start() == found.end() {
+                continue;
+            }
+            if start < found.start() {
+                pieces.push(text[start..found.start()].to_owned());
+            }
+            pieces.push(found.as_str().to_owned());
+            start = found.end();
+        }
+        if start < text.len() {
+            pieces.push(text[start..].to_owned());
+        }
+        pieces
+    }
+
+    #[test]
+    fn order_of_alternatives_decides() {
+        assert_eq!(split("a|ab", "abab"), ["a", "b", "a", "b"]);
+        assert_eq!(split("ab|a", "aba"), ["ab", "a"]);
+        assert_eq!(split("(?:a|ab)(?:c|bcd)", "abcd"), ["abcd"]);
+        assert_eq!(split("a{2,3}", "aaaaaaa"), ["aaa", "aaa", "a"]);
+        assert_eq!(split("a{2}b?", "aaab"), ["aa", "ab"]);
+        assert_eq!(split("x(?!y)", "xyxxz"), ["xy", "x", "x", "z"]);
+        assert_eq!(split("x(?=y)", "xyxxz"), ["x", "yxxz"]);
+        assert_eq!(split(r"\s+$", "a  b  "), ["a  b", "  "]);
+        assert_eq!(
+            split("(?i:'s|k)", "'S'\u{17F}K\u{212A}"),
+            ["'S", "'\u{17F}", "K", "\u{212A}"]
+        );
+        assert_eq!(split("a*", "baab"), ["b", "aa", "b"]);
+    }
+
+    #[test]
+    fn what_is_not_in_the_subset_is_refused() {
+        for bad in [
+            "(",
+            "a)",
+            "[a",
+            "[b-a]",
+            "a{3,2}",
+            "a{",
+            "*",
+            "a**",
+            r"\p{Greek}",
+            r"\q",
+            "(?<=a)",
+            "(?=ab)",
+            "(?=a*)",
+            "a*?",
+            "[]",
+            r"\p{L",
+            "a{9999}",
+            "\\",
+            "(?i",
+            "[a&&b]",
+        ] {
+            assert!(parse::parse(bad).is_err(), "{bad}");
+        }
+        let deep = "(".repeat(10_000);
+        assert!(parse::parse(&deep).is_err());
+    }
+
+    /// Each character of every plane, alone and behind another one.
+    #[test]
+    fn classes_are_those_of_unicode() {
+        let classes = [
+            r"\s",
+            r"\S",
+            r"\d",
+            r"\p{L}",
+            r"\p{Lu}",
+            r"\p{Ll}",
+            r"\p{Lt}",
+            r"\p{Lm}",
+            r"\p{Lo}",
+            r"\p{M}",
+            r"\p{N}",
+            r"\p{P}",
+            r"\p{S}",
+            r"\p{Han}",
+            r"[^\s\p{L}\p{N}]",
+            r"[\p{L}&&[^\p{Han}]]",
+        ];
+        for class in classes {
+            let pattern = Pattern::new(class);
+            let regex = fancy_regex::Regex::new(class).unwrap();
+            let mut buffer = [0; 4];
+            for c in '\0'..=char::MAX {
+                let text = &*c.encode_utf8(&mut buffer);
+                let found = pattern.match_at(text, 0, &mut Barren::default());
+                assert_eq!(
+                    found.is_some(),
+                    regex.is_match(text).unwrap(),
+                    "{class} {c:?}"
+                );
+            }
+        }
+    }
+
+    /// With a square of half a megabyte these would take hours.
+    #[test]
+    fn reading_ahead_takes_linear_time() {
+        let blank = " ".repeat(1 << 19);
+        let cases = [
+            (r"\s+$", format!("{blank}x")),
+            (r"\s*[\r\n]+|\s{2}(?!\S)|\s", format!("{blank}x")),
+            (r"\s*[\r\n]+|\s{2}(?!\S)|\s", blank.clone()),
+            (r"[a ]*b|a", "a".repeat(1 << 19)),
+            (r"(?:a{5})*b|a", "a".repeat(1 << 19)),
+        ];
+        for (expression, text) in cases {
+            let started = Instant::now();
+            let mut length = 0;
+            Pattern::new(expression).split(&text, &mut |piece| length += piece.len());
+            assert_eq!(length, text.len());
+            assert!(
+                started.elapsed() < Duration::from_secs(10),
+                "{expression}: {:?}",
+                started.elapsed()
+            );
+        }
+    }
+
+    /// Expressions over few letters, so that they meet.
+    fn expression() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            Just("a".to_owned()),
+            Just("b".to_owned()),
+            Just("[ab]".to_owned()),
+            Just("[^a]".to_owned()),
+            Just(r"\s".to_owned()),
+            Just(r"c(?!\S)".to_owned()),
+            Just("c(?=a)".to_owned()),
+            Just("é".to_owned()),
+        ];
+        leaf.prop_recursive(4, 16, 3, |inner| {
+            prop_oneof![
+                (
+                    inner.clone(),
+                    prop_oneof!["[?*+]", Just("{2}".to_owned()), Just("{1,3}".to_owned())]
+                )
+                    .prop_map(|(inner, count)| format!("(?:{inner}){count}")),
+                prop::collection::vec(inner.clone(), 1..4).prop_map(|parts| parts.concat()),
+                prop::collection::vec(inner, 1..4)
+                    .prop_map(|parts| format!("(?:{})", parts.join("|"))),
+            ]
+        })
+    }
+
+    proptest! {
+        /// So long that it is noted what was read ahead.
+        #[test]
+        fn reading_ahead_changes_nothing(
+            expression in expression(),
+            runs in prop::collection::vec(("(a|ab|b|bc|a )", 1usize..200), 1..5),
+        ) {
+            let text: String = runs.iter().map(|(unit, count)| unit.repeat(*count)).collect();
+            let regex = fancy_regex::Regex::new(&expression).unwrap();
+            prop_assume!(!regex.is_match("").unwrap());
+            prop_assert_eq!(split(&expression, &text), by_backtracking(&regex, &text));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn matches_are_those_of_a_backtracking_engine(expression in expression(), text in "[abc é]{0,80}") {
+            // Where an engine stops looking after an empty match is its own affair.
+            let regex = fancy_regex::Regex::new(&expression).unwrap();
+            prop_assume!(!regex.is_match("").unwrap());
+            prop_assert_eq!(split(&expression, &text), by_backtracking(&regex, &text));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Words of a text whose tokens are known already.
+//!
+//! Most words of a text come again. Where a word stood and which part of the output is its own is enough to copy its tokens, so the cache is
+//! one small table that lives as long as a text is tokenized.
+
+/// Longer words are not looked for: few come again.
+const LONGEST: usize = 64;
+
+/// Texts shorter than this have too few words.
+const SHORTEST_TEXT: usize = 512;
+
+/// Most entries.
+const MOST: usize = 1 << 14;
+
+#[derive(Debug, Clone, Copy)]
+struct Entry<'t> {
+    word: &'t [u8],
+    /// Its tokens in the output.
+    start: usize,
+    tokens: usize,
+}
+
+/// The words of a text, by a hash each; of two with the same, the later one stays.
+#[derive(Debug)]
+pub(crate) struct WordCache<'t> {
+    entries: Vec<Entry<'t>>,
+}
+
+impl<'t> WordCache<'t> {
+    /// A cache for a text of so many bytes.
+    pub(crate) fn new(length: usize) -> Self {
+        let entries = match length {
+            0..SHORTEST_TEXT => 0,
+            _ => (length / 8).next_power_of_two().min(MOST),
+        };
+        let empty = Entry {
+            word: &[],
+            start: 0,
+            tokens: 0,
+        };
+        Self {
+            entries: vec![empty; entries],
+        }
+    }
+
+    /// Adds the tokens of a word to `output`: those that it had before, or what `make` adds.
+    #[inline]
+    pub(crate) fn tokens_of(
+        &mut self,
+        word: &'t [u8],
+        output: &mut Vec<u32>,
+        make: impl FnOnce(&mut Vec<u32>),
+    ) {
+        if self.entries.is_empty() || word.len() > LONGEST {
+            return make(output);
+        }
+        let index = hash(word) as usize & (self.entries.len() - 1);
+        let entry = &mut self.entries[index];
+        if entry.word == word {
+            let (start, end) = (entry.start, entry.start + entry.tokens);
+            if entry.tokens == 1 {
+                output.push(output[start]);
+            } else {
+                output.extend_from_within(start..end);
+            }
+            return;
+        }
+        let start = output.len();
+        make(output);
+        *entry = Entry {
+            word,
+            start,
+            tokens: output.len() - start,
+        };
+    }
+}
+
+/// Spreads words over a table. Whoever finds words that meet in it only makes the cache useless.
+#[inline]
+fn hash(word: &[u8]) -> u64 {
+    const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut state = word.len() as u64;
+    let (chunks, rest) = word.as_chunks::<8>();
+    for &chunk in chunks {
+        state = (state ^ u64::from_le_bytes(chunk)).wrapping_mul(FACTOR);
+        state ^= state >> 32;
+    }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    state = (state ^ u64::from_le_bytes(last)).wrapping_mul(FACTOR);
+    state ^ state >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More words than the table has places, each of them more than once.
+    #[test]
+    fn words_keep_their_tokens() {
+        let words: Vec<String> = (0..3000).map(|i| format!("{}", i * 7919 % 1500)).collect();
+        let mut cache = WordCache::new(SHORTEST_TEXT);
+        let (mut output, mut expected, mut made) = (Vec::new(), Vec::new(), 0);
+        for word in words.iter().flat_map(|word| [word, word]) {
+            let tokens = || word.bytes().map(u32::from);
+            expected.extend(tokens());
+            cache.tokens_of(word.as_bytes(), &mut output, |output| {
+                made += 1;
+                output.extend(tokens());
+            });
+        }
+        assert_eq!(output, expected);
+        assert!(made <= words.len(), "{made}");
+    }
+}

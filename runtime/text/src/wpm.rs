@@ -1,0 +1,169 @@
+//! WordPiece, as BERT has it: text is normalized and cut into words, and each word is written in the longest tokens from the left.
+//!
+//! The normalizer is that of the models' own tokenizers: control characters go, Chinese characters are words of their own, marks on letters
+//! and capital letters go where the vocabulary has none. It is not lossless.
+
+use unicode_general_category::{GeneralCategory, get_general_category};
+use unicode_normalization::UnicodeNormalization;
+
+use crate::spm::ESCAPED_SPACE;
+use crate::trie::Trie;
+use crate::vocab::{Vocab, VocabData};
+use crate::word_cache::WordCache;
+
+/// Longer words, in characters, are unknown.
+const LONGEST_WORD: usize = 100;
+
+/// Chinese characters as BERT counts them.
+const CHINESE: [(char, char); 8] = [
+    ('\u{4E00}', '\u{9FFF}'),
+    ('\u{3400}', '\u{4DBF}'),
+    ('\u{20000}', '\u{2A6DF}'),
+    ('\u{2A700}', '\u{2B73F}'),
+    ('\u{2B740}', '\u{2B81F}'),
+    // From 2B820 on in BERT's first code; the tokenizers that models come with begin here.
+    ('\u{2B920}', '\u{2CEAF}'),
+    ('\u{F900}', '\u{FAFF}'),
+    ('\u{2F800}', '\u{2FA1F}'),
+];
+
+/// The part of a WordPiece tokenizer that the vocabulary does not hold.
+#[derive(Debug)]
+pub(crate) struct Wpm {
+    /// Tokens that begin a word, without the `▁` that marks them.
+    begin: Trie,
+    /// Tokens that go on with one.
+    go_on: Trie,
+    unknown: Option<u32>,
+    lowercase: bool,
+    strip_accents: bool,
+}
+
+impl Wpm {
+    pub(crate) fn new(vocab: &Vocab, data: &VocabData) -> Self {
+        let texts = || {
+            let tokens = (0..).zip(&vocab.tokens);
+            tokens.filter(|(_, token)| std::str::from_utf8(&token.text).is_ok())
+        };
+        let space = ESCAPED_SPACE.as_bytes();
+        let lowercase = data.lowercase.unwrap_or(true);
+        Self {
+            begin: Trie::new(
+                texts().filter_map(|(id, token)| Some((token.text.strip_prefix(space)?, id))),
+            ),
+            go_on: Trie::new(
+                texts()
+                    .map(|(id, token)| (&*token.text, id))
+                    .filter(|(text, _)| !text.starts_with(space)),
+            ),
+            unknown: vocab.special.unk,
+            lowercase,
+            strip_accents: data.strip_accents.unwrap_or(lowercase),
+        }
+    }
+
+    /// Tokenizes one stretch of text.
+    pub(crate) fn tokenize(&self, text: &str, output: &mut Vec<u32>) {
+        let normalized = self.normalize(text);
+        let mut cache = WordCache::new(normalized.len());
+        for word in normalized.split(' ').filter(|word| !word.is_empty()) {
+            cache.tokens_of(word.as_bytes(), output, |output| {
+                self.tokenize_word(word, output)
+            });
+        }
+    }
+
+    fn tokenize_word(&self, word: &str, output: &mut Vec<u32>) {
+        let before = output.len();
+        let mut rest = word.as_bytes();
+        let mut trie = &self.begin;
+        let is_short = word.chars().nth(LONGEST_WORD).is_none();
+        while is_short && !rest.is_empty() {
+            let Some((token, length)) = trie.longest(rest) else {
+                break;
+            };
+            output.push(token);
+            rest = &rest[length..];
+            trie = &self.go_on;
+        }
+        if !rest.is_empty() {
+            output.truncate(before);
+            output.extend(self.unknown);
+        }
+    }
+
+    /// The words of a text, with spaces between them.
+    fn normalize(&self, text: &str) -> String {
+        let mut normalized = String::with_capacity(text.len() + text.len() / 4);
+        let spaced = text.chars().flat_map(|c| {
+            let (before, c, behind) = match c {
+                ' '..='~' => (None, Some(c), None),
+                '\t' | '\n' | '\r' => (None, Some(' '), None),
+                '\0' | '\u{FFFD}' => (None, None, None),
+                _ if is_control(c) => (None, None, None),
+                _ if c.is_whitespace() => (None, Some(' '), None),
+                _ if is_chinese(c) => (Some(' '), Some(c), Some(' ')),
+                _ => (None, Some(c), None),
+            };
+            before.into_iter().chain(c).chain(behind)
+        });
+        let mut push = |c: char| {
+            if is_punctuation(c) {
+                normalized.push(' ');
+                normalized.push(c);
+                normalized.push(' ');
+            } else {
+                normalized.push(c);
+            }
+        };
+        let mut push_case = |c: char| match (self.lowercase, c.is_ascii()) {
+            (false, _) => push(c),
+            (true, true) => push(c.to_ascii_lowercase()),
+            (true, false) => c.to_lowercase().for_each(&mut push),
+        };
+        match (self.strip_accents, text.is_ascii()) {
+            (true, false) => spaced.nfd().filter(|&c| !is_accent(c)).for_each(push_case),
+            _ => spaced.for_each(&mut push_case),
+        }
+        normalized
+    }
+}
+
+/// Control characters, also those of formats and of private use.
+fn is_control(c: char) -> bool {
+    use GeneralCategory as G;
+    !c.is_ascii()
+        && matches!(
+            get_general_category(c),
+            G::Control | G::Format | G::PrivateUse
+        )
+        || c.is_ascii_control()
+}
+
+fn is_accent(c: char) -> bool {
+    !c.is_ascii() && get_general_category(c) == GeneralCategory::NonspacingMark
+}
+
+fn is_chinese(c: char) -> bool {
+    CHINESE
+        .iter()
+        .any(|&(first, last)| (first..=last).contains(&c))
+}
+
+/// Punctuation, and all of ASCII that is neither letter nor digit.
+fn is_punctuation(c: char) -> bool {
+    use GeneralCategory as G;
+    if c.is_ascii() {
+        return c.is_ascii_punctuation();
+    }
+    matches!(
+        get_general_category(c),
+        G::ConnectorPunctuation
+            | G::DashPunctuation
+            | G::OpenPunctuation
+            | G::ClosePunctuation
+            | G::InitialPunctuation
+            | G::FinalPunctuation
+            | G::OtherPunctuation
+    )
+}
