@@ -33,6 +33,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long a server that refuses connections is tried again: it may be on its way up, but then it has lost the session.
 const REFUSED: Duration = Duration::from_secs(2);
 
+/// How many connections, one after the other, may break before anything more is done.
+const MOST_IN_VAIN: u32 = 20;
+
 pub(super) struct Endpoint {
     address: Address,
     shared: Arc<Shared>,
@@ -349,26 +352,39 @@ async fn run(
     session: &[u8],
     mut replies: Streaming<proto::Reply>,
 ) {
+    let (mut reached, mut in_vain) = (0, 0);
     loop {
-        let why = loop {
+        let (why, is_refused) = loop {
             match replies.message().await {
                 Ok(Some(reply)) => take(shared, reply),
-                Ok(None) => break "the server closed the connection".to_owned(),
-                Err(status) => break status.message().to_owned(),
+                Ok(None) => break ("the server closed the connection".to_owned(), false),
+                Err(status) => {
+                    // What it refuses now, it refuses again.
+                    let is_refused = matches!(
+                        status.code(),
+                        Code::InvalidArgument | Code::OutOfRange | Code::ResourceExhausted
+                    );
+                    break (status.message().to_owned(), is_refused);
+                }
             }
         };
-        {
+        let done = {
             let mut state = lock(shared);
             if state.is_over {
                 return;
             }
             state.sender = None;
-        }
-        tracing::warn!(
-            "the connection to {} is lost: {why}",
-            connector.address.place
-        );
-        match reconnect(shared, connector, session).await {
+            state.done
+        };
+        in_vain = if done > reached { 0 } else { in_vain + 1 };
+        reached = done;
+        let place = &connector.address.place;
+        tracing::warn!("the connection to {place} is lost: {why}");
+        let next = match is_refused || in_vain >= MOST_IN_VAIN {
+            true => Err(why),
+            false => reconnect(shared, connector, session).await,
+        };
+        match next {
             Ok(Some(next)) => replies = next,
             Ok(None) => return,
             Err(lost) => {
@@ -512,7 +528,13 @@ impl Connector {
                 ErrorKind::InvalidData => Kind::Final,
                 _ => Kind::Unclear,
             },
-            why: error.to_string(),
+            why: match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(rustls::Error::General(why)) => why.clone(),
+                Some(rustls::Error::InvalidMessage(_)) => {
+                    "it does not speak TLS: is this the port of `samite remote-server`?".to_owned()
+                }
+                _ => error.to_string(),
+            },
         })?;
         let exported = tls::exported(stream.get_ref().1);
         let proof = self

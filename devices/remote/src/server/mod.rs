@@ -428,6 +428,8 @@ impl Shared {
                 Ok(None) => break true,
                 Err(error) => {
                     tracing::info!("a connection is lost: {error}");
+                    // Perhaps it is there, and sent what cannot be read.
+                    let _ = sender.send(Err(error));
                     break false;
                 }
             }

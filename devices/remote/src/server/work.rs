@@ -206,11 +206,14 @@ impl Belongings {
             }
             Kind::MemoryOf(device) => {
                 let memory = self.lent(device).map_err(refuse)?.device.memory();
-                let left = self.ledger.left();
-                let number = |bytes: Option<usize>| bytes.map(|bytes| bytes as u64);
+                let left = Some(self.ledger.left()).filter(|left| *left < usize::MAX);
+                let free = match (memory.free, left) {
+                    (Some(free), Some(left)) => Some(free.min(left)),
+                    (free, left) => free.or(left),
+                };
                 return Ok(Some(Outcome::Memory(proto::MemoryInfo {
-                    free: number(memory.free.map(|free| free.min(left))),
-                    total: number(memory.total),
+                    free: free.map(|bytes| bytes as u64),
+                    total: memory.total.map(|bytes| bytes as u64),
                 })));
             }
         }
