@@ -605,3 +605,103 @@ impl Connector {
         Ok((sender, replies, welcome))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::client::memory::command;
+    use crate::{RemoteServer, RemoteServerOptions, identity};
+    use samite_reference::{ReferenceDevice, ReferenceOptions};
+
+    /// A server, and who asks it: a client with a token that keeps no rule.
+    fn rogue(change: impl FnOnce(&mut RemoteServerOptions)) -> (tempfile::TempDir, Connector) {
+        let folder = tempfile::tempdir().unwrap();
+        let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));
+        let mut options = RemoteServerOptions::new(key, tokens.clone());
+        change(&mut options);
+        let device = ReferenceDevice::new(ReferenceOptions::default());
+        let server = RemoteServer::bind(&[device as _], "127.0.0.1:0", options).unwrap();
+        let address = Address::parse(&server.address().unwrap()).unwrap();
+        std::thread::spawn(move || server.serve());
+        let token = identity::read_tokens(&tokens).unwrap().remove(0);
+        let connector = Connector {
+            address,
+            token,
+            options: RemoteOptions::default(),
+        };
+        (folder, connector)
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_ends_the_session() {
+        let (_folder, connector) = rogue(|_| {});
+        let Connector {
+            address,
+            token,
+            options,
+        } = connector;
+        let (endpoint, _) = Endpoint::connect(address, token, &options).unwrap();
+        let write = proto::command::Command::Write(proto::Write {
+            data: vec![0; MOST_MESSAGE + 1].into(),
+            ..proto::Write::default()
+        });
+        let error = endpoint.call("d", vec![command(write)]).unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+        assert!(error.to_string().contains("too large"), "{error}");
+    }
+
+    #[test]
+    fn numbers_that_are_wrong_end_the_connection() {
+        let (_folder, connector) = rogue(|_| {});
+        runtime().block_on(async {
+            for number in [0, 2, u64::MAX] {
+                let link = connector.link(&[], 0).await;
+                let (sender, mut replies, _) = link.map_err(|refused| refused.why).unwrap();
+                let request = proto::Request {
+                    number,
+                    confirm: true,
+                    ..proto::Request::default()
+                };
+                sender.send(request).unwrap();
+                let end = loop {
+                    match replies.message().await {
+                        Ok(Some(reply)) => assert_eq!(reply.number, 0),
+                        other => break other,
+                    }
+                };
+                assert_eq!(end.unwrap_err().code(), Code::InvalidArgument);
+            }
+        });
+    }
+
+    #[test]
+    fn sessions_belong_to_their_tokens() {
+        let (folder, connector) = rogue(|options| {
+            let text = format!("{}\n{}\n", "11".repeat(32), "22".repeat(32));
+            identity::write_secret(&options.tokens, text.as_bytes()).unwrap();
+        });
+        let tokens = identity::read_tokens(&folder.path().join("tokens")).unwrap();
+        runtime().block_on(async {
+            let link = connector.link(&[], 0).await;
+            let (_sender, _replies, welcome) = link.map_err(|refused| refused.why).unwrap();
+            let other = Connector {
+                token: tokens[1].clone(),
+                address: connector.address.clone(),
+                options: connector.options.clone(),
+            };
+            let why = |link: std::result::Result<Link, Refused>| link.map(drop).map_err(|r| r.why);
+            assert_eq!(why(connector.link(&welcome.session, 0).await), Ok(()));
+            let refused = why(other.link(&welcome.session, 0).await).unwrap_err();
+            assert!(refused.contains("no such session"), "{refused}");
+            let refused = why(connector.link(&[1; 3], 0).await).unwrap_err();
+            assert!(refused.contains("no such session"), "{refused}");
+            assert_eq!(why(other.link(&[], 0).await), Ok(()));
+        });
+    }
+}

@@ -11,6 +11,9 @@
 mod guard;
 mod session;
 mod store;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 mod work;
 
 use crate::identity::{self, Token};
