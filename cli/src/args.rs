@@ -47,6 +47,23 @@ pub struct RegistryArgs {
     /// Servers whose devices are used as RPC0, RPC1 and so on: addresses such as 192.168.0.7:50052, several separated by `,`
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
     rpc: Vec<String>,
+
+    #[cfg(feature = "remote")]
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+/// Servers of samite's own.
+#[cfg(feature = "remote")]
+#[derive(Clone, Debug, Default, Args)]
+pub struct RemoteArgs {
+    /// Servers of samite whose devices are used as remote0, remote1 and so on: addresses that `samite remote-server` prints, several separated by `,`
+    #[arg(long, value_name = "SERVERS", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), help_heading = "Backends")]
+    remote: Vec<String>,
+
+    /// File with the token for these servers: a copy of the one that the server names
+    #[arg(long, value_name = "FILE", help_heading = "Backends")]
+    remote_token: Option<PathBuf>,
 }
 
 impl RegistryArgs {
@@ -65,6 +82,14 @@ impl RegistryArgs {
         options.cpu.threads = threads;
         options.cpu.pool = pool;
         options.rpc.clone_from(&self.rpc);
+        #[cfg(feature = "remote")]
+        {
+            options.remote.clone_from(&self.remote.remote);
+            options
+                .remote_client
+                .token
+                .clone_from(&self.remote.remote_token);
+        }
         options.ggml = GgmlOptions::from_environment();
         // Who names a file on the command line means the current folder.
         let plugins = self.plugin.iter();

@@ -12,6 +12,8 @@ mod perplexity;
 mod plan;
 mod probe_plugin;
 mod quantize;
+#[cfg(feature = "remote")]
+mod remote_server;
 mod rpc_server;
 mod run;
 mod sim;
@@ -55,6 +57,9 @@ pub enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Lend devices to programs on other machines, such as llama.cpp's with --rpc
     RpcServer(rpc_server::RpcServerArgs),
+    /// Lend devices to samite on other machines, encrypted, to those who have a token
+    #[cfg(feature = "remote")]
+    RemoteServer(remote_server::RemoteServerArgs),
     /// Train a small language model
     Train(train::TrainArgs),
     /// Print what a shell needs to complete commands and flags
@@ -92,6 +97,8 @@ impl Command {
             Command::Logits(args) => logits::run(args),
             Command::Perplexity(args) => perplexity::run(args),
             Command::RpcServer(args) => rpc_server::run(args),
+            #[cfg(feature = "remote")]
+            Command::RemoteServer(args) => remote_server::run(args),
             Command::Train(args) => train::run(args),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),

@@ -48,13 +48,22 @@ pub struct RpcServerArgs {
     pool: PoolArgs,
 }
 
-fn clients(text: &str) -> Result<usize, String> {
+pub(super) fn clients(text: &str) -> Result<usize, String> {
     number(text, 1, 1 << 16)
 }
 
 /// A number of MiB in bytes.
-fn mebibytes(text: &str) -> Result<usize, String> {
+pub(super) fn mebibytes(text: &str) -> Result<usize, String> {
     Ok(number(text, 1, 1 << 40)? << 20)
+}
+
+/// Host and port as one.
+pub(super) fn place(host: &str, port: u16) -> String {
+    let host = host.trim_matches(['[', ']']);
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(host)) => format!("[{host}]:{port}"),
+        _ => format!("{host}:{port}"),
+    }
 }
 
 pub fn run(args: RpcServerArgs) -> Outcome {
@@ -69,14 +78,11 @@ pub fn run(args: RpcServerArgs) -> Outcome {
         ..ServerOptions::default()
     };
     let network = &options.environment.network;
-    let host = args.host.trim_matches(['[', ']']);
-    let wanted = match host.parse::<IpAddr>() {
-        Ok(IpAddr::V6(host)) => format!("[{host}]:{}", args.port),
-        _ => format!("{host}:{}", args.port),
-    };
+    let wanted = place(&args.host, args.port);
     let failed = |error| Failure::error(format_args!("cannot listen at {wanted}: {error}"));
     let listener = network.listen(&wanted).map_err(failed)?;
     let address = listener.address().map_err(failed)?;
+    let host = args.host.trim_matches(['[', ']']);
     let is_loopback = match host.parse::<IpAddr>() {
         Ok(address) => address.is_loopback(),
         Err(_) => host == "localhost",

@@ -19,6 +19,8 @@ mod plan;
 #[cfg(unix)]
 mod plugins;
 mod readme;
+#[cfg(feature = "remote")]
+mod remote;
 mod rpc;
 mod text;
 mod threads;

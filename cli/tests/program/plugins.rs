@@ -473,7 +473,7 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     // What nobody has is told, with what there is.
     let run = with_plugins(dir.path(), &["devices", "--disable", "nope,blas,bad"]);
     let warning = "warning: no backend is called 'nope', so none of that name was disabled; \
-                   there are: blas, cpu, ggml, reference, rpc, and the plugins bad, fixture";
+                   there are: blas, cpu, ggml, reference, remote, rpc, and the plugins bad, fixture";
     assert_eq!(run.stderr.trim(), warning);
     run.ok();
     // The backend is gone, and what has to do with it says so.

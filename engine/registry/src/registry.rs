@@ -40,7 +40,7 @@ impl From<Error> for RegistryError {
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
 /// Names of the backends that come with samite.
-const NAMES: [&str; 5] = ["blas", "cpu", "ggml", "reference", "rpc"];
+const NAMES: [&str; 6] = ["blas", "cpu", "ggml", "reference", "remote", "rpc"];
 
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
@@ -59,10 +59,16 @@ pub struct BuiltIn {
     /// How they are reached.
     #[cfg(feature = "rpc")]
     pub rpc_client: samite_rpc::ClientOptions,
+    /// Addresses of samite's own servers, such as `samite://192.168.0.7:50053#5d41…`, whose devices are used.
+    #[cfg(feature = "remote")]
+    pub remote: Vec<String>,
+    /// How they are reached.
+    #[cfg(feature = "remote")]
+    pub remote_client: samite_remote::RemoteOptions,
 }
 
 impl BuiltIn {
-    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `rpc`, or one of ggml's plugins by the name of its
+    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `remote`, `rpc`, or one of ggml's plugins by the name of its
     /// file, such as `vulkan` or `ggml:cpu`. Nothing of them is loaded, not even to try it.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
@@ -166,6 +172,11 @@ impl Registry {
             ggml.map(|ggml| ggml as _),
             #[cfg(feature = "reference")]
             used("reference").then(|| Arc::new(samite_reference::ReferenceBackend::default()) as _),
+            #[cfg(feature = "remote")]
+            (used("remote") && !options.remote.is_empty()).then(|| {
+                let (addresses, client) = (&options.remote, &options.remote_client);
+                Arc::new(samite_remote::RemoteBackend::connect(addresses, client)) as _
+            }),
             #[cfg(feature = "rpc")]
             (used("rpc") && !options.rpc.is_empty()).then(|| {
                 let servers = samite_rpc::RpcBackend::connect(&options.rpc, &options.rpc_client);
@@ -504,7 +515,7 @@ mod tests {
         let none = warning("nope,nope", &[]).unwrap();
         assert_eq!(
             none,
-            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, rpc, and no plugins of ggml"
+            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, remote, rpc, and no plugins of ggml"
         );
         let two = warning("ggml:reference,nope,cpu", &["cuda", "vulkan"]).unwrap();
         assert!(two.contains("'ggml:reference' or 'nope'"), "{two}");

@@ -45,8 +45,8 @@ pub use samite_core::{
     DeviceKind, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout, Location,
     MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared, Rejected,
     Result, Rope, RopeMode, Rows, RunControl, RunObserver, Shape, Slot, SortOrder, StoredTensor,
-    Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf, counted,
-    host_buffer, host_buffer_type, infer, same_buffer_type, shape,
+    Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary, Usage, ViewOf, cache_folder,
+    counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
 pub use samite_gguf as gguf;
 pub use samite_llm as llm;

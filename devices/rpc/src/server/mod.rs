@@ -3,17 +3,14 @@
 //! - `session`: requests and what is done about them.
 //! - `places`: what a client's numbers of buffers and addresses stand for.
 //! - `work`: graphs, bound to devices.
-//! - `ledger`: who has taken how much memory.
 
-mod ledger;
 mod places;
 mod session;
 mod work;
 
 use crate::channel::Channel;
-use ledger::Ledger;
 use samite_core::environment::{Connection, Listener};
-use samite_core::{Device, Environment};
+use samite_core::{Device, Environment, Ledger};
 use session::{End, Session};
 use std::io;
 use std::sync::Arc;

@@ -3,8 +3,9 @@
 //! Addresses are made up: each buffer begins at a multiple of a terabyte. A tensor's place is its buffer's number, which must be one of this
 //! client's, and an address, which must lie in that buffer with everything that the tensor's layout spans.
 
-use super::ledger::{Charge, Ledger};
-use samite_core::{Buffer, Device, Layout, Slot, TensorRef, Usage, same_buffer_type, unallocated};
+use samite_core::{
+    Buffer, Charge, Device, Layout, Ledger, Slot, TensorRef, Usage, same_buffer_type, unallocated,
+};
 use samite_wire::import::Tensors;
 use samite_wire::numbers::MAX_SRC;
 use samite_wire::rpc::graph::{GraphMessage, MOST_SOURCES};

@@ -1,11 +1,10 @@
 //! One client: its requests, its buffers, its graphs.
 
 use super::Server;
-use super::ledger::{Charge, Ledger};
 use super::places::{Buffers, Question, layout};
 use super::work::{Lane, Work, prepare, run};
 use crate::channel::Channel;
-use samite_core::{Device, TensorInfo, TensorRef, Usage};
+use samite_core::{Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
 use samite_wire::Reason;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::op;

@@ -1,10 +1,9 @@
 //! Graphs, bound to devices.
 
-use super::ledger::{Charge, Ledger};
 use super::places::{Buffers, Placed, allocate};
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Prepared, Result as Outcome, RunControl, Slot,
-    Stream, Support, TensorId, TensorInfo, TensorRef,
+    CancelToken, Charge, DType, Device, Graph, Layout, Ledger, Prepared, Result as Outcome,
+    RunControl, Slot, Stream, Support, TensorId, TensorInfo, TensorRef,
 };
 use samite_wire::Reason;
 use samite_wire::import::{Imported, Importer};

@@ -1,11 +1,11 @@
-//! Who has taken how much memory.
+//! Who has taken how much memory, where many share it: clients of a server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An amount of memory, of which parts are taken and given back.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub struct Ledger {
     limit: usize,
     taken: AtomicUsize,
     /// What is taken here is taken there, too.
@@ -61,7 +61,7 @@ impl Ledger {
 
 /// Memory that was taken.
 #[derive(Debug)]
-pub(super) struct Charge {
+pub struct Charge {
     ledger: Arc<Ledger>,
     bytes: usize,
     _parent: Option<Box<Charge>>,

@@ -1,0 +1,108 @@
+//! `samite remote-server`: lends devices to samite on other machines.
+
+use super::rpc_server::{clients, mebibytes, place};
+use crate::args::{DeviceArgs, Lent, ThreadArgs};
+use crate::cpu_args::PoolArgs;
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use samite::cache_folder;
+use samite::registry::{KEY_FILE, RemoteServer, RemoteServerOptions, TOKEN_FILE, settings_folder};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Flags of `samite remote-server`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The connection is encrypted (gRPC over TLS 1.3). The server makes a key and a token at its first start. Clients need the address that it prints,
+which names the key, and a copy of the file of tokens:
+
+  samite remote-server --host 192.168.0.7
+  samite run --remote 'samite://192.168.0.7:50053#…' --remote-token token …
+
+The file has one token a line, 64 hexadecimal digits each; a token more lets another client in, a token less shuts it out at the next start."
+)]
+pub struct RemoteServerArgs {
+    /// Address to listen at [also: -H]
+    #[arg(short = 'H', long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen at; 0 for any that is free
+    #[arg(short, long, value_name = "PORT", default_value = "50053")]
+    port: u16,
+    #[command(flatten)]
+    devices: DeviceArgs,
+    #[command(flatten)]
+    threads: ThreadArgs,
+    /// File of the server's key; `samite/remote-key` in the folder for settings by default
+    #[arg(long, value_name = "FILE", help_heading = "Who may use it")]
+    key: Option<PathBuf>,
+    /// File of tokens; `samite/remote-token` in the folder for settings by default
+    #[arg(long, value_name = "FILE", help_heading = "Who may use it")]
+    tokens: Option<PathBuf>,
+    /// Folder where pieces of weights are kept, so that they are sent once; `samite/remote` in the folder for caches by default
+    #[arg(long, value_name = "FOLDER", help_heading = "Limits")]
+    store: Option<PathBuf>,
+    /// MiB that they may take; 0 keeps none
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value = "32768",
+        help_heading = "Limits"
+    )]
+    store_size: u32,
+    /// MiB of memory for all sessions together; as much as there is by default
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
+    memory: Option<usize>,
+    /// MiB of memory for each session
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, help_heading = "Limits")]
+    memory_per_session: Option<usize>,
+    /// Sessions at the same time
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clients, help_heading = "Limits")]
+    sessions: usize,
+    /// Sessions of one token at the same time
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clients, help_heading = "Limits")]
+    sessions_per_token: usize,
+    #[command(flatten)]
+    pool: PoolArgs,
+}
+
+pub fn run(args: RemoteServerArgs) -> Outcome {
+    let pool = args.pool.pool(args.threads.count())?;
+    // Clients ask what a device can do, and have a CPU of their own for the rest.
+    let Lent { devices, .. } = args.devices.lent(pool)?;
+    let of_settings = |named: &Option<PathBuf>, name: &str, flag: &str| {
+        let file = named
+            .clone()
+            .or_else(|| Some(settings_folder()?.join(name)));
+        file.ok_or_else(|| {
+            Failure::usage(format_args!(
+                "--{flag}: name a file: there is no folder for settings"
+            ))
+        })
+    };
+    let key = of_settings(&args.key, KEY_FILE, "key")?;
+    let tokens = of_settings(&args.tokens, TOKEN_FILE, "tokens")?;
+    let store = args.store.or_else(|| Some(cache_folder()?.join("remote")));
+    let options = RemoteServerOptions {
+        store: store.filter(|_| args.store_size > 0),
+        store_bytes: u64::from(args.store_size) << 20,
+        memory: args.memory,
+        memory_per_session: args.memory_per_session,
+        sessions: args.sessions,
+        sessions_per_token: args.sessions_per_token,
+        ..RemoteServerOptions::new(key, tokens.clone())
+    };
+    let wanted = place(&args.host, args.port);
+    let failed = |error| Failure::error(format_args!("cannot serve at {wanted}: {error}"));
+    let server = RemoteServer::bind(&devices, &wanted, options).map_err(failed)?;
+    let address = server.address().map_err(failed)?;
+    let mut out = std::io::stdout().lock();
+    for (number, device) in devices.iter().enumerate() {
+        let (name, description) = (device.name(), device.description());
+        writeln!(out, "device {number}: {name} ({description})")?;
+    }
+    writeln!(out, "tokens: {}", tokens.display())?;
+    writeln!(out, "listening at {address}")?;
+    out.flush()?;
+    drop(out);
+    server.serve().map_err(failed)
+}

@@ -1,0 +1,423 @@
+//! A queue of work of a server's device.
+//!
+//! What is queued is collected until a run ends it, or somebody waits. A request with a run asks for what was read after the last run of that graph, too:
+//! a token is one request and one reply.
+
+use super::device::RemoteDevice;
+use super::memory::{Far, RemoteBuffer, command, next, read_into};
+use crate::convert::Part;
+use crate::proto::{self, command::Command as Kind};
+use samite_core::{
+    CancelToken, Device, Error, Event, Placed, Prepared, Result, Rows, RunControl, Stream, Support,
+    TensorRef,
+};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of what is collected before it is sent.
+const MOST_PENDING: usize = 1 << 20;
+
+/// Bytes that a run reads at once with it.
+const MOST_FORESEEN: usize = 1 << 20;
+
+pub(super) struct RemoteStream {
+    device: Arc<RemoteDevice>,
+    /// Whose failures are whose.
+    number: u64,
+    pending: Vec<proto::Command>,
+    pending_bytes: usize,
+    /// The last request.
+    last: u64,
+    /// Stops the last run.
+    cancel: Option<CancelToken>,
+    run: Option<LastRun>,
+    /// Points of other streams that the work is behind.
+    awaited: Vec<(u64, u64)>,
+}
+
+/// The run that nothing was queued behind.
+struct LastRun {
+    /// Its request.
+    number: u64,
+    /// What was read with it.
+    foreseen: Vec<proto::Command>,
+    /// The server's answer, when it was waited for.
+    results: Option<Vec<proto::Result>>,
+    reads: Arc<Mutex<Vec<proto::Command>>>,
+}
+
+impl LastRun {
+    /// Waits for what was read with it, once.
+    fn wait(&mut self, far: &Far, cancel: Option<&CancelToken>) -> Result<()> {
+        if self.results.is_some() || self.foreseen.is_empty() {
+            return Ok(());
+        }
+        let waited = far.endpoint.wait(&far.name, self.number, cancel);
+        self.results = Some(waited.as_ref().map_or(Vec::new(), Clone::clone));
+        waited.map(drop)
+    }
+}
+
+/// A graph at the server.
+struct RemoteGraph {
+    device: Arc<RemoteDevice>,
+    number: u64,
+    is_empty: bool,
+    /// What was read after the last run.
+    reads: Arc<Mutex<Vec<proto::Command>>>,
+}
+
+impl Prepared for RemoteGraph {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Drop for RemoteGraph {
+    fn drop(&mut self) {
+        if !self.is_empty {
+            let far = &self.device.far;
+            let _ = far.tell(vec![command(Kind::Forget(self.number))]);
+        }
+    }
+}
+
+impl RemoteStream {
+    pub fn new(device: Arc<RemoteDevice>) -> Self {
+        RemoteStream {
+            device,
+            number: next(),
+            pending: Vec::new(),
+            pending_bytes: 0,
+            last: 0,
+            cancel: None,
+            run: None,
+            awaited: Vec::new(),
+        }
+    }
+
+    fn far(&self) -> &Far {
+        &self.device.far
+    }
+
+    fn buffer<'a>(&self, tensor: &'a TensorRef) -> Result<&'a RemoteBuffer> {
+        let buffer = tensor.buffer.as_any().downcast_ref::<RemoteBuffer>();
+        let buffer = buffer.filter(|buffer| self.device.owns(buffer));
+        buffer.ok_or_else(|| {
+            Error::invalid(format!(
+                "{} was given a tensor ({}) in memory of type '{}'",
+                self.device.name(),
+                tensor.layout(),
+                tensor.buffer.buffer_type().name()
+            ))
+        })
+    }
+
+    /// Sends what is collected.
+    fn flush(&mut self, is_awaited: bool) -> Result<u64> {
+        let commands = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        if !commands.is_empty() || is_awaited {
+            let far = &self.device.far;
+            self.last = far
+                .endpoint
+                .send(&far.name, self.number, commands, is_awaited)?;
+        }
+        Ok(self.last)
+    }
+
+    /// Collects commands that change something.
+    fn queue(&mut self, commands: Vec<proto::Command>, bytes: usize) -> Result<()> {
+        self.forget_run();
+        self.pending.extend(commands);
+        self.pending_bytes += bytes;
+        if self.pending_bytes > MOST_PENDING {
+            self.flush(false)?;
+        }
+        Ok(())
+    }
+
+    fn forget_run(&mut self) {
+        if let Some(LastRun {
+            number,
+            results: None,
+            foreseen,
+            ..
+        }) = self.run.take()
+            && !foreseen.is_empty()
+        {
+            self.far().endpoint.abandon(self.number, number);
+        }
+    }
+
+    /// What the last run has read already, if that is this.
+    fn foreseen(&mut self, read: &proto::Command) -> Result<Option<proto::Result>> {
+        let device = Arc::clone(&self.device);
+        let endpoint = &device.far.endpoint;
+        let Some(run) = &mut self.run else {
+            return Ok(None);
+        };
+        let mut reads = run.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = reads.iter().chain([read]).map(size).sum();
+        if bytes <= MOST_FORESEEN && !reads.contains(read) {
+            reads.push(read.clone());
+        }
+        drop(reads);
+        let at = run.foreseen.iter().position(|known| known == read);
+        // Somebody else may have changed it since.
+        let (Some(at), true) = (at, endpoint.last() == run.number) else {
+            return Ok(None);
+        };
+        run.wait(&device.far, self.cancel.as_ref())?;
+        let results = run.results.as_ref();
+        Ok(results.and_then(|results| results.get(at)).cloned())
+    }
+
+    /// Waits for everything, and reports what failed of it.
+    fn finish(&mut self) -> Result<()> {
+        let device = Arc::clone(&self.device);
+        let far = &device.far;
+        if let Some(run) = &mut self.run {
+            run.wait(far, self.cancel.as_ref())?;
+        }
+        if !self.pending.is_empty() || !far.endpoint.is_done(self.last) {
+            let number = self.flush(true)?;
+            far.endpoint.wait(&far.name, number, self.cancel.as_ref())?;
+        }
+        for (stream, number) in std::mem::take(&mut self.awaited) {
+            far.endpoint.has_failed(&far.name, stream, number)?;
+        }
+        far.endpoint.failure(&far.name, self.number)
+    }
+}
+
+fn size(read: &proto::Command) -> usize {
+    match &read.command {
+        Some(Kind::Read(read)) => usize::try_from(read.size).unwrap_or(usize::MAX),
+        _ => 0,
+    }
+}
+
+impl Stream for RemoteStream {
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        work.check()?;
+        let graph = work.graph;
+        let ids: Vec<_> = work.computed().map(|node| node.id()).collect();
+        for (id, support) in ids.iter().zip(self.device.supports_each(graph, &ids)) {
+            if let Support::No(reason) = support {
+                let what = graph.node(*id).op().to_string();
+                return Err(Error::unsupported(self.device.name(), what, reason));
+            }
+        }
+        let part = Part::of(graph, work.nodes);
+        let places = part.tensors.iter().map(|&id| {
+            let tensor = graph.tensor(id);
+            if tensor.layout.is_empty() {
+                return Ok(proto::Place::default());
+            }
+            let place = work.place(id)?;
+            if *place.layout() != tensor.layout {
+                return Err(Error::invalid(format!(
+                    "{}: '{}' ({}) lies somewhere as {}",
+                    self.device.name(),
+                    tensor.name,
+                    tensor.layout,
+                    place.layout()
+                )));
+            }
+            Ok(self.buffer(place)?.place(place.slot))
+        });
+        let places = places.collect::<Result<Vec<_>>>()?;
+        let prepared = RemoteGraph {
+            device: Arc::clone(&self.device),
+            number: next(),
+            is_empty: ids.is_empty(),
+            reads: Arc::default(),
+        };
+        if !prepared.is_empty {
+            // Buffers that are freed later stay until the graph is forgotten.
+            self.far().call(vec![command(Kind::Prepare(proto::Prepare {
+                graph: prepared.number,
+                device: self.far().number,
+                json: part.json().into(),
+                places,
+            }))])?;
+        }
+        Ok(Box::new(prepared))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        control.cancel.check()?;
+        let graph = prepared.as_any().downcast_mut::<RemoteGraph>();
+        let graph = graph.filter(|graph| Arc::ptr_eq(&graph.device, &self.device));
+        let Some(graph) = graph else {
+            return Err(Error::invalid(format!(
+                "{} was given work that another device prepared",
+                self.device.name()
+            )));
+        };
+        if graph.is_empty {
+            return Ok(());
+        }
+        let run = command(Kind::Run(proto::Run {
+            graph: graph.number,
+            deadline: self.device.deadline,
+        }));
+        self.queue(vec![run], 0)?;
+        self.cancel = Some(control.cancel.clone());
+        let mut reads = graph.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        let foreseen = std::mem::take(&mut *reads);
+        drop(reads);
+        self.pending.extend(foreseen.iter().cloned());
+        let number = self.flush(!foreseen.is_empty())?;
+        self.run = Some(LastRun {
+            number,
+            foreseen,
+            results: None,
+            reads: Arc::clone(&graph.reads),
+        });
+        Ok(())
+    }
+
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        to.check_range(offset, data.len())?;
+        let writes = self.buffer(to)?.write_commands(to.slot, offset, data)?;
+        self.queue(writes, data.len())
+    }
+
+    fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
+        from.check_range(offset, out.len())?;
+        let reads = self
+            .buffer(from)?
+            .read_commands(from.slot, offset, out.len())?;
+        if let ([(read, _)], true) = (&*reads, self.pending.is_empty())
+            && let Some(result) = self.foreseen(read)?
+        {
+            read_into(&self.far().name, &[result], out)?;
+            return self.far().endpoint.failure(&self.far().name, self.number);
+        }
+        let device = Arc::clone(&self.device);
+        let far = &device.far;
+        let mut rest = out;
+        for (read, len) in reads {
+            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(len);
+            self.pending.push(read);
+            let number = self.flush(true)?;
+            let results = far.endpoint.wait(&far.name, number, self.cancel.as_ref())?;
+            read_into(&far.name, &results, piece)?;
+            rest = behind;
+        }
+        far.endpoint.failure(&far.name, self.number)
+    }
+
+    fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
+        let buffer = self.buffer(to)?;
+        let mut writes = Vec::new();
+        rows.each(to.layout().bytes(), data.len(), |offset, piece| {
+            writes.extend(buffer.write_commands(to.slot, offset, &data[piece])?);
+            Ok(())
+        })?;
+        self.queue(writes, data.len())
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        if from.layout() != to.layout() {
+            return Err(Error::shape(format!(
+                "copy of {} to {}: the layouts differ",
+                from.layout(),
+                to.layout()
+            )));
+        }
+        match self.buffer(to)?.copy_command(to.slot, from)? {
+            Some(copy) => self.queue(vec![copy], 0),
+            None => Err(Error::unsupported(
+                self.device.name(),
+                "a copy from elsewhere",
+                "it copies between its own tensors only",
+            )),
+        }
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = event.as_any().downcast_ref::<RemoteEvent>();
+        let event = event.filter(|event| Arc::ptr_eq(&event.far, &self.device.far));
+        let event = event.ok_or_else(|| {
+            Error::invalid(format!(
+                "{}: an event of another device",
+                self.device.name()
+            ))
+        })?;
+        if !self.pending.is_empty() {
+            // A run that was read foresightedly stays the last one: nothing is pending behind it.
+            self.flush(false)?;
+        }
+        let mut point = event.point.lock().unwrap_or_else(PoisonError::into_inner);
+        *point = Some((self.number, self.last));
+        Ok(())
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        match event.as_any().downcast_ref::<RemoteEvent>() {
+            // The server does everything in order. If that failed, it is known when this stream is waited for.
+            Some(event) if Arc::ptr_eq(&event.far.endpoint, &self.device.far.endpoint) => {
+                if let Some((stream, number)) = event.point() {
+                    self.awaited.retain(|(known, _)| *known != stream);
+                    self.awaited.push((stream, number));
+                }
+                Ok(())
+            }
+            _ => event.synchronize(),
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.finish()
+    }
+}
+
+impl Drop for RemoteStream {
+    fn drop(&mut self) {
+        self.forget_run();
+        let _ = self.flush(false);
+    }
+}
+
+/// A point in the requests of a stream.
+#[derive(Debug)]
+pub(super) struct RemoteEvent {
+    far: Arc<Far>,
+    /// The stream and its last request.
+    point: Mutex<Option<(u64, u64)>>,
+}
+
+impl RemoteEvent {
+    pub fn new(far: &Arc<Far>) -> Self {
+        RemoteEvent {
+            far: Arc::clone(far),
+            point: Mutex::default(),
+        }
+    }
+
+    fn point(&self) -> Option<(u64, u64)> {
+        *self.point.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Event for RemoteEvent {
+    fn synchronize(&self) -> Result<()> {
+        let Some((stream, number)) = self.point() else {
+            return Ok(());
+        };
+        let endpoint = &self.far.endpoint;
+        endpoint.reach(&self.far.name, number)?;
+        endpoint.has_failed(&self.far.name, stream, number)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,106 @@
+//! A connection that must say who it is in time.
+
+use crate::identity::Exported;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+/// What is known of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub address: SocketAddr,
+    pub exported: Exported,
+    /// Set when the client has proved that it has a token.
+    pub is_known: Arc<AtomicBool>,
+}
+
+/// A connection with TLS, which ends if nobody has proved anything when the time is over.
+pub(super) struct Guarded {
+    stream: TlsStream<TcpStream>,
+    peer: Peer,
+    /// Until when; `None` when the client is known.
+    time: Option<Pin<Box<Sleep>>>,
+    _seat: OwnedSemaphorePermit,
+}
+
+impl Guarded {
+    pub fn new(
+        stream: TlsStream<TcpStream>,
+        peer: Peer,
+        patience: Duration,
+        seat: OwnedSemaphorePermit,
+    ) -> Self {
+        Guarded {
+            stream,
+            peer,
+            time: Some(Box::pin(tokio::time::sleep(patience))),
+            _seat: seat,
+        }
+    }
+}
+
+impl Connected for Guarded {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Guarded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.time.is_some() && self.peer.is_known.load(Ordering::Acquire) {
+            self.time = None;
+        }
+        if let Some(time) = &mut self.time
+            && time.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Guarded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

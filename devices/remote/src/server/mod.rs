@@ -1,0 +1,497 @@
+//! The server.
+//!
+//! - `guard`: a connection, until its client is known.
+//! - `session`: what outlives a connection: requests, replies, who continues.
+//! - `work`: memory and graphs of a session, and what commands do with them.
+//! - `store`: pieces of weights on disk.
+//!
+//! Connections are tasks of a small asynchronous runtime, which computes nothing, so that the other side is told in time that the server lives; each
+//! session computes on a thread of its own.
+
+mod guard;
+mod session;
+mod store;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+mod work;
+
+use crate::identity::{self, Token};
+use crate::proto::remote_server::{Remote, RemoteServer as Service};
+use crate::{VERSION, proto, tls};
+use guard::{Guarded, Peer};
+use prost::Message;
+use rustls::ServerConfig;
+use samite_core::{Device, Ledger};
+pub(crate) use session::KEPT;
+use session::{Sender, Session};
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{Error, Result};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+pub(crate) use store::LONGEST;
+use store::Store;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+pub(crate) use work::MOST_RESULTS;
+use work::{Belongings, Lent, Limits};
+
+/// Longest message that is read.
+pub(crate) const MOST_MESSAGE: usize = 16 << 20;
+
+/// Bytes of the lists of headers, which say who a client is. Nothing else is read before that is known.
+const MOST_HEADERS: u32 = 4096;
+
+/// How many wrong proofs of one machine are answered at once. More take [`DELAY`] each.
+const PATIENT: u32 = 3;
+
+/// How long the answer to one wrong proof more takes.
+const DELAY: Duration = Duration::from_secs(1);
+
+/// Machines that gave wrong proofs, as many as are remembered.
+const MOST_STRANGERS: usize = 1024;
+
+/// Connections whose clients are not known yet, or that have no session.
+const MOST_CONNECTIONS: usize = 256;
+
+/// Who may use a server, and how much.
+#[derive(Clone, Debug)]
+pub struct RemoteServerOptions {
+    /// File of the server's key. It is made if it is not there.
+    pub key: PathBuf,
+    /// File of the tokens that clients must have. It is made with one if it is not there.
+    pub tokens: PathBuf,
+    /// Folder where pieces of weights are kept.
+    pub store: Option<PathBuf>,
+    /// Bytes that they may take.
+    pub store_bytes: u64,
+    /// Bytes of memory for all sessions together.
+    pub memory: Option<usize>,
+    /// Bytes of memory for one session.
+    pub memory_per_session: Option<usize>,
+    /// Sessions at the same time.
+    pub sessions: usize,
+    /// Sessions of one token at the same time.
+    pub sessions_per_token: usize,
+    /// Buffers of one session.
+    pub buffers: usize,
+    /// Graphs of one session.
+    pub graphs: usize,
+    /// Tensors of one graph.
+    pub tensors: usize,
+    /// How long a client may take until it has proved who it is.
+    pub handshake: Duration,
+    /// How long a session lives without a connection.
+    pub absence: Duration,
+    /// How often the other side is asked whether it lives, and how long it may take to answer.
+    pub keep_alive: (Duration, Duration),
+}
+
+impl RemoteServerOptions {
+    /// The defaults, with these files.
+    pub fn new(key: PathBuf, tokens: PathBuf) -> Self {
+        RemoteServerOptions {
+            key,
+            tokens,
+            store: None,
+            store_bytes: 32 << 30,
+            memory: None,
+            memory_per_session: None,
+            sessions: 64,
+            sessions_per_token: 16,
+            buffers: 1 << 16,
+            graphs: 1 << 12,
+            tensors: 1 << 17,
+            handshake: Duration::from_secs(5),
+            absence: Duration::from_secs(60),
+            keep_alive: (Duration::from_secs(2), Duration::from_secs(10)),
+        }
+    }
+}
+
+/// Lends devices over the network to those who have a token.
+pub struct RemoteServer {
+    shared: Arc<Shared>,
+    acceptor: TlsAcceptor,
+    pin: identity::Pin,
+    runtime: tokio::runtime::Runtime,
+    listener: std::net::TcpListener,
+}
+
+impl fmt::Debug for RemoteServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteServer({:?})", self.listener)
+    }
+}
+
+struct Shared {
+    devices: Arc<[Lent]>,
+    described: Vec<proto::Device>,
+    options: RemoteServerOptions,
+    tokens: Vec<Token>,
+    store: Option<Arc<Store>>,
+    memory: Arc<Ledger>,
+    sessions: Mutex<HashMap<[u8; 16], Arc<Session>>>,
+    strangers: Mutex<HashMap<IpAddr, u32>>,
+    received: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RemoteServer {
+    /// A server of `devices` that listens at `place`, such as `127.0.0.1:50053`; port 0 stands for any that is free.
+    ///
+    /// # Errors
+    /// If key, tokens or store cannot be used, naming the file; what the system says of the address.
+    pub fn bind(
+        devices: &[Arc<dyn Device>],
+        place: &str,
+        options: RemoteServerOptions,
+    ) -> Result<Self> {
+        let (config, pin): (Arc<ServerConfig>, _) = tls::server(&options.key)?;
+        let tokens = identity::tokens_or_new(&options.tokens)?;
+        let store = match &options.store {
+            Some(folder) => Some(Arc::new(Store::open(folder, options.store_bytes)?)),
+            None => None,
+        };
+        let listener = std::net::TcpListener::bind(place)?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("remote network")
+            .enable_all()
+            .build()?;
+        let devices: Arc<[Lent]> = devices.iter().map(Lent::new).collect();
+        let shared = Shared {
+            described: devices.iter().map(describe).collect(),
+            devices,
+            memory: Ledger::new(options.memory),
+            options,
+            tokens,
+            store,
+            sessions: Mutex::default(),
+            strangers: Mutex::default(),
+            received: AtomicU64::new(0),
+        };
+        Ok(RemoteServer {
+            shared: Arc::new(shared),
+            acceptor: TlsAcceptor::from(config),
+            pin,
+            runtime,
+            listener,
+        })
+    }
+
+    /// The address for clients, which names the server's key, too.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn address(&self) -> Result<String> {
+        let place = self.listener.local_addr()?;
+        Ok(identity::address(&place.to_string(), self.pin))
+    }
+
+    /// Bytes of memory that clients have taken.
+    pub fn memory_in_use(&self) -> usize {
+        self.shared.memory.taken()
+    }
+
+    /// Bytes of all requests so far.
+    pub fn received(&self) -> u64 {
+        self.shared.received.load(Ordering::Relaxed)
+    }
+
+    /// Sessions there are now, those without a connection among them.
+    pub fn sessions(&self) -> usize {
+        lock(&self.shared.sessions).len()
+    }
+
+    /// Serves until accepting connections fails for good.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn serve(&self) -> Result<()> {
+        let listener = self.listener.try_clone()?;
+        self.runtime.block_on(async {
+            let listener = TcpListener::from_std(listener)?;
+            let (accepted, incoming) = mpsc::channel(16);
+            let (every, within) = self.shared.options.keep_alive;
+            let service = Service::from_arc(Arc::new(Connections(Arc::clone(&self.shared))))
+                .max_decoding_message_size(MOST_MESSAGE);
+            let serving = tonic::transport::Server::builder()
+                .http2_max_header_list_size(MOST_HEADERS)
+                .max_concurrent_streams(2)
+                .http2_keepalive_interval(Some(every))
+                .http2_keepalive_timeout(Some(within))
+                .initial_stream_window_size(1 << 20)
+                .initial_connection_window_size(1 << 20)
+                .serve_with_incoming(service, ReceiverStream::new(incoming));
+            tokio::select! {
+                served = serving => served.map_err(Error::other),
+                failed = self.accept(listener, accepted) => failed,
+            }
+        })
+    }
+
+    async fn accept(
+        &self,
+        listener: TcpListener,
+        accepted: mpsc::Sender<Result<Guarded>>,
+    ) -> Result<()> {
+        let seats = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let patience = self.shared.options.handshake;
+        let mut failures = 0;
+        loop {
+            let seat = Arc::clone(&seats).acquire_owned().await;
+            let seat = seat.map_err(Error::other)?;
+            let (stream, address) = match listener.accept().await {
+                Ok(connection) => connection,
+                Err(error) if failures >= 100 => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            let (acceptor, accepted) = (self.acceptor.clone(), accepted.clone());
+            tokio::spawn(async move {
+                let shake = handshake(acceptor, stream);
+                match tokio::time::timeout(patience, shake).await {
+                    Ok(Ok((stream, exported))) => {
+                        let peer = Peer {
+                            address,
+                            exported,
+                            is_known: Arc::default(),
+                        };
+                        let guarded = Guarded::new(stream, peer, patience, seat);
+                        let _ = accepted.send(Ok(guarded)).await;
+                    }
+                    Ok(Err(error)) => tracing::info!("{address} speaks no TLS: {error}"),
+                    Err(_) => tracing::info!("{address} is too slow"),
+                }
+            });
+        }
+    }
+}
+
+async fn handshake(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+) -> Result<(
+    tokio_rustls::server::TlsStream<TcpStream>,
+    identity::Exported,
+)> {
+    stream.set_nodelay(true)?;
+    let stream = acceptor.accept(stream).await?;
+    let exported = tls::exported(stream.get_ref().1)?;
+    Ok((stream, exported))
+}
+
+fn describe(lent: &Lent) -> proto::Device {
+    let memories = lent.memories.iter().map(|memory| proto::Memory {
+        name: memory.name().to_owned(),
+        alignment: memory.alignment() as u64,
+        max_size: memory.max_size() as u64,
+        row_group: memory.row_group().unwrap_or(0) as u64,
+    });
+    proto::Device {
+        name: lent.device.name().to_owned(),
+        description: lent.device.description(),
+        memories: memories.collect(),
+    }
+}
+
+/// What connections ask for.
+struct Connections(Arc<Shared>);
+
+impl Shared {
+    /// The token of a client.
+    async fn known<T>(&self, request: &Request<T>) -> std::result::Result<&Token, Status> {
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.ok_or_else(|| Status::internal("a connection without TLS"))?;
+        let proof = request.metadata().get("authorization");
+        let proof = proof.and_then(|proof| proof.to_str().ok());
+        let proof = proof.and_then(|proof| identity::unhex(proof.strip_prefix("samite ")?));
+        // All tokens are tried, whichever fits.
+        let fitting = proof.and_then(|proof| {
+            let tried = self
+                .tokens
+                .iter()
+                .map(|token| (token, token.made(&proof, &peer.exported)));
+            tried.fold(
+                None,
+                |found, (token, fits)| if fits { Some(token) } else { found },
+            )
+        });
+        if let Some(token) = fitting {
+            peer.is_known.store(true, Ordering::Release);
+            return Ok(token);
+        }
+        let failures = {
+            let mut strangers = lock(&self.strangers);
+            if strangers.len() >= MOST_STRANGERS {
+                strangers.clear();
+            }
+            let failures = strangers.entry(peer.address.ip()).or_default();
+            *failures = failures.saturating_add(1);
+            *failures
+        };
+        tracing::warn!("{} has no token of this server", peer.address);
+        if failures > PATIENT {
+            tokio::time::sleep(DELAY).await;
+        }
+        Err(Status::unauthenticated(
+            "the server does not know the token",
+        ))
+    }
+
+    /// The session that a client goes on with, or a new one.
+    fn session(
+        self: &Arc<Self>,
+        hello: &proto::Hello,
+        token: &Token,
+    ) -> std::result::Result<Arc<Session>, Status> {
+        let mut sessions = lock(&self.sessions);
+        if !hello.session.is_empty() {
+            let name = <[u8; 16]>::try_from(&*hello.session).ok();
+            let known = name.and_then(|name| sessions.get(&name));
+            return known
+                .filter(|session| session.owner == token.name)
+                .map(Arc::clone)
+                .ok_or_else(|| Status::not_found("there is no such session any more"));
+        }
+        let of_token = sessions.values().filter(|s| s.owner == token.name).count();
+        let (all, most) = (self.options.sessions, self.options.sessions_per_token);
+        if of_token >= most {
+            return Err(Status::resource_exhausted(format!(
+                "this token has {most} sessions already, which is the server's quota: end one, or use another token"
+            )));
+        }
+        if sessions.len() >= all {
+            return Err(Status::resource_exhausted(format!(
+                "the server has {all} sessions already, which is its quota"
+            )));
+        }
+        let failed = |error: Error| Status::internal(error.to_string());
+        let name = identity::random().map_err(failed)?;
+        let belongings = Belongings::new(
+            Arc::clone(&self.devices),
+            self.memory.part(self.options.memory_per_session),
+            Limits {
+                buffers: self.options.buffers,
+                graphs: self.options.graphs,
+                tensors: self.options.tensors,
+            },
+            self.store.clone(),
+            token.name.clone(),
+            identity::random().map_err(failed)?,
+        );
+        let timers = tokio::runtime::Handle::current();
+        let session = Session::start(name, token.name.clone(), belongings, timers);
+        let session = session.map_err(failed)?;
+        sessions.insert(name, Arc::clone(&session));
+        tracing::info!("a session of token {} begins", token.name);
+        Ok(session)
+    }
+
+    /// Passes on the requests of one connection.
+    async fn pass_on(
+        self: Arc<Self>,
+        session: Arc<Session>,
+        connection: u64,
+        mut requests: Streaming<proto::Request>,
+        sender: Sender,
+    ) {
+        let is_over = loop {
+            match requests.message().await {
+                Ok(Some(request)) => {
+                    let bytes = request.encoded_len() as u64;
+                    self.received.fetch_add(bytes, Ordering::Relaxed);
+                    match session.receive(connection, &request) {
+                        Ok(true) => session.queue(request).await,
+                        Ok(false) => {}
+                        Err(status) => {
+                            let _ = sender.send(Err(status));
+                            break false;
+                        }
+                    }
+                }
+                // The client has closed its side.
+                Ok(None) => break true,
+                Err(error) => {
+                    tracing::info!("a connection is lost: {error}");
+                    // Perhaps it is there, and sent what cannot be read.
+                    let _ = sender.send(Err(error));
+                    break false;
+                }
+            }
+        };
+        if !session.detach(connection) {
+            return;
+        }
+        if !is_over {
+            // Another connection may go on with it.
+            drop((requests, sender));
+            tokio::time::sleep(self.options.absence).await;
+            if !session.is_left_since(connection) {
+                return;
+            }
+        }
+        session.end();
+        lock(&self.sessions).remove(&session.name);
+        tracing::info!("a session of token {} is over", session.owner);
+    }
+}
+
+#[tonic::async_trait]
+impl Remote for Connections {
+    type SessionStream = UnboundedReceiverStream<std::result::Result<proto::Reply, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<proto::Request>>,
+    ) -> std::result::Result<Response<Self::SessionStream>, Status> {
+        let shared = &self.0;
+        let token = shared.known(&request).await?;
+        let mut requests = request.into_inner();
+        let first = tokio::time::timeout(shared.options.handshake, requests.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no first request came"))??;
+        let first = first.unwrap_or_default();
+        let hello = first
+            .hello
+            .ok_or_else(|| Status::invalid_argument("the first request says no hello"))?;
+        if hello.version != VERSION {
+            return Err(Status::failed_precondition(format!(
+                "this server speaks version {VERSION} of the protocol, and the client version {}: update the older one",
+                hello.version
+            )));
+        }
+        let session = shared.session(&hello, token)?;
+        let (sender, replies) = mpsc::unbounded_channel();
+        let welcome = |received| proto::Reply {
+            welcome: Some(proto::Welcome {
+                version: VERSION,
+                session: session.name.to_vec().into(),
+                received,
+                devices: shared.described.clone(),
+            }),
+            ..proto::Reply::default()
+        };
+        let connection = session.attach(sender.clone(), first.seen, welcome);
+        let connection =
+            connection.ok_or_else(|| Status::not_found("replies were missed and are gone"))?;
+        tokio::spawn(Arc::clone(shared).pass_on(session, connection, requests, sender));
+        Ok(Response::new(UnboundedReceiverStream::new(replies)))
+    }
+}

@@ -1,0 +1,228 @@
+//! A server, and what lies between it and a client.
+#![allow(clippy::unwrap_used, dead_code, missing_docs)]
+
+use samite_core::{
+    Backend, CancelToken, DType, Device, Error, Graph, Layout, Placed, Prepared, RunControl,
+    Stream, TensorGroup, TensorRef, Usage,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub struct Lender {
+    pub folder: tempfile::TempDir,
+    pub server: Arc<RemoteServer>,
+    pub address: String,
+}
+
+impl Lender {
+    pub fn start(change: impl FnOnce(&mut RemoteServerOptions)) -> Self {
+        let device = ReferenceDevice::new(ReferenceOptions::default());
+        Self::of(&[device], change)
+    }
+
+    pub fn of(devices: &[Arc<dyn Device>], change: impl FnOnce(&mut RemoteServerOptions)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));
+        let mut options = RemoteServerOptions::new(key, tokens);
+        options.store = Some(folder.path().join("store"));
+        change(&mut options);
+        let server = Arc::new(RemoteServer::bind(devices, "127.0.0.1:0", options).unwrap());
+        let address = server.address().unwrap();
+        let serving = Arc::clone(&server);
+        std::thread::spawn(move || serving.serve());
+        Lender {
+            folder,
+            server,
+            address,
+        }
+    }
+
+    pub fn tokens(&self) -> PathBuf {
+        self.folder.path().join("tokens")
+    }
+
+    pub fn place(&self) -> String {
+        let rest = self.address.strip_prefix("samite://").unwrap();
+        rest.split('#').next().unwrap().to_owned()
+    }
+
+    pub fn options(&self) -> RemoteOptions {
+        RemoteOptions {
+            token: Some(self.tokens()),
+            ..RemoteOptions::default()
+        }
+    }
+
+    /// The devices, or why there are none.
+    pub fn try_connect(
+        &self,
+        address: &str,
+        options: &RemoteOptions,
+    ) -> Result<Arc<dyn Device>, String> {
+        let backend = RemoteBackend::connect(&[address], options);
+        match backend.rejected().first() {
+            Some(rejected) => Err(rejected.why.clone()),
+            None => Ok(Arc::clone(&backend.devices()[0])),
+        }
+    }
+
+    pub fn connect(&self) -> Arc<dyn Device> {
+        self.try_connect(&self.address, &self.options()).unwrap()
+    }
+}
+
+pub fn floats(n: usize) -> Layout {
+    Layout::contiguous(DType::F32, [n, 1, 1, 1]).unwrap()
+}
+
+/// A counter in a device's memory: each run adds one to it.
+pub struct Counter {
+    pub stream: Box<dyn Stream>,
+    pub prepared: Box<dyn Prepared>,
+    pub count: TensorRef,
+    pub step: TensorRef,
+}
+
+impl Counter {
+    pub fn new(device: &Arc<dyn Device>) -> Result<Self, Error> {
+        let names = [
+            ("count", floats(4)),
+            ("step", floats(4)),
+            ("sum", floats(4)),
+        ];
+        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &names)?;
+        let [count, step, sum] = [0, 1, 2].map(|i| group.tensors[i].tensor().clone());
+        let mut g = Graph::new();
+        let c = g.stored(&group.tensors[0])?;
+        let s = g.input("step", DType::F32, [4, 1, 1, 1])?;
+        let added = g.add(c, s)?;
+        let written = g.cpy(added, c)?;
+        let places = [
+            Some(count.clone()),
+            Some(step.clone()),
+            Some(sum),
+            Some(count.clone()),
+        ];
+        let mut stream = Arc::clone(device).open_stream()?;
+        let prepared = stream.prepare(Placed {
+            graph: &g,
+            nodes: &[added, written],
+            places: &places,
+            workspace: None,
+            compiled: None,
+        })?;
+        Ok(Counter {
+            stream,
+            prepared,
+            count,
+            step,
+        })
+    }
+
+    /// Adds `value`, and returns the sum.
+    pub fn add(&mut self, value: f32) -> Result<f32, Error> {
+        self.run(value, &CancelToken::new())?;
+        let mut out = [0; 4];
+        self.stream.read(&self.count, 0, &mut out)?;
+        Ok(f32::from_le_bytes(out))
+    }
+
+    pub fn run(&mut self, value: f32, cancel: &CancelToken) -> Result<(), Error> {
+        self.stream
+            .write(&self.step, 0, &value.to_le_bytes().repeat(4))?;
+        let control = RunControl {
+            cancel,
+            observer: None,
+        };
+        self.stream.run(&mut *self.prepared, control)
+    }
+}
+
+/// Something between client and server that breaks connections.
+pub struct Proxy {
+    pub place: String,
+    /// Bytes that pass before the connection breaks.
+    pub left: Arc<AtomicUsize>,
+    /// Whether new connections are refused.
+    pub is_shut: Arc<AtomicBool>,
+    pub connections: Arc<AtomicUsize>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    pub fn start(to: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let proxy = Proxy {
+            place: listener.local_addr().unwrap().to_string(),
+            left: Arc::new(AtomicUsize::new(usize::MAX)),
+            is_shut: Arc::default(),
+            connections: Arc::default(),
+            open: Arc::default(),
+        };
+        let (left, is_shut) = (Arc::clone(&proxy.left), Arc::clone(&proxy.is_shut));
+        let (connections, open) = (Arc::clone(&proxy.connections), Arc::clone(&proxy.open));
+        std::thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                if is_shut.load(Ordering::SeqCst) {
+                    continue;
+                }
+                connections.fetch_add(1, Ordering::SeqCst);
+                let server = TcpStream::connect(&to).unwrap();
+                for stream in [&client, &server] {
+                    stream.set_nodelay(true).unwrap();
+                    open.lock().unwrap().push(stream.try_clone().unwrap());
+                }
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let left = Arc::clone(&left);
+                    std::thread::spawn(move || {
+                        let mut bytes = vec![0; 1 << 14];
+                        loop {
+                            let n = from.read(&mut bytes).unwrap_or(0);
+                            let before = left.load(Ordering::SeqCst);
+                            if before != usize::MAX {
+                                left.fetch_sub(n.min(before), Ordering::SeqCst);
+                            }
+                            let passed = n.min(before);
+                            if n == 0 || to.write_all(&bytes[..passed]).is_err() || passed < n {
+                                let _ = from.shutdown(std::net::Shutdown::Both);
+                                let _ = to.shutdown(std::net::Shutdown::Both);
+                                left.store(usize::MAX, Ordering::SeqCst);
+                                return;
+                            }
+                        }
+                    });
+                }
+            }
+        });
+        proxy
+    }
+
+    /// The server's address, through here.
+    pub fn address(&self, of: &str) -> String {
+        format!("samite://{}#{}", self.place, of.split('#').nth(1).unwrap())
+    }
+
+    pub fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Waits until something is so, ten seconds at most.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..1000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never: {what}");
+}

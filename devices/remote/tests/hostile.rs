@@ -1,0 +1,236 @@
+//! Clients that may not, or want too much: it costs them the connection, or an error, and nobody else anything.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Counter, Lender, eventually, floats};
+use samite_core::{Device, Error, TensorGroup, Usage};
+use samite_remote::RemoteOptions;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Why connecting fails.
+fn refused(lender: &Lender, address: &str, options: &RemoteOptions) -> String {
+    lender.try_connect(address, options).err().unwrap()
+}
+
+fn is_useful(device: &Arc<dyn Device>) {
+    assert_eq!(Counter::new(device).unwrap().add(3.0).unwrap(), 3.0);
+}
+
+#[test]
+fn strangers_are_told_what_to_do() {
+    let lender = Lender::start(|_| {});
+    let (address, options) = (&lender.address, lender.options());
+    // Another key.
+    let place = lender.place();
+    let other = format!("samite://{place}#{}", "00".repeat(32));
+    let why = refused(&lender, &other, &options);
+    assert!(
+        why.starts_with("the server has the key") && why.contains("prints now"),
+        "{why}"
+    );
+    // No server, no TLS, no such address.
+    let nobody = format!("samite://127.0.0.1:1#{}", "00".repeat(32));
+    let why = refused(&lender, &nobody, &options);
+    assert!(
+        why.contains("cannot be reached") && why.contains("remote-server"),
+        "{why}"
+    );
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = plain.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (mut client, _) = plain.accept().unwrap();
+        client
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .unwrap();
+        let _ = client.read(&mut [0; 1024]);
+    });
+    let why = refused(
+        &lender,
+        &format!("samite://{at}#{}", "00".repeat(32)),
+        &options,
+    );
+    assert!(why.contains("does not speak TLS"), "{why}");
+    assert!(refused(&lender, "127.0.0.1:50052", &options).contains("samite://host:port#key"));
+    // Another token, none, one that everybody can read.
+    let file = lender.folder.path().join("mine");
+    let mut mine = options.clone();
+    mine.token = Some(file.clone());
+    let why = refused(&lender, address, &mine);
+    assert!(
+        why.contains("mine") && why.contains("--remote-token"),
+        "{why}"
+    );
+    std::fs::write(&file, "ab".repeat(32)).unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let allow = |mode| std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&file, allow(0o644)).unwrap();
+        assert!(refused(&lender, address, &mine).contains("chmod 600"));
+        std::fs::set_permissions(&file, allow(0o600)).unwrap();
+    }
+    for attempt in 0..5 {
+        let start = Instant::now();
+        let why = refused(&lender, address, &mine);
+        assert!(why.contains("does not know the token"), "{why}");
+        // Who guesses is answered slowly.
+        assert_eq!(start.elapsed() > Duration::from_millis(900), attempt >= 3);
+    }
+    assert_eq!(lender.server.sessions(), 0);
+    is_useful(&lender.connect());
+}
+
+#[test]
+fn who_says_nothing_or_nonsense_is_forgotten() {
+    let lender = Lender::start(|options| options.handshake = Duration::from_millis(300));
+    let device = lender.connect();
+    for bytes in [
+        &b""[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &[0x16; 5000],
+        &[0x16, 3, 1, 0xff],
+    ] {
+        let mut slow = TcpStream::connect(lender.place()).unwrap();
+        slow.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let _ = slow.write_all(bytes);
+        let start = Instant::now();
+        // Perhaps an alert, then the end.
+        let mut all = Vec::new();
+        let _ = slow.read_to_end(&mut all);
+        assert!(all.len() < 100);
+        assert!(start.elapsed() < Duration::from_secs(3));
+    }
+    is_useful(&device);
+}
+
+#[test]
+fn who_speaks_tls_and_nothing_else_is_forgotten() {
+    let lender = Lender::start(|options| options.handshake = Duration::from_millis(300));
+    let device = lender.connect();
+    #[derive(Debug)]
+    struct Any(rustls::crypto::CryptoProvider);
+    impl rustls::client::danger::ServerCertVerifier for Any {
+        fn verify_server_cert(
+            &self,
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &[rustls::pki_types::CertificateDer<'_>],
+            _: &rustls::pki_types::ServerName<'_>,
+            _: &[u8],
+            _: rustls::pki_types::UnixTime,
+        ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+            Ok(rustls::client::danger::ServerCertVerified::assertion())
+        }
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        }
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        }
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.0.signature_verification_algorithms.supported_schemes()
+        }
+    }
+    let provider = rustls::crypto::ring::default_provider();
+    let mut config = rustls::ClientConfig::builder_with_provider(Arc::new(provider.clone()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Any(provider)))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let config = Arc::new(config);
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    // Headers that go on for ever, in a frame of the largest size that is allowed.
+    let headers = [
+        &preface[..],
+        &[0, 0x40, 0, 1, 0, 0, 0, 0, 1],
+        &[0x40; 0x4000],
+    ]
+    .concat();
+    for bytes in [&b""[..], preface, &headers] {
+        let name = rustls::pki_types::ServerName::try_from("samite").unwrap();
+        let mut tls = rustls::ClientConnection::new(Arc::clone(&config), name).unwrap();
+        let mut tcp = TcpStream::connect(lender.place()).unwrap();
+        tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let start = Instant::now();
+        let mut stream = rustls::Stream::new(&mut tls, &mut tcp);
+        let _ = stream.write_all(bytes);
+        let _ = stream.flush();
+        let mut all = Vec::new();
+        let _ = stream.read_to_end(&mut all);
+        assert!(
+            start.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            start.elapsed()
+        );
+        assert!(all.len() < 4096);
+    }
+    is_useful(&device);
+}
+
+#[test]
+fn quotas_are_named() {
+    let lender = Lender::start(|options| {
+        options.memory_per_session = Some(1 << 20);
+        options.buffers = 8;
+        options.graphs = 2;
+        options.sessions_per_token = 2;
+    });
+    let (device, other) = (lender.connect(), lender.connect());
+    let why = refused(&lender, &lender.address, &lender.options());
+    assert!(why.contains("2 sessions") && why.contains("quota"), "{why}");
+    let allocate = |bytes| device.buffer_type().allocate(bytes, Usage::Any);
+    match allocate(2 << 20) {
+        Err(Error::OutOfMemory { asked, .. }) => assert_eq!(asked, 2 << 20),
+        other => panic!("{other:?}"),
+    }
+    let held = allocate(900 << 10).unwrap();
+    assert!(allocate(200 << 10).is_err());
+    assert_eq!(device.memory().free, Some((1 << 20) - (900 << 10)));
+    drop(held);
+    let held: Vec<_> = (0..8).map(|_| allocate(16).unwrap()).collect();
+    let error = allocate(16).unwrap_err().to_string();
+    assert!(error.contains("8 buffers"), "{error}");
+    drop(held);
+    let counters: Vec<_> = (0..2).map(|_| Counter::new(&device).unwrap()).collect();
+    let error = Counter::new(&device).err().unwrap().to_string();
+    assert!(error.contains("2 graphs"), "{error}");
+    drop(counters);
+    is_useful(&device);
+    is_useful(&other);
+    drop((device, other));
+    eventually("the sessions are over", || lender.server.sessions() == 0);
+    assert_eq!(lender.server.memory_in_use(), 0);
+    is_useful(&lender.connect());
+}
+
+#[test]
+fn one_client_cannot_reach_what_another_has() {
+    let lender = Lender::start(|_| {});
+    let (a, b) = (lender.connect(), lender.connect());
+    let secret = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("x", floats(64))]).unwrap();
+    secret.tensors[0].tensor().write(0, &[42; 256]).unwrap();
+    // Memory of one device is not used with another one's streams.
+    let mut stream = Arc::clone(&b).open_stream().unwrap();
+    let x = secret.tensors[0].tensor();
+    assert!(stream.read(x, 0, &mut [0; 256]).is_err());
+    assert!(stream.write(x, 0, &[0; 256]).is_err());
+    let mine = TensorGroup::allocate(&b.buffer_type(), Usage::Any, &[("y", floats(64))]).unwrap();
+    let mut out = [1; 256];
+    mine.tensors[0].tensor().read(0, &mut out).unwrap();
+    assert_eq!(out, [0; 256], "memory is zero at first");
+}

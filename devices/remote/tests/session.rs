@@ -1,0 +1,246 @@
+//! Sessions: what is done once although connections break, what is lost with the server, what is sent once.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use common::{Counter, Lender, Proxy, eventually, floats};
+use samite_core::{CancelToken, Device, Error, Layout, TensorGroup, Usage};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+#[test]
+fn each_run_is_done_once_although_connections_break() {
+    let lender = Lender::start(|_| {});
+    let proxy = Proxy::start(lender.place());
+    let address = proxy.address(&lender.address);
+    let device = lender.try_connect(&address, &lender.options()).unwrap();
+    let mut counter = Counter::new(&device).unwrap();
+    let mut expected = 0.0;
+    for round in 0..60usize {
+        // After so many bytes of either direction, in the middle of whatever that is.
+        proxy.left.store(round * 37 % 1500, Ordering::SeqCst);
+        for value in [1.0, 2.0, 4.0] {
+            expected += value;
+            assert_eq!(counter.add(value).unwrap(), expected, "round {round}");
+        }
+    }
+    // Work that nobody waits for, too: more than the server keeps replies of.
+    for round in 0..10 {
+        for _ in 0..40 {
+            expected += 1.0;
+            counter.run(1.0, &CancelToken::new()).unwrap();
+        }
+        if round % 2 == 0 {
+            proxy.cut();
+        }
+    }
+    assert_eq!(counter.add(0.0).unwrap(), expected);
+    assert!(proxy.connections.load(Ordering::SeqCst) > 20);
+    assert_eq!(lender.server.sessions(), 1);
+    drop((counter, device));
+    eventually("the session ends with its client", || {
+        lender.server.sessions() == 0
+    });
+    eventually("its memory is free", || lender.server.memory_in_use() == 0);
+}
+
+fn lost(result: Result<f32, Error>, with: &str) {
+    match result {
+        Err(Error::DeviceLost { device, message }) => {
+            assert_eq!(&*device, "remote0");
+            assert!(message.contains(with), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_client_that_stays_away_loses_its_session() {
+    let lender = Lender::start(|options| options.absence = Duration::from_millis(200));
+    let proxy = Proxy::start(lender.place());
+    let address = proxy.address(&lender.address);
+    let device = lender.try_connect(&address, &lender.options()).unwrap();
+    let mut counter = Counter::new(&device).unwrap();
+    assert_eq!(counter.add(1.0).unwrap(), 1.0);
+    proxy.is_shut.store(true, Ordering::SeqCst);
+    proxy.cut();
+    eventually("the session is over", || lender.server.sessions() == 0);
+    assert_eq!(lender.server.memory_in_use(), 0);
+    proxy.is_shut.store(false, Ordering::SeqCst);
+    lost(counter.add(1.0), "no such session");
+    // From now on, quickly.
+    let start = Instant::now();
+    lost(counter.add(1.0), "no such session");
+    assert!(counter.stream.synchronize().is_err());
+    assert!(start.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn a_server_that_is_gone_is_a_lost_device() {
+    let lender = Lender::start(|_| {});
+    let proxy = Proxy::start(lender.place());
+    let mut options = lender.options();
+    options.reconnect = Duration::from_millis(300);
+    let address = proxy.address(&lender.address);
+    let device = lender.try_connect(&address, &options).unwrap();
+    let mut counter = Counter::new(&device).unwrap();
+    proxy.is_shut.store(true, Ordering::SeqCst);
+    proxy.cut();
+    let start = Instant::now();
+    lost(counter.add(1.0), &proxy.place);
+    assert!(
+        start.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn two_servers_do_not_wait_for_each_other() {
+    let lenders = [Lender::start(|_| {}), Lender::start(|_| {})];
+    let mut counters = lenders
+        .each_ref()
+        .map(|lender| Counter::new(&lender.connect()).unwrap());
+    for counter in &mut counters {
+        counter.add(1.0).unwrap();
+    }
+    // The first one is not there for a while; the other one does not notice.
+    let proxy = Proxy::start(lenders[0].place());
+    let address = proxy.address(&lenders[0].address);
+    let away = lenders[0]
+        .try_connect(&address, &lenders[0].options())
+        .unwrap();
+    let mut away = Counter::new(&away).unwrap();
+    proxy.is_shut.store(true, Ordering::SeqCst);
+    proxy.cut();
+    away.run(5.0, &CancelToken::new()).unwrap();
+    let start = Instant::now();
+    for count in 2..100 {
+        assert_eq!(counters[1].add(1.0).unwrap(), count as f32);
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    proxy.is_shut.store(false, Ordering::SeqCst);
+    assert_eq!(away.add(1.0).unwrap(), 6.0);
+}
+
+fn weights(device: &Arc<dyn Device>, pieces: &[(u8, usize)]) -> Result<(), Error> {
+    let layouts: Vec<_> = pieces.iter().map(|(_, n)| ("w", floats(*n))).collect();
+    let group = TensorGroup::allocate(&device.buffer_type(), Usage::Weights, &layouts)?;
+    for ((value, n), tensor) in pieces.iter().zip(&group.tensors) {
+        tensor.tensor().write(0, &vec![*value; n * 4])?;
+        let mut out = vec![0; n * 4];
+        tensor.tensor().read(0, &mut out)?;
+        assert!(out.iter().all(|byte| byte == value));
+    }
+    Ok(())
+}
+
+#[test]
+fn weights_are_sent_once() {
+    let lender = Lender::start(|_| {});
+    let pieces = [(1, 100_000), (2, 3_000_000), (3, 500)];
+    let sent = |device: &Arc<dyn Device>| {
+        let before = lender.server.received();
+        weights(device, &pieces).unwrap();
+        lender.server.received() - before
+    };
+    let all = 4 * (100_000 + 3_000_000 + 500);
+    let first = sent(&lender.connect());
+    // The second tensor has equal pieces, which are sent once, too.
+    assert!(first > all / 3, "{first}");
+    let second = sent(&lender.connect());
+    assert!(second < all / 100, "{second} of {all}");
+    // Another token must prove that it has the bytes, and sends no more for that.
+    let other = lender.folder.path().join("other");
+    let text = std::fs::read_to_string(lender.tokens()).unwrap();
+    let token = "00".repeat(32);
+    std::fs::write(lender.tokens(), format!("{text}{token}\n")).unwrap();
+    std::fs::write(&other, token).unwrap();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let again = Lender::start(|options| {
+        options.tokens = lender.tokens();
+        options.store = Some(lender.folder.path().join("store"));
+    });
+    let mut options = again.options();
+    options.token = Some(other);
+    let device = again.try_connect(&again.address, &options).unwrap();
+    let before = again.server.received();
+    weights(&device, &pieces).unwrap();
+    let third = again.server.received() - before;
+    assert!(third < all / 100, "{third} of {all}");
+}
+
+#[test]
+fn runs_are_stopped() {
+    let lender = Lender::start(|_| {});
+    let mut options = lender.options();
+    let device = lender.try_connect(&lender.address, &options).unwrap();
+    let mut counter = Counter::new(&device).unwrap();
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    assert!(matches!(counter.run(1.0, &cancel), Err(Error::Cancelled)));
+    assert_eq!(counter.add(1.0).unwrap(), 1.0);
+    // A long one: products of large matrices in scalar code.
+    let long = |device: &Arc<dyn Device>, is_cancelled: bool| {
+        let layout = Layout::contiguous(samite_core::DType::F32, [700, 700, 1, 1]).unwrap();
+        let names = [("a", layout), ("b", layout)];
+        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &names)?;
+        let mut g = samite_core::Graph::new();
+        let a = g.stored(&group.tensors[0])?;
+        let b = g.stored(&group.tensors[1])?;
+        let mut places: Vec<_> = group
+            .tensors
+            .iter()
+            .map(|t| Some(t.tensor().clone()))
+            .collect();
+        let mut nodes = Vec::new();
+        for _ in 0..40 {
+            nodes.push(g.mul_mat(a, b)?);
+            let result =
+                TensorGroup::allocate(&device.buffer_type(), Usage::Any, &[("c", layout)])?;
+            places.push(Some(result.tensors[0].tensor().clone()));
+        }
+        let mut stream = Arc::clone(device).open_stream()?;
+        let mut prepared = stream.prepare(samite_core::Placed {
+            graph: &g,
+            nodes: &nodes,
+            places: &places,
+            workspace: None,
+            compiled: None,
+        })?;
+        let cancel = CancelToken::new();
+        let control = samite_core::RunControl {
+            cancel: &cancel,
+            observer: None,
+        };
+        if is_cancelled {
+            let cancel = cancel.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                cancel.cancel();
+            });
+        }
+        let start = Instant::now();
+        stream.run(&mut *prepared, control)?;
+        let result = stream.synchronize();
+        Ok::<_, Error>((result, start.elapsed()))
+    };
+    let (result, took) = long(&device, true).unwrap();
+    assert!(
+        matches!(result, Err(Error::Cancelled)),
+        "{result:?} after {took:?}"
+    );
+    assert_eq!(counter.add(1.0).unwrap(), 2.0, "the session goes on");
+    options.deadline = Some(Duration::from_millis(100));
+    let device = lender.try_connect(&lender.address, &options).unwrap();
+    let (result, took) = long(&device, false).unwrap();
+    assert!(
+        matches!(result, Err(Error::Cancelled)),
+        "{result:?} after {took:?}"
+    );
+}

@@ -1,0 +1,71 @@
+//! Devices of a server in the same process, over gRPC and TLS on the loopback: what the device gives, they give.
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::{Backend, Device};
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_remote::{RemoteBackend, RemoteOptions, RemoteServer, RemoteServerOptions};
+use samite_testing::{ContractOutcome, check_contract, run_suite};
+use std::sync::Arc;
+
+/// Lends devices, and connects to them.
+fn far(lent: &[Arc<dyn Device>]) -> (tempfile::TempDir, Vec<Arc<dyn Device>>) {
+    let folder = tempfile::tempdir().unwrap();
+    let [key, tokens] = ["key", "tokens"].map(|name| folder.path().join(name));
+    let options = RemoteServerOptions {
+        store: Some(folder.path().join("store")),
+        ..RemoteServerOptions::new(key, tokens.clone())
+    };
+    let server = RemoteServer::bind(lent, "127.0.0.1:0", options).unwrap();
+    let address = server.address().unwrap();
+    std::thread::spawn(move || server.serve());
+    let options = RemoteOptions {
+        token: Some(tokens),
+        ..RemoteOptions::default()
+    };
+    let backend = RemoteBackend::connect(&[address], &options);
+    assert_eq!(backend.rejected(), []);
+    (folder, backend.devices().to_vec())
+}
+
+fn cpu() -> Arc<dyn Device> {
+    let mut options = CpuOptions::default();
+    options.threads = Some(1);
+    CpuDevice::new(options)
+}
+
+#[test]
+fn devices_behind_it_keep_the_contract() {
+    let asynchronous = ReferenceOptions {
+        name: "asynchronous".into(),
+        asynchronous: true,
+        events: true,
+        workspace: 64,
+        ..ReferenceOptions::default()
+    };
+    let lent: [Arc<dyn Device>; 3] = [
+        ReferenceDevice::new(ReferenceOptions::default()),
+        ReferenceDevice::new(asynchronous),
+        cpu(),
+    ];
+    let (_folder, devices) = far(&lent);
+    let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
+    assert_eq!(names, ["remote0", "remote1", "remote2"]);
+    for device in devices {
+        let report = check_contract(&device);
+        for (name, outcome) in &report.checks {
+            let is_bad = matches!(outcome, ContractOutcome::Failed(_));
+            assert!(!is_bad, "{}: {name}: {outcome:?}", device.name());
+        }
+    }
+}
+
+#[test]
+fn operations_give_what_the_device_gives() {
+    let lent = cpu();
+    let (_folder, remote) = far(&[Arc::clone(&lent)]);
+    let near = run_suite(&lent, None, &mut |_| {});
+    let far = run_suite(&remote[0], None, &mut |_| {});
+    assert_eq!(far.failures, []);
+    assert_eq!(far.ops, near.ops);
+}
