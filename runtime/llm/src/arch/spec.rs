@@ -1,7 +1,7 @@
 //! What a model is made of, as data.
 //!
 //! A [`Spec`] says everything about a model but the values of its weights: its layers, the parts of each, and the tensors of every part
-//! by name and extents. One walk over it lists [the tensors](super::tensors), another one builds [the graph](super::graph); memory,
+//! by name and extents. One walk over it lists the tensors, another one builds the graph; memory,
 //! placement, cost and training come from it, too.
 
 use samite_core::{Glu, Rope, Unary};
