@@ -114,6 +114,6 @@ fn a_biased_token_comes_or_does_not() {
     let line = "run -m M -p ab -n 3 -q --ignore-eos --no-display-prompt --seed 1 --logit-bias";
     let text = with_model(&model, &format!("{line} 259+1000")).ok();
     assert_eq!(text, "aaa\n");
-    let text = with_model(&model, &format!("{line} 259+1000 -l 259-inf")).ok();
-    assert!(!text.contains('a'), "{text}");
+    let text = with_model(&model, &format!("{line} 259+1000 -l 259-inf -l 260+500")).ok();
+    assert_eq!(text, "bbb\n");
 }
