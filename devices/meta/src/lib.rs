@@ -1,6 +1,8 @@
 //! One device made of several.
 #![forbid(unsafe_code)]
 
+pub mod comm;
+mod memory;
 mod partition;
 mod rules;
 mod state;
@@ -11,5 +13,5 @@ pub use partition::{
 };
 pub use state::{Piece, Run, Runs, State, divide, pieces};
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

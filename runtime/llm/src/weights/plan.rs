@@ -45,8 +45,7 @@ impl PlannedTensor {
         buffer: Arc<dyn Buffer>,
         offset: usize,
     ) -> Result<Arc<StoredTensor>> {
-        let stored = StoredTensor::with_role(&*self.name, buffer, offset, self.layout, self.role)?;
-        Ok(stored)
+        Ok(StoredTensor::described(&self.described(), buffer, offset)?)
     }
 
     pub(super) fn weight(&self, stored: Arc<StoredTensor>) -> Weight {
