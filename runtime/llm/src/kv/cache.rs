@@ -8,8 +8,9 @@ use crate::graphs::GraphSource;
 use crate::hparams::Hyperparameters;
 use crate::kv::cells::Cells;
 use crate::rules::Choice;
+use crate::weights::Weights;
 use samite_core::{
-    BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
+    BufferType, Cut, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::DeviceSet;
 use std::collections::BTreeMap;
@@ -22,7 +23,9 @@ pub(crate) struct KvCache {
     pub layers: Vec<LayerCache>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
-    groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
+    groups: Vec<TensorGroup>,
+    /// Bytes by name of the memory.
+    bytes: Vec<(String, usize)>,
 }
 
 /// Which memory a KV cache needs, before anything is allocated.
@@ -41,14 +44,17 @@ struct KvGroup {
     memory: Arc<dyn BufferType>,
     /// The first device that it is for, by number.
     device: usize,
-    tensors: Vec<(String, Layout)>,
+    tensors: Vec<(String, Layout, Option<Cut>)>,
 }
 
 impl KvGroup {
-    fn described(tensors: &[(String, Layout)]) -> Vec<TensorInfo<'_>> {
+    fn described(tensors: &[(String, Layout, Option<Cut>)]) -> Vec<TensorInfo<'_>> {
         tensors
             .iter()
-            .map(|(name, layout)| TensorInfo::new(name, *layout, Usage::Any))
+            .map(|(name, layout, cut)| TensorInfo {
+                cut: *cut,
+                ..TensorInfo::new(name, *layout, Usage::Any)
+            })
             .collect()
     }
 }
@@ -57,6 +63,7 @@ impl KvPlan {
     /// Keys and values of `n_cells` cells for each layer, on the device that `choices` has for it.
     pub fn new(
         hparams: &Hyperparameters,
+        weights: &Weights,
         devices: &DeviceSet,
         choices: &[Choice],
         n_cells: usize,
@@ -81,9 +88,13 @@ impl KvPlan {
             let widths = [hparams.n_embd_k(il), hparams.n_embd_v(il)];
             for ((name, width), dtype) in ["k", "v"].iter().zip(widths).zip(types) {
                 let layout = Layout::contiguous(dtype, [width, n_cells, 1, 1])?;
+                // A cell's keys and values are divided like the rows of the matrices that make them.
+                let matrix = weights.get(&format!("blk.{il}.attn_{name}.weight"));
+                let cut = matrix.and_then(|matrix| matrix.cut());
+                let cut = cut.map(|cut| Cut { axis: 0, ..cut });
                 groups[at]
                     .tensors
-                    .push((format!("cache_{name}_l{il}"), layout));
+                    .push((format!("cache_{name}_l{il}"), layout, cut));
             }
         }
         Ok(KvPlan {
@@ -97,7 +108,14 @@ impl KvPlan {
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (hparams, devices) = (source.hparams, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        let wanted = KvPlan::new(
+            hparams,
+            source.weights,
+            devices,
+            &choices,
+            sizes.n_cells,
+            types,
+        )?;
         let layers = wanted.unallocated()?;
         let source = GraphSource {
             layers: &layers,
@@ -119,19 +137,26 @@ impl KvPlan {
         if displaced.is_empty() {
             return Ok(wanted);
         }
-        let mut plan = KvPlan::new(hparams, devices, &choices, sizes.n_cells, types)?;
+        let mut plan = KvPlan::new(
+            hparams,
+            source.weights,
+            devices,
+            &choices,
+            sizes.n_cells,
+            types,
+        )?;
         plan.displaced = displaced;
         Ok(plan)
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
-        let groups = self.groups.iter().map(|group| {
+        let mut bytes = Vec::new();
+        for group in &self.groups {
             let described = KvGroup::described(&group.tensors);
-            let size = TensorGroup::planned_size(&group.memory, &described)?;
-            Ok((group.memory.name().to_owned(), size))
-        });
-        groups.collect()
+            bytes.extend(TensorGroup::planned_by_memory(&group.memory, &described)?);
+        }
+        Ok(bytes)
     }
 
     /// Bytes by number of the device.
@@ -152,7 +177,7 @@ impl KvPlan {
             for info in KvGroup::described(&group.tensors) {
                 let size = group.memory.alloc_size(&info)?;
                 let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
-                tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
+                tensors.push(StoredTensor::described(&info, buffer, 0)?);
             }
         }
         layers(self.choices.len(), tensors)
@@ -202,23 +227,22 @@ impl KvCache {
             let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
             devices.get(*device).check_free(bytes, &what)?;
             let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
-            groups.push((Arc::clone(memory), group));
+            groups.push(group);
         }
-        let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
+        let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
         let layers = layers(plan.choices.len(), tensors)?;
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             layers,
             choices: plan.choices.clone(),
             groups,
+            bytes: plan.bytes()?,
         })
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.groups
-            .iter()
-            .map(|(memory, group)| (memory.name(), group.size()))
+        self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
@@ -226,9 +250,7 @@ impl KvCache {
         self.cells.clear();
         // Fresh memory is zero, and of a large cache most is never touched.
         if self.cells.were_used {
-            self.groups
-                .iter()
-                .try_for_each(|(_, group)| group.clear(0))?;
+            self.groups.iter().try_for_each(|group| group.clear(0))?;
             self.cells.were_used = false;
         }
         Ok(())

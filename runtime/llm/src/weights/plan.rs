@@ -6,9 +6,10 @@ use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::hparams::Hyperparameters;
 use crate::rules::{self, Choice, Placement, PlacementRule};
+use crate::tensor_split;
 use samite_core::{
-    Buffer, BufferType, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup, Usage,
-    same_buffer_type,
+    Buffer, BufferType, Cut, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup,
+    Usage, same_buffer_type,
 };
 use samite_gguf::{GgufFile, TensorInfo};
 use samite_sched::DeviceSet;
@@ -33,6 +34,7 @@ pub struct PlannedTensor {
     pub in_place: bool,
     layout: Layout,
     role: Role,
+    cut: Option<Cut>,
     explicit: bool,
     /// An earlier tensor that is the same data in the same memory.
     pub(super) same_as: Option<usize>,
@@ -61,6 +63,7 @@ impl PlannedTensor {
     pub(super) fn described(&self) -> samite_core::TensorInfo<'_> {
         samite_core::TensorInfo {
             role: self.role,
+            cut: self.cut,
             ..samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
         }
     }
@@ -175,6 +178,8 @@ impl WeightPlan {
             .iter()
             .map(|f| (f.spec.name.as_str(), f.spec.role))
             .collect();
+        let typed: Vec<_> = found.iter().map(|f| (&f.spec, f.info.dtype)).collect();
+        let cuts = tensor_split::cuts(&typed, hparams);
         let n_layer = hparams.n_layer();
         let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
         // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
@@ -188,7 +193,7 @@ impl WeightPlan {
             kv,
             displaced: Vec::new(),
         };
-        for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
+        for ((Found { spec, info }, choice), cut) in found.into_iter().zip(tensors).zip(cuts) {
             let (choice, displaced) = willing_device(devices, &spec, info, choice)?;
             plan.displaced.extend(displaced);
             let device = devices.get(choice.device);
@@ -207,6 +212,7 @@ impl WeightPlan {
             plan.tensors.push(PlannedTensor {
                 layout: spec.layout(info.dtype)?,
                 role: spec.weight_role(),
+                cut,
                 name: spec.name,
                 data: info.clone(),
                 device: choice.device,
@@ -227,8 +233,10 @@ impl WeightPlan {
             .iter()
             .filter(|tensor| tensor.same_as.is_none())
         {
-            *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
-                tensor.memory.alloc_size(&tensor.described())?;
+            let described = [tensor.described()];
+            for (name, size) in TensorGroup::planned_by_memory(&tensor.memory, &described)? {
+                *bytes.entry(name).or_insert(0) += size;
+            }
         }
         Ok(bytes)
     }
