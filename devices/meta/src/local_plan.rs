@@ -73,22 +73,26 @@ impl Planner<'_> {
 
     /// Lets a result take the place of an operand that nothing uses afterwards.
     fn take_over(&mut self, id: TensorId) -> bool {
-        let tensor = self.graph.tensor(id);
+        let graph = self.graph;
+        let tensor = graph.tensor(id);
         for (index, source) in tensor.operands() {
-            let operand = self.graph.tensor(source);
-            let block = self.blocks[source.index()];
-            let is_last = self.uses[source.index()] == 1;
+            let operand = graph.tensor(source);
+            let base = graph.memory_of(source);
+            let whole = operand.view.is_none_or(|view| view.offset == 0)
+                && operand.layout == tensor.layout
+                && graph.tensor(base).layout.bytes() == operand.layout.bytes();
+            let block = self.blocks[base.index()];
+            let is_last = self.uses[base.index()] == 1;
             let fits = block.is_some_and(|block| block.size >= self.sizes[id.index()]);
             if tensor.op.may_overwrite(index)
-                && operand.view.is_none()
-                && operand.stored.is_none()
-                && operand.layout == tensor.layout
+                && whole
+                && graph.tensor(base).stored.is_none()
                 && is_last
                 && fits
             {
                 self.blocks[id.index()] = block;
                 // The place is the result's now.
-                self.uses[source.index()] = usize::MAX;
+                self.uses[base.index()] = usize::MAX;
                 return true;
             }
         }

@@ -26,7 +26,7 @@ impl Members {
 
     /// The state of a stored tensor.
     pub fn state(&self, layout: &Layout, cut: Option<Cut>) -> State {
-        let Some(Cut { axis, unit, turn }) = cut else {
+        let Some(Cut { axis, unit, turn }) = cut.filter(|_| self.len() > 1) else {
             return State::Mirrored;
         };
         let extent = layout.shape().get(axis).copied().unwrap_or(0);
@@ -56,11 +56,12 @@ impl Members {
     }
 }
 
-/// A graph whose last node uses a weight as its role says.
+/// A graph whose last node is a product with a weight, if its role allows that.
 fn sample(info: &TensorInfo<'_>, layout: &Layout) -> Result<Option<(Graph, TensorId)>> {
     let mut graph = Graph::new();
     let [n0, _, n2, n3] = layout.shape();
-    if !matches!(info.role, Role::Expand | Role::Reduce | Role::Head) || n3 != 1 {
+    let is_product = !matches!(info.role, Role::Embedding | Role::Vector);
+    if !is_product || info.usage != Usage::Weights || n3 != 1 {
         return Ok(None);
     }
     let weight = graph.leaf(info.name, layout.dtype(), layout.shape())?;

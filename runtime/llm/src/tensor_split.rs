@@ -27,15 +27,21 @@ fn unit(extent: usize, block: usize) -> usize {
     enough.or(smallest).copied().unwrap_or(extent)
 }
 
-/// The least number of kv heads whose queries' results are whole blocks of `block` elements.
+/// The least number of kv heads whose queries' results are whole blocks of `block` elements; of quantized matrices, whole groups of 256, if enough
+/// units remain: activations of such a group get the same scale wherever they are computed.
 fn heads(hparams: &Hyperparameters, il: usize, block: usize) -> usize {
     let layer = &hparams.layers[il];
     let (all, group) = (layer.n_head_kv, layer.n_head / layer.n_head_kv.max(1));
-    (1..=all)
-        .find(|heads| {
-            all.is_multiple_of(*heads) && (heads * group * hparams.head_dim_v).is_multiple_of(block)
-        })
-        .unwrap_or(all)
+    let least = |block: usize| {
+        (1..=all)
+            .filter(|heads| all.is_multiple_of(*heads))
+            .find(|heads| (heads * group * hparams.head_dim_v).is_multiple_of(block))
+    };
+    let groups = match block {
+        1 => None,
+        _ => least(UNITS[0]).filter(|heads| all / heads >= ENOUGH),
+    };
+    groups.or(least(block)).unwrap_or(all)
 }
 
 /// The part of a block that a tensor belongs to, from its name in the file: `blk.3.attn_q.weight`.
