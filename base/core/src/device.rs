@@ -120,7 +120,8 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// `device`, one of its devices, as `parameters` say. The result has the same name and works on the same memory.
+    /// `device`, one of its devices, as `parameters` say. The result works on the same memory, and has the same name unless the parameters make it a part
+    /// of the device.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for parameters that it does not have, and what the device says of their values.

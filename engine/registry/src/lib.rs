@@ -3,7 +3,7 @@
 //! A [`Registry`] is a value: an application makes one, adds backends of its own if it has any, and asks for devices by name,
 //! by kind, or for the best ones. There is no global state, and making a registry starts no work on any device.
 //!
-//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `reference`, `rpc`. All are on by default.
+//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`, `reference`, `rpc`. All are on by default.
 
 #![forbid(unsafe_code)]
 
@@ -17,5 +17,7 @@ pub use samite_cpu::{
 };
 #[cfg(all(any(unix, windows), feature = "ggml"))]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};
+#[cfg(feature = "meta")]
+pub use samite_meta::{Explanation, MetaDevice, MetaOptions, Prediction};
 #[cfg(feature = "rpc")]
 pub use samite_rpc::{ClientOptions, Server, ServerOptions};
