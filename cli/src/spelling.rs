@@ -8,6 +8,7 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ngl", "--ngl"),
     ("-ot", "--override-tensor"),
     ("-ts", "--tensor-split"),
+    ("-sm", "--split-mode"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
     ("-fit", "--fit"),
@@ -52,7 +53,6 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     ("--model-draft", NO_DRAFTS),
     ("-fa", FLASH),
     ("--flash-attn", FLASH),
-    ("-sm", SPLITS),
     ("-mg", SPLITS),
 ];
 

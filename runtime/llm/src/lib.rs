@@ -64,6 +64,7 @@ pub mod quantize;
 mod rules;
 mod session;
 pub mod synthetic;
+mod tensor_split;
 #[cfg(test)]
 mod testing;
 mod vocab;

@@ -8,8 +8,10 @@ use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
 use crate::kv::states::States;
 use crate::rules::Choice;
+use crate::tensor_split;
+use crate::weights::Weights;
 use samite_core::{
-    BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
+    BufferType, Cut, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::DeviceSet;
 use std::collections::BTreeMap;
@@ -25,7 +27,9 @@ pub(crate) struct KvCache {
     pub states: States,
     /// By layer: the device.
     pub choices: Vec<Choice>,
-    groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
+    groups: Vec<TensorGroup>,
+    /// Bytes by name of the memory.
+    bytes: Vec<(String, usize)>,
 }
 
 /// Which memory a KV cache needs, before anything is allocated.
@@ -44,14 +48,17 @@ struct KvGroup {
     memory: Arc<dyn BufferType>,
     /// The first device that it is for, by number.
     device: usize,
-    tensors: Vec<(String, Layout)>,
+    tensors: Vec<(String, Layout, Option<Cut>)>,
 }
 
 impl KvGroup {
-    fn described(tensors: &[(String, Layout)]) -> Vec<TensorInfo<'_>> {
+    fn described(tensors: &[(String, Layout, Option<Cut>)]) -> Vec<TensorInfo<'_>> {
         tensors
             .iter()
-            .map(|(name, layout)| TensorInfo::new(name, *layout, Usage::Any))
+            .map(|(name, layout, cut)| TensorInfo {
+                cut: *cut,
+                ..TensorInfo::new(name, *layout, Usage::Any)
+            })
             .collect()
     }
 }
@@ -60,6 +67,7 @@ impl KvPlan {
     /// What each layer keeps, on the device that `choices` has for it.
     pub fn new(
         spec: &Spec,
+        weights: &Weights,
         devices: &DeviceSet,
         choices: &[Choice],
         sizes: &Sizes,
@@ -69,9 +77,10 @@ impl KvPlan {
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
             let memory = layer.memory();
+            let cuts = tensor_split::cuts_of_cache(layer, weights);
             let per_token = [("K", memory.keys), ("V", memory.values)];
             let mut kept = Vec::new();
-            for ((name, heads), dtype) in per_token.into_iter().zip(types) {
+            for (((name, heads), dtype), cut) in per_token.into_iter().zip(types).zip(cuts) {
                 if let Some([count, size]) = heads {
                     check_type(name, dtype, size)?;
                     kept.push((
@@ -79,12 +88,14 @@ impl KvPlan {
                         dtype,
                         count * size,
                         n_cells,
+                        cut,
                     ));
                 }
             }
             for (name, elements) in [("conv", memory.conv), ("state", memory.state)] {
                 if let Some(elements) = elements {
-                    kept.push((name, DType::F32, elements, States::rows_for(n_sequences)));
+                    let rows = States::rows_for(n_sequences);
+                    kept.push((name, DType::F32, elements, rows, None));
                 }
             }
             if kept.is_empty() {
@@ -102,10 +113,10 @@ impl KvPlan {
                 });
                 groups.len() - 1
             });
-            for (name, dtype, width, rows) in kept {
+            for (name, dtype, width, rows, cut) in kept {
                 let layout = Layout::contiguous(dtype, [width, rows, 1, 1])?;
                 let tensors = &mut groups[at].tensors;
-                tensors.push((format!("cache_{name}_l{il}"), layout));
+                tensors.push((format!("cache_{name}_l{il}"), layout, cut));
             }
         }
         Ok(KvPlan {
@@ -119,7 +130,7 @@ impl KvPlan {
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(spec, devices, &choices, sizes, types)?;
+        let wanted = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
         let layers = wanted.unallocated()?;
         let source = GraphSource {
             layers: &layers,
@@ -141,19 +152,19 @@ impl KvPlan {
         if displaced.is_empty() {
             return Ok(wanted);
         }
-        let mut plan = KvPlan::new(spec, devices, &choices, sizes, types)?;
+        let mut plan = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
         plan.displaced = displaced;
         Ok(plan)
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
-        let groups = self.groups.iter().map(|group| {
+        let mut bytes = Vec::new();
+        for group in &self.groups {
             let described = KvGroup::described(&group.tensors);
-            let size = TensorGroup::planned_size(&group.memory, &described)?;
-            Ok((group.memory.name().to_owned(), size))
-        });
-        groups.collect()
+            bytes.extend(TensorGroup::planned_by_memory(&group.memory, &described)?);
+        }
+        Ok(bytes)
     }
 
     /// Bytes by number of the device.
@@ -174,7 +185,7 @@ impl KvPlan {
             for info in KvGroup::described(&group.tensors) {
                 let size = group.memory.alloc_size(&info)?;
                 let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
-                tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
+                tensors.push(StoredTensor::described(&info, buffer, 0)?);
             }
         }
         Ok(layers(self.choices.len(), tensors))
@@ -217,9 +228,9 @@ impl KvCache {
             let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
             devices.get(*device).check_free(bytes, &what)?;
             let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
-            groups.push((Arc::clone(memory), group));
+            groups.push(group);
         }
-        let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
+        let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
         let layers = layers(plan.choices.len(), tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
@@ -227,14 +238,13 @@ impl KvCache {
             layers,
             choices: plan.choices.clone(),
             groups,
+            bytes: plan.bytes()?,
         })
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.groups
-            .iter()
-            .map(|(memory, group)| (memory.name(), group.size()))
+        self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
@@ -243,9 +253,7 @@ impl KvCache {
         self.states.clear();
         // Fresh memory is zero, and of a large cache most is never touched.
         if self.cells.were_used {
-            self.groups
-                .iter()
-                .try_for_each(|(_, group)| group.clear(0))?;
+            self.groups.iter().try_for_each(|group| group.clear(0))?;
             self.cells.were_used = false;
         }
         Ok(())

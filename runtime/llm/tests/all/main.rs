@@ -12,6 +12,7 @@ mod llama_cpp;
 mod model;
 mod quantize;
 mod session;
+mod tensor_split;
 mod threads;
 mod vocabularies;
 mod watch;
