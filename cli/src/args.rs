@@ -416,6 +416,11 @@ pub struct ModelArgs {
     #[arg(long)]
     no_flash: bool,
 
+    /// Layers that look through a window keep all tokens of the context, too, instead of what the window needs: takes more memory, but a prompt can be
+    /// taken back to any point
+    #[arg(long)]
+    swa_full: bool,
+
     /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would take them over
     #[arg(long, alias = "nopo")]
     no_op_offload: bool,
@@ -686,6 +691,7 @@ impl ModelArgs {
             n_ubatch: self.ubatch_size,
             kv_types,
             flash: !self.no_flash,
+            full_windows: self.swa_full,
             offload: !self.no_op_offload,
             copies: usize::from(self.copies),
             fallback: self.fallback(),

@@ -20,7 +20,7 @@ use crate::arch::{GraphInputs, GraphShape};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
-use crate::kv::{Cells, KvCache, Rotation};
+use crate::kv::{Cells, KvCache, Rotation, States};
 use crate::model::Model;
 use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
@@ -47,8 +47,6 @@ pub struct Context {
     /// By token of the last batch: its row of logits.
     rows: Vec<Option<usize>>,
     watcher: Option<Watcher>,
-    /// Whether the model keeps something of sequences.
-    has_state: bool,
 }
 
 impl std::fmt::Debug for Context {
@@ -81,7 +79,7 @@ impl Context {
             ..
         } = sizes;
         let kv = model.plan_kv(&sizes, &options)?;
-        let cache = KvCache::new(&kv, model.devices(), n_cells, options.n_seq)?;
+        let cache = KvCache::new(&kv, model.devices(), model.spec(), &sizes)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
         let n_vocab = model.spec().n_vocab;
@@ -95,7 +93,6 @@ impl Context {
             logits: try_filled(0.0, n_logits.checked_mul(n_vocab), "logits")?,
             rows: Vec::new(),
             watcher: None,
-            has_state: model.spec().has_state(),
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -128,7 +125,8 @@ impl Context {
         let KvCache {
             layers, choices, ..
         } = &self.cache;
-        self.model.graph_source(layers, choices, &self.options)
+        self.model
+            .graph_source(layers, choices, &self.options, &self.sizes)
     }
 
     /// The model.
@@ -216,18 +214,20 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if self.has_state && !self.is_whole(sequence, &range) {
+        if self.cache.states.is_some() && !self.is_whole(sequence, &range) {
             let last = self.cache.cells.last_position(sequence);
             if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
-                return self.cache.cells.remove(sequence, range);
+                return Ok(());
             }
             return Err(Error::invalid(format!(
                 "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence"
             )));
         }
-        self.cache.cells.remove(sequence, range)?;
-        if self.has_state {
-            self.cache.states.forget(sequence);
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.cache
+            .edit(sequence, |cells| cells.remove(sequence, range))?;
+        if let Some(states) = &mut self.cache.states {
+            states.forget(sequence);
         }
         Ok(())
     }
@@ -243,9 +243,24 @@ impl Context {
         self.model.spec().can_shift()
     }
 
-    /// Whether the end of a sequence can be removed.
-    pub fn can_cut(&self) -> bool {
-        !self.has_state
+    /// Whether the end of `sequence` can be removed, from `position` on, and another one follow there.
+    pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
+        let last = self.cache.cells.last_position(sequence);
+        let is_whole = position <= 0 || last.is_none_or(|last| position > last);
+        is_whole || self.cache.states.is_none() && self.cache.can_go_on(sequence, position)
+    }
+
+    /// Removes the positions `range` from `sequence`, and moves what follows to where it began.
+    ///
+    /// # Errors
+    /// As [`shift`](Self::shift). Nothing is changed then.
+    pub fn cut_out(&mut self, sequence: usize, range: Range<i32>) -> Result<()> {
+        self.check_shift()?;
+        let length = range.end.saturating_sub(range.start);
+        self.cache.edit(sequence, |cells| {
+            cells.remove(sequence, range.clone())?;
+            cells.shift(sequence, range.end.., -length)
+        })
     }
 
     /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
@@ -253,17 +268,22 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if !self.has_state {
-            return self.cache.cells.copy(from, to, range);
+        if self.cache.states.is_none() {
+            let range = (range.start_bound().cloned(), range.end_bound().cloned());
+            return self.cache.edit(to, |cells| cells.copy(from, to, range));
         }
         if !self.is_whole(from, &range) {
             return Err(Error::invalid(format!(
                 "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
             )));
         }
-        self.cache.cells.remove(to, ..)?;
-        self.cache.cells.copy(from, to, range)?;
-        self.cache.states.share(from, to);
+        self.cache.edit(to, |cells| {
+            cells.remove(to, ..)?;
+            cells.copy(from, to, ..)
+        })?;
+        if let Some(states) = &mut self.cache.states {
+            states.share(from, to);
+        }
         Ok(())
     }
 
@@ -272,9 +292,12 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn keep(&mut self, sequence: usize) -> Result<()> {
-        self.cache.cells.keep(sequence)?;
-        for other in (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence) {
-            self.cache.states.forget(other);
+        for cells in self.cache.both() {
+            cells.keep(sequence)?;
+        }
+        if let Some(states) = &mut self.cache.states {
+            let others = (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence);
+            others.for_each(|other| states.forget(other));
         }
         Ok(())
     }
@@ -289,12 +312,19 @@ impl Context {
         range: impl RangeBounds<i32>,
         delta: i32,
     ) -> Result<()> {
-        if !self.model.spec().can_shift() {
-            return Err(Error::invalid(
+        self.check_shift()?;
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.cache
+            .edit(sequence, |cells| cells.shift(sequence, range, delta))
+    }
+
+    fn check_shift(&self) -> Result<()> {
+        match self.model.spec().can_shift() {
+            true => Ok(()),
+            false => Err(Error::invalid(
                 "what this model keeps depends on positions: they cannot be moved",
-            ));
+            )),
         }
-        self.cache.cells.shift(sequence, range, delta)
     }
 
     /// Forgets all sequences.
@@ -328,7 +358,7 @@ impl Context {
         let n_vocab = self.model.spec().n_vocab;
         batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
         self.options.cancel.check()?;
-        if self.cache.cells.has_shifts() {
+        if self.cache.both().any(|cells| cells.has_shifts()) {
             self.apply_shifts()?;
         }
         let free = self.cache.cells.free();
@@ -339,6 +369,9 @@ impl Context {
                 free,
             });
         }
+        if let Some(window) = &mut self.cache.window {
+            window.make_room(batch.len());
+        }
         Ok(())
     }
 
@@ -346,16 +379,16 @@ impl Context {
     fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => {
-                self.cache.cells.commit();
-                self.cache.states.commit();
+                self.cache.both().for_each(Cells::commit);
+                self.cache.states.iter_mut().for_each(States::commit);
             }
             Err(_) => {
                 // Other devices may still be at work, and fail as well: one failure is told.
                 if let Err(error) = self.scheduler.synchronize() {
                     tracing::debug!(%error, "after a failed batch");
                 }
-                self.cache.cells.rollback();
-                self.cache.states.rollback();
+                self.cache.both().for_each(Cells::rollback);
+                self.cache.states.iter_mut().for_each(States::rollback);
                 self.rows.clear();
             }
         }
@@ -392,7 +425,7 @@ impl Context {
     fn micro_batches<'a>(&self, batch: &'a Batch) -> MicroBatches<'a> {
         let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
         let parts = MicroBatches::new(batch.tokens(), n_ubatch, n_logits, self.options.copies > 1);
-        match self.has_state {
+        match self.cache.states.is_some() {
             true => parts.alike(batch),
             false => parts,
         }
@@ -405,13 +438,10 @@ impl Context {
         part: &[BatchToken],
         room: Room,
     ) -> Result<(GraphShape, Arc<GraphInputs>)> {
-        let KvCache { cells, states, .. } = &mut self.cache;
-        let states = self.has_state.then_some(states);
-        let shape = self.staging.place(batch, part, cells, states, room)?;
+        let shape = self.staging.place(batch, part, &mut self.cache, room)?;
         let inputs = self.load(shape)?;
-        let cells = &self.cache.cells;
         for (input, id) in &inputs.list {
-            let bytes = self.staging.fill(input, shape, batch, part, cells)?;
+            let bytes = self.staging.fill(input, shape, batch, part, &self.cache)?;
             self.scheduler.write(*id, 0, bytes)?;
         }
         self.scheduler.set_threads(match part.len() {
@@ -472,6 +502,7 @@ impl Context {
         let rotation = Rotation {
             spec: self.model.spec(),
             weights: self.model.weights(),
+            n_ctx: self.sizes.n_cells,
             count: self.options.n_ubatch,
         };
         rotation.apply(&mut self.cache, &mut self.scheduler, &self.options.cancel)

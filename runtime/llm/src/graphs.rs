@@ -24,6 +24,8 @@ pub(crate) struct GraphSource<'a> {
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
     pub flash: bool,
+    /// Tokens that the context has room for.
+    pub n_ctx: usize,
 }
 
 impl GraphSource<'_> {
@@ -35,6 +37,7 @@ impl GraphSource<'_> {
             cache: self.layers,
             adapters: self.adapters,
             flash: self.flash,
+            n_ctx: self.n_ctx,
         };
         let (graph, inputs) = graph::build(parts, shape)?;
         let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
@@ -163,6 +166,7 @@ mod tests {
             shape: GraphShape {
                 n_tokens,
                 n_kv,
+                n_window: 0,
                 n_outputs: 1,
                 n_seqs: 1,
             },

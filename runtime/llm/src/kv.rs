@@ -4,6 +4,7 @@ mod cache;
 mod cells;
 mod shift;
 mod states;
+mod window;
 
 pub(crate) use cache::{KvCache, KvPlan};
 pub use cells::Cells;

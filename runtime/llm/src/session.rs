@@ -291,9 +291,9 @@ impl Session {
         let is_own = !self.is_foreign
             && cells.changes(0) == self.own_changes
             && cells.sequence_len(0) == self.tokens.len();
-        // A state cannot be taken back: nothing is reused unless the prompt goes on behind all of it.
-        let is_reusable = self.context.can_cut() || common == self.tokens.len();
-        let common = if is_own && is_reusable { common } else { 0 };
+        // Not everything can be taken back: states cannot, and windows only so far.
+        let is_reusable = is_own && self.context.can_cut(0, common as i32);
+        let common = if is_reusable { common } else { 0 };
         self.tokens.truncate(common);
         self.change(|context| context.remove(0, common as i32..))?;
         // What is left is a beginning that nobody else touched.
@@ -322,11 +322,11 @@ impl Session {
         if forget == 0 || !self.context.can_forget() {
             return Ok(false);
         }
-        let (first, end) = (keep as i32, (keep + forget) as i32);
-        self.change(|context| {
-            context.remove(0, first..end)?;
-            context.shift(0, end.., -(forget as i32))
-        })?;
+        let range = keep as i32..(keep + forget) as i32;
+        if let Err(error) = self.change(|context| context.cut_out(0, range)) {
+            tracing::warn!(%error, "nothing can be forgotten of the full context");
+            return Ok(false);
+        }
         self.tokens.drain(keep..keep + forget);
         Ok(true)
     }

@@ -28,6 +28,9 @@ pub struct ContextOptions {
     pub kv_types: [DType; 2],
     /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
     pub flash: bool,
+    /// Layers that look through a window keep all tokens, too. Without, they keep what the window needs, and a batch, if that is less: a sequence
+    /// cannot be cut, then, where earlier tokens than they have would be seen.
+    pub full_windows: bool,
     /// Threads of devices that compute on the host, for a single token; `None` for all that a device has.
     pub threads: Option<usize>,
     /// The same for several tokens at once, such as those of a prompt.
@@ -56,6 +59,7 @@ impl Default for ContextOptions {
             n_logits: None,
             kv_types: [DType::F16, DType::F16],
             flash: true,
+            full_windows: false,
             threads: None,
             threads_batch: None,
             adapters: Vec::new(),
@@ -72,6 +76,8 @@ impl Default for ContextOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub n_cells: usize,
+    /// Cells for layers that look through a window; 0 if they are not apart.
+    pub n_window: usize,
     pub n_ubatch: usize,
     pub n_logits: usize,
     pub n_seq: usize,
@@ -83,6 +89,7 @@ impl Sizes {
         [(self.n_ubatch, self.n_logits), (1, 1)].map(|(n_tokens, n_outputs)| GraphShape {
             n_tokens,
             n_kv: self.n_cells,
+            n_window: self.n_window,
             n_outputs,
             n_seqs: 1,
         })
@@ -93,6 +100,7 @@ impl Sizes {
         GraphShape {
             n_tokens,
             n_kv: self.n_cells,
+            n_window: self.n_window,
             n_outputs: n_tokens.min(1),
             n_seqs: 1,
         }
@@ -120,8 +128,18 @@ impl ContextOptions {
         }
         let n_ubatch = self.n_ubatch.min(self.n_batch).min(n_cells);
         let n_logits = self.n_logits.unwrap_or(self.n_seq.max(16)).min(n_ubatch);
+        // What each sequence sees of the past, and a batch: what it replaces is kept until the batch is done.
+        let room = |size: usize| {
+            let seen = size.saturating_mul(self.n_seq);
+            let cells = seen
+                .saturating_add(self.n_batch)
+                .checked_next_multiple_of(256);
+            cells.filter(|&cells| cells < n_cells)
+        };
+        let window = spec.window().filter(|_| !self.full_windows);
         Ok(Sizes {
             n_cells,
+            n_window: window.and_then(room).unwrap_or(0),
             n_ubatch,
             n_logits,
             n_seq: self.n_seq,

@@ -4,7 +4,7 @@ use super::micro_batches::Room;
 use crate::arch::{GraphShape, Input};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
-use crate::kv::{Cells, States};
+use crate::kv::{Cells, KvCache};
 use half::f16;
 
 /// Values of a graph's inputs, in buffers that are reused.
@@ -12,6 +12,8 @@ use half::f16;
 pub(crate) struct Staging {
     /// The cell of each token.
     cells: Vec<i64>,
+    /// The same of the cells for layers that look through a window.
+    windowed: Vec<i64>,
     outputs: Vec<i32>,
     /// The rows of states that sequences begin with, and those that they are written to.
     read: Vec<i32>,
@@ -37,15 +39,15 @@ impl Staging {
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
-        cells: &mut Cells,
-        states: Option<&mut States>,
+        cache: &mut KvCache,
         room: Room,
     ) -> Result<GraphShape> {
         self.cells.clear();
+        self.windowed.clear();
         self.outputs.clear();
         self.read.clear();
         self.write.clear();
-        if let Some(states) = states {
+        if let Some(states) = &mut cache.states {
             // Either one sequence, or one token of each.
             let mut before = None;
             for token in part {
@@ -58,13 +60,18 @@ impl Staging {
             }
         }
         for (i, token) in part.iter().enumerate() {
-            let cell = cells.take(token.position, batch.sequences(token));
-            let cell = cell.ok_or(Error::ContextFull {
-                tokens: part.len(),
-                size: cells.len(),
-                free: 0,
-            })?;
-            self.cells.push(cell as i64);
+            let all = (&mut cache.cells, &mut self.cells);
+            let window = cache.window.as_mut();
+            let window = window.map(|window| (&mut window.cells, &mut self.windowed));
+            for (cells, taken) in [all].into_iter().chain(window) {
+                let cell = cells.take(token.position, batch.sequences(token));
+                let cell = cell.ok_or(Error::ContextFull {
+                    tokens: part.len(),
+                    size: cells.len(),
+                    free: 0,
+                })?;
+                taken.push(cell as i64);
+            }
             if token.wants_logits {
                 // Rows are limited to i32 at creation.
                 self.outputs.push(i as i32);
@@ -74,10 +81,15 @@ impl Staging {
         let wants_some = !self.outputs.is_empty();
         let n_outputs = room.n_outputs.min(part.len() - usize::from(wants_some));
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
-        let end = cells.end().saturating_add(room.n_to_come);
+        let reached = |cells: &Cells| {
+            let end = cells.end().saturating_add(room.n_to_come);
+            padded(end, cells.len(), cells.n_sequences())
+        };
+        let window = cache.window.as_ref();
         Ok(GraphShape {
             n_tokens: part.len(),
-            n_kv: padded(end, cells.len(), cells.n_sequences()),
+            n_kv: reached(&cache.cells),
+            n_window: window.map_or(0, |window| reached(&window.cells)),
             n_outputs: self.outputs.len(),
             n_seqs: self.read.len().max(1),
         })
@@ -90,13 +102,14 @@ impl Staging {
         shape: GraphShape,
         batch: &Batch,
         part: &[BatchToken],
-        cells: &Cells,
+        cache: &KvCache,
     ) -> Result<&[u8]> {
         match *input {
             // Ids are limited to i32 at creation.
             Input::Tokens => self.set_integers(part.iter().map(|token| token.id as i32)),
             Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
-            Input::Cells => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::Cells { windowed: false } => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::Cells { windowed: true } => return Ok(bytemuck::cast_slice(&self.windowed)),
             Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
             Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
@@ -106,9 +119,18 @@ impl Staging {
                 self.floats.extend(scales);
                 return Ok(bytemuck::cast_slice(&self.floats));
             }
-            Input::Mask { span, distances } => {
-                self.mask.resize(part.len() * shape.n_kv, f16::NEG_INFINITY);
-                for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(shape.n_kv)) {
+            Input::Mask {
+                span,
+                distances,
+                windowed,
+            } => {
+                let window = cache.window.as_ref().filter(|_| windowed);
+                let (cells, n_kv) = match window {
+                    Some(window) => (&window.cells, shape.n_window),
+                    None => (&cache.cells, shape.n_kv),
+                };
+                self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
+                for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
                     cells.visible(sequence, span.of(token.position), row);
                     if distances {

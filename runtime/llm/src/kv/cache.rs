@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
 use crate::kv::states::States;
+use crate::kv::window::Window;
 use crate::rules::Choice;
 use crate::tensor_split;
 use crate::weights::Weights;
@@ -21,10 +22,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub cells: Cells,
+    /// The cells of layers that look through a window, if they are apart.
+    pub window: Option<Window>,
     /// What each layer keeps.
     pub layers: Vec<LayerCache>,
-    /// Which rows hold the states of which sequences.
-    pub states: States,
+    /// Which rows hold the states of which sequences, if the model keeps something of sequences.
+    pub states: Option<States>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
     groups: Vec<TensorGroup>,
@@ -73,10 +76,14 @@ impl KvPlan {
         sizes: &Sizes,
         types: [DType; 2],
     ) -> Result<Self> {
-        let (n_cells, n_sequences) = (sizes.n_cells, sizes.n_seq);
+        let n_sequences = sizes.n_seq;
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
             let memory = layer.memory();
+            let n_cells = match sizes.n_window {
+                n_window @ 1.. if layer.has_window() => n_window,
+                _ => sizes.n_cells,
+            };
             let cuts = tensor_split::cuts_of_cache(layer, weights);
             let per_token = [("K", memory.keys), ("V", memory.values)];
             let mut kept = Vec::new();
@@ -209,13 +216,14 @@ fn layers(n_layer: usize, tensors: impl IntoIterator<Item = Arc<StoredTensor>>) 
 }
 
 impl KvCache {
-    /// Allocates the memory that was planned for `n_cells` cells, each layer's on its device.
-    pub fn new(
-        plan: &KvPlan,
-        devices: &DeviceSet,
-        n_cells: usize,
-        n_sequences: usize,
-    ) -> Result<Self> {
+    /// Allocates the memory that was planned, each layer's on its device.
+    pub fn new(plan: &KvPlan, devices: &DeviceSet, spec: &Spec, sizes: &Sizes) -> Result<Self> {
+        let &Sizes {
+            n_cells,
+            n_window,
+            n_seq: n_sequences,
+            ..
+        } = sizes;
         let mut groups = Vec::new();
         for KvGroup {
             memory,
@@ -234,7 +242,14 @@ impl KvCache {
         let layers = layers(plan.choices.len(), tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
-            states: States::new(n_sequences)?,
+            window: match spec.window().filter(|_| n_window > 0) {
+                Some(size) => Some(Window::new(n_window, n_sequences, size)?),
+                None => None,
+            },
+            states: match spec.has_state() {
+                true => Some(States::new(n_sequences)?),
+                false => None,
+            },
             layers,
             choices: plan.choices.clone(),
             groups,
@@ -247,10 +262,48 @@ impl KvCache {
         self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
+    /// The cells of layers that look through a window, if they are apart, or those of the others.
+    pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
+        match windowed {
+            false => Some(&mut self.cells),
+            true => self.window.as_mut().map(|window| &mut window.cells),
+        }
+    }
+
+    /// The cells, and those of layers that look through a window.
+    pub fn both(&mut self) -> impl Iterator<Item = &mut Cells> {
+        let windowed = self.window.as_mut().map(|window| &mut window.cells);
+        std::iter::once(&mut self.cells).chain(windowed)
+    }
+
+    /// Edits cells, of which `sequence` changes. If that fails, nothing is changed.
+    ///
+    /// # Errors
+    /// Those of `edit`; [`samite_core::Error::InvalidArgument`] if layers that look through a window do not have what the sequence's next token sees.
+    pub fn edit(&mut self, sequence: usize, edit: impl Fn(&mut Cells) -> Result<()>) -> Result<()> {
+        let Some(window) = &mut self.window else {
+            return edit(&mut self.cells);
+        };
+        let before = (self.cells.clone(), window.clone());
+        let result = edit(&mut self.cells)
+            .and_then(|()| edit(&mut window.cells))
+            .and_then(|()| window.check(&self.cells, sequence));
+        if result.is_err() {
+            (self.cells, *window) = before;
+        }
+        result
+    }
+
+    /// Whether a token at `position` of `sequence` would see in all layers what it should.
+    pub fn can_go_on(&self, sequence: usize, position: i32) -> bool {
+        let window = self.window.as_ref();
+        window.is_none_or(|window| window.has(&self.cells, sequence, position))
+    }
+
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
     pub fn clear(&mut self) -> Result<()> {
-        self.cells.clear();
-        self.states.clear();
+        self.both().for_each(Cells::clear);
+        self.states.iter_mut().for_each(States::clear);
         // Fresh memory is zero, and of a large cache most is never touched.
         if self.cells.were_used {
             self.groups.iter().try_for_each(|group| group.clear(0))?;

@@ -16,3 +16,4 @@ mod tensor_split;
 mod threads;
 mod vocabularies;
 mod watch;
+mod windows;

@@ -1,9 +1,9 @@
 //! The nodes of attention.
 
-use super::{Builder, LayerCache};
+use super::{Builder, GraphShape, LayerCache};
 use crate::arch::graph::Input;
 use crate::arch::spec::{
-    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Temperature,
+    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Span, Temperature,
 };
 use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
@@ -32,7 +32,7 @@ impl Builder<'_> {
                 Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
                 None => None,
             };
-            self.store(k, v)?;
+            self.store(a, k, v)?;
         }
         let Some(q) = q else {
             return Ok(None);
@@ -325,9 +325,7 @@ impl Builder<'_> {
     }
 
     fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
-        let n_cells = self.parts.cache.iter().find_map(|layer| layer.k.as_ref());
-        let n_cells = n_cells.map_or(0, |keys| keys.layout().shape()[1]);
-        match divisors_name(rotation.divisors, n_cells) {
+        match divisors_name(rotation.divisors, self.parts.n_ctx) {
             Some(name) => self.global_weight(name),
             None => Ok(None),
         }
@@ -342,9 +340,10 @@ impl Builder<'_> {
     }
 
     /// Writes keys and values to the cells of their tokens.
-    fn store(&mut self, k: TensorId, v: Option<TensorId>) -> Result<()> {
+    fn store(&mut self, a: &Attention, k: TensorId, v: Option<TensorId>) -> Result<()> {
         let (keys, cache) = self.keys(self.il)?;
-        let cells = self.per_token(Input::Cells, DType::I64)?;
+        let windowed = self.is_windowed(a);
+        let cells = self.per_token(Input::Cells { windowed }, DType::I64)?;
         let values = v.zip(cache.v.as_ref());
         let values = values.map(|(v, cache)| (v, cache, "v_cache"));
         for (rows, cache, name) in [(k, &keys, "k_cache")].into_iter().chain(values) {
@@ -363,6 +362,11 @@ impl Builder<'_> {
         Ok(())
     }
 
+    /// Whether what the layer keeps is in the cells for layers that look through a window.
+    fn is_windowed(&self, a: &Attention) -> bool {
+        self.shape.n_window > 0 && a.span != Span::Full
+    }
+
     /// The keys of a layer, and what else it keeps.
     fn keys(&self, il: usize) -> Result<(Arc<StoredTensor>, LayerCache)> {
         let cache = self.parts.cache.get(il).cloned().unwrap_or_default();
@@ -372,12 +376,18 @@ impl Builder<'_> {
         }
     }
 
-    /// The cached rows that attention looks at, by head: `[head size, cells, kv heads]`.
-    fn cached(&mut self, cache: &Arc<StoredTensor>, size: usize, name: &str) -> Result<TensorId> {
+    /// The first `n_kv` of the cached rows, by head: `[head size, cells, kv heads]`.
+    fn cached(
+        &mut self,
+        cache: &Arc<StoredTensor>,
+        size: usize,
+        n_kv: usize,
+        name: &str,
+    ) -> Result<TensorId> {
         let leaf = self.stored(cache)?;
         let layout = *cache.layout();
         let (row, head) = (layout.row_bytes(), layout.dtype().row_bytes(size)?);
-        let shape = [size, self.shape.n_kv, layout.shape()[0] / size, 1];
+        let shape = [size, n_kv, layout.shape()[0] / size, 1];
         let all = layout.strides()[1] * layout.shape()[1];
         let view = self.graph.view(leaf, shape, [row, head, all], 0)?;
         Ok(self.named(view, name))
@@ -386,15 +396,23 @@ impl Builder<'_> {
     /// What the queries find in the cache: `[head size · heads, tokens]`.
     fn attended(&mut self, a: &Attention, q: TensorId) -> Result<TensorId> {
         let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
+        let windowed = self.is_windowed(a);
         let input = Input::Mask {
             span: a.span,
             distances: a.max_bias != 0.0,
+            windowed,
         };
-        let (n_tokens, n_kv) = (self.shape.n_tokens, self.shape.n_kv);
+        let GraphShape {
+            n_tokens,
+            n_kv,
+            n_window,
+            ..
+        } = self.shape;
+        let n_kv = if windowed { n_window } else { n_kv };
         let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
-        let k = self.cached(&keys, a.head_k, "k")?;
+        let k = self.cached(&keys, a.head_k, n_kv, "k")?;
         let v = match &cache.v {
-            Some(v) => self.cached(v, a.head_v, "v")?,
+            Some(v) => self.cached(v, a.head_v, n_kv, "v")?,
             None => self.half(k, a.head_v, 0)?,
         };
         let sinks = match a.sinks {
