@@ -20,7 +20,7 @@ use crate::arch::{GraphInputs, GraphShape};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
-use crate::kv::{Cells, KvCache, Rotation, States};
+use crate::kv::{Cells, KvCache, Rotation};
 use crate::model::Model;
 use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
@@ -358,9 +358,7 @@ impl Context {
         let n_vocab = self.model.spec().n_vocab;
         batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
         self.options.cancel.check()?;
-        if self.cache.both().any(|cells| cells.has_shifts()) {
-            self.apply_shifts()?;
-        }
+        self.apply_shifts()?;
         let free = self.cache.cells.free();
         if batch.len() > free {
             return Err(Error::ContextFull {
@@ -379,16 +377,14 @@ impl Context {
     fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => {
-                self.cache.both().for_each(Cells::commit);
-                self.cache.states.iter_mut().for_each(States::commit);
+                self.cache.commit();
             }
             Err(_) => {
                 // Other devices may still be at work, and fail as well: one failure is told.
                 if let Err(error) = self.scheduler.synchronize() {
                     tracing::debug!(%error, "after a failed batch");
                 }
-                self.cache.both().for_each(Cells::rollback);
-                self.cache.states.iter_mut().for_each(States::rollback);
+                self.cache.rollback();
                 self.rows.clear();
             }
         }
@@ -496,8 +492,25 @@ impl Context {
         Ok(Arc::clone(&built.inputs))
     }
 
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
+    /// Waits until what is kept is what cells say.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.apply_shifts()?;
+        Ok(self.scheduler.synchronize()?)
+    }
+
     /// Rotates the keys of cells whose positions moved.
     fn apply_shifts(&mut self) -> Result<()> {
+        if !self.cache.both().any(|cells| cells.has_shifts()) {
+            return Ok(());
+        }
         self.loaded = None;
         let rotation = Rotation {
             spec: self.model.spec(),

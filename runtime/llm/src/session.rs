@@ -3,8 +3,10 @@
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::saved::SavedSequence;
 use samite_text::{Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -142,6 +144,55 @@ impl Session {
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
         self.change(Context::clear)
+    }
+
+    /// Saves the text, with what the context keeps of it, to a file: complete, or not at all.
+    ///
+    /// # Errors
+    /// If somebody else changed the sequence; if the file cannot be written, or a device fails.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        if !self.is_whole() {
+            return Err(Error::invalid(
+                "the session's sequence was changed through its context: its text is not known",
+            ));
+        }
+        let mut saved = self.change(|context| context.save(0))?;
+        saved.tokens.clone_from(&self.tokens);
+        saved.write(path)
+    }
+
+    /// Goes on from the text saved in a file. All is checked before anything changes.
+    ///
+    /// # Errors
+    /// As [`SavedSequence::read`] and [`Context::restore`], of which the error names the file.
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let saved = SavedSequence::read(path)?;
+        let in_file = |error: Error| match error {
+            Error::InvalidArgument(what) => Error::invalid(format!("{}: {what}", path.display())),
+            other => other,
+        };
+        let n_vocab = self.context.model().spec().n_vocab;
+        let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
+        if !is_text || saved.tokens.iter().any(|&token| token as usize >= n_vocab) {
+            return Err(in_file(Error::invalid(
+                "it is no text: tokens are missing, or of another vocabulary",
+            )));
+        }
+        self.tokens.clear();
+        self.change(|context| context.restore(0, &saved))
+            .map_err(in_file)?;
+        self.is_foreign = false;
+        self.tokens = saved.tokens;
+        Ok(())
+    }
+
+    /// Whether the sequence is what the session made it.
+    fn is_whole(&self) -> bool {
+        let cells = self.context.cells();
+        !self.is_foreign
+            && cells.changes(0) == self.own_changes
+            && cells.sequence_len(0) == self.tokens.len()
     }
 
     /// Changes the sequence, and takes note of changes that are not the session's own.
@@ -286,13 +337,8 @@ impl Session {
             .count();
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
-        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed.
-        let cells = self.context.cells();
-        let is_own = !self.is_foreign
-            && cells.changes(0) == self.own_changes
-            && cells.sequence_len(0) == self.tokens.len();
-        // Not everything can be taken back: states cannot, and windows only so far.
-        let is_reusable = is_own && self.context.can_cut(0, common as i32);
+        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be taken back: states cannot, and windows only so far.
+        let is_reusable = self.is_whole() && self.context.can_cut(0, common as i32);
         let common = if is_reusable { common } else { 0 };
         self.tokens.truncate(common);
         self.change(|context| context.remove(0, common as i32..))?;

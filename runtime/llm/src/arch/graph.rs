@@ -46,6 +46,8 @@ pub struct LayerCache {
     pub conv: Option<Arc<StoredTensor>>,
     /// Matrices, `[elements, rows]`.
     pub state: Option<Arc<StoredTensor>>,
+    /// Whether keys and values have the cells for layers that look through a window.
+    pub windowed: bool,
 }
 
 impl LayerCache {

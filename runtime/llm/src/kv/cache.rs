@@ -39,6 +39,8 @@ pub(crate) struct KvCache {
 #[derive(Debug)]
 pub(crate) struct KvPlan {
     groups: Vec<KvGroup>,
+    /// By layer: whether its keys and values have the cells for layers that look through a window.
+    windowed: Vec<bool>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
     /// What lies elsewhere than was wanted.
@@ -77,12 +79,17 @@ impl KvPlan {
         types: [DType; 2],
     ) -> Result<Self> {
         let n_sequences = sizes.n_seq;
+        let windowed: Vec<bool> = spec
+            .layers
+            .iter()
+            .map(|layer| sizes.n_window > 0 && layer.has_window())
+            .collect();
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
             let memory = layer.memory();
-            let n_cells = match sizes.n_window {
-                n_window @ 1.. if layer.has_window() => n_window,
-                _ => sizes.n_cells,
+            let n_cells = match windowed[il] {
+                true => sizes.n_window,
+                false => sizes.n_cells,
             };
             let cuts = tensor_split::cuts_of_cache(layer, weights);
             let per_token = [("K", memory.keys), ("V", memory.values)];
@@ -128,6 +135,7 @@ impl KvPlan {
         }
         Ok(KvPlan {
             groups,
+            windowed,
             choices: choices.to_vec(),
             displaced: Vec::new(),
         })
@@ -195,24 +203,28 @@ impl KvPlan {
                 tensors.push(StoredTensor::described(&info, buffer, 0)?);
             }
         }
-        Ok(layers(self.choices.len(), tensors))
+        Ok(layers(&self.windowed, tensors))
     }
 }
 
 /// Finds keys and values of each layer by their names.
-fn layers(n_layer: usize, tensors: impl IntoIterator<Item = Arc<StoredTensor>>) -> Vec<LayerCache> {
+fn layers(
+    windowed: &[bool],
+    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
+) -> Vec<LayerCache> {
     let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
         .into_iter()
         .map(|tensor| (tensor.name().to_owned(), tensor))
         .collect();
     let find = |name: String| by_name.get(&name).cloned();
-    let layer = |il| LayerCache {
+    let layer = |(il, &windowed)| LayerCache {
         k: find(format!("cache_k_l{il}")),
         v: find(format!("cache_v_l{il}")),
         conv: find(format!("cache_conv_l{il}")),
         state: find(format!("cache_state_l{il}")),
+        windowed,
     };
-    (0..n_layer).map(layer).collect()
+    windowed.iter().enumerate().map(layer).collect()
 }
 
 impl KvCache {
@@ -239,7 +251,7 @@ impl KvCache {
             groups.push(group);
         }
         let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
-        let layers = layers(plan.choices.len(), tensors);
+        let layers = layers(&plan.windowed, tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
             window: match spec.window().filter(|_| n_window > 0) {
@@ -268,6 +280,18 @@ impl KvCache {
             false => Some(&mut self.cells),
             true => self.window.as_mut().map(|window| &mut window.cells),
         }
+    }
+
+    /// Keeps what was taken.
+    pub fn commit(&mut self) {
+        self.both().for_each(Cells::commit);
+        self.states.iter_mut().for_each(States::commit);
+    }
+
+    /// Gives back what was taken since the last [`commit`](Self::commit).
+    pub fn rollback(&mut self) {
+        self.both().for_each(Cells::rollback);
+        self.states.iter_mut().for_each(States::rollback);
     }
 
     /// The cells, and those of layers that look through a window.

@@ -142,7 +142,7 @@ impl Cells {
         &self.sequences[cell * self.words..][..self.words]
     }
 
-    fn check(&self, sequence: usize) -> Result<()> {
+    pub(crate) fn check(&self, sequence: usize) -> Result<()> {
         if sequence >= self.n_sequences {
             return Err(Error::invalid(format!(
                 "sequence {sequence}: the context has {} (0 to {})",
@@ -210,6 +210,18 @@ impl Cells {
             }
         }
         self.tidy();
+    }
+
+    /// Positions and cells of a sequence, in the order of positions.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub(crate) fn sorted(&self, sequence: usize) -> Result<Vec<(i32, usize)>> {
+        self.check(sequence)?;
+        let cells = self.in_range(sequence, (0, i32::MAX));
+        let mut sorted: Vec<_> = cells.map(|cell| (self.positions[cell], cell)).collect();
+        sorted.sort_unstable();
+        Ok(sorted)
     }
 
     /// How many cells a sequence has in a range of positions.

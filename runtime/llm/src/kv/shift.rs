@@ -1,7 +1,6 @@
 //! Rotates cached keys whose positions moved.
 
 use crate::arch::graph::divisors_name;
-use crate::arch::spec::Layer;
 use crate::arch::{LayerCache, Spec};
 use crate::error::Result;
 use crate::kv::cache::KvCache;
@@ -61,10 +60,7 @@ impl Rotation<'_> {
         cancel: &CancelToken,
     ) -> Result<()> {
         let count = self.count;
-        let has_window = cache.window.is_some();
-        let step = self.step(&cache.layers, |layer| {
-            windowed == (has_window && layer.has_window())
-        })?;
+        let step = self.step(&cache.layers, windowed)?;
         scheduler.load(&step.graph)?;
         let never = CancelToken::new();
         while let Some(cells) = cache.cells_of(windowed).filter(|cells| cells.has_shifts()) {
@@ -94,7 +90,7 @@ impl Rotation<'_> {
 
     /// The graph for some layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
     /// size of the cache.
-    fn step(&self, layers: &[LayerCache], is_meant: impl Fn(&Layer) -> bool) -> Result<ShiftStep> {
+    fn step(&self, layers: &[LayerCache], windowed: bool) -> Result<ShiftStep> {
         let count = self.count;
         let mut graph = Graph::new();
         let each = [count, 1, 1, 1];
@@ -107,7 +103,7 @@ impl Rotation<'_> {
             let (Some(keys), Some(attention)) = (&layer.k, spec.attention()) else {
                 continue;
             };
-            if !is_meant(spec) {
+            if layer.windowed != windowed {
                 continue;
             }
             // Keys that are not turned by their position stay as they are.

@@ -30,10 +30,15 @@ impl Window {
         }
     }
 
+    /// The first position that a token at `position` sees.
+    pub fn first_seen(&self, position: i32) -> i32 {
+        let size = i32::try_from(self.size).unwrap_or(i32::MAX);
+        position.saturating_sub(size - 1).max(0)
+    }
+
     /// Whether a token at `position` of `sequence` would see here what it sees in `all` cells.
     pub fn has(&self, all: &Cells, sequence: usize, position: i32) -> bool {
-        let size = i32::try_from(self.size).unwrap_or(i32::MAX);
-        let seen = position.saturating_sub(size - 1).max(0)..position;
+        let seen = self.first_seen(position)..position;
         self.cells.count(sequence, seen.clone()) == all.count(sequence, seen)
     }
 

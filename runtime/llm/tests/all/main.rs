@@ -11,6 +11,7 @@ mod fit;
 mod llama_cpp;
 mod model;
 mod quantize;
+mod saved;
 mod session;
 mod tensor_split;
 mod threads;

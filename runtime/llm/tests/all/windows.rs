@@ -65,7 +65,12 @@ fn less_is_kept_and_the_same_is_computed() {
         let [all, some] = contexts.each_ref().map(kv_bytes);
         // Their windows have a fixed length, longer than the context.
         let is_apart = !["llama4", "smallthinker"].contains(&architecture.name);
-        assert_eq!(some < all, is_apart, "{}: {some} of {all}", architecture.name);
+        assert_eq!(
+            some < all,
+            is_apart,
+            "{}: {some} of {all}",
+            architecture.name
+        );
         let plan = ContextPlan::new(Arc::clone(&model), options(false)).unwrap();
         assert_eq!(plan.memory().unwrap(), contexts[1].memory());
         agree(&mut contexts, 0, 0, 300);

@@ -3,7 +3,7 @@
 use super::{Builder, GraphShape, LayerCache};
 use crate::arch::graph::Input;
 use crate::arch::spec::{
-    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Span, Temperature,
+    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Temperature,
 };
 use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
@@ -32,7 +32,7 @@ impl Builder<'_> {
                 Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
                 None => None,
             };
-            self.store(a, k, v)?;
+            self.store(k, v)?;
         }
         let Some(q) = q else {
             return Ok(None);
@@ -340,9 +340,9 @@ impl Builder<'_> {
     }
 
     /// Writes keys and values to the cells of their tokens.
-    fn store(&mut self, a: &Attention, k: TensorId, v: Option<TensorId>) -> Result<()> {
+    fn store(&mut self, k: TensorId, v: Option<TensorId>) -> Result<()> {
         let (keys, cache) = self.keys(self.il)?;
-        let windowed = self.is_windowed(a);
+        let windowed = cache.windowed;
         let cells = self.per_token(Input::Cells { windowed }, DType::I64)?;
         let values = v.zip(cache.v.as_ref());
         let values = values.map(|(v, cache)| (v, cache, "v_cache"));
@@ -360,11 +360,6 @@ impl Builder<'_> {
             self.named(written, name);
         }
         Ok(())
-    }
-
-    /// Whether what the layer keeps is in the cells for layers that look through a window.
-    fn is_windowed(&self, a: &Attention) -> bool {
-        self.shape.n_window > 0 && a.span != Span::Full
     }
 
     /// The keys of a layer, and what else it keeps.
@@ -396,7 +391,7 @@ impl Builder<'_> {
     /// What the queries find in the cache: `[head size · heads, tokens]`.
     fn attended(&mut self, a: &Attention, q: TensorId) -> Result<TensorId> {
         let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
-        let windowed = self.is_windowed(a);
+        let windowed = cache.windowed;
         let input = Input::Mask {
             span: a.span,
             distances: a.max_bias != 0.0,
