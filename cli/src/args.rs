@@ -2,6 +2,8 @@
 
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
+#[cfg(feature = "hub")]
+use crate::hub::HubArgs;
 use crate::progress;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -317,6 +319,10 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
 
+    #[cfg(feature = "hub")]
+    #[command(flatten)]
+    hub: HubArgs,
+
     #[command(flatten)]
     adapters: AdapterArgs,
 
@@ -555,19 +561,23 @@ impl ModelArgs {
     }
 
     fn header(&self, options: &ModelOptions) -> Outcome<GgufFile> {
-        Ok(match &self.model {
+        Ok(match self.file()? {
             Some(path) => GgufFile::open_header(path, options.load_mode)?,
             None => embedded()?,
         })
     }
 
-    /// The model's file, unless it is the one that is part of this program.
-    pub fn file(&self) -> Option<&Path> {
-        self.model.as_deref()
+    /// The model's file, unless it is the one that is part of this program. A model that is named is downloaded.
+    pub fn file(&self) -> Outcome<Option<&Path>> {
+        #[cfg(feature = "hub")]
+        return self.hub.path(&self.model);
+        #[cfg(not(feature = "hub"))]
+        Ok(self.model.as_deref())
     }
 
     /// Loads the model, with a progress bar.
     pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+        self.file()?;
         let devices = self.chosen_devices(cpu)?;
         self.check_split(&devices, cancel)?;
         self.load_on(devices, cancel)
@@ -582,13 +592,14 @@ impl ModelArgs {
 
     fn load_on(&self, devices: Vec<Arc<dyn Device>>, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let mut options = self.model_options(devices, cancel)?;
+        let file = self.file()?;
         let bar = progress::bytes("loading");
         let shared = ProgressBar::clone(&bar);
         options.progress = Some(Arc::new(move |done, total| {
             shared.set_length(total);
             shared.set_position(done);
         }));
-        let model = match &self.model {
+        let model = match file {
             Some(path) => Model::load(path, &options),
             None => embedded().and_then(|file| Model::from_gguf(&file, &options)),
         };

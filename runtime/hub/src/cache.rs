@@ -211,8 +211,8 @@ impl Cache {
             let snapshots = folder.join("snapshots");
             if content != path && !is_linked(&snapshots, &content, DEEPEST) {
                 fs::remove_file(&content).map_err(Error::io(&content))?;
+                freed += file.size;
             }
-            freed += file.size;
         }
         Ok(freed)
     }
