@@ -10,6 +10,7 @@ mod devices;
 mod fit;
 mod llama_cpp;
 mod model;
+mod mutations;
 mod quantize;
 mod saved;
 mod session;
