@@ -156,6 +156,7 @@ impl Fitter<'_> {
             kv: &weights.kv,
             adapters: &[],
             flash: context.flash,
+            output: context.output,
         };
         let kv = KvPlan::willing(&source, &sizes, context.kv_types)?;
         let kv_bytes = kv.bytes_by_device(devices.len())?;

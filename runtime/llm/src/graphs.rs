@@ -2,7 +2,7 @@
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::graph::{self, Parts};
-use crate::arch::{GraphInputs, GraphShape, LayerCache, Spec};
+use crate::arch::{GraphInputs, GraphShape, LayerCache, Output, Spec};
 use crate::assign::{assign, layer_of};
 use crate::error::Result;
 use crate::rules::Choice;
@@ -24,6 +24,8 @@ pub(crate) struct GraphSource<'a> {
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
     pub flash: bool,
+    /// What graphs give.
+    pub output: Output,
 }
 
 impl GraphSource<'_> {
@@ -35,6 +37,7 @@ impl GraphSource<'_> {
             cache: self.layers,
             adapters: self.adapters,
             flash: self.flash,
+            output: self.output,
         };
         let (graph, inputs) = graph::build(parts, shape)?;
         let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
@@ -165,6 +168,7 @@ mod tests {
                 n_kv,
                 n_outputs: 1,
                 n_seqs: 1,
+                n_means: 0,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

@@ -338,6 +338,7 @@ impl Model {
             kv,
             adapters: &options.adapters,
             flash: options.flash,
+            output: options.output,
         }
     }
 

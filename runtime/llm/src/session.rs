@@ -103,6 +103,11 @@ impl Session {
     /// # Errors
     /// If the model has no vocabulary, or a device fails.
     pub fn new(mut context: Context) -> Result<Self> {
+        if context.model().spec().sees_later() {
+            return Err(Error::invalid(
+                "this model's tokens look at later ones: it cannot write text token by token",
+            ));
+        }
         let tokenizer = Arc::clone(context.model().tokenizer()?);
         context.clear()?;
         Ok(Session {
