@@ -95,6 +95,10 @@ impl Context {
             Output::Logits => model.spec().n_vocab,
             Output::Embeddings(pooling) => model.spec().embedding_width(pooling),
         };
+        let n_rows = match sizes.means {
+            true => options.n_seq,
+            false => n_logits,
+        };
         let mut context = Context {
             sizes,
             cache,
@@ -102,7 +106,7 @@ impl Context {
             graphs: GraphCache::new(options.n_seq),
             loaded: None,
             staging: Staging::new(&sizes)?,
-            values: try_filled(0.0, n_logits.checked_mul(width), "results")?,
+            values: try_filled(0.0, n_rows.checked_mul(width), "results")?,
             width,
             rows: Vec::new(),
             pooled: Vec::new(),

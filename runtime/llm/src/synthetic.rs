@@ -249,6 +249,12 @@ impl SyntheticModel {
             keys.push(("rope.dimension_sections", sections.into()));
         }
         match self.architecture {
+            // llama.cpp knows it from this alone.
+            "llama-embed" => keys.push(("attention.causal", false.into())),
+            // The last layer looks at all tokens.
+            "gemma-embedding" => {
+                keys.push(("attention.sliding_window_pattern", extent(self.n_layer)));
+            }
             // Every other layer has a short convolution.
             "lfm2" | "lfm2moe" => {
                 let heads = (0..self.n_layer).map(|il| {

@@ -120,7 +120,7 @@ impl Sizes {
 }
 
 /// Whether an output is made of means over the tokens of sequences.
-pub(super) fn takes_means(output: Output, spec: &Spec) -> bool {
+fn takes_means(output: Output, spec: &Spec) -> bool {
     let classifier = spec.head.classifier.as_ref();
     match output {
         Output::Embeddings(Pooling::Mean) => true,
@@ -154,9 +154,12 @@ impl ContextOptions {
             false => self.n_ubatch.min(self.n_batch),
         };
         let n_ubatch = n_ubatch.min(n_cells);
+        let means = takes_means(self.output, spec);
         let n_logits = match self.output {
             Output::Logits => self.n_logits.unwrap_or(self.n_seq.max(16)),
             Output::Embeddings(Pooling::None) => self.n_logits.unwrap_or(n_ubatch),
+            // All tokens go into means.
+            Output::Embeddings(_) if means => n_ubatch,
             Output::Embeddings(_) => self.n_seq,
         };
         Ok(Sizes {
@@ -165,7 +168,7 @@ impl ContextOptions {
             n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,
             sees_later,
-            means: takes_means(self.output, spec),
+            means,
         })
     }
 

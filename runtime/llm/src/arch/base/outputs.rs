@@ -85,10 +85,14 @@ impl Base<'_> {
 
 /// The kind of pooling that the key `name` says.
 fn pooling(keys: &Keys<'_>, name: &str) -> Result<Option<Pooling>> {
-    let Some(number) = keys.count(name)? else {
+    // Some files say "unknown" so.
+    const UNKNOWN: [i64; 2] = [-1, u32::MAX as i64];
+    let number = keys.get::<i64>(name)?;
+    let Some(number) = number.filter(|number| !UNKNOWN.contains(number)) else {
         return Ok(None);
     };
-    match Pooling::ALL.get(number) {
+    let known = usize::try_from(number).ok();
+    match known.and_then(|number| Pooling::ALL.get(number)) {
         Some(&pooling) => Ok(Some(pooling)),
         None => Err(keys.error(name, format_args!("is {number}, must be 0 to 4"))),
     }

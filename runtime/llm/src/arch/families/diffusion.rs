@@ -1,6 +1,6 @@
 //! Models that fill in the tokens of a text in any order: tokens look at both sides.
 
-use crate::arch::spec::Spec;
+use crate::arch::spec::{Presence, Spec};
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::RopeMode;
@@ -15,15 +15,36 @@ pub(super) const DREAM: Architecture = Architecture {
     name: "dream",
     spec: |keys| {
         let base = Base::read(keys, RopeMode::Neox)?;
-        base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))
-            .map(filled)
+        let mut spec =
+            base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))?;
+        if let Some(output) = &mut spec.head.output {
+            output.bias = Presence::Absent;
+        }
+        spec.spare.names = vec!["output.bias"];
+        Ok(filled(spec))
     },
 };
 
-/// LLaDA: Llama.
+/// LLaDA: Llama without biases, but perhaps those of queries, keys and values.
 pub(super) const LLADA: Architecture = Architecture {
     name: "llada",
-    spec: |keys| (super::llama::LLAMA.spec)(keys).map(filled),
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        base.refuse_experts()?;
+        let mut spec = base.decoder(|il| {
+            let mut layer = base.pre_norm(il, base.attention(il)?, base.swiglu(il)?);
+            layer.without_biases();
+            Ok(layer)
+        })?;
+        spec.spare.names = vec![
+            "rope_f",
+            "attn_output.bias",
+            "ffn_gate.bias",
+            "ffn_up.bias",
+            "ffn_down.bias",
+        ];
+        Ok(filled(spec))
+    },
 };
 
 /// Heads of queries and keys are normalised; experts.
