@@ -420,6 +420,11 @@ impl Context {
         pooled.find_map(|&(known, row)| (known == sequence).then(|| self.value(row))?)
     }
 
+    /// Whether it computes means over all tokens of a sequence, which must be in one micro-batch.
+    pub fn takes_means(&self) -> bool {
+        self.sizes.means
+    }
+
     fn value(&self, row: usize) -> Option<&[f32]> {
         self.values.get(row * self.width..(row + 1) * self.width)
     }

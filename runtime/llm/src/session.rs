@@ -105,7 +105,7 @@ impl Session {
     pub fn new(mut context: Context) -> Result<Self> {
         if context.model().spec().sees_later() {
             return Err(Error::invalid(
-                "this model's tokens look at later ones: it cannot write text token by token",
+                "this model's tokens look at later ones: it cannot write text token by token; see `samite embed` and `samite logits`",
             ));
         }
         let tokenizer = Arc::clone(context.model().tokenizer()?);

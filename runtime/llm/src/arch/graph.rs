@@ -46,6 +46,18 @@ pub enum Output {
     Embeddings(Pooling),
 }
 
+impl Output {
+    /// The same, or embeddings in the place of logits of a model that gives none.
+    pub fn of(self, spec: &Spec) -> Self {
+        match (self, &spec.head.output) {
+            (Output::Logits, None) => {
+                Output::Embeddings(spec.pooling.unwrap_or(Pooling::None))
+            }
+            _ => self,
+        }
+    }
+}
+
 /// What one layer keeps, as far as it does.
 #[derive(Clone, Debug, Default)]
 pub struct LayerCache {
@@ -488,7 +500,9 @@ impl Builder<'_> {
     /// What is wanted of the last layer's result.
     fn output(&mut self, head: &Head, x: TensorId) -> Result<()> {
         let normed = self.maybe_norm(x, &head.norm)?;
-        self.graph.set_name(normed, "result_norm");
+        if head.norm.is_some() {
+            self.graph.set_name(normed, "result_norm");
+        }
         let result = match self.parts.output {
             Output::Logits => self.logits(head, normed)?,
             Output::Embeddings(pooling) => self.embeddings(head, normed, pooling)?,

@@ -61,7 +61,7 @@ impl Spec {
     }
 
     /// Whether something is kept of every sequence, which cannot be taken back token by token.
-    pub(crate) fn has_state(&self) -> bool {
+    pub fn has_state(&self) -> bool {
         self.layers.iter().any(|layer| layer.memory().has_state())
     }
 

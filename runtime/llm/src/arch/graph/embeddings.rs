@@ -25,7 +25,9 @@ impl Builder<'_> {
                 }
             }
         }
-        self.graph.set_name(x, "result_embd_pooled");
+        if x != normed {
+            self.graph.set_name(x, "result_embd_pooled");
+        }
         Ok(x)
     }
 
