@@ -244,7 +244,8 @@ fn tokens(
             Some(ranked) => tokenizer.tokenize(ranked, true, true),
             None => tokenizer.tokenize(text, true, false),
         };
-        let tokens = tokens.map_err(|error| Failure::error(format_args!("text {number}: {error}")))?;
+        let tokens =
+            tokens.map_err(|error| Failure::error(format_args!("text {number}: {error}")))?;
         match tokens.is_empty() {
             true => Err(Failure::error(format_args!(
                 "text {number} is empty: it has no tokens"

@@ -146,10 +146,7 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Ou
         context.decode(&batch)?;
         for (index, &id) in part.iter().enumerate() {
             let row = context.logits(index).or_else(|| context.embedding(index));
-            output.put(
-                id,
-                row.ok_or_else(|| Failure::error("a row is missing"))?,
-            )?;
+            output.put(id, row.ok_or_else(|| Failure::error("a row is missing"))?)?;
         }
         bar.inc(part.len() as u64);
     }

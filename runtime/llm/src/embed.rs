@@ -139,7 +139,10 @@ pub fn embed<E: From<Error>>(
         for (sequence, text) in texts[first..end].iter().enumerate() {
             if pooling == Pooling::None {
                 for row in token..token + text.len() {
-                    each(first + sequence, context.embedding(row).ok_or_else(missing)?)?;
+                    each(
+                        first + sequence,
+                        context.embedding(row).ok_or_else(missing)?,
+                    )?;
                 }
                 token += text.len();
             } else {

@@ -123,9 +123,10 @@ impl SyntheticModel {
             n_layer: 3,
             n_embd: 64,
             n_head: 4,
-            // In some, one matrix gives as much of all three.
+            // Encoders have as many of all three, and some have one matrix for them.
             n_head_kv: match architecture {
                 "modern-bert" | "neo-bert" => 4,
+                name if BERTS.contains(&name) => 4,
                 _ => 2,
             },
             head_dim,
@@ -231,9 +232,6 @@ impl SyntheticModel {
             ("full_attention_interval", extent(2)),
             ("shortconv.l_cache", extent(3)),
             ("moe_every_n_layers", extent(2)),
-            ("dense_2_feat_out", extent(2 * self.n_embd)),
-            ("dense_3_feat_in", extent(2 * self.n_embd)),
-            ("dense_3_feat_out", extent(self.n_embd)),
         ];
         if self.experts.is_some() {
             keys.extend([
@@ -252,9 +250,12 @@ impl SyntheticModel {
             // llama.cpp knows it from this alone.
             "llama-embed" => keys.push(("attention.causal", false.into())),
             // The last layer looks at all tokens.
-            "gemma-embedding" => {
-                keys.push(("attention.sliding_window_pattern", extent(self.n_layer)));
-            }
+            "gemma-embedding" => keys.extend([
+                ("attention.sliding_window_pattern", extent(self.n_layer)),
+                ("dense_2_feat_out", extent(2 * self.n_embd)),
+                ("dense_3_feat_in", extent(2 * self.n_embd)),
+                ("dense_3_feat_out", extent(self.n_embd)),
+            ]),
             // Every other layer has a short convolution.
             "lfm2" | "lfm2moe" => {
                 let heads = (0..self.n_layer).map(|il| {

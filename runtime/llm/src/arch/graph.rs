@@ -50,9 +50,7 @@ impl Output {
     /// The same, or embeddings in the place of logits of a model that gives none.
     pub fn of(self, spec: &Spec) -> Self {
         match (self, &spec.head.output) {
-            (Output::Logits, None) => {
-                Output::Embeddings(spec.pooling.unwrap_or(Pooling::None))
-            }
+            (Output::Logits, None) => Output::Embeddings(spec.pooling.unwrap_or(Pooling::None)),
             _ => self,
         }
     }

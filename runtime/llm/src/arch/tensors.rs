@@ -1,8 +1,8 @@
 //! The list of tensors that a model needs: a walk over its [`Spec`].
 
 use super::spec::{
-    Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent, LatentUp, Layer,
-    Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
+    Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
+    LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};

@@ -136,7 +136,9 @@ impl Staging {
                     let is_of = |token| batch.sequences(token).contains(sequence);
                     let count = part.iter().filter(|token| is_of(token)).count();
                     let share = 1.0 / count as f32;
-                    let shares = part.iter().map(|token| if is_of(token) { share } else { 0.0 });
+                    let shares = part
+                        .iter()
+                        .map(|token| if is_of(token) { share } else { 0.0 });
                     self.floats.extend(shares);
                 }
                 return Ok(bytemuck::cast_slice(&self.floats));

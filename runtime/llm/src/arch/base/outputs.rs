@@ -54,7 +54,8 @@ impl Base<'_> {
             of_mean: pooling(self.keys, "classifier.pooling_type")? == Some(Pooling::Mean),
             dense: has("cls").then(|| (matrix("cls", width), function)),
             norm,
-            output: has("cls.output").then(|| Linear::new("cls.output", [width, labels]).bias(Presence::Optional)),
+            output: has("cls.output")
+                .then(|| Linear::new("cls.output", [width, labels]).bias(Presence::Optional)),
             shares: false,
         }))
     }

@@ -52,9 +52,7 @@ fn token_types(keys: &Keys<'_>) -> Result<usize> {
 
 /// A part with GELU as it is defined, not with the approximation.
 fn gelu(base: &Base<'_>, il: usize) -> Result<Mixer> {
-    Ok(base
-        .plain(il, Activation::Plain(Unary::GeluErf))?
-        .into())
+    Ok(base.plain(il, Activation::Plain(Unary::GeluErf))?.into())
 }
 
 fn unrotated(base: &Base<'_>, il: usize) -> Result<Attention> {
@@ -142,7 +140,9 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
         })?;
         for layer in &mut spec.layers {
             if keys.has_tensor(&format!("blk.{}.attn_norm_2.weight", layer.block)) {
-                layer.parts.insert(1, again(base.stream_norm("attn_norm_2")));
+                layer
+                    .parts
+                    .insert(1, again(base.stream_norm("attn_norm_2")));
             }
         }
         Ok(spec)
