@@ -18,13 +18,14 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Flags of `samite embed`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each line of a file or of standard input is a text; --separator says what else ends one. With --pooling rank, a text is a
-query and a document with --cls-separator between them, and what is printed is how well they go together.
+    after_help = "Each line of a file or of standard input is a text; --separator says what else
+ends one. With --pooling rank, a text is a query and a document with
+--cls-separator between them, and how well they go together is printed.
 
 Examples:
-  samite embed -m bge-small.gguf \"a cat\" \"a dog\" --embd-output-format json+
-  samite embed -m embeddinggemma.gguf -f texts.txt --dimensions 256
-  printf 'who?\\tnobody\\n' | samite embed -m reranker.gguf --pooling rank --embd-normalize -1"
+  samite embed -m model.gguf \"a cat\" \"a dog\" --embd-output-format json+
+  samite embed -m model.gguf -f texts.txt --dimensions 256
+  printf 'who?\\tnobody\\n' | samite embed -m reranker.gguf --pooling rank"
 )]
 pub struct EmbedArgs {
     #[command(flatten)]
@@ -185,7 +186,6 @@ pub fn run(args: EmbedArgs) -> Outcome {
     };
     let bar = progress::count("embedding", "texts");
     bar.set_length(texts.len() as u64);
-    output.begin()?;
     embed(&mut context, &texts, |text, embedding| -> Outcome {
         bar.set_position(text as u64);
         let mut embedding = embedding[..kept].to_vec();
@@ -306,6 +306,10 @@ impl<W: Write> Output<W> {
     }
 
     fn put(&mut self, embedding: Vec<f32>) -> Outcome {
+        // Not before there is something: what fails at once prints nothing.
+        if self.count == 0 {
+            self.begin()?;
+        }
         let (out, decimals) = (&mut self.out, self.decimals);
         let separator = match self.format {
             Format::Raw => " ",

@@ -23,8 +23,8 @@ const DEFAULT_TOP: usize = 5;
 /// Flags of `samite logits`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The file is NumPy's: F32, an array [tokens, vocabulary] whose row i is what the model says after token i, or with
---embeddings, an array [tokens, width].
+    after_help = "The file is NumPy's: F32, an array [tokens, vocabulary] whose row i is what
+the model says after token i, or with --embeddings, an array [tokens, width].
 
 Examples:
   samite logits -p \"Once upon a time\" --top 3
