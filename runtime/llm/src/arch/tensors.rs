@@ -179,7 +179,7 @@ impl Spec {
             list.add(names::POSITIONS, table(count), WeightUse::Rows, required);
         }
         if let Some(count) = embedding.token_types {
-            list.add(names::TOKEN_TYPES, table(count), WeightUse::Rows, required);
+            list.add(names::TOKEN_TYPES, table(count), WeightUse::Bias, required);
         }
         embedding.norm.iter().for_each(|norm| list.norm(norm));
         if let Some(per_layer) = &embedding.per_layer {

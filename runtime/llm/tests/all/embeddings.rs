@@ -1,11 +1,12 @@
 //! Embeddings of texts: the same in any company, on any devices; pooling; what is refused.
 
 use crate::common::*;
-use samite_core::Device;
+use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
-use samite_gguf::Value;
+use samite_gguf::{GgufFile, LoadMode, Value};
 use samite_llm::arch::Output;
 use samite_llm::arch::spec::Pooling;
+use samite_llm::quantize::{QuantizeOptions, plan};
 use samite_llm::{
     Batch, Context, ContextOptions, ContextPlan, Model, Session, SyntheticModel, perplexity,
 };
@@ -338,4 +339,96 @@ fn a_causal_architecture_can_be_told_to_look_at_both_sides() {
     let mut changed = text.clone();
     changed[19] += 1;
     assert_ne!(of_tokens(&model, &text)[0], of_tokens(&model, &changed)[0]);
+}
+
+#[test]
+fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
+    for name in ["bert", "nomic-bert-moe", "modern-bert", "gemma-embedding"] {
+        let plain = SyntheticModel::tiny(name);
+        let quantized = SyntheticModel {
+            dtype: DType::Q8_0,
+            ..plain.clone()
+        };
+        let [plain, quantized] = [plain, quantized].map(|model| TestModel::write(&model));
+        let text = tokens(30);
+        let [expected, found] =
+            [&plain, &quantized].map(|file| of_tokens(&file.load(vec![cpu()], ""), &text));
+        let error = nmse(&found, &expected);
+        assert!(error > 0.0 && error < 1e-2, "{name}: {error:.1e}");
+
+        let source = GgufFile::open(&plain.path, LoadMode::Read).unwrap();
+        let options = QuantizeOptions {
+            mixture: "Q8_0".parse().unwrap(),
+            threads: 1,
+            allow_requantize: false,
+            pure: false,
+            progress: &|_, _| (),
+            cancel: &CancelToken::new(),
+        };
+        for conversion in plan(&source, &options).unwrap() {
+            let is_added = ["position_embd", "token_types"]
+                .iter()
+                .any(|part| conversion.name.starts_with(part));
+            let is_matrix = conversion.name == "token_embd.weight"
+                || conversion.name.ends_with("ffn_down.weight");
+            assert!(!is_added || conversion.to == DType::F32, "{conversion:?}");
+            assert!(!is_matrix || conversion.to == DType::Q8_0, "{conversion:?}");
+        }
+    }
+}
+
+/// Any byte of what a file says of itself is replaced by any other one.
+#[test]
+fn no_byte_of_a_file_makes_it_panic() {
+    use samite_llm::ModelOptions;
+    let mut rng = samite_text::Rng::new(5);
+    for name in [
+        "bert",
+        "jina-bert-v2",
+        "modern-bert",
+        "gemma-embedding",
+        "nomic-bert-moe",
+    ] {
+        let mut model = SyntheticModel::tiny(name);
+        model.extra = vec![("pooling_type", 1u32.into())];
+        model
+            .optional
+            .extend(["cls.weight", "cls.output.weight", "dense_2.weight"]);
+        let file = TestModel::write(&model);
+        let bytes = std::fs::read(&file.path).unwrap();
+        let header = bytes
+            .windows(7)
+            .position(|window| window == b"general")
+            .unwrap();
+        let names = bytes
+            .windows(9)
+            .rposition(|window| window == b"ffn_down.")
+            .unwrap();
+        let mut loaded = 0;
+        for _ in 0..150 {
+            let mut changed = bytes.clone();
+            // Keys before the vocabulary, or names and extents of tensors.
+            let at = match rng.uniform() < 0.5 {
+                true => header + (rng.uniform() * 1500.0) as usize,
+                false => names - (rng.uniform() * 3000.0) as usize,
+            };
+            changed[at] = (rng.uniform() * 256.0) as u8;
+            std::fs::write(&file.path, &changed).unwrap();
+            let devices = ModelOptions::new(vec![cpu()]);
+            let Ok(model) = Model::load(&file.path, &devices) else {
+                continue;
+            };
+            loaded += 1;
+            for pooling in [Pooling::Mean, Pooling::Rank] {
+                let options = ContextOptions {
+                    n_ctx: Some(32),
+                    ..options(pooling)
+                };
+                if let Ok(mut context) = Context::new(Arc::clone(&model), options) {
+                    let _ = context.decode(&batch_of(&[&tokens(20), &tokens(4)]));
+                }
+            }
+        }
+        assert!(loaded > 20, "{name}: {loaded}");
+    }
 }
