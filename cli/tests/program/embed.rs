@@ -185,6 +185,13 @@ fn of_a_causal_model_are_those_of_its_tokens_unless_a_flag_says_otherwise() {
         "2",
     ];
     assert!(is_near(&rows(&samite(pieces).ok())[0], &last[0]));
+    // More texts than fit into one batch: each begins anew.
+    let texts = ["Once upon a time"; 70];
+    let arguments = ["embed", "--pooling", "last", "-ub", "9"]
+        .iter()
+        .chain(&texts);
+    let many = rows(&samite(arguments).ok());
+    assert!(many.len() == 70 && many.iter().all(|row| is_near(row, &last[0])));
 }
 
 #[test]
