@@ -738,6 +738,7 @@ impl ModelArgs {
         model: &Arc<Model>,
         mut options: ContextOptions,
     ) -> Outcome<ContextOptions> {
+        options.output = options.output.of(model.spec());
         for (path, share) in self.adapters.files() {
             let adapter = Adapter::load(path, model)?;
             options.adapters.push(ScaledAdapter { adapter, share });

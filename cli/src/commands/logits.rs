@@ -9,6 +9,8 @@ use crate::{interrupt, progress};
 use clap::Args;
 use samite::DType;
 use samite::gguf::AtomicFile;
+use samite::llm::arch::Output;
+use samite::llm::arch::spec::Pooling;
 use samite::llm::{Batch, Context};
 use samite::text::Tokenizer;
 use serde_json::json;
@@ -21,7 +23,8 @@ const DEFAULT_TOP: usize = 5;
 /// Flags of `samite logits`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The file is NumPy's: F32, an array [tokens, vocabulary] whose row i is what the model says after token i.
+    after_help = "The file is NumPy's: F32, an array [tokens, vocabulary] whose row i is what
+the model says after token i, or with --embeddings, an array [tokens, width].
 
 Examples:
   samite logits -p \"Once upon a time\" --top 3
@@ -47,6 +50,9 @@ pub struct LogitsArgs {
     /// Print the N most likely tokens after each position; 5 without --output
     #[arg(long, value_name = "N")]
     top: Option<usize>,
+    /// Write what the last norm gives of each token instead, an array [tokens, width]
+    #[arg(long, requires = "output", conflicts_with_all = ["top", "json"])]
+    embeddings: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -87,14 +93,31 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let n_vocab = model.spec().n_vocab;
     let tokenizer = model.tokenizer().ok().cloned();
     options.n_ctx = Some(tokens.len());
+    if model.spec().sees_later() {
+        // All tokens are computed at once.
+        options.n_batch = tokens.len();
+        options.n_ubatch = tokens.len();
+    }
     options.n_logits = Some(options.n_ubatch);
+    let width = match args.embeddings {
+        true => {
+            options.output = Output::Embeddings(Pooling::None);
+            model.spec().embedding_width(Pooling::None)
+        }
+        false if model.spec().head.output.is_none() => {
+            return Err(Failure::usage(
+                "this model gives embeddings and no logits: --embeddings -o FILE writes those of its tokens",
+            ));
+        }
+        false => n_vocab,
+    };
     let mut context = args.model.context(model, options)?;
     let top = match (args.top, &file) {
         (Some(top), _) => top.min(n_vocab),
         (None, Some(_)) => 0,
         (None, None) => DEFAULT_TOP.min(n_vocab),
     };
-    let mut output = Output {
+    let mut output = Printer {
         file: file.map(BufWriter::new),
         out: std::io::stdout().lock(),
         tokenizer: tokenizer.as_deref(),
@@ -102,13 +125,13 @@ pub fn run(args: LogitsArgs) -> Outcome {
         json: args.json,
         positions: Vec::new(),
     };
-    output.begin(tokens.len(), n_vocab)?;
+    output.begin(tokens.len(), width)?;
     decode(&mut context, &tokens, &mut output)?;
     output.finish()
 }
 
 /// Decodes the tokens in batches, and gives the values of each to `output`.
-fn decode(context: &mut Context, tokens: &[u32], output: &mut Output<'_>) -> Outcome {
+fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Outcome {
     let bar = progress::count("decoding", "tokens");
     bar.set_length(tokens.len() as u64);
     let size = context.options().n_batch.min(context.options().n_ubatch);
@@ -122,11 +145,8 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Output<'_>) -> Out
         }
         context.decode(&batch)?;
         for (index, &id) in part.iter().enumerate() {
-            let logits = context.logits(index);
-            output.put(
-                id,
-                logits.ok_or_else(|| Failure::error("a row is missing"))?,
-            )?;
+            let row = context.logits(index).or_else(|| context.embedding(index));
+            output.put(id, row.ok_or_else(|| Failure::error("a row is missing"))?)?;
         }
         bar.inc(part.len() as u64);
     }
@@ -134,7 +154,7 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Output<'_>) -> Out
 }
 
 /// Where values go: a file, a table, JSON.
-struct Output<'a> {
+struct Printer<'a> {
     file: Option<BufWriter<AtomicFile>>,
     out: StdoutLock<'static>,
     tokenizer: Option<&'a Tokenizer>,
@@ -144,9 +164,9 @@ struct Output<'a> {
     positions: Vec<serde_json::Value>,
 }
 
-impl Output<'_> {
-    fn begin(&mut self, n_tokens: usize, n_vocab: usize) -> Outcome {
-        self.write(&npy::header_of(&[n_tokens, n_vocab], DType::F32))
+impl Printer<'_> {
+    fn begin(&mut self, n_tokens: usize, width: usize) -> Outcome {
+        self.write(&npy::header_of(&[n_tokens, width], DType::F32))
     }
 
     /// Writes to the file, if there is one.

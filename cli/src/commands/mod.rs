@@ -4,6 +4,7 @@ pub mod bench;
 mod compare;
 mod completions;
 mod devices;
+mod embed;
 mod inspect;
 mod logits;
 mod man;
@@ -63,6 +64,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Print or write what a model says after each token
     Logits(logits::LogitsArgs),
+    /// Print embeddings of texts, or how well pairs of texts go together
+    Embed(Box<embed::EmbedArgs>),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Lend devices to programs on other machines, such as llama.cpp's with --rpc
@@ -109,6 +112,7 @@ impl Command {
             Command::Compare(args) => compare::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Logits(args) => logits::run(args),
+            Command::Embed(args) => embed::run(*args),
             Command::Perplexity(args) => perplexity::run(args),
             Command::RpcServer(args) => rpc_server::run(args),
             #[cfg(feature = "remote")]

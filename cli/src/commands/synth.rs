@@ -11,13 +11,17 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   samite synth tiny.gguf
-  samite synth model.gguf --shape tinyllama-1.1b --type q4_0")]
+  samite synth model.gguf --shape tinyllama-1.1b --type q4_0
+  samite synth tiny.gguf --arch modern-bert --type f32")]
 pub struct SynthArgs {
     /// File to write
     output: PathBuf,
     /// Shape of a known model
     #[arg(long, value_enum, default_value_t = Shape::Tiny)]
     shape: Shape,
+    /// A tiny model of this architecture instead: one of docs/models.md
+    #[arg(long, value_name = "NAME", conflicts_with = "shape", value_parser = architecture)]
+    arch: Option<&'static str>,
     /// Type of all matrices: f32, f16, q4_0, q8_0, q4_K, …
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = dtype)]
     dtype: DType,
@@ -46,6 +50,22 @@ enum Shape {
     /// 6 layers with 64 experts of width 768, of which 8 are used: like Qwen3 30B-A3B, but smaller
     #[value(name = "small-moe")]
     SmallMixture,
+    /// BERT base, an encoder of 109 million parameters
+    #[value(name = "bert-base")]
+    Bert,
+    /// ModernBERT base, an encoder of 149 million parameters
+    #[value(name = "modernbert-base")]
+    ModernBert,
+    /// EmbeddingGemma, an encoder of 303 million parameters
+    #[value(name = "embeddinggemma-300m")]
+    EmbeddingGemma,
+}
+
+fn architecture(name: &str) -> Result<&'static str, String> {
+    let found = samite::llm::arch::find(name);
+    found
+        .map(|arch| arch.name)
+        .map_err(|error| error.to_string())
 }
 
 fn dtype(name: &str) -> Result<DType, String> {
@@ -84,7 +104,22 @@ fn model(architecture: &'static str, n: [usize; 8], tied: bool) -> SyntheticMode
 }
 
 pub fn run(args: SynthArgs) -> Outcome {
-    let mut synthetic = match args.shape {
+    let mut synthetic = match (args.arch, args.shape) {
+        (Some(arch), _) => SyntheticModel::tiny(arch),
+        (None, shape) => of_shape(shape),
+    };
+    synthetic.dtype = args.dtype;
+    synthetic.seed = args.seed;
+    synthetic.write(&args.output).map_err(Failure::from)?;
+    say(format_args!(
+        "written to {}: random weights, for measuring and testing only",
+        args.output.display()
+    ));
+    Ok(())
+}
+
+fn of_shape(shape: Shape) -> SyntheticModel {
+    match shape {
         Shape::Tiny => SyntheticModel {
             n_embd: 256,
             n_ff: 512,
@@ -98,14 +133,26 @@ pub fn run(args: SynthArgs) -> Outcome {
             experts: Some([64, 8]),
             ..model("qwen3moe", [6, 2048, 32, 4, 128, 768, 32_000, 4096], false)
         },
+        Shape::Bert => model("bert", [12, 768, 12, 12, 64, 3072, 30_522, 512], false),
+        Shape::ModernBert => SyntheticModel {
+            extra: vec![("attention.sliding_window", 128u32.into())],
+            ..model(
+                "modern-bert",
+                [22, 768, 12, 12, 64, 1152, 50_368, 8192],
+                false,
+            )
+        },
+        Shape::EmbeddingGemma => SyntheticModel {
+            extra: vec![
+                ("attention.sliding_window", 512u32.into()),
+                ("attention.sliding_window_pattern", 6u32.into()),
+            ],
+            ..model(
+                "gemma-embedding",
+                [24, 768, 3, 1, 256, 1152, 262_144, 2048],
+                false,
+            )
+        },
         Shape::Qwen3 => model("qwen3", [36, 2560, 32, 8, 128, 9728, 151_936, 40_960], true),
-    };
-    synthetic.dtype = args.dtype;
-    synthetic.seed = args.seed;
-    synthetic.write(&args.output).map_err(Failure::from)?;
-    say(format_args!(
-        "written to {}: random weights, for measuring and testing only",
-        args.output.display()
-    ));
-    Ok(())
+    }
 }

@@ -4,6 +4,7 @@
 
 #[cfg(unix)]
 mod compare;
+mod embed;
 mod files;
 #[cfg(target_os = "linux")]
 mod high_bandwidth;

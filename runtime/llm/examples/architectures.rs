@@ -2,10 +2,15 @@
 //! place of a part of a name, tiny random models of all architectures are written to the folder first.
 //!
 //! For each `NAME.gguf` the folder has a `NAME.f32`: rows of logits after each of the [tokens], as little-endian f32. Every model decodes
-//! them in one batch with attention in one operation, in pieces with attention in steps, and token by token.
+//! them in one batch with attention in one operation, in pieces with attention in steps, and token by token; one whose tokens look at later
+//! ones, in one batch both ways.
+//!
+//! `NAME.none.f32`, `NAME.mean.f32`, `NAME.cls.f32`, `NAME.last.f32` and `NAME.rank.f32` have embeddings of two texts in one batch: the
+//! first 60 tokens, and the rest. `tests/fixtures/llama_cpp/embeddings.c` asks llama.cpp for them.
 
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
+use samite_llm::arch::{Output, spec::Pooling};
 use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, SyntheticModel};
 use std::error::Error;
 use std::path::Path;
@@ -61,17 +66,79 @@ fn logits(
     Ok(all)
 }
 
+/// Tokens of the two texts that embeddings are compared of.
+const TEXTS: [usize; 2] = [60, 36];
+
+/// The embeddings of the texts, computed in one batch.
+fn embeddings(
+    model: &Arc<Model>,
+    pooling: Pooling,
+    flash: bool,
+) -> Result<Vec<f32>, Box<dyn Error>> {
+    let options = ContextOptions {
+        n_ctx: Some(256),
+        n_seq: TEXTS.len(),
+        output: Output::Embeddings(pooling),
+        kv_types: [DType::F32; 2],
+        flash,
+        ..ContextOptions::default()
+    };
+    let mut context = Context::new(Arc::clone(model), options)?;
+    let mut batch = Batch::new();
+    let mut ids = tokens(TEXTS.iter().sum()).into_iter();
+    for (sequence, length) in TEXTS.into_iter().enumerate() {
+        for (position, id) in ids.by_ref().take(length).enumerate() {
+            batch.add(id, position as i32, &[sequence as u32], true);
+        }
+    }
+    context.decode(&batch)?;
+    let rows: Option<Vec<&[f32]>> = match pooling {
+        Pooling::None => (0..batch.len()).map(|i| context.embedding(i)).collect(),
+        _ => (0..TEXTS.len() as u32)
+            .map(|sequence| context.pooled(sequence))
+            .collect(),
+    };
+    Ok(rows.ok_or("no embeddings")?.concat())
+}
+
+/// The values in a file, if it is there.
+fn values(path: &Path) -> Result<Option<Vec<f32>>, std::io::Error> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(path)?;
+    let values = bytes.as_chunks().0.iter();
+    Ok(Some(
+        values.map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+    ))
+}
+
 fn compare(path: &Path, device: &Arc<dyn Device>) -> Result<Vec<f64>, Box<dyn Error>> {
-    let bytes = std::fs::read(path.with_extension("f32"))?;
-    let expected: Vec<f32> = (bytes.as_chunks().0.iter())
-        .map(|&bytes| f32::from_le_bytes(bytes))
-        .collect();
     let model = Model::load(path, &ModelOptions::new(vec![Arc::clone(device)]))?;
-    let tokens = tokens(expected.len() / model.spec().n_vocab);
-    [(tokens.len(), true), (17, false), (1, true)]
-        .into_iter()
-        .map(|(at_once, flash)| Ok(error(&logits(&model, &tokens, at_once, flash)?, &expected)))
-        .collect()
+    let mut errors = Vec::new();
+    if let Some(expected) = values(&path.with_extension("f32"))? {
+        let tokens = tokens(expected.len() / model.spec().n_vocab);
+        let whole = tokens.len();
+        let ways = match model.spec().sees_later() {
+            true => vec![(whole, true), (whole, false)],
+            false => vec![(whole, true), (17, false), (1, true)],
+        };
+        for (at_once, flash) in ways {
+            errors.push(error(&logits(&model, &tokens, at_once, flash)?, &expected));
+        }
+    }
+    let names = ["none", "mean", "cls", "last", "rank"];
+    for (name, pooling) in names.into_iter().zip(Pooling::ALL) {
+        if let Some(expected) = values(&path.with_extension(format!("{name}.f32")))? {
+            for flash in [true, false] {
+                errors.push(error(&embeddings(&model, pooling, flash)?, &expected));
+            }
+        }
+    }
+    match errors.is_empty() {
+        true => Err("there are no results of llama.cpp beside it".into()),
+        false => Ok(errors),
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -23,10 +23,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         writeln!(cases)?;
     }
-    let tokens: Vec<String> = (known::known_tokens().iter())
-        .map(ToString::to_string)
-        .collect();
+    let mut embeddings = String::new();
+    for known in known::known_embeddings() {
+        known
+            .model
+            .write(folder.join(format!("{}.gguf", known.name)))?;
+        writeln!(embeddings, "{} {}", known.name, known.pooling as usize)?;
+    }
+    let listed = |tokens: &[u32]| {
+        let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+        tokens.join(" ")
+    };
+    let texts = known::known_texts().map(|text| listed(&text));
     std::fs::write(folder.join("cases.txt"), cases)?;
-    std::fs::write(folder.join("tokens.txt"), tokens.join(" "))?;
+    std::fs::write(folder.join("tokens.txt"), listed(&known::known_tokens()))?;
+    std::fs::write(folder.join("embeddings.txt"), embeddings)?;
+    std::fs::write(folder.join("texts.txt"), texts.join(" / "))?;
     Ok(())
 }

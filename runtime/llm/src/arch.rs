@@ -13,7 +13,7 @@ mod tensors;
 
 pub use base::Base;
 pub use families::ARCHITECTURES;
-pub use graph::{GraphInputs, GraphShape, Input, LayerCache};
+pub use graph::{GraphInputs, GraphShape, Input, LayerCache, Output};
 pub use keys::Keys;
 pub use spec::Spec;
 pub use tensors::{TensorSpec, WeightUse};
@@ -63,6 +63,7 @@ impl Spec {
         has_tensor: &dyn Fn(&str) -> bool,
     ) -> Result<Self> {
         let arch = find(metadata.require::<&str>(KEY_ARCHITECTURE)?)?;
-        (arch.spec)(&Keys::new(metadata, arch.name, n_tensors, has_tensor))
+        let keys = Keys::new(metadata, arch.name, n_tensors, has_tensor);
+        base::outputs::read((arch.spec)(&keys)?, &keys)
     }
 }

@@ -10,7 +10,7 @@ pub struct BatchToken {
     pub id: u32,
     /// Its position in its sequences.
     pub position: i32,
-    /// Whether the logits after it are wanted.
+    /// Whether the logits after it are wanted, or its embedding. What embeddings of whole sequences need, is known without.
     pub wants_logits: bool,
     first_sequence: usize,
     end_sequence: usize,
@@ -78,6 +78,32 @@ impl Batch {
         self.sequences
             .get(token.first_sequence..token.end_sequence)
             .unwrap_or_default()
+    }
+
+    /// The same tokens, of which those are wanted that `wants` says by number.
+    pub(crate) fn wanting(&self, wants: impl Fn(usize) -> bool) -> Self {
+        let mut batch = self.clone();
+        for (index, token) in batch.tokens.iter_mut().enumerate() {
+            token.wants_logits = wants(index);
+        }
+        batch
+    }
+
+    /// The sequences in the order in which they begin, each with the numbers of its first and its last token.
+    pub(crate) fn ends(&self) -> Vec<(u32, [usize; 2])> {
+        let mut ends: Vec<(u32, [usize; 2])> = Vec::new();
+        // By sequence: its place in the list.
+        let mut places = std::collections::HashMap::new();
+        for (index, token) in self.tokens.iter().enumerate() {
+            for &sequence in self.sequences(token) {
+                let place = *places.entry(sequence).or_insert_with(|| {
+                    ends.push((sequence, [index; 2]));
+                    ends.len() - 1
+                });
+                ends[place].1[1] = index;
+            }
+        }
+        ends
     }
 
     /// Checks that the tokens can be decoded: of a vocabulary of `n_vocab`, at most `n_batch` of them, at positions of

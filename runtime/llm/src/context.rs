@@ -16,7 +16,8 @@ pub(crate) use plan::compute_bytes;
 pub use watch::{NodeNames, Seen, Watcher};
 
 use crate::adapter::{self, ScaledAdapter};
-use crate::arch::{GraphInputs, GraphShape};
+use crate::arch::spec::Pooling;
+use crate::arch::{GraphInputs, GraphShape, Output};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
@@ -26,6 +27,7 @@ use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
 use staging::Staging;
+use std::collections::{HashMap, HashSet};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -43,9 +45,14 @@ pub struct Context {
     /// The graph that the scheduler has loaded.
     loaded: Option<GraphShape>,
     staging: Staging,
-    logits: Vec<f32>,
-    /// By token of the last batch: its row of logits.
+    /// Rows of logits or embeddings.
+    values: Vec<f32>,
+    /// Elements of such a row.
+    width: usize,
+    /// By token of the last batch: its row.
     rows: Vec<Option<usize>>,
+    /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
+    pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
 }
 
@@ -73,25 +80,31 @@ impl Context {
         }
         let sizes = plan::check(&model, &options)?;
         let Sizes {
-            n_cells,
-            n_ubatch,
-            n_logits,
-            ..
+            n_ubatch, n_logits, ..
         } = sizes;
         let kv = model.plan_kv(&sizes, &options)?;
         let cache = KvCache::new(&kv, model.devices(), model.spec(), &sizes)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
-        let n_vocab = model.spec().n_vocab;
+        let width = match options.output {
+            Output::Logits => model.spec().n_vocab,
+            Output::Embeddings(pooling) => model.spec().embedding_width(pooling),
+        };
+        let n_rows = match sizes.means {
+            true => options.n_seq,
+            false => n_logits,
+        };
         let mut context = Context {
             sizes,
             cache,
             scheduler,
             graphs: GraphCache::new(options.n_seq),
             loaded: None,
-            staging: Staging::new(n_ubatch, n_cells)?,
-            logits: try_filled(0.0, n_logits.checked_mul(n_vocab), "logits")?,
+            staging: Staging::new(&sizes)?,
+            values: try_filled(0.0, n_rows.checked_mul(width), "results")?,
+            width,
             rows: Vec::new(),
+            pooled: Vec::new(),
             watcher: None,
             options: ContextOptions {
                 n_ubatch,
@@ -319,6 +332,11 @@ impl Context {
     }
 
     fn check_shift(&self) -> Result<()> {
+        if self.sizes.sees_later {
+            return Err(Error::invalid(
+                "nothing is kept of this model's tokens: there is nothing to move",
+            ));
+        }
         match self.model.spec().can_shift() {
             true => Ok(()),
             false => Err(Error::invalid(
@@ -333,7 +351,7 @@ impl Context {
     /// If a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.scheduler.synchronize()?;
-        self.rows.clear();
+        self.forget_results();
         self.cache.clear()
     }
 
@@ -352,11 +370,26 @@ impl Context {
         self.end(result)
     }
 
+    fn forget_results(&mut self) {
+        self.rows.clear();
+        self.pooled.clear();
+    }
+
     /// Checks that `batch` can be decoded.
     fn begin(&mut self, batch: &Batch) -> Result<()> {
-        self.rows.clear();
-        let n_vocab = self.model.spec().n_vocab;
-        batch.check(n_vocab, self.options.n_batch, &self.cache.cells)?;
+        self.forget_results();
+        let spec = self.model.spec();
+        batch.check(spec.n_vocab, self.options.n_batch, &self.cache.cells)?;
+        if let Some(count) = spec.embedding.positions {
+            let beyond = |token: &&BatchToken| token.position as usize >= count;
+            if let Some(token) = batch.tokens().iter().find(beyond) {
+                return Err(Error::invalid(format!(
+                    "position {}: the model has learned positions 0 to {} only: take a shorter text",
+                    token.position,
+                    count - 1
+                )));
+            }
+        }
         self.options.cancel.check()?;
         self.apply_shifts()?;
         let free = self.cache.cells.free();
@@ -385,7 +418,7 @@ impl Context {
                     tracing::debug!(%error, "after a failed batch");
                 }
                 self.cache.rollback();
-                self.rows.clear();
+                self.forget_results();
             }
         }
         result
@@ -393,17 +426,113 @@ impl Context {
 
     /// The logits after token number `index` of the last batch, if they were wanted.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
-        let n_vocab = self.model.spec().n_vocab;
-        let row = (*self.rows.get(index)?)?;
-        self.logits.get(row * n_vocab..(row + 1) * n_vocab)
+        match self.options.output {
+            Output::Logits => self.value((*self.rows.get(index)?)?),
+            Output::Embeddings(_) => None,
+        }
+    }
+
+    /// The embedding of token number `index` of the last batch, if it was wanted and there is one of each token.
+    pub fn embedding(&self, index: usize) -> Option<&[f32]> {
+        match self.options.output {
+            Output::Embeddings(Pooling::None) => self.value((*self.rows.get(index)?)?),
+            _ => None,
+        }
+    }
+
+    /// The embedding of what the last batch had of `sequence`, or its scores, if there are such of whole sequences.
+    pub fn pooled(&self, sequence: u32) -> Option<&[f32]> {
+        let mut pooled = self.pooled.iter();
+        pooled.find_map(|&(known, row)| (known == sequence).then(|| self.value(row))?)
+    }
+
+    /// Whether it computes means over all tokens of a sequence, which must be in one micro-batch.
+    pub fn takes_means(&self) -> bool {
+        self.sizes.means
+    }
+
+    fn value(&self, row: usize) -> Option<&[f32]> {
+        self.values.get(row * self.width..(row + 1) * self.width)
     }
 
     fn decode_all(&mut self, batch: &Batch) -> Result<()> {
+        let Output::Embeddings(pooling) = self.options.output else {
+            return self.decode_parts(batch);
+        };
+        if pooling == Pooling::None {
+            return self.decode_parts(batch);
+        }
+        let ends = batch.ends();
+        if self.sizes.means {
+            self.check_means(batch)?;
+            return self.decode_parts(&batch.wanting(|_| true));
+        }
+        let is_last = match pooling {
+            Pooling::Rank => !self.sizes.sees_later,
+            pooling => pooling == Pooling::Last,
+        };
+        let chosen = |ends: &[usize; 2]| ends[usize::from(is_last)];
+        let picked: HashSet<usize> = ends.iter().map(|(_, ends)| chosen(ends)).collect();
+        self.decode_parts(&batch.wanting(|index| picked.contains(&index)))?;
+        let rows = ends.iter().filter_map(|(sequence, ends)| {
+            let row = *self.rows.get(chosen(ends))?;
+            Some((*sequence, row?))
+        });
+        self.pooled = rows.collect();
+        Ok(())
+    }
+
+    /// Checks that each sequence of a batch is in one micro-batch.
+    fn check_means(&self, batch: &Batch) -> Result<()> {
+        let mut parts = HashMap::new();
+        for (number, (part, _)) in self.micro_batches(batch).enumerate() {
+            for &sequence in part.iter().flat_map(|token| batch.sequences(token)) {
+                if *parts.entry(sequence).or_insert(number) != number {
+                    return Err(Error::invalid(format!(
+                        "sequence {sequence}: its mean is over tokens that do not fit into one micro-batch of {}: raise n_ubatch (--ubatch-size), or put fewer sequences into a batch",
+                        self.sizes.n_ubatch
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a batch of tokens that look at later ones can be computed at once.
+    fn check_whole(&self, batch: &Batch, wanted: usize) -> Result<()> {
+        let Sizes {
+            n_ubatch, n_logits, ..
+        } = self.sizes;
+        if batch.len() > n_ubatch {
+            return Err(Error::invalid(format!(
+                "the batch has {} tokens, which look at later ones and are computed at once; there is room for {n_ubatch}: raise n_batch (--batch-size) and n_ctx (--ctx-size), or take a shorter text",
+                batch.len()
+            )));
+        }
+        if wanted > n_logits && !self.sizes.means {
+            return Err(Error::invalid(format!(
+                "the batch wants {wanted} rows of logits, which are computed at once; there is room for {n_logits}: raise n_logits"
+            )));
+        }
+        Ok(())
+    }
+
+    fn decode_parts(&mut self, batch: &Batch) -> Result<()> {
         let tokens = batch.tokens();
-        let n_vocab = self.model.spec().n_vocab;
         let wanted = tokens.iter().filter(|token| token.wants_logits).count();
-        let needed = wanted.checked_mul(n_vocab);
-        try_resize(&mut self.logits, 0.0, needed, "logits")?;
+        if self.sizes.sees_later {
+            self.check_whole(batch, wanted)?;
+            if wanted == 0 {
+                // Nothing is kept of tokens.
+                self.rows.resize(tokens.len(), None);
+                return Ok(());
+            }
+        }
+        if self.sizes.means {
+            return self.decode_means(batch);
+        }
+        let needed = wanted.checked_mul(self.width);
+        try_resize(&mut self.values, 0.0, needed, "results")?;
         let mut rows = 0;
         for (part, room) in self.micro_batches(batch) {
             self.options.cancel.check()?;
@@ -414,6 +543,29 @@ impl Context {
             }
             self.run_part(batch, part, first_row..rows, room)?;
         }
+        Ok(())
+    }
+
+    /// As [`decode_parts`](Self::decode_parts), with a row for each sequence.
+    fn decode_means(&mut self, batch: &Batch) -> Result<()> {
+        let sequences = batch.ends();
+        let needed = sequences.len().checked_mul(self.width);
+        try_resize(&mut self.values, 0.0, needed, "results")?;
+        let mut first = 0;
+        for (part, room) in self.micro_batches(batch) {
+            self.options.cancel.check()?;
+            let is_here = |sequence: u32| {
+                let mut part = part.iter();
+                part.any(|token| batch.sequences(token).contains(&sequence))
+            };
+            // Sequences begin in the order of micro-batches, and each is in one of them.
+            let end = (first..sequences.len()).find(|&at| !is_here(sequences[at].0));
+            let end = end.unwrap_or(sequences.len());
+            self.run_part(batch, part, first..end, room)?;
+            first = end;
+        }
+        let rows = sequences.iter().enumerate();
+        self.pooled = rows.map(|(row, &(sequence, _))| (sequence, row)).collect();
         Ok(())
     }
 
@@ -463,11 +615,10 @@ impl Context {
             _ => self.scheduler.run(cancel)?,
         }
         // Reading waits for the run, so nothing is read that nobody wants.
-        if let Some(logits) = inputs.logits.filter(|_| !rows.is_empty()) {
-            let n_vocab = self.model.spec().n_vocab;
-            let out = &mut self.logits[rows.start * n_vocab..rows.end * n_vocab];
+        if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {
+            let out = &mut self.values[rows.start * self.width..rows.end * self.width];
             self.scheduler
-                .read(logits, 0, bytemuck::cast_slice_mut(out))?;
+                .read(result, 0, bytemuck::cast_slice_mut(out))?;
         }
         Ok(())
     }

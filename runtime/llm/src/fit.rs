@@ -136,7 +136,11 @@ impl Fitter<'_> {
 
     /// What a placement of layers needs.
     fn needs(&self, layers: Vec<usize>, free: &[Option<usize>]) -> Result<Fit> {
-        let (spec, devices, context) = (self.spec, self.devices, &self.options.context);
+        let (spec, devices) = (self.spec, self.devices);
+        let context = &ContextOptions {
+            output: self.options.context.output.of(spec),
+            ..self.options.context.clone()
+        };
         let sizes = context.sizes(spec)?;
         let weights = WeightPlan::new(
             self.file,
@@ -157,6 +161,7 @@ impl Fitter<'_> {
             adapters: &[],
             flash: context.flash,
             n_ctx: sizes.n_cells,
+            output: context.output,
         };
         let kv = KvPlan::willing(&source, &sizes, context.kv_types)?;
         let kv_bytes = kv.bytes_by_device(devices.len())?;

@@ -2,7 +2,7 @@
 
 use crate::adapter::ScaledAdapter;
 use crate::arch::graph::{self, Parts};
-use crate::arch::{GraphInputs, GraphShape, LayerCache, Spec};
+use crate::arch::{GraphInputs, GraphShape, LayerCache, Output, Spec};
 use crate::assign::{assign, layer_of};
 use crate::error::Result;
 use crate::rules::Choice;
@@ -26,6 +26,8 @@ pub(crate) struct GraphSource<'a> {
     pub flash: bool,
     /// Tokens that the context has room for.
     pub n_ctx: usize,
+    /// What graphs give.
+    pub output: Output,
 }
 
 impl GraphSource<'_> {
@@ -38,6 +40,7 @@ impl GraphSource<'_> {
             adapters: self.adapters,
             flash: self.flash,
             n_ctx: self.n_ctx,
+            output: self.output,
         };
         let (graph, inputs) = graph::build(parts, shape)?;
         let assignments = assign(&graph, self.devices, self.weights, self.layers, self.kv);
@@ -169,6 +172,7 @@ mod tests {
                 n_window: 0,
                 n_outputs: 1,
                 n_seqs: 1,
+                n_means: 0,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

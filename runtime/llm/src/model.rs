@@ -340,6 +340,7 @@ impl Model {
             adapters: &options.adapters,
             flash: options.flash,
             n_ctx: sizes.n_cells,
+            output: options.output,
         }
     }
 

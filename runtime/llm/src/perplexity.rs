@@ -44,6 +44,11 @@ pub fn perplexity(
     chunk: usize,
     mut on_chunk: impl FnMut(&Perplexity),
 ) -> Result<Perplexity> {
+    if context.model().spec().sees_later() {
+        return Err(Error::invalid(
+            "this model's tokens look at later ones: it does not predict what comes next",
+        ));
+    }
     if chunk < 4 || chunk > context.n_ctx() {
         return Err(Error::invalid(format!(
             "chunks of {chunk} tokens: must be 4 to the context size {}",

@@ -326,8 +326,8 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     for tensor in source.tensors().iter() {
         let layers = if is_value(tensor) { values } else { downs };
         let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm")
-                // A router is small, and decides much.
-                && !tensor.name.contains("ffn_gate_inp");
+                // A router is small, and decides much. These are added to every token.
+                && !tensor.name.contains("ffn_gate_inp") && !matches!(&*tensor.name, "position_embd.weight" | "token_types.weight");
         let to = if !is_matrix || tensor.dtype.is_integer() {
             tensor.dtype
         } else {

@@ -105,6 +105,11 @@ impl Session {
     /// # Errors
     /// If the model has no vocabulary, or a device fails.
     pub fn new(mut context: Context) -> Result<Self> {
+        if context.model().spec().sees_later() {
+            return Err(Error::invalid(
+                "this model's tokens look at later ones: it cannot write text token by token; see `samite embed` and `samite logits`",
+            ));
+        }
         let tokenizer = Arc::clone(context.model().tokenizer()?);
         context.clear()?;
         Ok(Session {

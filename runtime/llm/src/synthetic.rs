@@ -17,7 +17,7 @@ use std::path::Path;
 pub const SMALLEST_VOCABULARY: usize = 3 + 256;
 
 /// Architectures that know nothing but mixtures of experts.
-const MIXTURES: [&str; 33] = [
+const MIXTURES: [&str; 36] = [
     "qwen3moe",
     "qwen2moe",
     "qwen3vlmoe",
@@ -51,6 +51,26 @@ const MIXTURES: [&str; 33] = [
     "phimoe",
     "smallthinker",
     "step35",
+    "llada-moe",
+    "rnd1",
+    "nomic-bert-moe",
+];
+
+/// Architectures with norms behind the sums, and kinds of tokens.
+const BERTS: [&str; 5] = [
+    "bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "jina-bert-v2",
+    "jina-bert-v3",
+];
+
+/// Tensors of theirs that a file need not have.
+const BERT_TENSORS: [&str; 4] = [
+    "token_types.weight",
+    "token_embd_norm.bias",
+    "attn_output_norm.bias",
+    "layer_output_norm.bias",
 ];
 
 /// So many rows of a matrix are random; further ones repeat them, so that large models are written quickly.
@@ -103,7 +123,12 @@ impl SyntheticModel {
             n_layer: 3,
             n_embd: 64,
             n_head: 4,
-            n_head_kv: 2,
+            // Encoders have as many of all three, and some have one matrix for them.
+            n_head_kv: match architecture {
+                "modern-bert" | "neo-bert" => 4,
+                name if BERTS.contains(&name) => 4,
+                _ => 2,
+            },
             head_dim,
             n_ff: 96,
             experts: MIXTURES.contains(&architecture).then_some([6, 2]),
@@ -115,6 +140,12 @@ impl SyntheticModel {
             optional: match architecture {
                 "gemma4" => vec!["rope_freqs.weight"],
                 "afmoe" | "laguna" | "lfm2moe" => vec!["exp_probs_b.bias"],
+                "modern-bert" | "neo-bert" => vec!["attn_qkv.weight"],
+                "jina-bert-v2" => {
+                    let demanded = ["ffn_gate.weight", "attn_output.bias", "ffn_down.bias"];
+                    [&BERT_TENSORS[..], &demanded].concat()
+                }
+                name if BERTS.contains(&name) => BERT_TENSORS.to_vec(),
                 _ => Vec::new(),
             },
             extra: Vec::new(),
@@ -166,6 +197,9 @@ impl SyntheticModel {
         for (key, value) in self.demanded() {
             metadata.set(&format!("{}.{key}", self.architecture), value)?;
         }
+        if BERTS.contains(&self.architecture) {
+            metadata.set("tokenizer.ggml.token_type_count", 2u32)?;
+        }
         for (key, value) in &self.extra {
             metadata.set(&format!("{}.{key}", self.architecture), value.clone())?;
         }
@@ -197,6 +231,7 @@ impl SyntheticModel {
             ("ssm.inner_size", extent(size * self.n_head)),
             ("full_attention_interval", extent(2)),
             ("shortconv.l_cache", extent(3)),
+            ("moe_every_n_layers", extent(2)),
         ];
         if self.experts.is_some() {
             keys.extend([
@@ -212,6 +247,15 @@ impl SyntheticModel {
             keys.push(("rope.dimension_sections", sections.into()));
         }
         match self.architecture {
+            // llama.cpp knows it from this alone.
+            "llama-embed" => keys.push(("attention.causal", false.into())),
+            // The last layer looks at all tokens.
+            "gemma-embedding" => keys.extend([
+                ("attention.sliding_window_pattern", extent(self.n_layer)),
+                ("dense_2_feat_out", extent(2 * self.n_embd)),
+                ("dense_3_feat_in", extent(2 * self.n_embd)),
+                ("dense_3_feat_out", extent(self.n_embd)),
+            ]),
             // Every other layer has a short convolution.
             "lfm2" | "lfm2moe" => {
                 let heads = (0..self.n_layer).map(|il| {

@@ -57,8 +57,9 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
         turn: 0,
         by_name: BTreeMap::new(),
     };
-    let output = &spec.head.output;
-    cuts.rows(output, unit(output.to, 1));
+    if let Some(output) = &spec.head.output {
+        cuts.rows(output, unit(output.to, 1));
+    }
     for (il, layer) in spec.layers.iter().enumerate() {
         cuts.prefix = format!("blk.{}.", layer.block);
         for branch in layer.branches() {
@@ -71,7 +72,8 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                     mixture.shared.iter().for_each(|(mlp, _)| cuts.mlp(mlp));
                 }
                 // Needed by all.
-                Mixer::DeltaNet(_)
+                Mixer::Nothing
+                | Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
                 | Mixer::Linear(_)
                 | Mixer::PerLayer(..) => {}

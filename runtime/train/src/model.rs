@@ -196,9 +196,10 @@ impl Forward {
         model.prefix.clear();
         let head = &parts.spec.head;
         let normed = model.maybe_norm(x, &head.norm)?;
-        let output = match model.optional("output.weight") {
-            Some(_) => head.output.name,
-            None => "token_embd",
+        let output = match (&head.output, model.optional("output.weight")) {
+            (None, _) => return unknown("no logits"),
+            (Some(output), Some(_)) => output.name,
+            (Some(_), None) => "token_embd",
         };
         let logits = model.product(normed, output)?;
         model.graph.set_name(logits, "logits");
@@ -323,6 +324,9 @@ impl Builder<'_> {
         };
         if attention.norms.iter().any(Option::is_some) {
             return unknown("norms of queries and keys");
+        }
+        if attention.sees_later {
+            return unknown("tokens that look at later ones");
         }
         let (q, k, v) = (self.linear(x, q)?, self.linear(x, k)?, self.linear(x, v)?);
         let Attention {

@@ -1,5 +1,7 @@
 //! What most architectures read from a file in the same way, and the parts that they are made of.
 
+pub(super) mod outputs;
+
 use super::keys::{Keys, check_count};
 use super::spec::{
     Activation, Attention, Divisors, Embedding, Experts, Head, Layer, Linear, Mlp, Norm, NormKind,
@@ -151,6 +153,7 @@ impl<'a> Base<'a> {
             embedding: Embedding::default(),
             layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
             head: self.head(),
+            pooling: None,
             spare: Spare {
                 names: Vec::new(),
                 layers: self.n_spare,
@@ -162,9 +165,13 @@ impl<'a> Base<'a> {
     pub fn head(&self) -> Head {
         Head {
             norm: Some(self.norm("output_norm", self.n_embd)),
-            output: Linear::new("output", [self.n_embd, self.n_vocab]).bias(Presence::Optional),
+            output: Some(
+                Linear::new("output", [self.n_embd, self.n_vocab]).bias(Presence::Optional),
+            ),
             scale: None,
             softcap: 0.0,
+            dense: Vec::new(),
+            classifier: None,
         }
     }
 
@@ -386,6 +393,7 @@ impl<'a> Base<'a> {
                 divisors: Divisors::None,
             }),
             span: Span::Full,
+            sees_later: false,
             keys_of: None,
             scale: 1.0 / (head_k as f32).sqrt(),
             softcap: 0.0,

@@ -1,6 +1,8 @@
 //! All architectures, those that resemble each other in one file.
 
 mod delta;
+mod diffusion;
+mod encoders;
 mod gemma;
 mod glm;
 mod gpt;
@@ -57,6 +59,20 @@ pub const ARCHITECTURES: &[Architecture] = &[
     delta::QWEN3NEXT,
     delta::QWEN35,
     delta::QWEN35MOE,
+    diffusion::DREAM,
+    diffusion::LLADA,
+    diffusion::LLADA_MOE,
+    diffusion::RND1,
+    encoders::BERT,
+    encoders::EUROBERT,
+    encoders::GEMMA_EMBEDDING,
+    encoders::JINA_BERT_V2,
+    encoders::JINA_BERT_V3,
+    encoders::LLAMA_EMBED,
+    encoders::MODERN_BERT,
+    encoders::NEO_BERT,
+    encoders::NOMIC_BERT,
+    encoders::NOMIC_BERT_MOE,
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,

@@ -3,6 +3,7 @@
 //! Nodes are named as in llama.cpp.
 
 mod attention;
+mod embeddings;
 mod feed_forward;
 mod inputs;
 mod state;
@@ -11,7 +12,7 @@ pub(crate) use attention::divisors_name;
 pub use inputs::{GraphInputs, Input};
 
 use super::spec::{
-    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, PerLayer, Presence, Spec,
+    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, PerLayer, Pooling, Presence, Spec,
 };
 use super::tensors::names;
 use crate::adapter::{Pair, ScaledAdapter};
@@ -33,6 +34,28 @@ pub struct GraphShape {
     pub n_outputs: usize,
     /// Sequences, each with as many tokens, one sequence after the other; 1 where the model keeps nothing of sequences.
     pub n_seqs: usize,
+    /// Sequences of whose tokens the mean is wanted.
+    pub n_means: usize,
+}
+
+/// What a graph gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Logits after tokens.
+    #[default]
+    Logits,
+    /// Embeddings of tokens or of texts.
+    Embeddings(Pooling),
+}
+
+impl Output {
+    /// The same, or embeddings in the place of logits of a model that gives none.
+    pub fn of(self, spec: &Spec) -> Self {
+        match (self, &spec.head.output) {
+            (Output::Logits, None) => Output::Embeddings(spec.pooling.unwrap_or(Pooling::None)),
+            _ => self,
+        }
+    }
 }
 
 /// What one layer keeps, as far as it does.
@@ -71,6 +94,8 @@ pub(crate) struct Parts<'a> {
     pub adapters: &'a [ScaledAdapter],
     /// One operation for the attention instead of several.
     pub flash: bool,
+    /// What the graph is to give.
+    pub output: Output,
 }
 
 /// A graph in the making.
@@ -454,6 +479,7 @@ impl Builder<'_> {
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
             Mixer::Experts(experts) => self.experts(experts, x, streams)?,
             Mixer::PerLayer(gate, output) => self.per_layer(gate, output, x)?,
+            Mixer::Nothing => x,
             Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,
         };
         Ok(Some(result))
@@ -475,10 +501,23 @@ impl Builder<'_> {
         Ok(self.named(kept, name))
     }
 
-    /// The logits after the last layer's result.
+    /// What is wanted of the last layer's result.
     fn output(&mut self, head: &Head, x: TensorId) -> Result<()> {
         let normed = self.maybe_norm(x, &head.norm)?;
-        self.graph.set_name(normed, "result_norm");
+        if head.norm.is_some() {
+            self.graph.set_name(normed, "result_norm");
+        }
+        let result = match self.parts.output {
+            Output::Logits => self.logits(head, normed)?,
+            Output::Embeddings(pooling) => self.embeddings(head, normed, pooling)?,
+        };
+        self.graph.set_output(result);
+        self.inputs.result = Some(result);
+        Ok(())
+    }
+
+    /// Logits of what the last norm gave.
+    fn logits(&mut self, head: &Head, normed: TensorId) -> Result<TensorId> {
         let mut logits = self.product(normed, "output.weight")?;
         if let Some(bias) = self.optional_weight("output.bias")? {
             self.graph.set_name(logits, "result_output_no_bias");
@@ -489,9 +528,7 @@ impl Builder<'_> {
             logits = self.soft_cap(logits, 1.0, head.softcap)?;
         }
         self.graph.set_name(logits, "result_output");
-        self.graph.set_output(logits);
-        self.inputs.logits = Some(logits);
-        Ok(())
+        Ok(logits)
     }
 
     /// `softcap · tanh(scale · x / softcap)`.

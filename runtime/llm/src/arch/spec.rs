@@ -19,8 +19,10 @@ pub struct Spec {
     pub embedding: Embedding,
     /// What changes the residual stream, in this order.
     pub layers: Vec<Layer>,
-    /// From the residual stream to logits.
+    /// From the residual stream to logits, or to embeddings.
     pub head: Head,
+    /// What embeddings of texts are made of, if the file says so.
+    pub pooling: Option<Pooling>,
     /// Tensors that a file may have and that nothing here reads.
     pub spare: Spare,
 }
@@ -61,6 +63,9 @@ impl Spec {
     /// The longest way back that layers look which do not look at everything; `None` if there are none, or layers share keys of which they see
     /// different parts.
     pub(crate) fn window(&self) -> Option<usize> {
+        if self.sees_later() {
+            return None;
+        }
         let attention = |il: usize| self.layers.get(il).and_then(Layer::attention);
         let mut longest = None;
         for il in 0..self.n_layer() {
@@ -76,13 +81,41 @@ impl Spec {
     }
 
     /// Whether something is kept of every sequence, which cannot be taken back token by token.
-    pub(crate) fn has_state(&self) -> bool {
+    pub fn has_state(&self) -> bool {
         self.layers.iter().any(|layer| layer.memory().has_state())
     }
 
     /// Whether positions of cached tokens can change: not where a position is part of the embedding, or nothing is known of a single token.
     pub(crate) fn can_shift(&self) -> bool {
-        self.embedding.positions.is_none() && !self.has_state()
+        self.embedding.positions.is_none() && !self.has_state() && !self.sees_later()
+    }
+
+    /// Whether tokens look at later ones, too. Then nothing is kept, and all tokens of a sequence come together.
+    pub fn sees_later(&self) -> bool {
+        let mut attentions = self.layers.iter().filter_map(Layer::attention);
+        attentions.any(|attention| attention.sees_later)
+    }
+
+    /// Has the tokens of all layers look at later ones, too.
+    pub(crate) fn set_sees_later(&mut self) {
+        let parts = self.layers.iter_mut().flat_map(|layer| &mut layer.parts);
+        for branch in parts.flat_map(|part| &mut part.branches) {
+            if let Mixer::Attention(attention) = &mut branch.mixer {
+                attention.sees_later = true;
+            }
+        }
+    }
+
+    /// Elements of an embedding with this pooling; of a rank, one score for each label.
+    pub fn embedding_width(&self, pooling: Pooling) -> usize {
+        let last = match (pooling, &self.head.classifier) {
+            (Pooling::Rank, Some(classifier)) => {
+                let dense = classifier.dense.as_ref().map(|(linear, _)| linear);
+                classifier.output.as_ref().or(dense)
+            }
+            _ => self.head.dense.last(),
+        };
+        last.map_or(self.n_embd, |linear| linear.to)
     }
 }
 
@@ -112,17 +145,62 @@ pub struct PerLayer {
     pub norm: Norm,
 }
 
-/// From the residual stream to logits.
+/// From the residual stream to logits, or to embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head {
-    /// The norm before the matrix.
+    /// The last norm; embeddings are what it gives.
     pub norm: Option<Norm>,
-    /// The matrix; in a file without it, the table of embeddings is it, too.
-    pub output: Linear,
+    /// The matrix that gives logits; in a file without it, the table of embeddings is it, too. Absent if the model gives no logits.
+    pub output: Option<Linear>,
     /// What logits are multiplied with, if not with 1.
     pub scale: Option<f32>,
     /// If not 0, logits become `softcap · tanh(logit / softcap)`.
     pub softcap: f32,
+    /// Matrices that embeddings go through, one after the other.
+    pub dense: Vec<Linear>,
+    /// Gives texts scores, in the place of embeddings.
+    pub classifier: Option<Classifier>,
+}
+
+/// What the embedding of a text is made of; numbered as in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// There is one of every token.
+    None,
+    /// The mean over all tokens.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+    /// Scores of a [`Classifier`] in the place of an embedding.
+    Rank,
+}
+
+impl Pooling {
+    /// All of them, by number.
+    pub const ALL: [Pooling; 5] = [
+        Pooling::None,
+        Pooling::Mean,
+        Pooling::Cls,
+        Pooling::Last,
+        Pooling::Rank,
+    ];
+}
+
+/// Gives a text one score for each label.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Classifier {
+    /// It sees the mean over all tokens; else the last token, or the first one where tokens look at later ones.
+    pub of_mean: bool,
+    /// A matrix, and the function of what it gives.
+    pub dense: Option<(Linear, Unary)>,
+    /// Follows it.
+    pub norm: Option<Norm>,
+    /// The matrix that gives scores.
+    pub output: Option<Linear>,
+    /// Scores are shares that add up to 1.
+    pub shares: bool,
 }
 
 /// Whether a tensor is there.
@@ -189,7 +267,8 @@ impl Layer {
                 | Mixer::ShortConv(_)
                 | Mixer::Experts(_)
                 | Mixer::Linear(_)
-                | Mixer::PerLayer(..) => {}
+                | Mixer::PerLayer(..)
+                | Mixer::Nothing => {}
             }
         }
     }
@@ -200,9 +279,11 @@ impl Layer {
             Mixer::Attention(attention) => attention.memory(),
             Mixer::DeltaNet(net) => net.memory(),
             Mixer::ShortConv(conv) => conv.memory(),
-            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) | Mixer::PerLayer(..) => {
-                Memory::default()
-            }
+            Mixer::Mlp(_)
+            | Mixer::Experts(_)
+            | Mixer::Linear(_)
+            | Mixer::PerLayer(..)
+            | Mixer::Nothing => Memory::default(),
         });
         branches.fold(Memory::default(), Memory::and)
     }
@@ -303,7 +384,11 @@ impl Branch {
     fn mixes_tokens(&self) -> bool {
         match self.mixer {
             Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => true,
-            Mixer::Mlp(_) | Mixer::Experts(_) | Mixer::Linear(_) | Mixer::PerLayer(..) => false,
+            Mixer::Mlp(_)
+            | Mixer::Experts(_)
+            | Mixer::Linear(_)
+            | Mixer::PerLayer(..)
+            | Mixer::Nothing => false,
         }
     }
 }
@@ -325,6 +410,8 @@ pub enum Mixer {
     Linear(Linear),
     /// The layer's row of further embeddings, with a gate of what goes in, and a matrix.
     PerLayer(Linear, Linear),
+    /// What it sees, as it is.
+    Nothing,
 }
 
 impl From<Attention> for Mixer {
@@ -511,15 +598,17 @@ pub enum Divisors {
     },
 }
 
-/// Which earlier tokens a token looks at.
+/// Which tokens a token looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Span {
     /// All.
     Full,
-    /// The nearest ones, itself included.
+    /// The nearest earlier ones, itself included.
     Window(usize),
-    /// Those of the same chunk of so many positions.
+    /// Those from the beginning of its chunk of so many positions on.
     Chunk(usize),
+    /// Those at most half so many positions away.
+    Around(usize),
 }
 
 impl Span {
@@ -527,19 +616,31 @@ impl Span {
     pub fn size(self) -> Option<usize> {
         match self {
             Span::Full => None,
-            Span::Window(size) | Span::Chunk(size) => Some(size),
+            Span::Window(size) | Span::Around(size) | Span::Chunk(size) => Some(size),
         }
     }
 
-    /// The positions that a token at `position` sees.
+    /// The positions up to its own that a token at `position` sees.
     pub fn of(self, position: i32) -> std::ops::RangeInclusive<i32> {
         let at_most = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);
         let first = match self {
             Span::Full => 0,
             Span::Window(size) => position.saturating_sub(at_most(size)).saturating_add(1),
             Span::Chunk(size) => position - position % at_most(size.max(1)),
+            Span::Around(size) => position.saturating_sub(at_most(size / 2)),
         };
         first..=position
+    }
+
+    /// The positions that a token at `position` sees if it looks at later ones, too.
+    pub fn on_both_sides(self, position: i32) -> std::ops::RangeInclusive<i32> {
+        let last = match self {
+            Span::Around(size) => {
+                position.saturating_add(i32::try_from(size / 2).unwrap_or(i32::MAX))
+            }
+            Span::Full | Span::Window(_) | Span::Chunk(_) => i32::MAX,
+        };
+        *self.of(position).start()..=last
     }
 }
 
@@ -594,6 +695,8 @@ pub struct Attention {
     pub rotation: Option<Rotation>,
     /// Whom tokens look at.
     pub span: Span,
+    /// They look at later tokens, too. Then all tokens of a sequence are computed together, and nothing is kept.
+    pub sees_later: bool,
     /// The layer whose keys and values are looked at, if not its own.
     pub keys_of: Option<usize>,
     /// Factor of the logits.
@@ -664,6 +767,9 @@ impl Attention {
 
     /// What it keeps.
     pub fn memory(&self) -> Memory {
+        if self.sees_later {
+            return Memory::default();
+        }
         let keys = Some([self.n_head_kv, self.head_k]);
         match (self.keys_of, &self.projection) {
             (Some(_), _) => Memory::default(),

@@ -1,8 +1,8 @@
 //! The list of tensors that a model needs: a walk over its [`Spec`].
 
 use super::spec::{
-    Attention, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent, LatentUp, Layer,
-    Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
+    Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
+    LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -107,6 +107,10 @@ impl TensorSpec {
             | WeightUse::RopeDivisors => Role::Vector,
             WeightUse::Product | WeightUse::Experts => {
                 match self.name.rsplit('.').nth(1).unwrap_or_default() {
+                    // What becomes of an embedding is small.
+                    _ if self.name.starts_with("cls") || self.name.starts_with("dense_") => {
+                        Role::Unknown
+                    }
                     "attn_output" | "ffn_down" | "ffn_down_exps" => Role::Reduce,
                     "output" => Role::Head,
                     // A router's results are compared with each other.
@@ -175,7 +179,7 @@ impl Spec {
             list.add(names::POSITIONS, table(count), WeightUse::Rows, required);
         }
         if let Some(count) = embedding.token_types {
-            list.add(names::TOKEN_TYPES, table(count), WeightUse::Rows, required);
+            list.add(names::TOKEN_TYPES, table(count), WeightUse::Bias, required);
         }
         embedding.norm.iter().for_each(|norm| list.norm(norm));
         if let Some(per_layer) = &embedding.per_layer {
@@ -186,12 +190,18 @@ impl Spec {
         }
         list.role = Role::Output;
         self.head.norm.iter().for_each(|norm| list.norm(norm));
-        let optional = Presence::Optional;
-        list.add("output.weight", vocabulary, WeightUse::Product, optional);
-        if let Some(output) = list.specs.last_mut() {
-            output.otherwise = Some(names::EMBEDDING);
+        if let Some(linear) = &self.head.output {
+            let optional = Presence::Optional;
+            list.add("output.weight", vocabulary, WeightUse::Product, optional);
+            if let Some(output) = list.specs.last_mut() {
+                output.otherwise = Some(names::EMBEDDING);
+            }
+            list.bias(linear);
         }
-        list.bias(&self.head.output);
+        let dense = self.head.dense.iter();
+        dense.for_each(|linear| list.linear(linear));
+        let classifier = self.head.classifier.iter();
+        classifier.for_each(|classifier| list.classifier(classifier));
         for (il, layer) in self.layers.iter().enumerate() {
             list.prefix = format!("blk.{}.", layer.block);
             list.role = Role::Layer(il);
@@ -268,6 +278,13 @@ impl TensorList {
         self.add(&format!("{}.bias", linear.name), shape, usage, linear.bias);
     }
 
+    fn classifier(&mut self, classifier: &Classifier) {
+        let dense = classifier.dense.iter().map(|(linear, _)| linear);
+        let matrices = dense.chain(&classifier.output);
+        matrices.for_each(|linear| self.linear(linear));
+        classifier.norm.iter().for_each(|norm| self.norm(norm));
+    }
+
     fn layer(&mut self, layer: &Layer) {
         layer.parts.iter().for_each(|part| self.part(part));
         if let Some(name) = layer.scale {
@@ -297,6 +314,7 @@ impl TensorList {
                     self.linear(gate);
                     self.linear(output);
                 }
+                Mixer::Nothing => {}
             }
             branch.post.iter().for_each(|norm| self.norm(norm));
         }

@@ -1,7 +1,8 @@
 //! The options of a context.
 
 use crate::adapter::ScaledAdapter;
-use crate::arch::{GraphShape, Spec};
+use crate::arch::spec::Pooling;
+use crate::arch::{GraphShape, Output, Spec};
 use crate::error::{Error, Result};
 use crate::graphs::GraphCache;
 use samite_core::{CancelToken, DType, Environment};
@@ -17,10 +18,12 @@ pub struct ContextOptions {
     pub n_ctx: Option<usize>,
     /// Most tokens of one [`Context::decode`](crate::Context::decode).
     pub n_batch: usize,
-    /// Most tokens of one graph.
+    /// Most tokens of one graph. It becomes `n_batch` for models whose tokens look at later ones: all of a batch are computed at once.
     pub n_ubatch: usize,
     /// Number of sequences.
     pub n_seq: usize,
+    /// What is computed of tokens.
+    pub output: Output,
     /// Most rows of logits of one graph; `None` for one for each sequence, at least 16. Perplexity is faster with
     /// `n_ubatch`, at the cost of memory.
     pub n_logits: Option<usize>,
@@ -56,6 +59,7 @@ impl Default for ContextOptions {
             n_batch: 2048,
             n_ubatch: 512,
             n_seq: 1,
+            output: Output::Logits,
             n_logits: None,
             kv_types: [DType::F16, DType::F16],
             flash: true,
@@ -81,29 +85,54 @@ pub(crate) struct Sizes {
     pub n_ubatch: usize,
     pub n_logits: usize,
     pub n_seq: usize,
+    /// Whether tokens look at later ones.
+    pub sees_later: bool,
+    /// Whether means over the tokens of sequences are computed.
+    pub means: bool,
 }
 
 impl Sizes {
     /// The graphs for which memory is reserved: the largest one, and that of a single token.
     pub fn reserved(&self) -> [GraphShape; 2] {
-        [(self.n_ubatch, self.n_logits), (1, 1)].map(|(n_tokens, n_outputs)| GraphShape {
-            n_tokens,
-            n_kv: self.n_cells,
-            n_window: self.n_window,
-            n_outputs,
-            n_seqs: 1,
-        })
+        [
+            self.shape(self.n_ubatch, self.n_logits, self.n_seq),
+            self.shape(1, 1, 1),
+        ]
     }
 
     /// The graph of a micro-batch at the end of a full cache.
     pub fn at_the_end(&self, n_tokens: usize) -> GraphShape {
+        self.shape(n_tokens, n_tokens.min(1), 1)
+    }
+
+    fn shape(&self, n_tokens: usize, n_outputs: usize, n_seq: usize) -> GraphShape {
         GraphShape {
             n_tokens,
-            n_kv: self.n_cells,
             n_window: self.n_window,
-            n_outputs: n_tokens.min(1),
+            n_kv: match self.sees_later {
+                true => n_tokens,
+                false => self.n_cells,
+            },
+            n_outputs: match self.means {
+                true => n_tokens,
+                false => n_outputs,
+            },
             n_seqs: 1,
+            n_means: match self.means {
+                true => n_seq.min(n_tokens),
+                false => 0,
+            },
         }
+    }
+}
+
+/// Whether an output is made of means over the tokens of sequences.
+fn takes_means(output: Output, spec: &Spec) -> bool {
+    let classifier = spec.head.classifier.as_ref();
+    match output {
+        Output::Embeddings(Pooling::Mean) => true,
+        Output::Embeddings(Pooling::Rank) => classifier.is_some_and(|c| c.of_mean),
+        _ => false,
     }
 }
 
@@ -126,8 +155,6 @@ impl ContextOptions {
                 )));
             }
         }
-        let n_ubatch = self.n_ubatch.min(self.n_batch).min(n_cells);
-        let n_logits = self.n_logits.unwrap_or(self.n_seq.max(16)).min(n_ubatch);
         // What each sequence sees of the past, and a batch: what it replaces is kept until the batch is done.
         let room = |size: usize| {
             let seen = size.saturating_mul(self.n_seq);
@@ -137,13 +164,44 @@ impl ContextOptions {
             cells.filter(|&cells| cells < n_cells)
         };
         let window = spec.window().filter(|_| !self.full_windows);
+        let sees_later = spec.sees_later();
+        let n_ubatch = match sees_later {
+            true => self.n_batch,
+            false => self.n_ubatch.min(self.n_batch),
+        };
+        let n_ubatch = n_ubatch.min(n_cells);
+        let means = takes_means(self.output, spec);
+        let n_logits = match self.output {
+            Output::Logits => self.n_logits.unwrap_or(self.n_seq.max(16)),
+            Output::Embeddings(Pooling::None) => self.n_logits.unwrap_or(n_ubatch),
+            // All tokens go into means.
+            Output::Embeddings(_) if means => n_ubatch,
+            Output::Embeddings(_) => self.n_seq,
+        };
         Ok(Sizes {
             n_cells,
             n_window: window.and_then(room).unwrap_or(0),
             n_ubatch,
-            n_logits,
+            n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,
+            sees_later,
+            means,
         })
+    }
+
+    /// Checks that a model gives what is wanted of it.
+    pub(crate) fn check_output(&self, spec: &Spec) -> Result<()> {
+        match self.output {
+            Output::Logits if spec.head.output.is_none() => Err(Error::invalid(
+                "this model gives embeddings of texts and no logits: it cannot write text; `samite embed` is for it",
+            )),
+            Output::Embeddings(Pooling::Rank) if spec.head.classifier.is_none() => {
+                Err(Error::invalid(
+                    "pooling by rank: the model has no classifier (tensors \"cls.weight\", \"cls.output.weight\"); choose none, mean, cls or last",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How the scheduler of a context decides.

@@ -104,6 +104,7 @@ pub(crate) fn compute_bytes(
 /// Checks that `model` can have a context with these options, and completes them.
 pub(super) fn check(model: &Arc<Model>, options: &ContextOptions) -> Result<Sizes> {
     let spec = model.spec();
+    options.check_output(spec)?;
     let sizes = options.sizes(spec)?;
     adapter::check(model, &options.adapters)?;
     let v_type = options.kv_types[1];

@@ -1,6 +1,8 @@
 //! Fills the inputs of a graph: tokens, positions, cells, mask.
 
 use super::micro_batches::Room;
+use super::options::Sizes;
+use crate::arch::spec::Span;
 use crate::arch::{GraphShape, Input};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
@@ -22,14 +24,21 @@ pub(crate) struct Staging {
     integers: Vec<i32>,
     floats: Vec<f32>,
     mask: Vec<f16>,
+    /// Whether tokens look at later ones: they need no cells.
+    sees_later: bool,
+    /// The sequences of whose tokens means are wanted, if they are.
+    means: Option<Vec<u32>>,
 }
 
 impl Staging {
     /// With memory for the largest mask.
-    pub fn new(n_ubatch: usize, n_cells: usize) -> Result<Self> {
-        let largest = n_ubatch.checked_mul(n_cells);
+    pub fn new(sizes: &Sizes) -> Result<Self> {
+        let [largest, _] = sizes.reserved();
+        let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
             mask: try_filled(f16::NEG_INFINITY, largest, "the attention mask")?,
+            sees_later: sizes.sees_later,
+            means: sizes.means.then(Vec::new),
             ..Staging::default()
         })
     }
@@ -59,11 +68,19 @@ impl Staging {
                 }
             }
         }
+        if let Some(means) = &mut self.means {
+            means.clear();
+            for sequence in part.iter().flat_map(|token| batch.sequences(token)) {
+                if means.last() != Some(sequence) && !means.contains(sequence) {
+                    means.push(*sequence);
+                }
+            }
+        }
         for (i, token) in part.iter().enumerate() {
             let all = (&mut cache.cells, &mut self.cells);
             let window = cache.window.as_mut();
             let window = window.map(|window| (&mut window.cells, &mut self.windowed));
-            for (cells, taken) in [all].into_iter().chain(window) {
+            for (cells, taken) in [all].into_iter().chain(window).filter(|_| !self.sees_later) {
                 let cell = cells.take(token.position, batch.sequences(token));
                 let cell = cell.ok_or(Error::ContextFull {
                     tokens: part.len(),
@@ -88,10 +105,14 @@ impl Staging {
         let window = cache.window.as_ref();
         Ok(GraphShape {
             n_tokens: part.len(),
-            n_kv: reached(&cache.cells),
+            n_kv: match self.sees_later {
+                true => part.len(),
+                false => reached(&cache.cells),
+            },
             n_window: window.map_or(0, |window| reached(&window.cells)),
             n_outputs: self.outputs.len(),
             n_seqs: self.read.len().max(1),
+            n_means: self.means.as_ref().map_or(0, Vec::len),
         })
     }
 
@@ -119,8 +140,36 @@ impl Staging {
                 self.floats.extend(scales);
                 return Ok(bytemuck::cast_slice(&self.floats));
             }
+            Input::Means => {
+                let sequences = self.means.as_deref().unwrap_or_default();
+                self.floats.clear();
+                for sequence in sequences {
+                    let is_of = |token| batch.sequences(token).contains(sequence);
+                    let count = part.iter().filter(|token| is_of(token)).count();
+                    let share = 1.0 / count as f32;
+                    let shares = part
+                        .iter()
+                        .map(|token| if is_of(token) { share } else { 0.0 });
+                    self.floats.extend(shares);
+                }
+                return Ok(bytemuck::cast_slice(&self.floats));
+            }
             Input::Mask {
                 span,
+                sees_later: true,
+                distances,
+                ..
+            } => {
+                self.mask.clear();
+                for token in part {
+                    let row = on_both_sides(span, distances, token, batch, part);
+                    self.mask.extend(row);
+                }
+                return Ok(bytemuck::cast_slice(&self.mask));
+            }
+            Input::Mask {
+                span,
+                sees_later: false,
                 distances,
                 windowed,
             } => {
@@ -147,6 +196,28 @@ impl Staging {
         self.integers.clear();
         self.integers.extend(values);
     }
+}
+
+/// A token's row of a mask over the tokens of its micro-batch: it sees those of its first sequence.
+fn on_both_sides<'a>(
+    span: Span,
+    distances: bool,
+    token: &BatchToken,
+    batch: &'a Batch,
+    part: &'a [BatchToken],
+) -> impl Iterator<Item = f16> + use<'a> {
+    let position = token.position;
+    let seen = span.on_both_sides(position);
+    let sequence = batch.sequences(token).first().copied();
+    part.iter().map(move |other| {
+        let is_near = seen.contains(&other.position);
+        let sequences = batch.sequences(other);
+        match is_near && sequence.is_some_and(|sequence| sequences.contains(&sequence)) {
+            true if distances => f16::from_f32(-(position.abs_diff(other.position) as f32)),
+            true => f16::ZERO,
+            false => f16::NEG_INFINITY,
+        }
+    })
 }
 
 /// How many cells attention looks at if `end` are in use: in steps, so that graphs stay the same for many tokens. Several

@@ -24,8 +24,24 @@ fn options(n_ubatch: usize, flash: bool) -> ContextOptions {
     }
 }
 
-/// The logits after each token of sequence `sequence`, decoded so many at once.
+/// The same for a model that may give embeddings only, or be one whose tokens look at later ones.
+fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
+    let n_ubatch = match model.spec().sees_later() {
+        true => 192,
+        false => n_ubatch,
+    };
+    ContextOptions {
+        output: output_of(model),
+        ..options(n_ubatch, flash)
+    }
+}
+
+/// The logits after each token of sequence `sequence`, or the tokens' embeddings, decoded so many at once, or all where they look at later ones.
 fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f32>> {
+    let at_once = match context.model().spec().sees_later() {
+        true => N_TOKENS,
+        false => at_once,
+    };
     let mut rows = Vec::new();
     for (number, part) in tokens().chunks(at_once).enumerate() {
         let mut batch = Batch::new();
@@ -33,7 +49,8 @@ fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f3
             batch.add(id, (number * at_once + i) as i32, &[sequence], true);
         }
         context.decode(&batch).unwrap();
-        rows.extend((0..part.len()).map(|i| context.logits(i).unwrap().to_vec()));
+        let row = |i| context.logits(i).or_else(|| context.embedding(i));
+        rows.extend((0..part.len()).map(|i| row(i).unwrap().to_vec()));
     }
     rows
 }
@@ -52,12 +69,13 @@ fn every_architecture_decodes_alike_in_any_pieces_and_company() {
     for arch in ARCHITECTURES {
         let name = arch.name;
         let model = tiny(name).load(vec![cpu()], "");
+        let options = |n_ubatch, flash| options_for(&model, n_ubatch, flash);
         let mut whole = Context::new(Arc::clone(&model), options(64, true)).unwrap();
         let expected = decode_in(&mut whole, 0, N_TOKENS);
         assert!(expected.iter().flatten().all(|x| x.is_finite()), "{name}");
         // Another sequence, behind the first one, in pieces.
         is_near(&decode_in(&mut whole, 2, 7), &expected, name);
-        let mut steps = Context::new(model, options(3, false)).unwrap();
+        let mut steps = Context::new(Arc::clone(&model), options(3, false)).unwrap();
         is_near(&decode_in(&mut steps, 1, 1), &expected, name);
     }
 }
@@ -69,7 +87,8 @@ fn every_architecture_decodes_alike_on_the_reference_and_split_at_every_layer() 
         let file = tiny(name);
         let decode = |devices, rules: &str| {
             let model = file.load(devices, rules);
-            let mut context = Context::new(model, options(16, true)).unwrap();
+            let options = options_for(&model, 16, true);
+            let mut context = Context::new(model, options).unwrap();
             decode_in(&mut context, 0, 16)
         };
         let expected = decode(vec![cpu()], "");

@@ -3,8 +3,10 @@
 use crate::common::*;
 use samite_core::Device;
 use samite_gguf::{GgufFile, LoadMode};
+use samite_llm::arch::{Output, spec::Pooling};
 use samite_llm::{
-    Context, ContextPlan, Fit, FitOptions, Model, ModelOptions, PlacementRule, SyntheticModel,
+    Batch, Context, ContextOptions, ContextPlan, Fit, FitOptions, Model, ModelOptions,
+    PlacementRule, SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::sync::Arc;
@@ -70,6 +72,27 @@ fn what_is_planned_is_what_is_taken() {
         assert!(nmse(&logits, &expected) < 1e-6, "{architecture}");
         for (device, need) in devices.iter().zip(&fit.needs).take(2) {
             assert_eq!(used(device), need.bytes(), "running takes no more memory");
+        }
+    }
+}
+
+#[test]
+fn encoders_are_fitted_for_the_embeddings_that_they_give() {
+    for architecture in ["bert", "gemma-embedding"] {
+        let file = six_layers(architecture);
+        let devices = [gpu("a", 1 << 30), gpu("b", 1 << 29), cpu()];
+        let model = Model::load(&file.path, &options(&devices)).unwrap();
+        let fit = model.fit().unwrap().clone();
+        assert_eq!(fit.layers, [0, 0, 0, 0, 1, 1, 1], "{architecture}");
+        let context = ContextOptions {
+            output: Output::Embeddings(Pooling::None),
+            ..precise()
+        };
+        let mut context = Context::new(model, context).unwrap();
+        context.decode(&Batch::sequence(&tokens(20), 0, 0)).unwrap();
+        for (device, need) in devices.iter().zip(&fit.needs).take(2) {
+            assert_eq!(used(device), need.bytes(), "{architecture}: {need:?}");
+            assert!(need.weights > 0 && need.kv == 0 && need.compute > 0);
         }
     }
 }

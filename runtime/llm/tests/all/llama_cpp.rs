@@ -3,8 +3,11 @@
 
 use crate::common::{known, *};
 use known::{Known, adapter_path, known, known_tokens, write_adapter};
+use known::{KnownEmbedding, known_embeddings, known_texts};
 use samite_core::{DType, Device};
-use samite_llm::{Adapter, ContextOptions, ScaledAdapter, SyntheticModel};
+use samite_llm::arch::Output;
+use samite_llm::arch::spec::Pooling;
+use samite_llm::{Adapter, Batch, ContextOptions, ScaledAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,16 +114,121 @@ fn flash_attention_computes_what_llama_cpp_does() {
     compare(&cpu(), true);
 }
 
-/// Fixtures that no model belongs to would hide that a comparison was lost.
+/// The embeddings in a file.
+fn expected_embeddings(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).unwrap();
+    let values = bytes.as_chunks().0.iter();
+    values.map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+/// Does what `embeddings.c` does.
+fn embeddings(
+    known: &KnownEmbedding,
+    pooling: Pooling,
+    device: &Arc<dyn Device>,
+    flash: bool,
+) -> Vec<f32> {
+    let file = TestModel::write(&known.model);
+    let model = file.load(vec![Arc::clone(device)], "");
+    let texts = known_texts();
+    let options = ContextOptions {
+        n_ctx: Some(256),
+        n_seq: texts.len(),
+        output: Output::Embeddings(pooling),
+        flash,
+        ..precise()
+    };
+    let mut context = context(&model, options);
+    let mut batch = Batch::new();
+    for (sequence, text) in texts.iter().enumerate() {
+        for (position, &id) in text.iter().enumerate() {
+            batch.add(id, position as i32, &[sequence as u32], true);
+        }
+    }
+    context.decode(&batch).unwrap();
+    let rows: Vec<&[f32]> = match pooling {
+        Pooling::None => (0..batch.len())
+            .map(|i| context.embedding(i).unwrap())
+            .collect(),
+        _ => (0..texts.len() as u32)
+            .map(|sequence| context.pooled(sequence).unwrap())
+            .collect(),
+    };
+    rows.concat()
+}
+
 #[test]
-fn every_fixture_is_compared() {
-    let folder = std::fs::read_dir(fixture("any").parent().unwrap()).unwrap();
-    let mut found: Vec<String> = folder
+fn embeddings_are_those_of_llama_cpp() {
+    let mut wrong = Vec::new();
+    for known in known_embeddings() {
+        // These models have GELU as it is defined, and llama.cpp an approximation.
+        let is_gelu = [
+            "bert",
+            "nomic-bert-moe",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "modern-bert",
+        ]
+        .contains(&known.model.architecture);
+        let limit = match is_gelu && !known.name.contains("silu") {
+            // A score may be close to 0.
+            true if known.pooling == Pooling::Rank => 1e-5,
+            true => 2e-7,
+            false => 1e-10,
+        };
+        let path = fixture(&format!("embeddings/{}", known.name));
+        let expected = [expected_embeddings(&path)];
+        for (device, flash) in [(reference("ref"), false), (cpu(), false), (cpu(), true)] {
+            let found = embeddings(&known, known.pooling, &device, flash);
+            let error = nmse(&[found], &expected);
+            if error.is_nan() || error > limit {
+                wrong.push(format!("{}: {error:.1e} is above {limit:.0e}", known.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What the models' own code computes: GELU as it is defined, and more digits.
+#[test]
+fn embeddings_are_those_of_transformers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers");
+    let names = files_in(&folder);
+    assert_eq!(names.len(), 10);
+    for name in names {
+        let known = known_embeddings();
+        let known = known.iter().find(|known| known.name == name).unwrap();
+        let pooling = match known.pooling {
+            Pooling::Rank => Pooling::Rank,
+            _ => Pooling::None,
+        };
+        let expected = [expected_embeddings(&folder.join(format!("{name}.f32")))];
+        for (device, flash) in [(reference("ref"), false), (cpu(), false), (cpu(), true)] {
+            let error = nmse(&[embeddings(known, pooling, &device, flash)], &expected);
+            assert!(error <= 1e-11, "{name}: {error:.1e}");
+        }
+    }
+}
+
+fn files_in(folder: &Path) -> Vec<String> {
+    let found = std::fs::read_dir(folder).unwrap();
+    let mut found: Vec<String> = found
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter_map(|name| Some(name.strip_suffix(".f32")?.to_owned()))
         .collect();
-    let mut names: Vec<&str> = known().iter().map(|known| known.name).collect();
     found.sort();
+    found
+}
+
+/// Fixtures that no model belongs to would hide that a comparison was lost.
+#[test]
+fn every_fixture_is_compared() {
+    let folder = fixture("any").parent().unwrap().to_owned();
+    let mut names: Vec<&str> = known().iter().map(|known| known.name).collect();
     names.sort_unstable();
-    assert_eq!(found, names);
+    assert_eq!(files_in(&folder), names);
+    let known = known_embeddings();
+    let mut names: Vec<&str> = known.iter().map(|known| known.name).collect();
+    names.sort_unstable();
+    assert_eq!(files_in(&folder.join("embeddings")), names);
 }

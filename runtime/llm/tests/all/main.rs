@@ -7,6 +7,7 @@ mod common;
 mod compare;
 mod context;
 mod devices;
+mod embeddings;
 mod fit;
 mod llama_cpp;
 mod model;

@@ -95,10 +95,12 @@ fn try_out(bytes: Vec<u8>, what: &str) -> bool {
     let mut options = ModelOptions::new(vec![cpu()]);
     options.environment.files = Arc::new(Disk(Arc::new(bytes)));
     let result = Model::load("there.gguf", &options).and_then(|model| {
+        let output = output_of(&model);
         let mut context = Context::new(
             model,
             ContextOptions {
                 n_ctx: Some(16),
+                output,
                 ..precise()
             },
         )?;

@@ -30,6 +30,9 @@ fn every_architecture_goes_on_from_a_file() {
     let folder = tempfile::tempdir().unwrap();
     for architecture in ARCHITECTURES {
         let model = TestModel::tiny(architecture.name).load(vec![cpu()], "");
+        if model.spec().sees_later() {
+            continue;
+        }
         // Learned positions end.
         let learned = model.spec().embedding.positions;
         let count = learned.map_or(300, |count| count.min(300) - 8);

@@ -226,9 +226,15 @@ fn every_architecture_can_be_divided() {
     let mut wrong = Vec::new();
     for architecture in samite_llm::arch::ARCHITECTURES {
         let file = TestModel::write(&SyntheticModel::tiny(architecture.name));
-        let alone = logits(&load(&file, cpus(1)), precise());
+        let model = load(&file, cpus(1));
+        let options = ContextOptions {
+            output: output_of(&model),
+            ..precise()
+        };
+        let alone = logits(&model, options.clone());
         for members in [2, 3] {
-            let divided = logits(&load(&file, vec![meta(cpus(members), None)]), precise());
+            let model = load(&file, vec![meta(cpus(members), None)]);
+            let divided = logits(&model, options.clone());
             let error = nmse(&divided, &alone);
             if error.is_nan() || error > 1e-9 {
                 wrong.push(format!("{} {members}: {error:e}", architecture.name));

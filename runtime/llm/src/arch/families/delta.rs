@@ -169,7 +169,7 @@ fn lfm2(keys: &Keys<'_>, feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer
         Ok(base.layer(il, parts))
     })?;
     spec.head.norm = Some(base.stream_norm("token_embd_norm"));
-    spec.spare.names = vec!["dense_2"];
+    spec.head.dense = base.dense()?;
     Ok(spec)
 }
 

@@ -9,7 +9,7 @@ use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode};
 
-fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
+pub(super) fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     Ok(base.gated(
         ["ffn_gate", "ffn_up", "ffn_down"],
         base.width(il)?,
@@ -212,7 +212,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
             Ok(both_norms(&base, il, attention, mlp(&base, il)?))
         })?;
         let mut spec = finish(&base, keys, spec, 0.0)?;
-        spec.spare.names = vec!["dense_2", "dense_3"];
+        spec.head.dense = base.dense()?;
         Ok(spec)
     },
 };

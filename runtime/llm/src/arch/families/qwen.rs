@@ -3,7 +3,7 @@
 use crate::arch::spec::{Linear, Presence};
 use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
-use samite_core::{Glu, RopeMode};
+use samite_core::{Glu, RopeMode, Unary};
 
 /// Qwen, the first: its file says twice the width of the feed-forward part.
 pub(super) const QWEN: Architecture = Architecture {
@@ -39,7 +39,9 @@ pub(super) const QWEN2VL: Architecture = Architecture {
     name: "qwen2vl",
     spec: |keys| {
         let mut spec = qwen2(keys, Presence::Optional)?;
-        spec.head.output.bias = Presence::Absent;
+        if let Some(output) = &mut spec.head.output {
+            output.bias = Presence::Absent;
+        }
         spec.spare.names = vec!["output.bias"];
         Ok(spec)
     },
@@ -71,7 +73,14 @@ pub(super) const QWEN2MOE: Architecture = Architecture {
 fn qwen3(keys: &Keys<'_>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
     base.refuse_experts()?;
-    base.decoder(|il| Ok(base.pre_norm(il, base.normed_attention(il)?, base.swiglu(il)?)))
+    let mut spec =
+        base.decoder(|il| Ok(base.pre_norm(il, base.normed_attention(il)?, base.swiglu(il)?)))?;
+    // Of rerankers.
+    spec.head.classifier = base.classifier(Unary::Tanh)?;
+    if let Some(classifier) = &mut spec.head.classifier {
+        classifier.shares = true;
+    }
+    Ok(spec)
 }
 
 /// The same with experts.

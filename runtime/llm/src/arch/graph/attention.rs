@@ -26,13 +26,17 @@ impl Builder<'_> {
     /// What tokens find when they look at others, after the last matrix; `None` if no logits are wanted.
     pub(super) fn attention(&mut self, a: &Attention, x: TensorId) -> Result<Option<TensorId>> {
         let Projected { q, kv, gate } = self.projected(a, x)?;
+        let mut own = None;
         if let Some((k, v)) = kv {
             let k = self.prepared(a, k, 1, "Kcur")?;
             let v = match v {
                 Some(v) => Some(self.normed_heads(a, v, 2, "Vcur")?),
                 None => None,
             };
-            self.store(k, v)?;
+            match a.sees_later {
+                true => own = Some((k, v)),
+                false => self.store(k, v)?,
+            }
         }
         let Some(q) = q else {
             return Ok(None);
@@ -41,7 +45,11 @@ impl Builder<'_> {
         if let Some(temperature) = a.temperature {
             q = self.cooled(q, temperature)?;
         }
-        let mut attended = self.attended(a, q)?;
+        let (k, v) = match own {
+            Some(own) => self.of_batch(a, own)?,
+            None => self.of_cache(a)?,
+        };
+        let mut attended = self.attended(a, q, k, v)?;
         if let Some(gate) = gate {
             attended = self.gated(a, attended, gate)?;
         }
@@ -388,28 +396,47 @@ impl Builder<'_> {
         Ok(self.named(view, name))
     }
 
-    /// What the queries find in the cache: `[head size · heads, tokens]`.
-    fn attended(&mut self, a: &Attention, q: TensorId) -> Result<TensorId> {
+    /// The cached keys and values that attention looks at: `[head size, cells, kv heads]`.
+    fn of_cache(&mut self, a: &Attention) -> Result<(TensorId, TensorId)> {
         let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
-        let windowed = cache.windowed;
-        let input = Input::Mask {
-            span: a.span,
-            distances: a.max_bias != 0.0,
-            windowed,
-        };
-        let GraphShape {
-            n_tokens,
-            n_kv,
-            n_window,
-            ..
-        } = self.shape;
-        let n_kv = if windowed { n_window } else { n_kv };
-        let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
+        let GraphShape { n_kv, n_window, .. } = self.shape;
+        let n_kv = if cache.windowed { n_window } else { n_kv };
         let k = self.cached(&keys, a.head_k, n_kv, "k")?;
         let v = match &cache.v {
             Some(v) => self.cached(v, a.head_v, n_kv, "v")?,
             None => self.half(k, a.head_v, 0)?,
         };
+        Ok((k, v))
+    }
+
+    /// The keys and values of the micro-batch: `[head size, tokens, kv heads]`.
+    fn of_batch(&mut self, a: &Attention, (k, v): KeysValues) -> Result<(TensorId, TensorId)> {
+        let v = match v {
+            Some(v) => v,
+            None => self.half(k, a.head_v, 0)?,
+        };
+        let k = self.graph.permute(k, [0, 2, 1, 3])?;
+        let v = self.graph.permute(v, [0, 2, 1, 3])?;
+        Ok((self.named(k, "k"), self.named(v, "v")))
+    }
+
+    /// What the queries find: `[head size · heads, tokens]`.
+    fn attended(
+        &mut self,
+        a: &Attention,
+        q: TensorId,
+        k: TensorId,
+        v: TensorId,
+    ) -> Result<TensorId> {
+        let cache = self.parts.cache.get(a.keys_of.unwrap_or(self.il));
+        let input = Input::Mask {
+            span: a.span,
+            sees_later: a.sees_later,
+            distances: a.max_bias != 0.0,
+            windowed: cache.is_some_and(|cache| cache.windowed),
+        };
+        let (n_tokens, n_kv) = (self.shape.n_tokens, self.extents(k)[1]);
+        let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
         let sinks = match a.sinks {
             Some(name) => Some(self.weight(name)?),
             None => None,

@@ -16,10 +16,12 @@ pub enum Input {
         windowed: bool,
     },
     /// Minus infinity where a token does not see a cell: f16 `[kv, tokens]`. Elsewhere 0, or with `distances`, how far the cell's position is
-    /// from the token's, negative.
+    /// from the token's, negative. Where tokens look at later ones, too, there are tokens in the place of cells: f16 `[tokens, tokens]`.
     Mask {
         /// Whom tokens look at.
         span: Span,
+        /// They look at later ones, too.
+        sees_later: bool,
         /// Whether there are distances.
         distances: bool,
         /// Whether the cells are those for layers that look through a window.
@@ -31,8 +33,10 @@ pub enum Input {
     StateRead,
     /// The row that its state is written to: i64 `[sequences]`.
     StateWrite,
-    /// Which tokens' logits are wanted: i32 `[outputs]`. Absent if all are, or none.
+    /// Which tokens' logits or embeddings are wanted: i32 `[outputs]`. Absent if all are, or none.
     Outputs,
+    /// The share of each token in the mean over each sequence: f32 `[tokens, sequences]`.
+    Means,
 }
 
 impl Input {
@@ -51,6 +55,7 @@ impl Input {
             Input::StateRead => "inp_state_read",
             Input::StateWrite => "inp_state_write",
             Input::Outputs => "inp_out_ids",
+            Input::Means => "inp_mean",
         }
     }
 }
@@ -60,8 +65,8 @@ impl Input {
 pub struct GraphInputs {
     /// The inputs, each once.
     pub list: Vec<(Input, TensorId)>,
-    /// Result: f32 `[vocabulary, outputs]`.
-    pub logits: Option<TensorId>,
+    /// Result: logits, f32 `[vocabulary, outputs]`, or embeddings, f32 `[width, outputs or means]`.
+    pub result: Option<TensorId>,
 }
 
 impl GraphInputs {

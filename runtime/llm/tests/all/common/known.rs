@@ -1,7 +1,8 @@
 //! The models whose logits llama.cpp was asked for. `tests/fixtures/llama_cpp` has the answers.
 
 use samite_core::DType;
-use samite_gguf::Value;
+use samite_gguf::{StringArray, Value};
+use samite_llm::arch::spec::Pooling;
 use samite_llm::{SyntheticAdapter, SyntheticModel};
 use std::path::{Path, PathBuf};
 
@@ -250,5 +251,178 @@ pub fn write_adapter(
 pub fn known_tokens() -> Vec<u32> {
     (0..N_TOKENS as u32)
         .map(|i| 3 + (i * 37 + i * i * 11) % 250)
+        .collect()
+}
+
+/// A model whose embeddings of some texts were asked for.
+pub struct KnownEmbedding {
+    /// Name of the fixture.
+    pub name: &'static str,
+    pub model: SyntheticModel,
+    pub pooling: Pooling,
+}
+
+/// The texts that embeddings are of, in one batch: more tokens than a window of tiny models, and fewer.
+pub fn known_texts() -> [Vec<u32>; 3] {
+    let tokens = known_tokens();
+    [&tokens[..23], &tokens[23..28], &tokens[28..45]].map(<[u32]>::to_vec)
+}
+
+/// All of them.
+pub fn known_embeddings() -> Vec<KnownEmbedding> {
+    let model = |name, optional: &[&'static str], extra: &[(&'static str, Value)]| {
+        let mut model = SyntheticModel::tiny(name);
+        // Heads share the width.
+        model.head_dim = 16;
+        model.n_vocab = 259;
+        model.optional.extend(optional);
+        model.extra = extra.to_vec();
+        model
+    };
+    let biases = &[
+        "attn_q.bias",
+        "attn_k.bias",
+        "attn_v.bias",
+        "attn_output.bias",
+        "ffn_up.bias",
+        "ffn_down.bias",
+    ];
+    let labels = |labels: &[&str]| {
+        let labels: StringArray = labels.iter().map(ToString::to_string).collect();
+        ("classifier.output_labels", Value::from(labels))
+    };
+    let classifier = &[
+        "cls.weight",
+        "cls.bias",
+        "cls.output.weight",
+        "cls.output.bias",
+    ];
+    let code = &[
+        "attn_q_norm.weight",
+        "attn_q_norm.bias",
+        "attn_k_norm.weight",
+        "attn_k_norm.bias",
+        "attn_norm_2.weight",
+        "attn_norm_2.bias",
+    ];
+    let head = &["cls.weight", "cls.norm.weight", "cls.output.weight"];
+    let dense = &["dense_2.weight", "dense_3.weight"];
+    let three = [labels(&["no", "maybe", "yes"])];
+    let two = [labels(&["yes", "no"])];
+    let silu = [("hidden_activation", Value::from("silu"))];
+    let of_first = [("classifier.pooling_type", Value::from(2u32))];
+    let short = [("embedding_length_out", Value::from(40u32))];
+    let both = [("attention.causal", Value::from(false))];
+    let mut fused = model("jina-bert-v2", &[], &[]);
+    fused.optional.retain(|&name| name != "ffn_gate.weight");
+    let known = [
+        ("bert-none", model("bert", &[], &[]), Pooling::None),
+        ("bert-mean", model("bert", &[], &[]), Pooling::Mean),
+        ("bert-cls", model("bert", biases, &[]), Pooling::Cls),
+        (
+            "bert-last",
+            model("bert", &["attn_qkv.weight", "attn_qkv.bias"], &[]),
+            Pooling::Last,
+        ),
+        ("bert-rank", model("bert", classifier, &[]), Pooling::Rank),
+        (
+            "bert-rank-direct",
+            model("bert", &classifier[2..], &three),
+            Pooling::Rank,
+        ),
+        (
+            "nomic-bert-mean",
+            model("nomic-bert", &[], &[]),
+            Pooling::Mean,
+        ),
+        (
+            "nomic-bert-moe-mean",
+            model("nomic-bert-moe", biases, &[]),
+            Pooling::Mean,
+        ),
+        (
+            "jina-bert-v2-mean",
+            model("jina-bert-v2", &[], &[]),
+            Pooling::Mean,
+        ),
+        (
+            "jina-bert-v2-code",
+            model("jina-bert-v2", code, &[]),
+            Pooling::Mean,
+        ),
+        ("jina-bert-v2-fused", fused, Pooling::Mean),
+        (
+            "jina-bert-v2-rank",
+            model("jina-bert-v2", &classifier[..2], &[]),
+            Pooling::Rank,
+        ),
+        (
+            "jina-bert-v3-mean",
+            model("jina-bert-v3", biases, &[]),
+            Pooling::Mean,
+        ),
+        (
+            "modern-bert-cls",
+            model("modern-bert", &[], &[]),
+            Pooling::Cls,
+        ),
+        (
+            "modern-bert-silu",
+            model("modern-bert", &[], &silu),
+            Pooling::Mean,
+        ),
+        (
+            "modern-bert-rank",
+            model("modern-bert", head, &[]),
+            Pooling::Rank,
+        ),
+        (
+            "modern-bert-rank-first",
+            model("modern-bert", head, &of_first),
+            Pooling::Rank,
+        ),
+        ("neo-bert-cls", model("neo-bert", &[], &[]), Pooling::Cls),
+        ("eurobert-mean", model("eurobert", &[], &[]), Pooling::Mean),
+        (
+            "llama-embed-mean",
+            model("llama-embed", &[], &[]),
+            Pooling::Mean,
+        ),
+        (
+            "gemma-embedding-none",
+            model("gemma-embedding", &[], &[]),
+            Pooling::None,
+        ),
+        (
+            "gemma-embedding-dense",
+            model("gemma-embedding", dense, &[]),
+            Pooling::Mean,
+        ),
+        (
+            "lfm2-dense",
+            model("lfm2", &dense[..1], &short),
+            Pooling::Last,
+        ),
+        ("llama-mean", model("llama", &[], &[]), Pooling::Mean),
+        ("llama-last", model("llama", &[], &[]), Pooling::Last),
+        (
+            "qwen2-both-sides",
+            model("qwen2", &[], &both),
+            Pooling::Mean,
+        ),
+        (
+            "qwen3-rank",
+            model("qwen3", &classifier[2..3], &two),
+            Pooling::Rank,
+        ),
+        ("dream-mean", model("dream", &[], &[]), Pooling::Mean),
+    ];
+    let known = known.into_iter();
+    known
+        .map(|(name, model, pooling)| KnownEmbedding {
+            name,
+            model,
+            pooling,
+        })
         .collect()
 }

@@ -1,0 +1,73 @@
+//! Models that fill in the tokens of a text in any order: tokens look at both sides.
+
+use crate::arch::spec::{Presence, Spec};
+use crate::arch::{Architecture, Base, Keys};
+use crate::error::Result;
+use samite_core::RopeMode;
+
+fn filled(mut spec: Spec) -> Spec {
+    spec.set_sees_later();
+    spec
+}
+
+/// Dream: Qwen2.
+pub(super) const DREAM: Architecture = Architecture {
+    name: "dream",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let mut spec =
+            base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))?;
+        if let Some(output) = &mut spec.head.output {
+            output.bias = Presence::Absent;
+        }
+        spec.spare.names = vec!["output.bias"];
+        Ok(filled(spec))
+    },
+};
+
+/// LLaDA: Llama without biases, but perhaps those of queries, keys and values.
+pub(super) const LLADA: Architecture = Architecture {
+    name: "llada",
+    spec: |keys| {
+        let base = Base::read(keys, RopeMode::Normal)?;
+        base.refuse_experts()?;
+        let mut spec = base.decoder(|il| {
+            let mut layer = base.pre_norm(il, base.attention(il)?, base.swiglu(il)?);
+            layer.without_biases();
+            Ok(layer)
+        })?;
+        spec.spare.names = vec![
+            "rope_f",
+            "attn_output.bias",
+            "ffn_gate.bias",
+            "ffn_up.bias",
+            "ffn_down.bias",
+        ];
+        Ok(filled(spec))
+    },
+};
+
+/// Heads of queries and keys are normalised; experts.
+fn mixture(keys: &Keys<'_>, normalize: bool) -> Result<Spec> {
+    let base = Base::read(keys, RopeMode::Neox)?;
+    let counts = base.require_expert_counts()?;
+    let spec = base.decoder(|il| {
+        let width = base.expert_width_or_share(il, counts[1])?;
+        let mut experts = base.experts(il, counts, width)?;
+        experts.normalize = normalize;
+        Ok(base.pre_norm(il, base.normed_attention(il)?, experts))
+    })?;
+    Ok(filled(spec))
+}
+
+/// LLaDA with experts, whose shares are what the router gives.
+pub(super) const LLADA_MOE: Architecture = Architecture {
+    name: "llada-moe",
+    spec: |keys| mixture(keys, false),
+};
+
+/// RND1: Qwen3 with experts.
+pub(super) const RND1: Architecture = Architecture {
+    name: "rnd1",
+    spec: |keys| mixture(keys, true),
+};

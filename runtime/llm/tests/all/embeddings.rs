@@ -1,0 +1,434 @@
+//! Embeddings of texts: the same in any company, on any devices; pooling; what is refused.
+
+use crate::common::*;
+use samite_core::{CancelToken, DType, Device};
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_gguf::{GgufFile, LoadMode, Value};
+use samite_llm::arch::Output;
+use samite_llm::arch::spec::Pooling;
+use samite_llm::quantize::{QuantizeOptions, plan};
+use samite_llm::{
+    Batch, Context, ContextOptions, ContextPlan, Model, Session, SyntheticModel, perplexity,
+};
+use std::sync::Arc;
+
+/// Models whose tokens look at both sides, one of each kind of mask, and one whose tokens do not.
+const MODELS: [&str; 5] = [
+    "bert",
+    "modern-bert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "llama",
+];
+
+fn options(pooling: Pooling) -> ContextOptions {
+    ContextOptions {
+        n_ctx: Some(256),
+        n_seq: 4,
+        output: Output::Embeddings(pooling),
+        ..precise()
+    }
+}
+
+fn model(name: &'static str) -> Arc<Model> {
+    TestModel::tiny(name).load(vec![cpu()], "")
+}
+
+/// Texts of different lengths, one longer than the window of tiny models.
+fn texts() -> [Vec<u32>; 3] {
+    [tokens(23), tokens(40)[7..].to_vec(), tokens(5)]
+}
+
+/// One batch of texts, each a sequence.
+fn batch_of(texts: &[&[u32]]) -> Batch {
+    let mut batch = Batch::new();
+    for (sequence, text) in texts.iter().enumerate() {
+        for (position, &id) in text.iter().enumerate() {
+            batch.add(id, position as i32, &[sequence as u32], true);
+        }
+    }
+    batch
+}
+
+/// The embeddings of the tokens of a text alone.
+fn of_tokens(model: &Arc<Model>, text: &[u32]) -> Vec<Vec<f32>> {
+    let mut context = context(model, options(Pooling::None));
+    context.decode(&batch_of(&[text])).unwrap();
+    let rows = (0..text.len()).map(|i| context.embedding(i).unwrap().to_vec());
+    rows.collect()
+}
+
+fn pooled(model: &Arc<Model>, texts: &[&[u32]], options: ContextOptions) -> Vec<Vec<f32>> {
+    let mut context = context(model, options);
+    context.decode(&batch_of(texts)).unwrap();
+    let rows = (0..texts.len() as u32).map(|i| context.pooled(i).unwrap().to_vec());
+    rows.collect()
+}
+
+fn is_near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
+    let error = nmse(found, expected);
+    assert!(error <= 1e-10, "{what}: {error:.1e}");
+}
+
+#[test]
+fn a_pooled_embedding_is_made_of_those_of_tokens_in_any_company() {
+    for name in MODELS {
+        let model = model(name);
+        let texts = texts();
+        let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+        let alone: Vec<_> = texts.iter().map(|text| of_tokens(&model, text)).collect();
+        let mean = |rows: &Vec<Vec<f32>>| {
+            let column = |c: usize| rows.iter().map(|row| f64::from(row[c])).sum::<f64>();
+            let columns = (0..rows[0].len()).map(|c| (column(c) / rows.len() as f64) as f32);
+            columns.collect::<Vec<f32>>()
+        };
+        type Expected<'a> = &'a dyn Fn(&Vec<Vec<f32>>) -> Vec<f32>;
+        let ways: [(Pooling, Expected<'_>); 3] = [
+            (Pooling::Mean, &mean),
+            (Pooling::Cls, &|rows| rows[0].clone()),
+            (Pooling::Last, &|rows| rows[rows.len() - 1].clone()),
+        ];
+        for (pooling, expected) in ways {
+            let expected: Vec<_> = alone.iter().map(expected).collect();
+            for flash in [true, false] {
+                let options = ContextOptions {
+                    flash,
+                    ..options(pooling)
+                };
+                let found = pooled(&model, &texts, options);
+                is_near(&found, &expected, &format!("{name} {pooling:?} {flash}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_see_their_own_text_only_whatever_the_order_of_the_batch() {
+    for name in MODELS {
+        let model = model(name);
+        let [first, second, _] = texts();
+        let mut context = context(&model, options(Pooling::None));
+        let mut batch = Batch::new();
+        for position in 0..second.len() {
+            for (sequence, text) in [(2, &second), (1, &first)] {
+                if let Some(&id) = text.get(position) {
+                    batch.add(id, position as i32, &[sequence], true);
+                }
+            }
+        }
+        context.decode(&batch).unwrap();
+        let mut found = vec![Vec::new(); 3];
+        for (i, token) in batch.tokens().iter().enumerate() {
+            let sequence = batch.sequences(token)[0] as usize;
+            found[sequence].push(context.embedding(i).unwrap().to_vec());
+        }
+        is_near(&found[1], &of_tokens(&model, &first), name);
+        is_near(&found[2], &of_tokens(&model, &second), name);
+    }
+}
+
+#[test]
+fn a_token_of_a_text_changes_the_embeddings_of_earlier_ones_where_those_look_at_it() {
+    for name in MODELS {
+        let model = model(name);
+        let text = tokens(20);
+        let mut changed = text.clone();
+        changed[19] += 1;
+        let [before, after] = [&text, &changed].map(|text| of_tokens(&model, text));
+        let is_changed = before[0] != after[0];
+        assert_eq!(is_changed, name != "llama", "{name}");
+    }
+}
+
+#[test]
+fn embeddings_are_the_same_with_any_threads_and_bit_by_bit() {
+    let device = |threads| -> Arc<dyn Device> {
+        CpuDevice::new(CpuOptions::default().with_threads(threads))
+    };
+    for name in MODELS {
+        let file = TestModel::tiny(name);
+        let texts = texts();
+        let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+        let run = |threads| {
+            let model = file.load(vec![device(threads)], "");
+            pooled(&model, &texts, options(Pooling::Mean))
+        };
+        let one = run(1);
+        assert_eq!(one, run(2), "{name}");
+        assert_eq!(one, run(5), "{name}");
+    }
+}
+
+#[test]
+fn embeddings_are_the_same_split_over_devices_at_every_layer() {
+    for name in MODELS {
+        let file = TestModel::tiny(name);
+        let texts = texts();
+        let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+        for pooling in [Pooling::Mean, Pooling::Last] {
+            let run = |rules: &str| {
+                let devices = vec![reference("a"), reference("b"), cpu()];
+                pooled(&file.load(devices, rules), &texts, options(pooling))
+            };
+            let expected = run("layers=0-2:cpu");
+            for rules in [
+                "layers=0:a;layers=1-2:b",
+                "layers=0-1:b;layers=2:a",
+                "layers=0:cpu;layers=1-2:a",
+            ] {
+                is_near(&run(rules), &expected, &format!("{name} {rules}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_text_of_a_causal_model_comes_in_micro_batches() {
+    let model = model("llama");
+    let text = tokens(50);
+    for pooling in [Pooling::Last, Pooling::Cls] {
+        let whole = pooled(&model, &[&text], options(pooling));
+        let options = ContextOptions {
+            n_ubatch: 7,
+            ..options(pooling)
+        };
+        is_near(&pooled(&model, &[&text], options), &whole, "in pieces");
+    }
+    // A mean is over all.
+    let options = ContextOptions {
+        n_ubatch: 49,
+        ..options(Pooling::Mean)
+    };
+    let mut context = context(&model, options);
+    let error = context.decode(&batch_of(&[&text])).unwrap_err().to_string();
+    assert!(error.contains("n_ubatch"), "{error}");
+    // Nothing of it is left, and another one can come.
+    assert!(context.cells().is_empty());
+    context.decode(&batch_of(&[&text[..49]])).unwrap();
+    assert!(context.pooled(0).is_some() && context.pooled(1).is_none());
+}
+
+#[test]
+fn what_looks_at_later_tokens_keeps_nothing_and_comes_at_once() {
+    for name in ["bert", "gemma-embedding", "dream"] {
+        let model = model(name);
+        let output = match name {
+            "dream" => Output::Logits,
+            _ => Output::Embeddings(Pooling::None),
+        };
+        let with = |n_batch, n_ubatch| ContextOptions {
+            output,
+            n_batch,
+            n_ubatch,
+            n_logits: Some(64),
+            ..options(Pooling::None)
+        };
+        let plan = ContextPlan::new(Arc::clone(&model), with(64, 8)).unwrap();
+        assert!(plan.memory().unwrap().iter().all(|used| used.kv == 0));
+        let mut context = context(&model, with(64, 8));
+        assert_eq!(plan.memory().unwrap(), context.memory());
+        // The micro-batch has become the batch.
+        assert_eq!(context.options().n_ubatch, 64);
+        let text = tokens(60);
+        let before = context.memory();
+        for _ in 0..2 {
+            // At the same positions again: nothing of the first time is left.
+            context.decode(&batch_of(&[&text])).unwrap();
+            assert!(context.cells().is_empty());
+        }
+        assert_eq!(context.memory(), before, "{name}");
+        let error = context.decode(&batch_of(&[&tokens(65)])).unwrap_err();
+        assert!(error.to_string().contains("n_batch"), "{error}");
+        let error = context.shift(0, .., 1).unwrap_err().to_string();
+        assert!(error.contains("nothing is kept"), "{error}");
+        // Nothing wanted, nothing done.
+        let mut batch = Batch::new();
+        batch.add(5, 0, &[0], false);
+        context.decode(&batch).unwrap();
+        assert!(context.logits(0).is_none() && context.embedding(0).is_none());
+    }
+}
+
+#[test]
+fn no_text_is_written_by_what_looks_at_later_tokens() {
+    let dream = model("dream");
+    let error = Session::new(context(&dream, precise())).unwrap_err();
+    assert!(error.to_string().contains("token by token"), "{error}");
+    let mut dream = context(&dream, precise());
+    let error = perplexity(&mut dream, &tokens(40), 32, |_| {}).unwrap_err();
+    assert!(error.to_string().contains("later"), "{error}");
+    let error = Context::new(model("bert"), precise()).unwrap_err();
+    assert!(error.to_string().contains("samite embed"), "{error}");
+    let error = Context::new(model("bert"), options(Pooling::Rank)).unwrap_err();
+    assert!(error.to_string().contains("cls.output.weight"), "{error}");
+    // Rows that are wanted, and do not fit.
+    let few = ContextOptions {
+        n_logits: Some(3),
+        ..precise()
+    };
+    let mut few = context(&model("dream"), few);
+    let error = few.decode(&batch_of(&[&tokens(4)])).unwrap_err();
+    assert!(error.to_string().contains("n_logits"), "{error}");
+    few.decode(&batch_of(&[&tokens(3)])).unwrap();
+}
+
+#[test]
+fn a_text_is_at_most_as_long_as_there_are_learned_positions() {
+    let short = SyntheticModel {
+        n_ctx_train: 16,
+        ..SyntheticModel::tiny("bert")
+    };
+    let model = TestModel::write(&short).load(vec![cpu()], "");
+    let mut context = context(&model, options(Pooling::Mean));
+    context
+        .decode(&batch_of(&[&tokens(16), &tokens(9)]))
+        .unwrap();
+    let error = context.decode(&batch_of(&[&tokens(17)])).unwrap_err();
+    assert!(error.to_string().contains("positions 0 to 15"), "{error}");
+}
+
+#[test]
+fn bad_files_are_refused_by_key() {
+    let with = |name, key, value: Value| SyntheticModel {
+        extra: vec![(key, value)],
+        ..SyntheticModel::tiny(name)
+    };
+    for (model, expected) in [
+        (
+            with("bert", "pooling_type", 9u32.into()),
+            "bert.pooling_type\": is 9",
+        ),
+        (
+            with("bert", "pooling_type", "mean".into()),
+            "bert.pooling_type",
+        ),
+        (
+            with("lfm2", "attention.causal", false.into()),
+            "lfm2.attention.causal",
+        ),
+        (
+            with("gemma4", "attention.causal", false.into()),
+            "gemma4.attention.causal",
+        ),
+        (
+            with("deepseek2", "attention.causal", false.into()),
+            "deepseek2.attention.causal",
+        ),
+        (
+            with("modern-bert", "hidden_activation", "tan".into()),
+            "'tan'",
+        ),
+    ] {
+        // Who writes such a file reads what it says first, as who loads it.
+        let folder = tempfile::tempdir().unwrap();
+        let error = model.write(folder.path().join("model.gguf")).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+}
+
+#[test]
+fn a_causal_architecture_can_be_told_to_look_at_both_sides() {
+    let both = SyntheticModel {
+        extra: vec![("attention.causal", false.into())],
+        ..SyntheticModel::tiny("qwen2")
+    };
+    let model = TestModel::write(&both).load(vec![cpu()], "");
+    assert!(model.spec().sees_later());
+    let text = tokens(20);
+    let mut changed = text.clone();
+    changed[19] += 1;
+    assert_ne!(of_tokens(&model, &text)[0], of_tokens(&model, &changed)[0]);
+}
+
+#[test]
+fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
+    for name in ["bert", "nomic-bert-moe", "modern-bert", "gemma-embedding"] {
+        let plain = SyntheticModel::tiny(name);
+        let quantized = SyntheticModel {
+            dtype: DType::Q8_0,
+            ..plain.clone()
+        };
+        let [plain, quantized] = [plain, quantized].map(|model| TestModel::write(&model));
+        let text = tokens(30);
+        let [expected, found] =
+            [&plain, &quantized].map(|file| of_tokens(&file.load(vec![cpu()], ""), &text));
+        let error = nmse(&found, &expected);
+        assert!(error > 0.0 && error < 1e-2, "{name}: {error:.1e}");
+
+        let source = GgufFile::open(&plain.path, LoadMode::Read).unwrap();
+        let options = QuantizeOptions {
+            mixture: "Q8_0".parse().unwrap(),
+            threads: 1,
+            allow_requantize: false,
+            pure: false,
+            progress: &|_, _| (),
+            cancel: &CancelToken::new(),
+        };
+        for conversion in plan(&source, &options).unwrap() {
+            let is_added = ["position_embd", "token_types"]
+                .iter()
+                .any(|part| conversion.name.starts_with(part));
+            let is_matrix = conversion.name == "token_embd.weight"
+                || conversion.name.ends_with("ffn_down.weight");
+            assert!(!is_added || conversion.to == DType::F32, "{conversion:?}");
+            assert!(!is_matrix || conversion.to == DType::Q8_0, "{conversion:?}");
+        }
+    }
+}
+
+/// Any byte of what a file says of itself is replaced by any other one.
+#[test]
+fn no_byte_of_a_file_makes_it_panic() {
+    use samite_llm::ModelOptions;
+    let mut rng = samite_text::Rng::new(5);
+    for name in [
+        "bert",
+        "jina-bert-v2",
+        "modern-bert",
+        "gemma-embedding",
+        "nomic-bert-moe",
+    ] {
+        let mut model = SyntheticModel::tiny(name);
+        model.extra = vec![("pooling_type", 1u32.into())];
+        model
+            .optional
+            .extend(["cls.weight", "cls.output.weight", "dense_2.weight"]);
+        let file = TestModel::write(&model);
+        let bytes = std::fs::read(&file.path).unwrap();
+        let header = bytes
+            .windows(7)
+            .position(|window| window == b"general")
+            .unwrap();
+        let names = bytes
+            .windows(9)
+            .rposition(|window| window == b"ffn_down.")
+            .unwrap();
+        let mut loaded = 0;
+        for _ in 0..150 {
+            let mut changed = bytes.clone();
+            // Keys before the vocabulary, or names and extents of tensors.
+            let at = match rng.uniform() < 0.5 {
+                true => header + (rng.uniform() * 1500.0) as usize,
+                false => names - (rng.uniform() * 3000.0) as usize,
+            };
+            changed[at] = (rng.uniform() * 256.0) as u8;
+            std::fs::write(&file.path, &changed).unwrap();
+            let devices = ModelOptions::new(vec![cpu()]);
+            let Ok(model) = Model::load(&file.path, &devices) else {
+                continue;
+            };
+            loaded += 1;
+            for pooling in [Pooling::Mean, Pooling::Rank] {
+                let options = ContextOptions {
+                    n_ctx: Some(32),
+                    ..options(pooling)
+                };
+                if let Ok(mut context) = Context::new(Arc::clone(&model), options) {
+                    let _ = context.decode(&batch_of(&[&tokens(20), &tokens(4)]));
+                }
+            }
+        }
+        assert!(loaded > 20, "{name}: {loaded}");
+    }
+}
