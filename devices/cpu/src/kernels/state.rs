@@ -206,9 +206,19 @@ pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Re
     Ok(Kernel::one_phase(move |c| scan(c, snapshots)))
 }
 
+/// What one token brings to the matrix of a state space.
+struct ScanStep<'a> {
+    /// One factor for the whole matrix, or one for each column.
+    decay: &'a [f32],
+    step: f32,
+    b: &'a [f32],
+    c: &'a [f32],
+}
+
 vectorized! {
     /// Changes rows of a matrix by one token, with its value for each row; `out` is what each gives.
-    fn scan_step(rows: &mut [f32], values: &[f32], decay: &[f32], step: f32, b: &[f32], c: &[f32], out: &mut [f32]) {
+    fn scan_step(rows: &mut [f32], values: &[f32], step: &ScanStep<'_>, out: &mut [f32]) {
+        let &ScanStep { decay, step, b, c } = step;
         for ((row, value), out) in rows.chunks_exact_mut(b.len()).zip(values).zip(out) {
             let change = value * step;
             match *decay {
@@ -286,8 +296,13 @@ fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 let to = ((sequence * tokens + token) * heads + head) * size + first;
                 // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
-                let decay = &decay[..rates.len()];
-                scan_step(isa, snapshot(0), values, decay, step, b, c, out);
+                let step = ScanStep {
+                    decay: &decay[..rates.len()],
+                    step,
+                    b,
+                    c,
+                };
+                scan_step(isa, snapshot(0), values, &step, out);
                 copy(tokens - 1 - token);
             }
         }
