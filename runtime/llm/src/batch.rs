@@ -80,6 +80,12 @@ impl Batch {
             .unwrap_or_default()
     }
 
+    /// How many of the tokens are wanted.
+    pub(crate) fn n_wanted(&self) -> usize {
+        let tokens = self.tokens.iter();
+        tokens.filter(|token| token.wants_logits).count()
+    }
+
     /// The same tokens, of which those are wanted that `wants` says by number.
     pub(crate) fn wanting(&self, wants: impl Fn(usize) -> bool) -> Self {
         let mut batch = self.clone();
