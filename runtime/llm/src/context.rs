@@ -475,8 +475,10 @@ impl Context {
 
     /// A batch whose tokens are wanted as far as the embeddings of whole sequences need them, once it is known that it can be computed.
     fn prepared<'a>(&self, batch: &'a Batch) -> Result<Cow<'a, Batch>> {
+        if self.sizes.means || self.sizes.sees_later && self.sizes.by_sequence {
+            self.check_sequences(batch)?;
+        }
         let batch = if self.sizes.means {
-            self.check_means(batch)?;
             Cow::Owned(batch.wanting(|_| true))
         } else if self.is_pooled() {
             let picks = self.picks(batch).into_iter();
@@ -492,13 +494,13 @@ impl Context {
     }
 
     /// Checks that each sequence of a batch is in one micro-batch.
-    fn check_means(&self, batch: &Batch) -> Result<()> {
+    fn check_sequences(&self, batch: &Batch) -> Result<()> {
         let mut parts = HashMap::new();
         for (number, (part, _)) in self.micro_batches(batch).enumerate() {
             for &sequence in part.iter().flat_map(|token| batch.sequences(token)) {
                 if *parts.entry(sequence).or_insert(number) != number {
                     return Err(Error::invalid(format!(
-                        "sequence {sequence}: its mean is over tokens that do not fit into one micro-batch of {}: raise n_ubatch (--ubatch-size), or put fewer sequences into a batch",
+                        "sequence {sequence}: its tokens are needed together, and do not come together in one micro-batch of {}: raise n_ubatch (--ubatch-size), put fewer sequences into a batch, or its tokens one after the other",
                         self.sizes.n_ubatch
                     )));
                 }
@@ -570,7 +572,7 @@ impl Context {
     fn micro_batches<'a>(&self, batch: &'a Batch) -> MicroBatches<'a> {
         let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
         let parts = MicroBatches::new(batch.tokens(), n_ubatch, n_logits, self.options.copies > 1);
-        match self.has_state {
+        match self.sizes.by_sequence {
             true => parts.alike(batch),
             false => parts,
         }

@@ -81,6 +81,8 @@ pub(crate) struct Sizes {
     pub n_seq: usize,
     /// Whether tokens look at later ones.
     pub sees_later: bool,
+    /// Whether sequences do not mix in a micro-batch.
+    pub by_sequence: bool,
     /// Whether means over the tokens of sequences are computed.
     pub means: bool,
 }
@@ -168,6 +170,7 @@ impl ContextOptions {
             n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,
             sees_later,
+            by_sequence: spec.is_by_sequence(),
             means,
         })
     }
