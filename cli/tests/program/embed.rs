@@ -60,6 +60,8 @@ fn are_the_same_from_arguments_a_file_and_standard_input_in_any_company() {
     }
     let one = rows(&samite(["embed", "-m", path, "-p", "a dog and more"]).ok());
     assert!(is_near(&one[0], &both[1]));
+    let lines = samite(["embed", "-m", path, "-p", "a cat\na dog and more"]).ok();
+    assert_eq!(rows(&lines), both);
     let file = dir.path().join("texts.txt");
     std::fs::write(&file, "a cat\na dog and more\n").unwrap();
     let found = samite(["embed", "-m", path, "-f", file.to_str().unwrap()]).ok();
