@@ -2,6 +2,8 @@
 
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
+#[cfg(feature = "hub")]
+use crate::hub::HubArgs;
 use crate::progress;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -11,7 +13,9 @@ use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
     PlacementRule, ScaledAdapter,
 };
-use samite::registry::{BuiltIn, DISABLE_VARIABLE, GgmlOptions, Pool, Registry};
+use samite::registry::{
+    BuiltIn, DISABLE_VARIABLE, GgmlOptions, MetaDevice, MetaOptions, Pool, Prediction, Registry,
+};
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
@@ -162,6 +166,26 @@ impl DeviceArgs {
         self.with_host(&registry, registry.parse(&self.list)?)
     }
 
+    /// One device made of those that are named, and one thread of the CPU behind it for what is not divided, such as the embedding.
+    fn divided(&self, cpu: &CpuArgs, ratios: Option<Vec<f32>>) -> Outcome<Vec<Arc<dyn Device>>> {
+        let registry = self.backends.registry_on(cpu.pool()?);
+        let members = registry.parse(&self.list)?;
+        if members.len() < 2 {
+            return Err(Failure::usage(
+                "--split-mode tensor: name two devices or more with --device, such as cpu:cores=0-3,cpu:cores=4-7",
+            ));
+        }
+        let options = MetaOptions {
+            ratios,
+            ..MetaOptions::default()
+        };
+        let mut devices: Vec<Arc<dyn Device>> = vec![MetaDevice::new(members, options)?];
+        if !self.only {
+            devices.push(registry.init_by_name("cpu", "threads=1".parse()?)?);
+        }
+        Ok(devices)
+    }
+
     /// Whether the CPU was put behind the devices that were named.
     fn adds_cpu(&self, devices: &DeviceSet) -> bool {
         let names = self.list.split(',');
@@ -295,6 +319,10 @@ pub struct ModelArgs {
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
 
+    #[cfg(feature = "hub")]
+    #[command(flatten)]
+    hub: HubArgs,
+
     #[command(flatten)]
     adapters: AdapterArgs,
 
@@ -324,7 +352,16 @@ pub struct ModelArgs {
     )]
     override_tensor: Vec<String>,
 
-    /// Proportions in which layers are divided over the devices before the last one [also: -ts]
+    /// What is divided over several devices: whole layers; tensors, so that all devices named by --device work on each layer together; or nothing, and the
+    /// first device has all [also: -sm]
+    #[arg(long, value_enum, default_value_t = SplitMode::Layer, value_name = "MODE", help_heading = "Placement")]
+    split_mode: SplitMode,
+
+    /// Divide tensors also where that is predicted to be slower than one device alone
+    #[arg(long, help_heading = "Placement")]
+    split_anyway: bool,
+
+    /// Proportions in which layers are divided over the devices before the last one, or tensors over all [also: -ts]
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
     tensor_split: Option<String>,
 
@@ -385,6 +422,11 @@ pub struct ModelArgs {
     #[arg(long)]
     no_flash: bool,
 
+    /// Layers that look through a window keep all tokens of the context, too, instead of what the window needs: takes more memory, but a prompt can be
+    /// taken back to any point
+    #[arg(long)]
+    swa_full: bool,
+
     /// Products of long prompts stay on the CPU if their weights are there, also if a GPU would take them over
     #[arg(long, alias = "nopo")]
     no_op_offload: bool,
@@ -392,6 +434,17 @@ pub struct ModelArgs {
     /// Copies of inputs and of tensors between devices, so that work on several asynchronous devices overlaps
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16))]
     copies: u8,
+}
+
+/// `--split-mode`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SplitMode {
+    /// Whole layers
+    Layer,
+    /// Tensors: every device has a part of each layer
+    Tensor,
+    /// Nothing: the first device has everything
+    None,
 }
 
 /// Something that is on or off.
@@ -436,7 +489,7 @@ impl ModelArgs {
     fn rules(&self) -> Outcome<Vec<PlacementRule>> {
         let mut rules = Vec::new();
         rules.extend(self.ngl.map(PlacementRule::LastLayers));
-        if let Some(split) = &self.tensor_split {
+        if let (Some(split), false) = (&self.tensor_split, self.splits_tensors()) {
             rules.push(PlacementRule::parse_split(split).map_err(Failure::usage)?);
         }
         for text in &self.override_tensor {
@@ -448,14 +501,86 @@ impl ModelArgs {
         Ok(rules)
     }
 
-    /// The model's file, unless it is the one that is part of this program.
-    pub fn file(&self) -> Option<&Path> {
-        self.model.as_deref()
+    fn splits_tensors(&self) -> bool {
+        self.split_mode == SplitMode::Tensor
+    }
+
+    /// The devices that `--device` and `--split-mode` say.
+    fn chosen_devices(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
+        match self.split_mode {
+            SplitMode::Layer => self.devices.devices_for_model(cpu),
+            SplitMode::None => {
+                let mut devices = self.devices.devices_for_model(cpu)?;
+                let is_first = |device: &Arc<dyn Device>| device.kind() != DeviceKind::Accelerator;
+                let first = devices.iter().position(is_first).unwrap_or(0);
+                let last = devices.len() - 1;
+                let mut number = 0;
+                devices.retain(|device| {
+                    number += 1;
+                    let is_host = number - 1 == last && device.kind() == DeviceKind::Cpu;
+                    number - 1 <= first || is_host
+                });
+                Ok(devices)
+            }
+            SplitMode::Tensor => {
+                let ratios = self.tensor_split.as_ref().map(|split| {
+                    match PlacementRule::parse_split(split).map_err(Failure::usage)? {
+                        PlacementRule::Split(parts) => Ok(parts),
+                        _ => Err(Failure::usage("--tensor-split: not a list of proportions")),
+                    }
+                });
+                self.devices.divided(cpu, ratios.transpose()?)
+            }
+        }
+    }
+
+    /// Fails if dividing tensors is predicted to be slower than one device alone.
+    fn check_split(&self, devices: &[Arc<dyn Device>], cancel: &CancelToken) -> Outcome {
+        if !self.splits_tensors() || self.split_anyway {
+            return Ok(());
+        }
+        let options = self.model_options(devices.to_vec(), cancel)?;
+        let model = Model::without_weights(&self.header(&options)?, &options)?;
+        let context = ContextPlan::new(model, self.context_options(cancel)?)?;
+        let prediction = predicted(&context.plan(1)?)?;
+        match prediction.filter(Prediction::is_slower) {
+            None => Ok(()),
+            Some(Prediction {
+                best,
+                alone,
+                divided,
+                exchanging,
+            }) => Err(Failure::error(format_args!(
+                "--split-mode tensor would be slower: {:.2} ms for a token, {:.2} of them for exchanges, instead of {:.2} on {best} alone; \
+                 leave it out, or do it with --split-anyway",
+                divided * 1e3,
+                exchanging * 1e3,
+                alone * 1e3
+            ))),
+        }
+    }
+
+    fn header(&self, options: &ModelOptions) -> Outcome<GgufFile> {
+        Ok(match self.file()? {
+            Some(path) => GgufFile::open_header(path, options.load_mode)?,
+            None => embedded()?,
+        })
+    }
+
+    /// The model's file, unless it is the one that is part of this program. A model that is named is downloaded.
+    pub fn file(&self) -> Outcome<Option<&Path>> {
+        #[cfg(feature = "hub")]
+        return self.hub.path(&self.model);
+        #[cfg(not(feature = "hub"))]
+        Ok(self.model.as_deref())
     }
 
     /// Loads the model, with a progress bar.
     pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        self.load_on(self.devices.devices_for_model(cpu)?, cancel)
+        self.file()?;
+        let devices = self.chosen_devices(cpu)?;
+        self.check_split(&devices, cancel)?;
+        self.load_on(devices, cancel)
     }
 
     /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.
@@ -467,13 +592,14 @@ impl ModelArgs {
 
     fn load_on(&self, devices: Vec<Arc<dyn Device>>, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let mut options = self.model_options(devices, cancel)?;
+        let file = self.file()?;
         let bar = progress::bytes("loading");
         let shared = ProgressBar::clone(&bar);
         options.progress = Some(Arc::new(move |done, total| {
             shared.set_length(total);
             shared.set_position(done);
         }));
-        let model = match &self.model {
+        let model = match file {
             Some(path) => Model::load(path, &options),
             None => embedded().and_then(|file| Model::from_gguf(&file, &options)),
         };
@@ -487,13 +613,8 @@ impl ModelArgs {
 
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
-        let devices = self.devices.devices_for_model(cpu)?;
-        let options = self.model_options(devices, cancel)?;
-        let file = match &self.model {
-            Some(path) => GgufFile::open_header(path, options.load_mode)?,
-            None => embedded()?,
-        };
-        Ok(Model::without_weights(&file, &options)?)
+        let options = self.model_options(self.chosen_devices(cpu)?, cancel)?;
+        Ok(Model::without_weights(&self.header(&options)?, &options)?)
     }
 
     fn model_options(
@@ -581,6 +702,7 @@ impl ModelArgs {
             n_ubatch: self.ubatch_size,
             kv_types,
             flash: !self.no_flash,
+            full_windows: self.swa_full,
             offload: !self.no_op_offload,
             copies: usize::from(self.copies),
             fallback: self.fallback(),
@@ -623,6 +745,24 @@ impl ModelArgs {
         }
         Ok(options)
     }
+}
+
+/// The divided device of a plan, with the nodes that it computes.
+pub fn divided(plan: &samite::sched::Plan) -> Option<(&MetaDevice, Vec<samite::TensorId>)> {
+    let mut numbered = plan.devices().iter().enumerate();
+    let (number, device) = numbered
+        .find_map(|(i, device)| Some((i, device.as_any().downcast_ref::<MetaDevice>()?)))?;
+    let splits = plan.splits().iter().filter(|split| split.device == number);
+    let nodes = splits.flat_map(|split| split.nodes.iter().copied());
+    Some((device, nodes.collect()))
+}
+
+/// What a plan for one token is predicted to take, if tensors are divided.
+pub fn predicted(plan: &samite::sched::Plan) -> Outcome<Option<Prediction>> {
+    let Some((device, nodes)) = divided(plan) else {
+        return Ok(None);
+    };
+    Ok(Some(device.predict(plan.graph(), &nodes)?))
 }
 
 /// The model that is part of the program.

@@ -8,6 +8,7 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ngl", "--ngl"),
     ("-ot", "--override-tensor"),
     ("-ts", "--tensor-split"),
+    ("-sm", "--split-mode"),
     ("-dev", "--device"),
     ("-ub", "--ubatch-size"),
     ("-fit", "--fit"),
@@ -19,10 +20,20 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-Cr", "--cpu-range"),
     ("-Cb", "--cpu-mask-batch"),
     ("-Crb", "--cpu-range-batch"),
+    #[cfg(feature = "hub")]
+    ("-hf", "--hf-repo"),
+    #[cfg(feature = "hub")]
+    ("-hfr", "--hf-repo"),
+    #[cfg(feature = "hub")]
+    ("-hff", "--hf-file"),
+    #[cfg(feature = "hub")]
+    ("-hft", "--hf-token"),
 ];
 
+#[cfg(not(feature = "hub"))]
 const NO_DOWNLOADS: &str =
-    "samite downloads nothing: get the GGUF file yourself and name it with -m";
+    "this samite was built without downloads: get the GGUF file yourself and name it with -m";
+const ADDRESSES: &str = "models are named by their repository, with -hf: or get the GGUF file yourself and name it with -m";
 const NO_CHAT: &str = "samite continues a text and does not chat yet: put the whole prompt, with the words that the \
      model expects around it, into -p";
 const NO_DRAFTS: &str = "samite has no speculative decoding yet: leave the draft model out";
@@ -31,14 +42,20 @@ const SPLITS: &str = "layers are divided over devices with --place or -ts: leave
 
 /// Flags that mean nothing here, and what to do. Those of several letters after one dash would be read as others.
 const UNKNOWN_WORDS: &[(&str, &str)] = &[
+    #[cfg(not(feature = "hub"))]
     ("-hf", NO_DOWNLOADS),
+    #[cfg(not(feature = "hub"))]
     ("-hfr", NO_DOWNLOADS),
+    #[cfg(not(feature = "hub"))]
     ("-hff", NO_DOWNLOADS),
+    #[cfg(not(feature = "hub"))]
     ("-hft", NO_DOWNLOADS),
-    ("-mu", NO_DOWNLOADS),
+    ("-mu", ADDRESSES),
+    #[cfg(not(feature = "hub"))]
     ("--hf-repo", NO_DOWNLOADS),
+    #[cfg(not(feature = "hub"))]
     ("--hf-file", NO_DOWNLOADS),
-    ("--model-url", NO_DOWNLOADS),
+    ("--model-url", ADDRESSES),
     ("-cnv", NO_CHAT),
     ("-sys", NO_CHAT),
     ("-sysf", NO_CHAT),
@@ -52,7 +69,6 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     ("--model-draft", NO_DRAFTS),
     ("-fa", FLASH),
     ("--flash-attn", FLASH),
-    ("-sm", SPLITS),
     ("-mg", SPLITS),
 ];
 

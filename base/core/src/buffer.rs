@@ -49,6 +49,18 @@ pub enum Role {
     Vector,
 }
 
+/// How a stored tensor may be divided among devices: in whole units along an axis. Tensors that belong together, such as the first and the last product
+/// of a block, have as many units each, and so are divided alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Cut {
+    /// The axis.
+    pub axis: usize,
+    /// Elements along the axis that stay together.
+    pub unit: usize,
+    /// Which device begins to get what is left over: the layer's number, so that not always the same one has more.
+    pub turn: usize,
+}
+
 /// A tensor as a buffer type sees it, before it has a place.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorInfo<'a> {
@@ -60,6 +72,8 @@ pub struct TensorInfo<'a> {
     pub usage: Usage,
     /// Its role in the model.
     pub role: Role,
+    /// How it may be divided; `None` for a tensor of which each device needs all.
+    pub cut: Option<Cut>,
     /// The node whose result it is, for devices whose kernels need more room behind some results; none for a tensor that is written.
     pub node: Option<Node<'a>>,
 }
@@ -72,6 +86,7 @@ impl<'a> TensorInfo<'a> {
             layout,
             usage,
             role: Role::Unknown,
+            cut: None,
             node: None,
         }
     }
@@ -115,6 +130,15 @@ pub trait BufferType: Send + Sync + fmt::Debug {
             .iter()
             .map(|tensor| self.alloc_size(tensor))
             .collect()
+    }
+
+    /// Bytes that a tensor takes, by the names of the memories that it is divided over. Empty for memory that is one piece, which
+    /// [`alloc_size`](BufferType::alloc_size) says all about.
+    ///
+    /// # Errors
+    /// As [`alloc_size`](BufferType::alloc_size).
+    fn member_sizes(&self, _tensor: &TensorInfo<'_>) -> Result<Vec<(String, usize)>> {
+        Ok(Vec::new())
     }
 
     /// Whether this is plain host memory in the standard layout, so that [`Buffer::host`] is there and every

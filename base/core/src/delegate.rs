@@ -96,6 +96,8 @@ delegate! {
     fn wants_offload(&self, node: Node<'_>) -> bool;
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize>;
     fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>>;
+    fn member_memories(&self) -> Vec<Arc<dyn BufferType>>;
+    fn member_workspaces(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Vec<usize>>;
     fn compile(
         &self,
         graph: &Graph,

@@ -120,7 +120,8 @@ pub trait Backend: Send + Sync {
         None
     }
 
-    /// `device`, one of its devices, as `parameters` say. The result has the same name and works on the same memory.
+    /// `device`, one of its devices, as `parameters` say. The result works on the same memory, and has the same name unless the parameters make it a part
+    /// of the device.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for parameters that it does not have, and what the device says of their values.
@@ -263,6 +264,21 @@ pub trait Device: Send + Sync + fmt::Debug {
             .iter()
             .map(|nodes| self.workspace(graph, nodes))
             .collect()
+    }
+
+    /// Kinds of memory besides its own in which it needs scratch memory: those of its members, for a device that is made of several. Such a
+    /// device plans intermediate results itself: it gets places for what is [needed outside](Graph::needed_outside) of its nodes only, and the
+    /// rest lies in [`member_workspaces`](Device::member_workspaces).
+    fn member_memories(&self) -> Vec<Arc<dyn BufferType>> {
+        Vec::new()
+    }
+
+    /// Bytes in each of its [`member_memories`](Device::member_memories) that it needs while it runs these nodes of `graph`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for nodes that it does not support; if a size overflows.
+    fn member_workspaces(&self, _graph: &Graph, _nodes: &[TensorId]) -> Result<Vec<usize>> {
+        Ok(Vec::new())
     }
 
     /// Does for `nodes` of `graph` what takes long and needs no memory: kernels, pipelines. The result is bound to places by
@@ -467,6 +483,19 @@ pub trait Stream: Send {
     /// # Errors
     /// [`Error::Unsupported`] for a node that the device does not support; [`Error::InvalidArgument`] for places that it cannot use.
     fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>>;
+
+    /// [`prepare`](Stream::prepare) for a device with [members](Device::member_memories): `members` is scratch memory of the sizes that it asked for, by
+    /// member.
+    ///
+    /// # Errors
+    /// As [`prepare`](Stream::prepare).
+    fn prepare_with_members(
+        &mut self,
+        work: Placed<'_>,
+        _members: &[Option<TensorRef>],
+    ) -> Result<Box<dyn Prepared>> {
+        self.prepare(work)
+    }
 
     /// Queues prepared work.
     ///

@@ -397,6 +397,29 @@ impl Graph {
         Ok(())
     }
 
+    /// By position: whether memory is needed by something outside of `nodes`, some of the computed nodes. That is the memory of outputs and of what is
+    /// copied, of what other nodes read or write, and of leaves. A device that [plans memory itself](crate::Device::member_memories) gets places for it.
+    pub fn needed_outside(&self, nodes: &[TensorId]) -> Vec<bool> {
+        let mut inside = vec![false; self.tensors.len()];
+        for id in nodes {
+            inside[id.index()] = true;
+        }
+        let mut needed = vec![false; self.tensors.len()];
+        for id in self.ids() {
+            let tensor = self.tensor(id);
+            let flags = tensor.flags;
+            if flags.output || flags.copied || matches!(tensor.op, Op::Leaf) {
+                needed[self.memory_of(id).index()] = true;
+            }
+            if tensor.is_computed() && !inside[id.index()] {
+                for (_, source) in tensor.operands() {
+                    needed[self.memory_of(source).index()] = true;
+                }
+            }
+        }
+        needed
+    }
+
     /// Which tensors have to be computed for the outputs and for the writes to stored tensors, inputs and the memory
     /// of outputs, by position. Without any output, everything is.
     pub fn live(&self) -> Vec<bool> {

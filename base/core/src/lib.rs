@@ -23,6 +23,7 @@
 //! # Ok::<_, samite_core::Error>(())
 //! ```
 
+pub mod arena;
 pub mod buffer;
 pub mod build;
 mod cache_folder;
@@ -52,7 +53,9 @@ mod support;
 mod tensor_ref;
 mod unallocated;
 
-pub use buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type};
+pub use buffer::{
+    Buffer, BufferType, Cut, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type,
+};
 pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
 pub use delegate::{Delegate, Delegating};

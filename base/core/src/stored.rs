@@ -1,6 +1,6 @@
 //! Named tensors that live in buffers, such as weights and caches.
 
-use crate::buffer::{Buffer, BufferType, Role, Slot, TensorInfo, Usage, align_up};
+use crate::buffer::{Buffer, BufferType, Cut, Role, Slot, TensorInfo, Usage, align_up};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::tensor_ref::TensorRef;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 pub struct StoredTensor {
     name: Arc<str>,
     role: Role,
+    cut: Option<Cut>,
     tensor: TensorRef,
 }
 
@@ -26,24 +27,30 @@ impl StoredTensor {
         offset: usize,
         layout: Layout,
     ) -> Result<Arc<Self>> {
-        Self::with_role(name, buffer, offset, layout, Role::Unknown)
+        let name = name.into();
+        let info = TensorInfo::new(&name, layout, buffer.usage());
+        Self::described(&info, buffer, offset)
     }
 
-    /// [`new`](StoredTensor::new) for a weight whose role is known.
+    /// [`new`](StoredTensor::new) for a tensor of which more is known.
     ///
     /// # Errors
     /// As [`new`](StoredTensor::new).
-    pub fn with_role(
-        name: impl Into<Arc<str>>,
+    pub fn described(
+        info: &TensorInfo<'_>,
         buffer: Arc<dyn Buffer>,
         offset: usize,
-        layout: Layout,
-        role: Role,
     ) -> Result<Arc<Self>> {
-        let name = name.into();
-        let info = TensorInfo {
+        let &TensorInfo {
+            name,
+            layout,
             role,
-            ..TensorInfo::new(&name, layout, buffer.usage())
+            cut,
+            ..
+        } = info;
+        let info = TensorInfo {
+            usage: buffer.usage(),
+            ..*info
         };
         let size = buffer.buffer_type().alloc_size(&info)?;
         if offset
@@ -58,8 +65,9 @@ impl StoredTensor {
         buffer.init_tensor(offset, &info)?;
         let slot = Slot { offset, layout };
         Ok(Arc::new(StoredTensor {
-            name,
+            name: name.into(),
             role,
+            cut,
             tensor: TensorRef { buffer, slot },
         }))
     }
@@ -67,6 +75,20 @@ impl StoredTensor {
     /// What it does in its model.
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// How it may be divided.
+    pub fn cut(&self) -> Option<Cut> {
+        self.cut
+    }
+
+    /// What its memory was told about it.
+    pub fn info(&self) -> TensorInfo<'_> {
+        TensorInfo {
+            role: self.role,
+            cut: self.cut,
+            ..TensorInfo::new(&self.name, *self.layout(), self.tensor.buffer.usage())
+        }
     }
 
     /// Name for people.
@@ -125,13 +147,10 @@ impl TensorGroup {
             let members;
             (members, rest) = rest.split_at(offsets.len());
             for (tensor, offset) in members.iter().zip(offsets) {
-                group.tensors.push(StoredTensor::with_role(
-                    tensor.name,
-                    Arc::clone(&buffer),
-                    offset,
-                    tensor.layout,
-                    tensor.role,
-                )?);
+                let buffer = Arc::clone(&buffer);
+                group
+                    .tensors
+                    .push(StoredTensor::described(tensor, buffer, offset)?);
             }
             group.buffers.push(buffer);
         }
@@ -151,6 +170,30 @@ impl TensorGroup {
             .iter()
             .try_fold(0usize, |sum, piece| sum.checked_add(piece.size));
         total.ok_or_else(|| Error::invalid("the sizes of all tensors together overflow"))
+    }
+
+    /// [`planned_size`](TensorGroup::planned_size) by the name of the memory, each member's apart where memory is divided.
+    ///
+    /// # Errors
+    /// As [`planned_size`](TensorGroup::planned_size).
+    pub fn planned_by_memory(
+        buffer_type: &Arc<dyn BufferType>,
+        tensors: &[TensorInfo<'_>],
+    ) -> Result<Vec<(String, usize)>> {
+        let mut sizes: Vec<(String, usize)> = Vec::new();
+        for tensor in tensors {
+            for (name, size) in buffer_type.member_sizes(tensor)? {
+                match sizes.iter_mut().find(|known| known.0 == name) {
+                    Some(known) => known.1 = known.1.saturating_add(size),
+                    None => sizes.push((name, size)),
+                }
+            }
+        }
+        if sizes.is_empty() {
+            let size = TensorGroup::planned_size(buffer_type, tensors)?;
+            sizes.push((buffer_type.name().to_owned(), size));
+        }
+        Ok(sizes)
     }
 
     /// Bytes of all buffers.

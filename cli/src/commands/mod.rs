@@ -9,9 +9,13 @@ mod inspect;
 mod logits;
 mod man;
 mod merge_lora;
+#[cfg(feature = "hub")]
+mod models;
 mod perplexity;
 mod plan;
 mod probe_plugin;
+#[cfg(feature = "hub")]
+mod pull;
 mod quantize;
 #[cfg(feature = "remote")]
 mod remote_server;
@@ -32,6 +36,12 @@ use clap::Subcommand;
 pub enum Command {
     /// Write text with a language model
     Run(Box<run::RunArgs>),
+    /// Download a model by its name
+    #[cfg(feature = "hub")]
+    Pull(pull::PullArgs),
+    /// List or delete downloaded models
+    #[cfg(feature = "hub")]
+    Models(models::ModelsArgs),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
     /// Explain how a model would be spread over devices, from the header of its file
@@ -87,6 +97,10 @@ impl Command {
         }
         match self {
             Command::Run(args) => run::run(*args),
+            #[cfg(feature = "hub")]
+            Command::Pull(args) => pull::run(args),
+            #[cfg(feature = "hub")]
+            Command::Models(args) => models::run(args),
             Command::Devices(args) => devices::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Inspect(args) => inspect::run(args),

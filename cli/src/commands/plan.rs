@@ -1,6 +1,6 @@
 //! `samite plan`: explains where a model would run and what memory it needs, from the header of its file.
 
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, divided, predicted};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::shown::escaped_lines;
@@ -60,6 +60,13 @@ pub fn run(args: PlanArgs) -> Outcome {
     let mut out = std::io::stdout().lock();
     let memory = context.memory()?;
     let cpu_added = args.model.adds_cpu(plan.devices());
+    let explanation = divided(&plan)
+        .map(|(device, nodes)| device.explain(plan.graph(), &nodes))
+        .transpose()?;
+    let prediction = match tokens {
+        1 => predicted(&plan)?,
+        _ => None,
+    };
     if args.json {
         let rows: Vec<_> = memory
             .iter()
@@ -70,6 +77,7 @@ pub fn run(args: PlanArgs) -> Outcome {
             "{:#}",
             json!({
                 "plan": plan.to_json(), "memory": rows, "fit": fit_json(context.model()), "cpu_added": cpu_added,
+                "divided": explanation, "prediction": prediction,
             })
         )?;
         return Ok(());
@@ -82,6 +90,19 @@ pub fn run(args: PlanArgs) -> Outcome {
     }
     write_fit(&mut out, context.model())?;
     write!(out, "{}", escaped_lines(&plan.to_string()))?;
+    if let Some(explanation) = explanation {
+        write!(out, "{}", escaped_lines(&explanation.to_string()))?;
+    }
+    if let Some(prediction) = prediction {
+        writeln!(
+            out,
+            "    predicted: {:.2} ms for a token, {:.2} of them for exchanges; {:.2} on {} alone",
+            prediction.divided * 1e3,
+            prediction.exchanging * 1e3,
+            prediction.alone * 1e3,
+            prediction.best
+        )?;
+    }
     writeln!(
         out,
         "\n{:<12} {:>12} {:>12} {:>12} {:>12}",

@@ -64,6 +64,11 @@ pub struct RunArgs {
     #[arg(long)]
     no_display_prompt: bool,
 
+    /// Begin with what this file has of the text, if it is there, and save the text to it at the end: a prompt that begins with it is not computed
+    /// again
+    #[arg(long, visible_alias = "prompt-cache", value_name = "FILE")]
+    session: Option<PathBuf>,
+
     /// Record what runs when, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -204,6 +209,9 @@ pub fn run(args: RunArgs) -> Outcome {
             "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
         )));
     }
+    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
+        session.restore(path)?;
+    }
     let mut trace = match trace_file {
         Some(file) => Some(TraceFile::start(file, session.context_mut())?),
         None => None,
@@ -246,6 +254,9 @@ pub fn run(args: RunArgs) -> Outcome {
     writeln!(out)?;
     trouble.check()?;
     let generation = generation?;
+    if let Some(path) = &args.session {
+        session.save(path)?;
+    }
     if let Some(trace) = trace {
         trace.finish(session.context_mut())?;
     }

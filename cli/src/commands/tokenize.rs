@@ -21,6 +21,9 @@ pub struct TokenizeArgs {
     /// GGUF file with the vocabulary; that of the model that is part of this program by default
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
+    #[cfg(feature = "hub")]
+    #[command(flatten)]
+    hub: crate::hub::HubArgs,
     /// Text; standard input if it is not given
     #[arg(
         short,
@@ -54,7 +57,11 @@ pub struct TokenizeArgs {
 }
 
 pub fn run(args: TokenizeArgs) -> Outcome {
-    let file = match &args.model {
+    #[cfg(feature = "hub")]
+    let path = args.hub.path(&args.model)?;
+    #[cfg(not(feature = "hub"))]
+    let path = args.model.as_deref();
+    let file = match path {
         Some(path) => GgufFile::open(path, LoadMode::Read)?,
         None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?,
     };

@@ -10,6 +10,8 @@ mod files;
 mod high_bandwidth;
 #[cfg(unix)]
 mod hostile;
+#[cfg(feature = "hub")]
+mod hub;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod log;

@@ -276,7 +276,7 @@ fn parameters_reach_the_plugin() {
     scale("cpu:threads=0").fails(2, &["'threads' is '0'", "from 1 to"]);
     scale("cpu:colour=red").fails(
         2,
-        &["device 'cpu' has no parameter 'colour'; it has: memory, threads"],
+        &["device 'cpu' has no parameter 'colour'; it has: cores, memory, threads"],
     );
 }
 

@@ -91,7 +91,8 @@ fn values_out_of_range() {
         ("--seed -2", "--seed"),
         ("--typical 2", "typical_p is 2"),
         ("--logit-bias 5", "--logit-bias"),
-        ("-hf owner/name", "downloads nothing"),
+        #[cfg(feature = "hub")]
+        ("-mu http://x/y.gguf", "with -hf"),
         ("-cnv", "does not chat"),
         ("-sys text", "does not chat"),
         ("-md draft.gguf", "speculative"),

@@ -13,7 +13,7 @@ use samite_core::{
     MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
     TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
-use samite_threads::{MOST_THREADS, Pool};
+use samite_threads::{CpuSet, MOST_THREADS, Pool, PoolOptions};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -288,6 +288,33 @@ impl Stream for CpuStream {
     }
 }
 
+/// Processors by number: `3`, `0-3`, or several such with `+` between them.
+fn parse_cores(text: &str) -> std::result::Result<CpuSet, String> {
+    let mut cores = CpuSet::default();
+    for part in text.split('+') {
+        let range = match part.contains('-') {
+            true => CpuSet::parse_range(part)?,
+            false => CpuSet::parse_range(&format!("{part}-{part}"))
+                .map_err(|_| "it must be numbers and ranges, such as 0-3+8".to_owned())?,
+        };
+        cores = cores.with(&range);
+    }
+    Ok(cores)
+}
+
+/// Threads that keep to some processors, as many as these are if nothing else is said.
+fn pool_on(cores: &str, threads: Option<usize>) -> std::result::Result<Pool, String> {
+    let cores = parse_cores(cores)?;
+    let processors = cores.iter().len();
+    let options = PoolOptions {
+        threads: threads.unwrap_or(processors),
+        processors,
+        cpus: Some(cores),
+        ..PoolOptions::default()
+    };
+    Pool::with_options(&options).map_err(|error| error.to_string())
+}
+
 /// The backend `cpu`: one device.
 pub struct CpuBackend {
     devices: [Arc<dyn Device>; 1],
@@ -322,9 +349,20 @@ impl Backend for CpuBackend {
         mut parameters: Parameters,
     ) -> Result<Arc<dyn Device>> {
         let mut options = self.options.clone();
-        if let Some(threads) = parameters.take_number(device.name(), "threads", 1, MOST_THREADS)? {
+        let threads = parameters.take_number(device.name(), "threads", 1, MOST_THREADS)?;
+        if let Some(threads) = threads {
             // Those of a pool that is there are as many as they are.
             (options.threads, options.pool) = (Some(threads), None);
+        }
+        let mut name = device.name().to_owned();
+        if let Some(text) = parameters.take("cores") {
+            let pool = pool_on(&text, threads).map_err(|why| {
+                Error::invalid(format!(
+                    "device '{name}': parameter 'cores' is '{text}': {why}"
+                ))
+            })?;
+            (options.threads, options.pool) = (Some(pool.threads()), Some(Arc::new(pool)));
+            name = format!("{name}@{text}");
         }
         match parameters.take("memory").as_deref() {
             None => {}
@@ -346,8 +384,8 @@ impl Backend for CpuBackend {
                 )));
             }
         }
-        parameters.finish(device.name(), &["memory", "threads"])?;
-        Ok(CpuDevice::new(options))
+        parameters.finish(device.name(), &["cores", "memory", "threads"])?;
+        Ok(CpuDevice::with_name(&name, options))
     }
 
     fn features(&self) -> Vec<(String, String)> {
@@ -402,6 +440,37 @@ mod tests {
             stream.run(&mut program, control)
         });
         run.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn cores_are_numbers_and_ranges() {
+        let cores = |text| parse_cores(text).map(|cores| cores.to_string());
+        assert_eq!(cores("3").as_deref(), Ok("3"));
+        assert_eq!(cores("0-2+8+6").as_deref(), Ok("0-2, 6, 8"));
+        for wrong in ["", "a", "1-x", "3+", "+3", "5-2", "99999"] {
+            assert!(parse_cores(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_device_on_some_cores_has_a_name_of_its_own() {
+        let last = CpuSet::allowed().unwrap().iter().last().unwrap();
+        let backend = CpuBackend::new(CpuOptions::default());
+        let configure = |text: String| {
+            let device = &backend.devices()[0];
+            backend.configure(device, text.parse().unwrap())
+        };
+        let device = configure(format!("cores={last}")).unwrap();
+        assert_eq!(device.name(), format!("cpu@{last}"));
+        let cpu = device.as_any().downcast_ref::<CpuDevice>().unwrap();
+        assert_eq!(cpu.threads(), 1);
+        let device = configure(format!("threads=3,cores={last}")).unwrap();
+        let cpu = device.as_any().downcast_ref::<CpuDevice>().unwrap();
+        assert_eq!(cpu.threads(), 3);
+        let error = configure("cores=x".to_owned()).unwrap_err().to_string();
+        assert!(error.contains("'cores' is 'x'"), "{error}");
+        assert!(configure("cores=1022".to_owned()).is_err(), "not there");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::chunks::Chunks;
 use crate::compiler::Compiler;
 use crate::executor::Executor;
+use crate::memory_plan::Blocks;
 use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use crate::watch::Pieces;
@@ -18,6 +19,8 @@ pub(crate) struct Bound {
     pub places: Vec<Vec<Option<TensorRef>>>,
     /// Scratch memory by split.
     pub workspaces: Vec<Option<TensorRef>>,
+    /// Scratch memory by split and member of its device.
+    pub members: Vec<Vec<Option<TensorRef>>>,
     /// By pipeline copy, then split.
     pub prepared: Vec<Vec<Box<dyn Prepared>>>,
     /// By pipeline copy: the splits in pieces, as the last watched run had them; empty before.
@@ -55,21 +58,35 @@ impl Bound {
             }
         }
         let workspaces = (0..plan.lowered.splits.len())
-            .map(|split| workspace(plan, chunks, split))
+            .map(|split| workspace(chunks, plan.memory.workspaces[split].as_ref()))
             .collect::<Result<Vec<_>>>()?;
+        let members = plan
+            .memory
+            .members
+            .iter()
+            .map(|members| {
+                let members = members.iter();
+                members
+                    .map(|blocks| workspace(chunks, blocks.as_ref()))
+                    .collect()
+            })
+            .collect::<Result<Vec<Vec<_>>>>()?;
         let mut prepared: Vec<Vec<Box<dyn Prepared>>> = (0..plan.copies).map(|_| vec![]).collect();
-        for (split, workspace) in plan.lowered.splits.iter().zip(&workspaces) {
+        let scratch = workspaces.iter().zip(&members);
+        for (split, (workspace, members)) in plan.lowered.splits.iter().zip(scratch) {
             cancel.check()?;
             let device = plan.devices.get(split.device);
             let compiled = compiler.compile(split.device, device, graph, &split.nodes, cancel)?;
             for (prepared, places) in prepared.iter_mut().zip(&places) {
-                prepared.push(executor.stream(split.device).prepare(Placed {
+                let work = Placed {
                     graph,
                     nodes: &split.nodes,
                     places,
                     workspace: workspace.as_ref(),
                     compiled: compiled.as_ref(),
-                })?);
+                };
+                let stream = executor.stream(split.device);
+                prepared.push(stream.prepare_with_members(work, members)?);
             }
         }
         let event = |lane: Lane| match lane.device().map(|device| plan.devices.get(device)) {
@@ -92,6 +109,7 @@ impl Bound {
             pieces: places.iter().map(|_| Pieces::default()).collect(),
             places,
             workspaces,
+            members,
             prepared,
             events,
             runs: 0,
@@ -146,8 +164,8 @@ fn place(plan: &Plan, chunks: &Chunks, id: TensorId, copy: usize) -> Result<Opti
     }))
 }
 
-fn workspace(plan: &Plan, chunks: &Chunks, split: usize) -> Result<Option<TensorRef>> {
-    let Some(blocks) = &plan.memory.workspaces[split] else {
+fn workspace(chunks: &Chunks, blocks: Option<&Blocks>) -> Result<Option<TensorRef>> {
+    let Some(blocks) = blocks else {
         return Ok(None);
     };
     let bytes = Layout::contiguous(DType::I8, [blocks.get(0).size, 1, 1, 1])?;

@@ -67,8 +67,7 @@ impl Chunks {
             size,
         } in missing
         {
-            let owner = (0..devices.len()).find(|&device| devices.memory_of(device) == memory);
-            if let Some(owner) = owner {
+            if let Some(owner) = devices.owner_of(memory) {
                 devices
                     .get(owner)
                     .check_free(size, "intermediate results")?;

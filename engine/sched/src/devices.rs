@@ -11,6 +11,8 @@ pub struct DeviceSet {
     /// The memory of each device, as an index into `memories`.
     memory_of: Vec<usize>,
     memories: Vec<Arc<dyn BufferType>>,
+    /// By device: the memories of its members, each apart also where members have memory of one type.
+    members: Vec<Vec<usize>>,
     /// By device and memory.
     usable: Vec<Vec<bool>>,
 }
@@ -57,6 +59,12 @@ impl DeviceSet {
                     })
             })
             .collect();
+        let mut members = Vec::new();
+        for device in &devices {
+            let first = memories.len();
+            memories.extend(device.member_memories());
+            members.push((first..memories.len()).collect());
+        }
         let usable = devices
             .iter()
             .map(|d| memories.iter().map(|m| d.supports_buffer_type(m)).collect())
@@ -64,6 +72,7 @@ impl DeviceSet {
         Ok(DeviceSet {
             devices,
             memory_of,
+            members,
             memories,
             usable,
         })
@@ -118,6 +127,16 @@ impl DeviceSet {
     /// [host memory](Device::host_buffer_type) of the first device that has some which it can use, so that copies between them are quick.
     pub fn memory_of(&self, device: usize) -> usize {
         self.memory_of[device]
+    }
+
+    /// The memories of a device's members, by their positions: a device with some plans intermediate results itself.
+    pub fn members_of(&self, device: usize) -> &[usize] {
+        &self.members[device]
+    }
+
+    /// The first device that this memory is for.
+    pub(crate) fn owner_of(&self, memory: usize) -> Option<usize> {
+        (0..self.len()).find(|&d| self.memory_of[d] == memory || self.members[d].contains(&memory))
     }
 
     /// Whether `device` can work on results of `other`.

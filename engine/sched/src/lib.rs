@@ -16,7 +16,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod arena;
 mod bound;
 mod chunks;
 pub mod compare;

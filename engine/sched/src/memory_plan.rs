@@ -2,11 +2,12 @@
 //!
 //! Memory of a tensor is in use from the node that makes it to the last node or copy that reads it, or to the node until which
 //! a device wants to keep it. Inputs, outputs and leaves keep theirs for the whole run. A result takes over the place of an
-//! operand that dies with it, where the operation allows that.
+//! operand that dies with it, where the operation allows that. A device made of several plans what only its own nodes use: such results have no place here,
+//! and its members have scratch memory instead.
 
-use crate::arena::{Arena, Block};
 use crate::devices::DeviceSet;
 use crate::split::Lowered;
+use samite_core::arena::{Arena, Block};
 use samite_core::{BufferType, Error, Graph, Op, Result, TensorId, TensorInfo, Usage};
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct MemoryPlan {
     pub tensors: Vec<Option<Blocks>>,
     /// Scratch memory by split.
     pub workspaces: Vec<Option<Blocks>>,
+    /// Scratch memory by split and member of its device.
+    pub members: Vec<Vec<Option<Blocks>>>,
     /// Bytes of each chunk, by kind of memory.
     pub chunks: Vec<Vec<usize>>,
     /// How many results took over the place of an operand.
@@ -60,6 +63,8 @@ struct Planner<'a> {
     sizes: Vec<usize>,
     /// Bytes of scratch memory by split.
     workspace_sizes: Vec<usize>,
+    /// By tensor: whether its device plans its memory.
+    is_inner: Vec<bool>,
 }
 
 /// Plans memory for a lowered graph.
@@ -82,13 +87,16 @@ pub fn plan(
         plan: MemoryPlan {
             tensors: vec![None; n],
             workspaces: vec![None; lowered.splits.len()],
+            members: vec![Vec::new(); lowered.splits.len()],
             ..Default::default()
         },
         uses: vec![0; n],
         pinned: vec![false; n],
         sizes: vec![0; n],
         workspace_sizes: vec![0; lowered.splits.len()],
+        is_inner: vec![false; n],
     };
+    planner.find_inner();
     planner.ask_for_sizes(live)?;
     // Leaves first: they are there before anything runs and stay until the end.
     for id in graph.ids().take(live.len()).filter(|id| live[id.index()]) {
@@ -128,10 +136,12 @@ pub fn plan(
                 planner.release(ids);
             }
         }
-        let workspace = planner.workspace(number)?;
+        let mut workspaces = planner.members(number)?;
+        workspaces.extend(planner.workspace(number)?);
         let kept = split.kept_until();
         for &id in &split.nodes {
-            if graph.tensor(id).view.is_none() && !planner.take_over(id) {
+            let has_place = graph.tensor(id).view.is_none() && !planner.is_inner[id.index()];
+            if has_place && !planner.take_over(id) {
                 planner.allocate(id, 1)?;
             }
             for (_, source) in graph.tensor(id).operands() {
@@ -145,7 +155,7 @@ pub fn plan(
                 planner.release(tensor);
             }
         }
-        if let Some((memory, block)) = workspace {
+        for (memory, block) in workspaces {
             planner.arenas[memory].free(block);
         }
     }
@@ -167,6 +177,20 @@ impl Planner<'_> {
             .memory_of(self.lowered.devices[id.index()].unwrap_or(self.devices.last()))
     }
 
+    /// Finds results that only nodes of their own split use, on devices that plan those themselves.
+    fn find_inner(&mut self) {
+        let lowered = self.lowered;
+        for split in &lowered.splits {
+            if self.devices.members_of(split.device).is_empty() {
+                continue;
+            }
+            let needed = lowered.graph.needed_outside(&split.nodes);
+            for id in &split.nodes {
+                self.is_inner[id.index()] = !needed[id.index()];
+            }
+        }
+    }
+
     /// Asks each kind of memory, and each device, once.
     fn ask_for_sizes(&mut self, live: &[bool]) -> Result<()> {
         let (lowered, devices) = (self.lowered, self.devices);
@@ -177,7 +201,8 @@ impl Planner<'_> {
             let tensor = graph.tensor(id);
             // What follows the original tensors are copies.
             let is_live = live.get(id.index()).copied().unwrap_or(true);
-            if is_live && tensor.stored.is_none() && tensor.view.is_none() {
+            let is_inner = self.is_inner[id.index()];
+            if is_live && tensor.stored.is_none() && tensor.view.is_none() && !is_inner {
                 let (ids, infos) = &mut asked[self.memory_kind(id)];
                 ids.push(id);
                 infos.push(TensorInfo::of(graph.node(id), Usage::Compute));
@@ -243,6 +268,35 @@ impl Planner<'_> {
             blocks: vec![block],
         });
         Ok(Some((memory, block)))
+    }
+
+    /// Scratch memory of the members of a split's device.
+    fn members(&mut self, number: usize) -> Result<Vec<(usize, Block)>> {
+        let (lowered, devices) = (self.lowered, self.devices);
+        let split = &lowered.splits[number];
+        let memories = devices.members_of(split.device);
+        if memories.is_empty() {
+            return Ok(Vec::new());
+        }
+        let device = devices.get(split.device);
+        let sizes = device.member_workspaces(&lowered.graph, &split.nodes)?;
+        let mut taken = Vec::new();
+        for (&memory, size) in memories.iter().zip(sizes) {
+            if size == 0 {
+                self.plan.members[number].push(None);
+                continue;
+            }
+            let block = self.take(memory, size, &|| {
+                format!(
+                    "what a member of {} computes in split {number}",
+                    device.name()
+                )
+            })?;
+            let blocks = vec![block];
+            self.plan.members[number].push(Some(Blocks { memory, blocks }));
+            taken.push((memory, block));
+        }
+        Ok(taken)
     }
 
     /// Counts one use less of the memory that `id` lies in, and frees it after the last.

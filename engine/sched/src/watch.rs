@@ -144,19 +144,28 @@ impl Bound {
         self.pieces[copy] = Pieces::default();
         let (graph, mut pieces, mut count) = (&plan.lowered.graph, Pieces::default(), 0);
         for (number, (split, cuts)) in plan.lowered.splits.iter().zip(cuts).enumerate() {
+            let device = plan.devices.get(split.device);
+            if cuts.len() > 1 && !plan.devices.members_of(split.device).is_empty() {
+                return Err(Error::unsupported(
+                    device.name(),
+                    "watching its results",
+                    "they lie in pieces with its members: run the model on one device to see them",
+                ));
+            }
             let (mut start, mut prepared) = (0, Vec::with_capacity(cuts.len()));
             for &Cut { end, .. } in cuts {
                 cancel.check()?;
                 let nodes = &split.nodes[start..end];
-                let device = plan.devices.get(split.device);
                 let compiled = compiler.compile(split.device, device, graph, nodes, cancel)?;
-                prepared.push(executor.stream(split.device).prepare(Placed {
+                let work = Placed {
                     graph,
                     nodes,
                     places: &self.places[copy],
                     workspace: self.workspaces[number].as_ref(),
                     compiled: compiled.as_ref(),
-                })?);
+                };
+                let stream = executor.stream(split.device);
+                prepared.push(stream.prepare_with_members(work, &self.members[number])?);
                 start = end;
             }
             count += prepared.len();

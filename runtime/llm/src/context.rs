@@ -55,8 +55,6 @@ pub struct Context {
     /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
-    /// Whether the model keeps something of sequences.
-    has_state: bool,
 }
 
 impl std::fmt::Debug for Context {
@@ -83,13 +81,10 @@ impl Context {
         }
         let sizes = plan::check(&model, &options)?;
         let Sizes {
-            n_cells,
-            n_ubatch,
-            n_logits,
-            ..
+            n_ubatch, n_logits, ..
         } = sizes;
         let kv = model.plan_kv(&sizes, &options)?;
-        let cache = KvCache::new(&kv, model.devices(), n_cells, options.n_seq)?;
+        let cache = KvCache::new(&kv, model.devices(), model.spec(), &sizes)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
         let width = match options.output {
@@ -112,7 +107,6 @@ impl Context {
             rows: Vec::new(),
             pooled: Vec::new(),
             watcher: None,
-            has_state: model.spec().has_state(),
             options: ContextOptions {
                 n_ubatch,
                 ..options
@@ -145,7 +139,8 @@ impl Context {
         let KvCache {
             layers, choices, ..
         } = &self.cache;
-        self.model.graph_source(layers, choices, &self.options)
+        self.model
+            .graph_source(layers, choices, &self.options, &self.sizes)
     }
 
     /// The model.
@@ -233,18 +228,20 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if self.has_state && !self.is_whole(sequence, &range) {
+        if self.cache.states.is_some() && !self.is_whole(sequence, &range) {
             let last = self.cache.cells.last_position(sequence);
             if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
-                return self.cache.cells.remove(sequence, range);
+                return Ok(());
             }
             return Err(Error::invalid(format!(
                 "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence"
             )));
         }
-        self.cache.cells.remove(sequence, range)?;
-        if self.has_state {
-            self.cache.states.forget(sequence);
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.cache
+            .edit(sequence, |cells| cells.remove(sequence, range))?;
+        if let Some(states) = &mut self.cache.states {
+            states.forget(sequence);
         }
         Ok(())
     }
@@ -260,9 +257,24 @@ impl Context {
         self.model.spec().can_shift()
     }
 
-    /// Whether the end of a sequence can be removed.
-    pub fn can_cut(&self) -> bool {
-        !self.has_state
+    /// Whether the end of `sequence` can be removed, from `position` on, and another one follow there.
+    pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
+        let last = self.cache.cells.last_position(sequence);
+        let is_whole = position <= 0 || last.is_none_or(|last| position > last);
+        is_whole || self.cache.states.is_none() && self.cache.can_go_on(sequence, position)
+    }
+
+    /// Removes the positions `range` from `sequence`, and moves what follows to where it began.
+    ///
+    /// # Errors
+    /// As [`shift`](Self::shift). Nothing is changed then.
+    pub fn cut_out(&mut self, sequence: usize, range: Range<i32>) -> Result<()> {
+        self.check_shift()?;
+        let length = range.end.saturating_sub(range.start);
+        self.cache.edit(sequence, |cells| {
+            cells.remove(sequence, range.clone())?;
+            cells.shift(sequence, range.end.., -length)
+        })
     }
 
     /// Lets sequence `to` share the positions `range` of `from`, instead of whatever it has there.
@@ -270,17 +282,22 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if !self.has_state {
-            return self.cache.cells.copy(from, to, range);
+        if self.cache.states.is_none() {
+            let range = (range.start_bound().cloned(), range.end_bound().cloned());
+            return self.cache.edit(to, |cells| cells.copy(from, to, range));
         }
         if !self.is_whole(from, &range) {
             return Err(Error::invalid(format!(
                 "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
             )));
         }
-        self.cache.cells.remove(to, ..)?;
-        self.cache.cells.copy(from, to, range)?;
-        self.cache.states.share(from, to);
+        self.cache.edit(to, |cells| {
+            cells.remove(to, ..)?;
+            cells.copy(from, to, ..)
+        })?;
+        if let Some(states) = &mut self.cache.states {
+            states.share(from, to);
+        }
         Ok(())
     }
 
@@ -289,9 +306,12 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn keep(&mut self, sequence: usize) -> Result<()> {
-        self.cache.cells.keep(sequence)?;
-        for other in (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence) {
-            self.cache.states.forget(other);
+        for cells in self.cache.both() {
+            cells.keep(sequence)?;
+        }
+        if let Some(states) = &mut self.cache.states {
+            let others = (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence);
+            others.for_each(|other| states.forget(other));
         }
         Ok(())
     }
@@ -306,17 +326,24 @@ impl Context {
         range: impl RangeBounds<i32>,
         delta: i32,
     ) -> Result<()> {
+        self.check_shift()?;
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.cache
+            .edit(sequence, |cells| cells.shift(sequence, range, delta))
+    }
+
+    fn check_shift(&self) -> Result<()> {
         if self.sizes.sees_later {
             return Err(Error::invalid(
                 "nothing is kept of this model's tokens: there is nothing to move",
             ));
         }
-        if !self.model.spec().can_shift() {
-            return Err(Error::invalid(
+        match self.model.spec().can_shift() {
+            true => Ok(()),
+            false => Err(Error::invalid(
                 "what this model keeps depends on positions: they cannot be moved",
-            ));
+            )),
         }
-        self.cache.cells.shift(sequence, range, delta)
     }
 
     /// Forgets all sequences.
@@ -365,9 +392,7 @@ impl Context {
             }
         }
         self.options.cancel.check()?;
-        if self.cache.cells.has_shifts() {
-            self.apply_shifts()?;
-        }
+        self.apply_shifts()?;
         let free = self.cache.cells.free();
         if batch.len() > free {
             return Err(Error::ContextFull {
@@ -376,6 +401,9 @@ impl Context {
                 free,
             });
         }
+        if let Some(window) = &mut self.cache.window {
+            window.make_room(batch.len());
+        }
         Ok(())
     }
 
@@ -383,16 +411,14 @@ impl Context {
     fn end(&mut self, result: Result<()>) -> Result<()> {
         match &result {
             Ok(()) => {
-                self.cache.cells.commit();
-                self.cache.states.commit();
+                self.cache.commit();
             }
             Err(_) => {
                 // Other devices may still be at work, and fail as well: one failure is told.
                 if let Err(error) = self.scheduler.synchronize() {
                     tracing::debug!(%error, "after a failed batch");
                 }
-                self.cache.cells.rollback();
-                self.cache.states.rollback();
+                self.cache.rollback();
                 self.forget_results();
             }
         }
@@ -585,13 +611,10 @@ impl Context {
         part: &[BatchToken],
         room: Room,
     ) -> Result<(GraphShape, Arc<GraphInputs>)> {
-        let KvCache { cells, states, .. } = &mut self.cache;
-        let states = self.has_state.then_some(states);
-        let shape = self.staging.place(batch, part, cells, states, room)?;
+        let shape = self.staging.place(batch, part, &mut self.cache, room)?;
         let inputs = self.load(shape)?;
-        let cells = &self.cache.cells;
         for (input, id) in &inputs.list {
-            let bytes = self.staging.fill(input, shape, batch, part, cells)?;
+            let bytes = self.staging.fill(input, shape, batch, part, &self.cache)?;
             self.scheduler.write(*id, 0, bytes)?;
         }
         self.scheduler.set_threads(match part.len() {
@@ -645,12 +668,30 @@ impl Context {
         Ok(Arc::clone(&built.inputs))
     }
 
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
+    /// Waits until what is kept is what cells say.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.apply_shifts()?;
+        Ok(self.scheduler.synchronize()?)
+    }
+
     /// Rotates the keys of cells whose positions moved.
     fn apply_shifts(&mut self) -> Result<()> {
+        if !self.cache.both().any(|cells| cells.has_shifts()) {
+            return Ok(());
+        }
         self.loaded = None;
         let rotation = Rotation {
             spec: self.model.spec(),
             weights: self.model.weights(),
+            n_ctx: self.sizes.n_cells,
             count: self.options.n_ubatch,
         };
         rotation.apply(&mut self.cache, &mut self.scheduler, &self.options.cancel)

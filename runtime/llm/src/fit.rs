@@ -160,6 +160,7 @@ impl Fitter<'_> {
             kv: &weights.kv,
             adapters: &[],
             flash: context.flash,
+            n_ctx: sizes.n_cells,
             output: context.output,
         };
         let kv = KvPlan::willing(&source, &sizes, context.kv_types)?;
@@ -173,13 +174,15 @@ impl Fitter<'_> {
         let needs = devices.iter().enumerate().map(|(number, device)| {
             let memory = devices.memory_of(number);
             let is_owner = (0..number).all(|other| devices.memory_of(other) != memory);
-            let compute = compute.get(memory).filter(|_| is_owner);
+            let own = compute.get(memory).filter(|_| is_owner);
+            let members = devices.members_of(number).iter();
+            let members = members.filter_map(|&memory| compute.get(memory));
             DeviceNeed {
                 device: device.name().to_owned(),
                 free: free[number],
                 weights: weight_bytes[number],
                 kv: kv_bytes[number],
-                compute: compute.copied().unwrap_or(0),
+                compute: own.into_iter().chain(members).sum(),
                 layers: layers.iter().filter(|&&device| device == number).count(),
             }
         });

@@ -24,6 +24,8 @@ pub(crate) struct GraphSource<'a> {
     pub kv: &'a [Choice],
     pub adapters: &'a [ScaledAdapter],
     pub flash: bool,
+    /// Tokens that the context has room for.
+    pub n_ctx: usize,
     /// What graphs give.
     pub output: Output,
 }
@@ -37,6 +39,7 @@ impl GraphSource<'_> {
             cache: self.layers,
             adapters: self.adapters,
             flash: self.flash,
+            n_ctx: self.n_ctx,
             output: self.output,
         };
         let (graph, inputs) = graph::build(parts, shape)?;
@@ -166,6 +169,7 @@ mod tests {
             shape: GraphShape {
                 n_tokens,
                 n_kv,
+                n_window: 0,
                 n_outputs: 1,
                 n_seqs: 1,
                 n_means: 0,

@@ -4,8 +4,9 @@ mod cache;
 mod cells;
 mod shift;
 mod states;
+mod window;
 
 pub(crate) use cache::{KvCache, KvPlan};
 pub use cells::Cells;
 pub(crate) use shift::Rotation;
-pub(crate) use states::States;
+pub(crate) use window::Window;

@@ -67,8 +67,10 @@ mod model;
 mod perplexity;
 pub mod quantize;
 mod rules;
+mod saved;
 mod session;
 pub mod synthetic;
+mod tensor_split;
 #[cfg(test)]
 mod testing;
 mod vocab;
@@ -86,6 +88,7 @@ pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};
 pub use rules::{PlacementRule, Role, Selector};
+pub use saved::SavedSequence;
 pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
 pub use synthetic::{SyntheticAdapter, SyntheticModel};
 pub use vocab::vocab_data;

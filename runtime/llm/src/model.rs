@@ -317,7 +317,7 @@ impl Model {
 
     /// Which memory the KV cache of a context needs. Says which layers' caches do not lie where they belong.
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
-        let source = self.graph_source(&[], &self.kv, options);
+        let source = self.graph_source(&[], &self.kv, options, sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
         displaced::report(&plan.displaced, options.fallback)?;
         Ok(plan)
@@ -329,6 +329,7 @@ impl Model {
         layers: &'a [LayerCache],
         kv: &'a [Choice],
         options: &'a ContextOptions,
+        sizes: &Sizes,
     ) -> GraphSource<'a> {
         GraphSource {
             spec: &self.spec,
@@ -338,6 +339,7 @@ impl Model {
             kv,
             adapters: &options.adapters,
             flash: options.flash,
+            n_ctx: sizes.n_cells,
             output: options.output,
         }
     }

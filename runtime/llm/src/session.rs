@@ -3,8 +3,10 @@
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::saved::SavedSequence;
 use samite_text::{Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,6 +151,55 @@ impl Session {
         self.change(Context::clear)
     }
 
+    /// Saves the text, with what the context keeps of it, to a file: complete, or not at all.
+    ///
+    /// # Errors
+    /// If somebody else changed the sequence; if the file cannot be written, or a device fails.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        if !self.is_whole() {
+            return Err(Error::invalid(
+                "the session's sequence was changed through its context: its text is not known",
+            ));
+        }
+        let mut saved = self.change(|context| context.save(0))?;
+        saved.tokens.clone_from(&self.tokens);
+        saved.write(path)
+    }
+
+    /// Goes on from the text saved in a file. All is checked before anything changes.
+    ///
+    /// # Errors
+    /// As [`SavedSequence::read`] and [`Context::restore`], of which the error names the file.
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let saved = SavedSequence::read(path)?;
+        let in_file = |error: Error| match error {
+            Error::InvalidArgument(what) => Error::invalid(format!("{}: {what}", path.display())),
+            other => other,
+        };
+        let n_vocab = self.context.model().spec().n_vocab;
+        let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
+        if !is_text || saved.tokens.iter().any(|&token| token as usize >= n_vocab) {
+            return Err(in_file(Error::invalid(
+                "it is no text: tokens are missing, or of another vocabulary",
+            )));
+        }
+        self.tokens.clear();
+        self.change(|context| context.restore(0, &saved))
+            .map_err(in_file)?;
+        self.is_foreign = false;
+        self.tokens = saved.tokens;
+        Ok(())
+    }
+
+    /// Whether the sequence is what the session made it.
+    fn is_whole(&self) -> bool {
+        let cells = self.context.cells();
+        !self.is_foreign
+            && cells.changes(0) == self.own_changes
+            && cells.sequence_len(0) == self.tokens.len()
+    }
+
     /// Changes the sequence, and takes note of changes that are not the session's own.
     fn change<T>(&mut self, act: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
         self.is_foreign |= self.context.cells().changes(0) != self.own_changes;
@@ -291,14 +342,9 @@ impl Session {
             .count();
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
-        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed.
-        let cells = self.context.cells();
-        let is_own = !self.is_foreign
-            && cells.changes(0) == self.own_changes
-            && cells.sequence_len(0) == self.tokens.len();
-        // A state cannot be taken back: nothing is reused unless the prompt goes on behind all of it.
-        let is_reusable = self.context.can_cut() || common == self.tokens.len();
-        let common = if is_own && is_reusable { common } else { 0 };
+        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be taken back: states cannot, and windows only so far.
+        let is_reusable = self.is_whole() && self.context.can_cut(0, common as i32);
+        let common = if is_reusable { common } else { 0 };
         self.tokens.truncate(common);
         self.change(|context| context.remove(0, common as i32..))?;
         // What is left is a beginning that nobody else touched.
@@ -327,11 +373,11 @@ impl Session {
         if forget == 0 || !self.context.can_forget() {
             return Ok(false);
         }
-        let (first, end) = (keep as i32, (keep + forget) as i32);
-        self.change(|context| {
-            context.remove(0, first..end)?;
-            context.shift(0, end.., -(forget as i32))
-        })?;
+        let range = keep as i32..(keep + forget) as i32;
+        if let Err(error) = self.change(|context| context.cut_out(0, range)) {
+            tracing::warn!(%error, "nothing can be forgotten of the full context");
+            return Ok(false);
+        }
         self.tokens.drain(keep..keep + forget);
         Ok(true)
     }

@@ -49,6 +49,8 @@ pub use samite_core::{
     counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
 pub use samite_gguf as gguf;
+#[cfg(feature = "hub")]
+pub use samite_hub as hub;
 pub use samite_llm as llm;
 pub use samite_quant as quant;
 pub use samite_registry as registry;

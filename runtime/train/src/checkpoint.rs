@@ -2,7 +2,6 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::lora;
 use crate::parameters::{Stored, buffer};
 use crate::trainer::Trainer;
 use samite_core::{DType, StoredTensor};
@@ -90,7 +89,7 @@ impl Checkpoint {
         metadata.set(CONFIG, config.as_str())?;
         metadata.set(DATA, data)?;
         if let Some(base) = trainer.base() {
-            metadata.set(BASE, lora::fingerprint(base)?)?;
+            metadata.set(BASE, base.fingerprint()?)?;
         }
         // Every tensor is read twice, for the checksum comes first in the file.
         let read = |tensor: &StoredTensor| -> Result<Vec<u8>> {
@@ -159,10 +158,7 @@ impl Checkpoint {
                     .into(),
             ));
         }
-        let base = trainer
-            .base()
-            .map(|base| lora::fingerprint(base))
-            .transpose()?;
+        let base = trainer.base().map(|base| base.fingerprint()).transpose()?;
         if metadata.get::<u64>(BASE)? != base {
             return Err(wrong(
                 "it is of an adapter of another model: go on with that model, or start anew in another folder"

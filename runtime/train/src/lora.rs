@@ -24,27 +24,6 @@ pub(crate) fn weights(base: &Model) -> Vec<(String, Arc<StoredTensor>)> {
     specs.filter_map(|spec| stored(spec.name)).collect()
 }
 
-/// A number that differs for different models: of names, types, shapes, and the first bytes of each weight.
-pub(crate) fn fingerprint(base: &Model) -> Result<u64> {
-    const FIRST: usize = 1024;
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    let mut add = |bytes: &[u8]| {
-        // FNV-1a.
-        for &byte in bytes {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    };
-    for (name, stored) in weights(base) {
-        let layout = stored.layout();
-        add(name.as_bytes());
-        add(layout.to_string().as_bytes());
-        let mut first = vec![0; layout.bytes().min(FIRST)];
-        stored.tensor().read(0, &mut first)?;
-        add(&first);
-    }
-    Ok(hash)
-}
-
 impl LoraConfig {
     /// What the products of pairs are multiplied with.
     pub(crate) fn factor(&self) -> f32 {

@@ -37,7 +37,7 @@ impl Peer {
                 bench.display()
             )));
         }
-        let model = flags.file().ok_or_else(|| {
+        let model = flags.file()?.ok_or_else(|| {
             Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
         })?;
         if flags.has_adapters() {

@@ -343,8 +343,11 @@ impl Belongings {
         }
         let Slot { offset, layout } = tensor.slot;
         let role = role_of(&request.role);
-        let name = request.name.as_str();
-        let stored = StoredTensor::with_role(name, tensor.buffer, offset, layout, role)?;
+        let info = TensorInfo {
+            role,
+            ..TensorInfo::new(&request.name, layout, tensor.buffer.usage())
+        };
+        let stored = StoredTensor::described(&info, tensor.buffer, offset)?;
         tensors.insert(offset, stored);
         Ok(())
     }

@@ -28,6 +28,8 @@ pub struct GraphShape {
     pub n_tokens: usize,
     /// Cells of the KV cache that attention looks at.
     pub n_kv: usize,
+    /// The same of the cells for layers that look through a window; 0 if they are not apart.
+    pub n_window: usize,
     /// Tokens whose logits are wanted.
     pub n_outputs: usize,
     /// Sequences, each with as many tokens, one sequence after the other; 1 where the model keeps nothing of sequences.
@@ -67,6 +69,8 @@ pub struct LayerCache {
     pub conv: Option<Arc<StoredTensor>>,
     /// Matrices, `[elements, rows]`.
     pub state: Option<Arc<StoredTensor>>,
+    /// Whether keys and values have the cells for layers that look through a window.
+    pub windowed: bool,
 }
 
 impl LayerCache {
@@ -85,6 +89,8 @@ pub(crate) struct Parts<'a> {
     pub weights: &'a Weights,
     /// What each layer keeps.
     pub cache: &'a [LayerCache],
+    /// Tokens that the context has room for.
+    pub n_ctx: usize,
     pub adapters: &'a [ScaledAdapter],
     /// One operation for the attention instead of several.
     pub flash: bool,

@@ -60,6 +60,26 @@ impl Spec {
         mixing.next_back().map_or([0, 0], |(il, (at, _))| [il, at])
     }
 
+    /// The longest way back that layers look which do not look at everything; `None` if there are none, or layers share keys of which they see
+    /// different parts.
+    pub(crate) fn window(&self) -> Option<usize> {
+        if self.sees_later() {
+            return None;
+        }
+        let attention = |il: usize| self.layers.get(il).and_then(Layer::attention);
+        let mut longest = None;
+        for il in 0..self.n_layer() {
+            let Some(own) = attention(il) else { continue };
+            if own.keys_of.is_some_and(|owner| {
+                attention(owner).is_none_or(|a| (a.span == Span::Full) != (own.span == Span::Full))
+            }) {
+                return None;
+            }
+            longest = longest.max(own.span.size());
+        }
+        longest
+    }
+
     /// Whether something is kept of every sequence, which cannot be taken back token by token.
     pub fn has_state(&self) -> bool {
         self.layers.iter().any(|layer| layer.memory().has_state())
@@ -230,6 +250,12 @@ impl Layer {
             Mixer::Attention(attention) => Some(&**attention),
             _ => None,
         })
+    }
+
+    /// Whether it looks through a window, or at chunks.
+    pub(crate) fn has_window(&self) -> bool {
+        self.attention()
+            .is_some_and(|attention| attention.span != Span::Full)
     }
 
     /// Has no biases but those of queries, keys and values.
@@ -594,6 +620,14 @@ pub enum Span {
 }
 
 impl Span {
+    /// How many positions a token sees at most, if it does not see all.
+    pub fn size(self) -> Option<usize> {
+        match self {
+            Span::Full => None,
+            Span::Window(size) | Span::Around(size) | Span::Chunk(size) => Some(size),
+        }
+    }
+
     /// The positions up to its own that a token at `position` sees.
     pub fn of(self, position: i32) -> std::ops::RangeInclusive<i32> {
         let at_most = |size: usize| i32::try_from(size).unwrap_or(i32::MAX);

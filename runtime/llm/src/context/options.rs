@@ -31,6 +31,9 @@ pub struct ContextOptions {
     pub kv_types: [DType; 2],
     /// Attention as one operation. Without, it is done in several steps; values must be F32, F16 or BF16 then.
     pub flash: bool,
+    /// Layers that look through a window keep all tokens, too. Without, they keep what the window needs, and a batch, if that is less: a sequence
+    /// cannot be cut, then, where earlier tokens than they have would be seen.
+    pub full_windows: bool,
     /// Threads of devices that compute on the host, for a single token; `None` for all that a device has.
     pub threads: Option<usize>,
     /// The same for several tokens at once, such as those of a prompt.
@@ -60,6 +63,7 @@ impl Default for ContextOptions {
             n_logits: None,
             kv_types: [DType::F16, DType::F16],
             flash: true,
+            full_windows: false,
             threads: None,
             threads_batch: None,
             adapters: Vec::new(),
@@ -76,6 +80,8 @@ impl Default for ContextOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub n_cells: usize,
+    /// Cells for layers that look through a window; 0 if they are not apart.
+    pub n_window: usize,
     pub n_ubatch: usize,
     pub n_logits: usize,
     pub n_seq: usize,
@@ -104,6 +110,7 @@ impl Sizes {
     fn shape(&self, n_tokens: usize, n_outputs: usize, n_seq: usize) -> GraphShape {
         GraphShape {
             n_tokens,
+            n_window: self.n_window,
             n_kv: match self.sees_later {
                 true => n_tokens,
                 false => self.n_cells,
@@ -150,6 +157,15 @@ impl ContextOptions {
                 )));
             }
         }
+        // What each sequence sees of the past, and a batch: what it replaces is kept until the batch is done.
+        let room = |size: usize| {
+            let seen = size.saturating_mul(self.n_seq);
+            let cells = seen
+                .saturating_add(self.n_batch)
+                .checked_next_multiple_of(256);
+            cells.filter(|&cells| cells < n_cells)
+        };
+        let window = spec.window().filter(|_| !self.full_windows);
         let sees_later = spec.sees_later();
         let n_ubatch = match sees_later {
             true => self.n_batch,
@@ -166,6 +182,7 @@ impl ContextOptions {
         };
         Ok(Sizes {
             n_cells,
+            n_window: window.and_then(room).unwrap_or(0),
             n_ubatch,
             n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,

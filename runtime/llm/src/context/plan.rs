@@ -75,7 +75,7 @@ impl ContextPlan {
 
     fn source(&self) -> GraphSource<'_> {
         self.model
-            .graph_source(&self.layers, &self.kv.choices, &self.options)
+            .graph_source(&self.layers, &self.kv.choices, &self.options, &self.sizes)
     }
 }
 

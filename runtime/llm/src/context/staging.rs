@@ -6,7 +6,7 @@ use crate::arch::spec::Span;
 use crate::arch::{GraphShape, Input};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
-use crate::kv::{Cells, States};
+use crate::kv::{Cells, KvCache};
 use half::f16;
 
 /// Values of a graph's inputs, in buffers that are reused.
@@ -14,6 +14,8 @@ use half::f16;
 pub(crate) struct Staging {
     /// The cell of each token.
     cells: Vec<i64>,
+    /// The same of the cells for layers that look through a window.
+    windowed: Vec<i64>,
     outputs: Vec<i32>,
     /// The rows of states that sequences begin with, and those that they are written to.
     read: Vec<i32>,
@@ -49,18 +51,18 @@ impl Staging {
         &mut self,
         batch: &Batch,
         part: &[BatchToken],
-        cells: &mut Cells,
-        states: Option<&mut States>,
+        cache: &mut KvCache,
         room: Room,
     ) -> Result<GraphShape> {
         self.cells.clear();
+        self.windowed.clear();
         self.outputs.clear();
         self.read.clear();
         self.write.clear();
         let mut n_seqs = 1;
         if self.by_sequence {
             // Either one sequence, or one token of each.
-            let mut states = states;
+            let mut states = cache.states.as_mut();
             let mut before = None;
             n_seqs = 0;
             for token in part {
@@ -84,14 +86,17 @@ impl Staging {
             }
         }
         for (i, token) in part.iter().enumerate() {
-            if !self.sees_later {
+            let all = (&mut cache.cells, &mut self.cells);
+            let window = cache.window.as_mut();
+            let window = window.map(|window| (&mut window.cells, &mut self.windowed));
+            for (cells, taken) in [all].into_iter().chain(window).filter(|_| !self.sees_later) {
                 let cell = cells.take(token.position, batch.sequences(token));
                 let cell = cell.ok_or(Error::ContextFull {
                     tokens: part.len(),
                     size: cells.len(),
                     free: 0,
                 })?;
-                self.cells.push(cell as i64);
+                taken.push(cell as i64);
             }
             if token.wants_logits {
                 // Rows are limited to i32 at creation.
@@ -102,13 +107,18 @@ impl Staging {
         let wants_some = !self.outputs.is_empty();
         let n_outputs = room.n_outputs.min(part.len() - usize::from(wants_some));
         self.outputs.resize(n_outputs.max(self.outputs.len()), 0);
-        let end = cells.end().saturating_add(room.n_to_come);
+        let reached = |cells: &Cells| {
+            let end = cells.end().saturating_add(room.n_to_come);
+            padded(end, cells.len(), cells.n_sequences())
+        };
+        let window = cache.window.as_ref();
         Ok(GraphShape {
             n_tokens: part.len(),
             n_kv: match self.sees_later {
                 true => part.len(),
-                false => padded(end, cells.len(), cells.n_sequences()),
+                false => reached(&cache.cells),
             },
+            n_window: window.map_or(0, |window| reached(&window.cells)),
             n_outputs: self.outputs.len(),
             n_seqs,
             n_means: self.means.as_ref().map_or(0, Vec::len),
@@ -122,13 +132,14 @@ impl Staging {
         shape: GraphShape,
         batch: &Batch,
         part: &[BatchToken],
-        cells: &Cells,
+        cache: &KvCache,
     ) -> Result<&[u8]> {
         match *input {
             // Ids are limited to i32 at creation.
             Input::Tokens => self.set_integers(part.iter().map(|token| token.id as i32)),
             Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
-            Input::Cells => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::Cells { windowed: false } => return Ok(bytemuck::cast_slice(&self.cells)),
+            Input::Cells { windowed: true } => return Ok(bytemuck::cast_slice(&self.windowed)),
             Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
             Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
@@ -156,6 +167,7 @@ impl Staging {
                 span,
                 sees_later: true,
                 distances,
+                ..
             } => {
                 self.mask.clear();
                 for token in part {
@@ -168,9 +180,15 @@ impl Staging {
                 span,
                 sees_later: false,
                 distances,
+                windowed,
             } => {
-                self.mask.resize(part.len() * shape.n_kv, f16::NEG_INFINITY);
-                for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(shape.n_kv)) {
+                let window = cache.window.as_ref().filter(|_| windowed);
+                let (cells, n_kv) = match window {
+                    Some(window) => (&window.cells, shape.n_window),
+                    None => (&cache.cells, shape.n_kv),
+                };
+                self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
+                for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
                     cells.visible(sequence, span.of(token.position), row);
                     if distances {

@@ -7,9 +7,12 @@ use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
 use crate::kv::states::States;
+use crate::kv::window::Window;
 use crate::rules::Choice;
+use crate::tensor_split;
+use crate::weights::Weights;
 use samite_core::{
-    BufferType, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
+    BufferType, Cut, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
 };
 use samite_sched::DeviceSet;
 use std::collections::BTreeMap;
@@ -19,19 +22,25 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub cells: Cells,
+    /// The cells of layers that look through a window, if they are apart.
+    pub window: Option<Window>,
     /// What each layer keeps.
     pub layers: Vec<LayerCache>,
-    /// Which rows hold the states of which sequences.
-    pub states: States,
+    /// Which rows hold the states of which sequences, if the model keeps something of sequences.
+    pub states: Option<States>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
-    groups: Vec<(Arc<dyn BufferType>, TensorGroup)>,
+    groups: Vec<TensorGroup>,
+    /// Bytes by name of the memory.
+    bytes: Vec<(String, usize)>,
 }
 
 /// Which memory a KV cache needs, before anything is allocated.
 #[derive(Debug)]
 pub(crate) struct KvPlan {
     groups: Vec<KvGroup>,
+    /// By layer: whether its keys and values have the cells for layers that look through a window.
+    windowed: Vec<bool>,
     /// By layer: the device.
     pub choices: Vec<Choice>,
     /// What lies elsewhere than was wanted.
@@ -44,14 +53,17 @@ struct KvGroup {
     memory: Arc<dyn BufferType>,
     /// The first device that it is for, by number.
     device: usize,
-    tensors: Vec<(String, Layout)>,
+    tensors: Vec<(String, Layout, Option<Cut>)>,
 }
 
 impl KvGroup {
-    fn described(tensors: &[(String, Layout)]) -> Vec<TensorInfo<'_>> {
+    fn described(tensors: &[(String, Layout, Option<Cut>)]) -> Vec<TensorInfo<'_>> {
         tensors
             .iter()
-            .map(|(name, layout)| TensorInfo::new(name, *layout, Usage::Any))
+            .map(|(name, layout, cut)| TensorInfo {
+                cut: *cut,
+                ..TensorInfo::new(name, *layout, Usage::Any)
+            })
             .collect()
     }
 }
@@ -60,18 +72,29 @@ impl KvPlan {
     /// What each layer keeps, on the device that `choices` has for it.
     pub fn new(
         spec: &Spec,
+        weights: &Weights,
         devices: &DeviceSet,
         choices: &[Choice],
         sizes: &Sizes,
         types: [DType; 2],
     ) -> Result<Self> {
-        let (n_cells, n_sequences) = (sizes.n_cells, sizes.n_seq);
+        let n_sequences = sizes.n_seq;
+        let windowed: Vec<bool> = spec
+            .layers
+            .iter()
+            .map(|layer| sizes.n_window > 0 && layer.has_window())
+            .collect();
         let mut groups: Vec<KvGroup> = Vec::new();
         for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
             let memory = layer.memory();
+            let n_cells = match windowed[il] {
+                true => sizes.n_window,
+                false => sizes.n_cells,
+            };
+            let cuts = tensor_split::cuts_of_cache(layer, weights);
             let per_token = [("K", memory.keys), ("V", memory.values)];
             let mut kept = Vec::new();
-            for ((name, heads), dtype) in per_token.into_iter().zip(types) {
+            for (((name, heads), dtype), cut) in per_token.into_iter().zip(types).zip(cuts) {
                 if let Some([count, size]) = heads {
                     check_type(name, dtype, size)?;
                     kept.push((
@@ -79,12 +102,14 @@ impl KvPlan {
                         dtype,
                         count * size,
                         n_cells,
+                        cut,
                     ));
                 }
             }
             for (name, elements) in [("conv", memory.conv), ("state", memory.state)] {
                 if let Some(elements) = elements {
-                    kept.push((name, DType::F32, elements, States::rows_for(n_sequences)));
+                    let rows = States::rows_for(n_sequences);
+                    kept.push((name, DType::F32, elements, rows, None));
                 }
             }
             if kept.is_empty() {
@@ -102,14 +127,15 @@ impl KvPlan {
                 });
                 groups.len() - 1
             });
-            for (name, dtype, width, rows) in kept {
+            for (name, dtype, width, rows, cut) in kept {
                 let layout = Layout::contiguous(dtype, [width, rows, 1, 1])?;
                 let tensors = &mut groups[at].tensors;
-                tensors.push((format!("cache_{name}_l{il}"), layout));
+                tensors.push((format!("cache_{name}_l{il}"), layout, cut));
             }
         }
         Ok(KvPlan {
             groups,
+            windowed,
             choices: choices.to_vec(),
             displaced: Vec::new(),
         })
@@ -119,7 +145,7 @@ impl KvPlan {
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(spec, devices, &choices, sizes, types)?;
+        let wanted = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
         let layers = wanted.unallocated()?;
         let source = GraphSource {
             layers: &layers,
@@ -141,19 +167,19 @@ impl KvPlan {
         if displaced.is_empty() {
             return Ok(wanted);
         }
-        let mut plan = KvPlan::new(spec, devices, &choices, sizes, types)?;
+        let mut plan = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
         plan.displaced = displaced;
         Ok(plan)
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
-        let groups = self.groups.iter().map(|group| {
+        let mut bytes = Vec::new();
+        for group in &self.groups {
             let described = KvGroup::described(&group.tensors);
-            let size = TensorGroup::planned_size(&group.memory, &described)?;
-            Ok((group.memory.name().to_owned(), size))
-        });
-        groups.collect()
+            bytes.extend(TensorGroup::planned_by_memory(&group.memory, &described)?);
+        }
+        Ok(bytes)
     }
 
     /// Bytes by number of the device.
@@ -174,37 +200,42 @@ impl KvPlan {
             for info in KvGroup::described(&group.tensors) {
                 let size = group.memory.alloc_size(&info)?;
                 let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
-                tensors.push(StoredTensor::new(info.name, buffer, 0, info.layout)?);
+                tensors.push(StoredTensor::described(&info, buffer, 0)?);
             }
         }
-        Ok(layers(self.choices.len(), tensors))
+        Ok(layers(&self.windowed, tensors))
     }
 }
 
 /// Finds keys and values of each layer by their names.
-fn layers(n_layer: usize, tensors: impl IntoIterator<Item = Arc<StoredTensor>>) -> Vec<LayerCache> {
+fn layers(
+    windowed: &[bool],
+    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
+) -> Vec<LayerCache> {
     let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
         .into_iter()
         .map(|tensor| (tensor.name().to_owned(), tensor))
         .collect();
     let find = |name: String| by_name.get(&name).cloned();
-    let layer = |il| LayerCache {
+    let layer = |(il, &windowed)| LayerCache {
         k: find(format!("cache_k_l{il}")),
         v: find(format!("cache_v_l{il}")),
         conv: find(format!("cache_conv_l{il}")),
         state: find(format!("cache_state_l{il}")),
+        windowed,
     };
-    (0..n_layer).map(layer).collect()
+    windowed.iter().enumerate().map(layer).collect()
 }
 
 impl KvCache {
-    /// Allocates the memory that was planned for `n_cells` cells, each layer's on its device.
-    pub fn new(
-        plan: &KvPlan,
-        devices: &DeviceSet,
-        n_cells: usize,
-        n_sequences: usize,
-    ) -> Result<Self> {
+    /// Allocates the memory that was planned, each layer's on its device.
+    pub fn new(plan: &KvPlan, devices: &DeviceSet, spec: &Spec, sizes: &Sizes) -> Result<Self> {
+        let &Sizes {
+            n_cells,
+            n_window,
+            n_seq: n_sequences,
+            ..
+        } = sizes;
         let mut groups = Vec::new();
         for KvGroup {
             memory,
@@ -217,35 +248,89 @@ impl KvCache {
             let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
             devices.get(*device).check_free(bytes, &what)?;
             let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
-            groups.push((Arc::clone(memory), group));
+            groups.push(group);
         }
-        let tensors = groups.iter().flat_map(|(_, group)| &group.tensors).cloned();
-        let layers = layers(plan.choices.len(), tensors);
+        let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
+        let layers = layers(&plan.windowed, tensors);
         Ok(KvCache {
             cells: Cells::new(n_cells, n_sequences)?,
-            states: States::new(n_sequences)?,
+            window: match spec.window().filter(|_| n_window > 0) {
+                Some(size) => Some(Window::new(n_window, n_sequences, size)?),
+                None => None,
+            },
+            states: match spec.has_state() {
+                true => Some(States::new(n_sequences)?),
+                false => None,
+            },
             layers,
             choices: plan.choices.clone(),
             groups,
+            bytes: plan.bytes()?,
         })
     }
 
     /// Bytes by name of the memory.
     pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.groups
-            .iter()
-            .map(|(memory, group)| (memory.name(), group.size()))
+        self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
+    }
+
+    /// The cells of layers that look through a window, if they are apart, or those of the others.
+    pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
+        match windowed {
+            false => Some(&mut self.cells),
+            true => self.window.as_mut().map(|window| &mut window.cells),
+        }
+    }
+
+    /// Keeps what was taken.
+    pub fn commit(&mut self) {
+        self.both().for_each(Cells::commit);
+        self.states.iter_mut().for_each(States::commit);
+    }
+
+    /// Gives back what was taken since the last [`commit`](Self::commit).
+    pub fn rollback(&mut self) {
+        self.both().for_each(Cells::rollback);
+        self.states.iter_mut().for_each(States::rollback);
+    }
+
+    /// The cells, and those of layers that look through a window.
+    pub fn both(&mut self) -> impl Iterator<Item = &mut Cells> {
+        let windowed = self.window.as_mut().map(|window| &mut window.cells);
+        std::iter::once(&mut self.cells).chain(windowed)
+    }
+
+    /// Edits cells, of which `sequence` changes. If that fails, nothing is changed.
+    ///
+    /// # Errors
+    /// Those of `edit`; [`samite_core::Error::InvalidArgument`] if layers that look through a window do not have what the sequence's next token sees.
+    pub fn edit(&mut self, sequence: usize, edit: impl Fn(&mut Cells) -> Result<()>) -> Result<()> {
+        let Some(window) = &mut self.window else {
+            return edit(&mut self.cells);
+        };
+        let before = (self.cells.clone(), window.clone());
+        let result = edit(&mut self.cells)
+            .and_then(|()| edit(&mut window.cells))
+            .and_then(|()| window.check(&self.cells, sequence));
+        if result.is_err() {
+            (self.cells, *window) = before;
+        }
+        result
+    }
+
+    /// Whether a token at `position` of `sequence` would see in all layers what it should.
+    pub fn can_go_on(&self, sequence: usize, position: i32) -> bool {
+        let window = self.window.as_ref();
+        window.is_none_or(|window| window.has(&self.cells, sequence, position))
     }
 
     /// Frees all cells and forgets their contents, so that not even a NaN in them remains.
     pub fn clear(&mut self) -> Result<()> {
-        self.cells.clear();
-        self.states.clear();
+        self.both().for_each(Cells::clear);
+        self.states.iter_mut().for_each(States::clear);
         // Fresh memory is zero, and of a large cache most is never touched.
         if self.cells.were_used {
-            self.groups
-                .iter()
-                .try_for_each(|(_, group)| group.clear(0))?;
+            self.groups.iter().try_for_each(|group| group.clear(0))?;
             self.cells.were_used = false;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result, try_filled};
 use std::collections::BTreeSet;
-use std::ops::{Bound, RangeBounds, RangeInclusive};
+use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
 /// Cells of a cache: each is free, or holds one token at a position of one or several sequences.
 ///
@@ -142,7 +142,7 @@ impl Cells {
         &self.sequences[cell * self.words..][..self.words]
     }
 
-    fn check(&self, sequence: usize) -> Result<()> {
+    pub(crate) fn check(&self, sequence: usize) -> Result<()> {
         if sequence >= self.n_sequences {
             return Err(Error::invalid(format!(
                 "sequence {sequence}: the context has {} (0 to {})",
@@ -195,6 +195,38 @@ impl Cells {
             .find(|run| (run * RUN..(run + 1) * RUN).all(|cell| is_free(&cell)));
         self.first_free_run = free.map_or(runs, |run| run + 1);
         free.map(|run| run * RUN)
+    }
+
+    /// Frees the cells that are at least `size` positions before the next token of each of their sequences.
+    pub(crate) fn forget_before(&mut self, size: usize) {
+        let size = i32::try_from(size).unwrap_or(i32::MAX);
+        for cell in 0..self.end {
+            let position = self.positions[cell];
+            let is_seen = (0..self.n_sequences).any(|sequence| {
+                self.belongs(cell, sequence) && self.last[sequence] - position < size - 1
+            });
+            if position >= 0 && !is_seen {
+                self.release(cell);
+            }
+        }
+        self.tidy();
+    }
+
+    /// Positions and cells of a sequence, in the order of positions.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub(crate) fn sorted(&self, sequence: usize) -> Result<Vec<(i32, usize)>> {
+        self.check(sequence)?;
+        let cells = self.in_range(sequence, (0, i32::MAX));
+        let mut sorted: Vec<_> = cells.map(|cell| (self.positions[cell], cell)).collect();
+        sorted.sort_unstable();
+        Ok(sorted)
+    }
+
+    /// How many cells a sequence has in a range of positions.
+    pub(crate) fn count(&self, sequence: usize, range: Range<i32>) -> usize {
+        self.in_range(sequence, (range.start, range.end)).count()
     }
 
     /// Keeps the cells that were taken.

@@ -26,6 +26,8 @@ pub(crate) struct Rotation<'a> {
     pub spec: &'a Spec,
     /// Divisors of the frequencies are among them.
     pub weights: &'a Weights,
+    /// Tokens that the context has room for.
+    pub n_ctx: usize,
     /// How many cells are rotated at a time.
     pub count: usize,
 }
@@ -39,13 +41,31 @@ impl Rotation<'_> {
         scheduler: &mut Scheduler,
         cancel: &CancelToken,
     ) -> Result<()> {
+        for windowed in [false, true] {
+            if cache
+                .cells_of(windowed)
+                .is_some_and(|cells| cells.has_shifts())
+            {
+                self.apply_to(windowed, cache, scheduler, cancel)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_to(
+        &self,
+        windowed: bool,
+        cache: &mut KvCache,
+        scheduler: &mut Scheduler,
+        cancel: &CancelToken,
+    ) -> Result<()> {
         let count = self.count;
-        let step = self.step(&cache.layers)?;
+        let step = self.step(&cache.layers, windowed)?;
         scheduler.load(&step.graph)?;
         let never = CancelToken::new();
-        while cache.cells.has_shifts() {
+        while let Some(cells) = cache.cells_of(windowed).filter(|cells| cells.has_shifts()) {
             cancel.check()?;
-            let pending = cache.cells.pending_shifts(count);
+            let pending = cells.pending_shifts(count);
             // The last one repeats: it is read before anything is written, so that it comes out the same every time.
             let padded = |i: usize| pending[i.min(pending.len() - 1)];
             let read: Vec<i32> = (0..count).map(|i| padded(i).0 as i32).collect();
@@ -61,14 +81,16 @@ impl Rotation<'_> {
                 tracing::error!(%error, "moving cached keys failed; the cache was cleared");
                 return Err(error.into());
             }
-            cache.cells.shifted(&pending);
+            if let Some(cells) = cache.cells_of(windowed) {
+                cells.shifted(&pending);
+            }
         }
         Ok(())
     }
 
-    /// The graph for all layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
+    /// The graph for some layers: keys are gathered, rotated and scattered again, so that its memory does not depend on the
     /// size of the cache.
-    fn step(&self, layers: &[LayerCache]) -> Result<ShiftStep> {
+    fn step(&self, layers: &[LayerCache], windowed: bool) -> Result<ShiftStep> {
         let count = self.count;
         let mut graph = Graph::new();
         let each = [count, 1, 1, 1];
@@ -81,12 +103,14 @@ impl Rotation<'_> {
             let (Some(keys), Some(attention)) = (&layer.k, spec.attention()) else {
                 continue;
             };
+            if layer.windowed != windowed {
+                continue;
+            }
             // Keys that are not turned by their position stay as they are.
             let Some(rotation) = &attention.rotation else {
                 continue;
             };
-            let n_cells = keys.layout().shape()[1];
-            let name = divisors_name(rotation.divisors, n_cells);
+            let name = divisors_name(rotation.divisors, self.n_ctx);
             let divisors = match name.and_then(|name| Some((name, self.weights.get(name)?))) {
                 None => None,
                 Some((name, stored)) => Some(match leaves.get(name) {

@@ -75,6 +75,11 @@ impl States {
         }
     }
 
+    /// The row that a sequence holds.
+    pub fn row(&self, sequence: usize) -> usize {
+        self.rows.get(sequence).copied().unwrap_or(0)
+    }
+
     /// Forgets a sequence.
     pub fn forget(&mut self, sequence: usize) {
         self.release(self.rows[sequence]);

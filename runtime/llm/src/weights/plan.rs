@@ -5,9 +5,10 @@ use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
 use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::rules::{self, Choice, Placement, PlacementRule};
+use crate::tensor_split;
 use samite_core::{
-    Buffer, BufferType, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup, Usage,
-    same_buffer_type,
+    Buffer, BufferType, Cut, DType, Device, Layout, Role, StoredTensor, Support, TensorGroup,
+    Usage, same_buffer_type,
 };
 use samite_gguf::{GgufFile, TensorInfo};
 use samite_sched::DeviceSet;
@@ -32,6 +33,7 @@ pub struct PlannedTensor {
     pub in_place: bool,
     layout: Layout,
     role: Role,
+    cut: Option<Cut>,
     explicit: bool,
     /// An earlier tensor that is the same data in the same memory.
     pub(super) same_as: Option<usize>,
@@ -44,8 +46,7 @@ impl PlannedTensor {
         buffer: Arc<dyn Buffer>,
         offset: usize,
     ) -> Result<Arc<StoredTensor>> {
-        let stored = StoredTensor::with_role(&*self.name, buffer, offset, self.layout, self.role)?;
-        Ok(stored)
+        Ok(StoredTensor::described(&self.described(), buffer, offset)?)
     }
 
     pub(super) fn weight(&self, stored: Arc<StoredTensor>) -> Weight {
@@ -61,6 +62,7 @@ impl PlannedTensor {
     pub(super) fn described(&self) -> samite_core::TensorInfo<'_> {
         samite_core::TensorInfo {
             role: self.role,
+            cut: self.cut,
             ..samite_core::TensorInfo::new(&self.name, self.layout, Usage::Weights)
         }
     }
@@ -172,6 +174,8 @@ impl WeightPlan {
             .iter()
             .map(|f| (f.spec.name.as_str(), f.spec.role))
             .collect();
+        let typed: Vec<_> = found.iter().map(|f| (&f.spec, f.info.dtype)).collect();
+        let cuts = tensor_split::cuts(spec, &typed);
         let n_layer = spec.n_layer();
         let Placement { tensors, kv } = rules::resolve(rules, base, devices, n_layer, &roles)?;
         // A table that is only looked up gains nothing by another layout, and can stay where it is mapped.
@@ -185,7 +189,7 @@ impl WeightPlan {
             kv,
             displaced: Vec::new(),
         };
-        for (Found { spec, info }, choice) in found.into_iter().zip(tensors) {
+        for ((Found { spec, info }, choice), cut) in found.into_iter().zip(tensors).zip(cuts) {
             let (choice, displaced) = willing_device(devices, &spec, info, choice)?;
             plan.displaced.extend(displaced);
             let device = devices.get(choice.device);
@@ -204,6 +208,7 @@ impl WeightPlan {
             plan.tensors.push(PlannedTensor {
                 layout: spec.layout(info.dtype)?,
                 role: spec.weight_role(),
+                cut,
                 name: spec.name,
                 data: info.clone(),
                 device: choice.device,
@@ -224,8 +229,10 @@ impl WeightPlan {
             .iter()
             .filter(|tensor| tensor.same_as.is_none())
         {
-            *bytes.entry(tensor.memory.name().to_owned()).or_insert(0) +=
-                tensor.memory.alloc_size(&tensor.described())?;
+            let described = [tensor.described()];
+            for (name, size) in TensorGroup::planned_by_memory(&tensor.memory, &described)? {
+                *bytes.entry(name).or_insert(0) += size;
+            }
         }
         Ok(bytes)
     }

@@ -2,8 +2,7 @@
 //! and what is said about its memory is right.
 
 use crate::common::*;
-use samite_llm::arch::spec::Pooling;
-use samite_llm::arch::{ARCHITECTURES, Output};
+use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Batch, Context, ContextOptions, Model, NodeNames, SyntheticModel, Watcher};
 use samite_sched::Watch;
 use std::sync::Arc;
@@ -32,10 +31,7 @@ fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
         false => n_ubatch,
     };
     ContextOptions {
-        output: match model.spec().head.output {
-            Some(_) => Output::Logits,
-            None => Output::Embeddings(Pooling::None),
-        },
+        output: output_of(model),
         ..options(n_ubatch, flash)
     }
 }

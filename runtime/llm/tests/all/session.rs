@@ -41,6 +41,35 @@ fn some(max_tokens: usize) -> GenerateOptions {
 }
 
 #[test]
+fn a_saved_session_goes_on_in_another_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
+    let mut first = session(&model, 64);
+    let (_, before) = generate(&mut first, &tokens(9), &some(6));
+    first.save(&path).unwrap();
+    let mut prompt = tokens(9);
+    prompt.extend(&before.tokens);
+    let (expected, _) = generate(&mut first, &prompt, &some(6));
+
+    let mut second = session(&model, 64);
+    generate(&mut second, &tokens(3), &some(2));
+    second.restore(&path).unwrap();
+    assert_eq!(second.tokens(), &prompt[..14]);
+    let (text, generation) = generate(&mut second, &prompt, &some(6));
+    assert_eq!(text, expected);
+    let timings = generation.timings;
+    assert_eq!((timings.reused_tokens, timings.prompt_tokens), (14, 1));
+    // A sequence that somebody else changed has no known text.
+    second.context_mut().remove(0, 3..).unwrap();
+    second.save(&path).unwrap_err();
+    // What was saved without its tokens is no text.
+    first.context_mut().save(0).unwrap().write(&path).unwrap();
+    let error = second.restore(&path).unwrap_err().to_string();
+    assert!(error.contains("tokens are missing"), "{error}");
+}
+
+#[test]
 fn greedy_text_is_what_decoding_step_by_step_gives() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let prompt = tokens(5);

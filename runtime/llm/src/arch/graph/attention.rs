@@ -1,6 +1,6 @@
 //! The nodes of attention.
 
-use super::{Builder, LayerCache};
+use super::{Builder, GraphShape, LayerCache};
 use crate::arch::graph::Input;
 use crate::arch::spec::{
     Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Temperature,
@@ -333,9 +333,7 @@ impl Builder<'_> {
     }
 
     fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
-        let n_cells = self.parts.cache.iter().find_map(|layer| layer.k.as_ref());
-        let n_cells = n_cells.map_or(0, |keys| keys.layout().shape()[1]);
-        match divisors_name(rotation.divisors, n_cells) {
+        match divisors_name(rotation.divisors, self.parts.n_ctx) {
             Some(name) => self.global_weight(name),
             None => Ok(None),
         }
@@ -352,7 +350,8 @@ impl Builder<'_> {
     /// Writes keys and values to the cells of their tokens.
     fn store(&mut self, k: TensorId, v: Option<TensorId>) -> Result<()> {
         let (keys, cache) = self.keys(self.il)?;
-        let cells = self.per_token(Input::Cells, DType::I64)?;
+        let windowed = cache.windowed;
+        let cells = self.per_token(Input::Cells { windowed }, DType::I64)?;
         let values = v.zip(cache.v.as_ref());
         let values = values.map(|(v, cache)| (v, cache, "v_cache"));
         for (rows, cache, name) in [(k, &keys, "k_cache")].into_iter().chain(values) {
@@ -380,12 +379,18 @@ impl Builder<'_> {
         }
     }
 
-    /// The cached rows that attention looks at, by head: `[head size, cells, kv heads]`.
-    fn cached(&mut self, cache: &Arc<StoredTensor>, size: usize, name: &str) -> Result<TensorId> {
+    /// The first `n_kv` of the cached rows, by head: `[head size, cells, kv heads]`.
+    fn cached(
+        &mut self,
+        cache: &Arc<StoredTensor>,
+        size: usize,
+        n_kv: usize,
+        name: &str,
+    ) -> Result<TensorId> {
         let leaf = self.stored(cache)?;
         let layout = *cache.layout();
         let (row, head) = (layout.row_bytes(), layout.dtype().row_bytes(size)?);
-        let shape = [size, self.shape.n_kv, layout.shape()[0] / size, 1];
+        let shape = [size, n_kv, layout.shape()[0] / size, 1];
         let all = layout.strides()[1] * layout.shape()[1];
         let view = self.graph.view(leaf, shape, [row, head, all], 0)?;
         Ok(self.named(view, name))
@@ -394,9 +399,11 @@ impl Builder<'_> {
     /// The cached keys and values that attention looks at: `[head size, cells, kv heads]`.
     fn of_cache(&mut self, a: &Attention) -> Result<(TensorId, TensorId)> {
         let (keys, cache) = self.keys(a.keys_of.unwrap_or(self.il))?;
-        let k = self.cached(&keys, a.head_k, "k")?;
+        let GraphShape { n_kv, n_window, .. } = self.shape;
+        let n_kv = if cache.windowed { n_window } else { n_kv };
+        let k = self.cached(&keys, a.head_k, n_kv, "k")?;
         let v = match &cache.v {
-            Some(v) => self.cached(v, a.head_v, "v")?,
+            Some(v) => self.cached(v, a.head_v, n_kv, "v")?,
             None => self.half(k, a.head_v, 0)?,
         };
         Ok((k, v))
@@ -421,12 +428,14 @@ impl Builder<'_> {
         k: TensorId,
         v: TensorId,
     ) -> Result<TensorId> {
+        let cache = self.parts.cache.get(a.keys_of.unwrap_or(self.il));
         let input = Input::Mask {
             span: a.span,
             sees_later: a.sees_later,
             distances: a.max_bias != 0.0,
+            windowed: cache.is_some_and(|cache| cache.windowed),
         };
-        let (n_tokens, n_kv) = (self.shape.n_tokens, self.shape.n_kv);
+        let (n_tokens, n_kv) = (self.shape.n_tokens, self.extents(k)[1]);
         let mask = self.input(input, DType::F16, [n_kv, n_tokens, 1, 1])?;
         let sinks = match a.sinks {
             Some(name) => Some(self.weight(name)?),

@@ -11,7 +11,10 @@ pub enum Input {
     /// Positions: i32 `[tokens]`.
     Positions,
     /// The cell that each token's keys and values are written to: i64 `[tokens]`.
-    Cells,
+    Cells {
+        /// Of the cells for layers that look through a window.
+        windowed: bool,
+    },
     /// Minus infinity where a token does not see a cell: f16 `[kv, tokens]`. Elsewhere 0, or with `distances`, how far the cell's position is
     /// from the token's, negative. Where tokens look at later ones, too, there are tokens in the place of cells: f16 `[tokens, tokens]`.
     Mask {
@@ -21,6 +24,8 @@ pub enum Input {
         sees_later: bool,
         /// Whether there are distances.
         distances: bool,
+        /// Whether the cells are those for layers that look through a window.
+        windowed: bool,
     },
     /// What queries are scaled with: f32 `[1, 1, tokens]`.
     Temperature(Temperature),
@@ -40,7 +45,8 @@ impl Input {
         match self {
             Input::Tokens => "inp_tokens",
             Input::Positions => "inp_pos",
-            Input::Cells => "inp_cells",
+            Input::Cells { windowed: false } => "inp_cells",
+            Input::Cells { windowed: true } => "inp_cells_swa",
             Input::Mask {
                 span: Span::Full, ..
             } => "inp_mask",

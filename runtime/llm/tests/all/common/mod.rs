@@ -5,6 +5,8 @@ pub mod known;
 
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
+use samite_llm::arch::Output;
+use samite_llm::arch::spec::Pooling;
 use samite_llm::{
     Batch, Context, ContextOptions, Model, ModelOptions, PlacementRule, SyntheticModel,
 };
@@ -73,7 +75,15 @@ pub fn tokens(count: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Decodes tokens at consecutive positions of a sequence and returns the logits after each.
+/// What a model gives: embeddings, if it has no logits.
+pub fn output_of(model: &Model) -> Output {
+    match model.spec().head.output {
+        Some(_) => Output::Logits,
+        None => Output::Embeddings(Pooling::None),
+    }
+}
+
+/// Decodes tokens at consecutive positions of a sequence and returns the logits after each, or its embedding.
 pub fn decode(
     context: &mut Context,
     tokens: &[u32],
@@ -86,7 +96,8 @@ pub fn decode(
     }
     context.decode(&batch).unwrap();
     (0..tokens.len())
-        .map(|i| context.logits(i).unwrap().to_vec())
+        .map(|i| context.logits(i).or_else(|| context.embedding(i)))
+        .map(|row| row.unwrap().to_vec())
         .collect()
 }
 

@@ -1,6 +1,6 @@
 //! Best-fit planning of offsets in memory that does not exist yet.
 
-use samite_core::align_up;
+use crate::buffer::align_up;
 
 /// A planned piece of memory: `size` bytes at `offset` of chunk number `chunk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

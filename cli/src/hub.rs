@@ -1,0 +1,156 @@
+//! Models by name: which flags there are, and downloads with a bar.
+
+use crate::failure::{Failure, Outcome};
+use crate::shown::{escaped, say};
+use crate::{interrupt, progress};
+use clap::Args;
+use samite::hub::{Cache, Error, Hub, HubOptions, Listing, Progress, Reference, RemoteFile};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// A model that is named instead of its file.
+#[derive(Clone, Debug, Args)]
+pub struct HubArgs {
+    /// Model of a hub instead of a file: owner and name of its repository, perhaps a quantization; downloaded if it is not there [also: -hf, -hfr]
+    #[arg(
+        long,
+        value_name = "OWNER/NAME[:TYPE]",
+        conflicts_with = "model",
+        help_heading = "Model by name"
+    )]
+    hf_repo: Option<Reference>,
+
+    /// File of that repository, instead of a quantization [also: -hff]
+    #[arg(
+        long,
+        value_name = "PATH",
+        requires = "hf_repo",
+        help_heading = "Model by name"
+    )]
+    hf_file: Option<String>,
+
+    #[command(flatten)]
+    access: AccessArgs,
+
+    /// Only what was downloaded before
+    #[arg(long, requires = "hf_repo", help_heading = "Model by name")]
+    offline: bool,
+
+    #[arg(skip)]
+    found: OnceLock<PathBuf>,
+}
+
+/// How the hub knows its user.
+#[derive(Clone, Debug, Args)]
+pub struct AccessArgs {
+    /// Token of an account at the hub; HF_TOKEN, or what the hub's own program has stored, by default [also: -hft]
+    #[arg(long, value_name = "TOKEN", help_heading = "Model by name")]
+    hf_token: Option<String>,
+}
+
+impl AccessArgs {
+    /// The hub that the environment names.
+    pub fn hub(&self) -> Hub {
+        let mut options = HubOptions::from_environment();
+        options.token = self.hf_token.clone().or(options.token);
+        Hub::new(options)
+    }
+}
+
+impl HubArgs {
+    /// The file of the model: `file`, or that of the model that is named, which is downloaded first.
+    pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> Outcome<Option<&'a Path>> {
+        let Some(repository) = &self.hf_repo else {
+            return Ok(file.as_deref());
+        };
+        if let Some(path) = self.found.get() {
+            return Ok(Some(path));
+        }
+        let mut reference = repository.clone();
+        if let Some(file) = &self.hf_file {
+            let named = format!("{}:{file}", repository.repository);
+            reference = named.parse()?;
+        }
+        let cache = cache()?;
+        let path = if self.offline {
+            found(&cache, &reference)?
+        } else {
+            let hub = self.access.hub();
+            match list(&hub, &reference, "main") {
+                Ok(listing) => {
+                    let mut paths = fetch(&hub, &cache, &listing, &listing.choose(&reference)?)?;
+                    paths.swap_remove(0)
+                }
+                Err(error) if error.is_connection() => {
+                    let path = cache.find(&reference, "main").ok_or(error)?;
+                    say(format_args!(
+                        "the hub cannot be reached: {} is used as it was downloaded",
+                        escaped(&reference.to_string())
+                    ));
+                    path
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        Ok(Some(self.found.get_or_init(|| path)))
+    }
+}
+
+/// The user's cache.
+pub fn cache() -> Outcome<Cache> {
+    Cache::of_user().ok_or_else(|| {
+        Failure::error("nothing says where downloads go: set HF_HUB_CACHE to a folder, or HOME")
+    })
+}
+
+fn found(cache: &Cache, reference: &Reference) -> Outcome<PathBuf> {
+    cache.find(reference, "main").ok_or_else(|| {
+        Failure::error(format_args!(
+            "--offline: {} is not in {}: download it first, with samite pull",
+            escaped(&reference.to_string()),
+            cache.folder().display()
+        ))
+    })
+}
+
+/// What a repository has. A signal ends the program at once.
+pub fn list(hub: &Hub, reference: &Reference, revision: &str) -> Result<Listing, Error> {
+    interrupt::at_once(|| hub.list(reference, revision))
+}
+
+/// Downloads files, with a bar, and says where they are.
+pub fn fetch(
+    hub: &Hub,
+    cache: &Cache,
+    listing: &Listing,
+    files: &[&RemoteFile],
+) -> Outcome<Vec<PathBuf>> {
+    let cancel = interrupt::token();
+    let bar = progress::bytes("downloading");
+    bar.set_length(files.iter().map(|file| file.size).sum());
+    let (mut paths, mut before) = (Vec::new(), 0);
+    for &file in files {
+        let mut hear = |progress| match progress {
+            Progress::Received(bytes) => {
+                bar.set_message("downloading");
+                bar.set_position(before + bytes);
+            }
+            Progress::Checked(bytes) => {
+                bar.set_message("checking");
+                bar.set_position(before + bytes);
+            }
+        };
+        paths.push(hub.fetch(cache, listing, file, &mut hear, &cancel)?);
+        before += file.size;
+    }
+    Ok(paths)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Cancelled => Failure::Interrupted,
+            error => Failure::error(error),
+        }
+    }
+}

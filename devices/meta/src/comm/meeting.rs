@@ -1,0 +1,273 @@
+//! A point that all threads of a group reach before one of them goes on.
+
+use std::fmt;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+#[cfg(loom)]
+use loom::hint::spin_loop;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
+#[cfg(not(loom))]
+use std::hint::spin_loop;
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// What a member calls: all must call the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub what: &'static str,
+    pub count: usize,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.what, self.count)
+    }
+}
+
+/// Why a meeting failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Poison(pub String);
+
+#[derive(Default)]
+struct State {
+    /// Who came, and what they called.
+    arrived: Vec<(usize, Call)>,
+    poison: Option<Poison>,
+    sleeping: usize,
+}
+
+/// Where `size` threads meet, again and again. A thread that is early spins shortly, then sleeps.
+pub(super) struct Meeting {
+    size: usize,
+    spins: usize,
+    deadline: Duration,
+    /// Meetings so far, and one more when the group is poisoned: what spinning threads look at.
+    count: AtomicUsize,
+    is_bad: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
+        Meeting {
+            size,
+            spins,
+            deadline,
+            count: AtomicUsize::new(0),
+            is_bad: AtomicBool::new(false),
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing can panic between two changes of the state that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets everybody go on who waits or spins.
+    fn release(&self, state: &State) {
+        self.count.fetch_add(1, Ordering::Release);
+        if state.sleeping > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn poison_locked(&self, state: &mut State, poison: Poison) -> Poison {
+        let poison = state.poison.get_or_insert(poison).clone();
+        state.arrived.clear();
+        self.is_bad.store(true, Ordering::Release);
+        self.release(state);
+        poison
+    }
+
+    /// Makes every call fail from now on.
+    pub fn poison(&self, reason: String) {
+        let mut state = self.lock();
+        self.poison_locked(&mut state, Poison(reason));
+    }
+
+    /// Whether it is poisoned.
+    pub fn is_poisoned(&self) -> bool {
+        self.lock().poison.is_some()
+    }
+
+    /// Begins anew. Nobody may be in a meeting.
+    pub fn reset(&self) {
+        let mut state = self.lock();
+        state.arrived.clear();
+        state.poison = None;
+        self.is_bad.store(false, Ordering::Release);
+    }
+
+    /// Waits for all others. What each did before, all see afterwards.
+    pub fn meet(&self, member: usize, call: Call) -> Result<(), Poison> {
+        let mut state = self.lock();
+        if let Some(poison) = &state.poison {
+            return Err(poison.clone());
+        }
+        if let Some((other, theirs)) = state.arrived.iter().find(|(_, theirs)| *theirs != call) {
+            let poison = Poison(format!(
+                "member {member} called {call}, but member {other} called {theirs}"
+            ));
+            return Err(self.poison_locked(&mut state, poison));
+        }
+        state.arrived.push((member, call));
+        // Nobody but who holds the lock changes it.
+        let before = self.count.load(Ordering::Relaxed);
+        if state.arrived.len() == self.size {
+            state.arrived.clear();
+            self.release(&state);
+            return Ok(());
+        }
+        drop(state);
+        for _ in 0..self.spins {
+            if self.count.load(Ordering::Acquire) != before {
+                break;
+            }
+            spin_loop();
+        }
+        if self.count.load(Ordering::Acquire) == before {
+            self.sleep(before, call)?;
+        }
+        // Whoever poisons says so before it lets others go on.
+        match self.is_bad.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => self.lock().poison.clone().map_or(Ok(()), Err),
+        }
+    }
+
+    /// Sleeps until the meeting that follows number `before` took place.
+    fn sleep(&self, before: usize, call: Call) -> Result<(), Poison> {
+        let mut state = self.lock();
+        while self.count.load(Ordering::Acquire) == before {
+            state.sleeping += 1;
+            let (woken, timeout) = self
+                .changed
+                .wait_timeout(state, self.deadline)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.sleeping -= 1;
+            if timeout.timed_out() && self.count.load(Ordering::Acquire) == before {
+                let is_here = |member: &usize| state.arrived.iter().any(|(here, _)| here == member);
+                let missing = (0..self.size).filter(|member| !is_here(member));
+                let missing: Vec<_> = missing.map(|member| member.to_string()).collect();
+                let poison = Poison(format!(
+                    "member {} did not come to {call} within {} s",
+                    missing.join(", "),
+                    self.deadline.as_secs_f32()
+                ));
+                return Err(self.poison_locked(&mut state, poison));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const SUM: Call = Call {
+        what: "sum",
+        count: 4,
+    };
+
+    #[test]
+    fn who_calls_something_else_fails_and_so_does_who_waits() {
+        for spins in [0, 1_000_000_000] {
+            let meeting = Meeting::new(2, spins, Duration::from_secs(60));
+            let other = Call { count: 5, ..SUM };
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| meeting.meet(0, SUM));
+                while meeting.lock().arrived.is_empty() {
+                    std::thread::yield_now();
+                }
+                let second = meeting.meet(1, other).unwrap_err();
+                assert_eq!(
+                    second.0,
+                    "member 1 called sum of 5, but member 0 called sum of 4"
+                );
+                assert_eq!(first.join().unwrap().unwrap_err(), second);
+            });
+            assert!(meeting.meet(0, SUM).is_err(), "it stays poisoned");
+            meeting.reset();
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| meeting.meet(0, SUM));
+                meeting.meet(1, SUM).unwrap();
+                first.join().unwrap().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn who_does_not_come_in_time_is_named() {
+        let meeting = Meeting::new(3, 10, Duration::from_millis(50));
+        let error = meeting.meet(1, SUM).unwrap_err();
+        assert_eq!(
+            error.0,
+            "member 0, 2 did not come to sum of 4 within 0.05 s"
+        );
+        assert!(meeting.is_poisoned());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize as Number;
+
+    const CALL: Call = Call {
+        what: "sum",
+        count: 1,
+    };
+
+    fn model(f: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(f);
+    }
+
+    #[test]
+    fn loom_everybody_sees_what_was_done_before_the_meeting() {
+        model(|| {
+            let shared = Arc::new((
+                Meeting::new(2, 1, Duration::MAX),
+                [Number::new(0), Number::new(0)],
+            ));
+            let work = |member: usize, shared: &(Meeting, [Number; 2])| {
+                for round in 1..3 {
+                    shared.1[member].store(round, Ordering::Relaxed);
+                    shared.0.meet(member, CALL).unwrap();
+                    let other = shared.1[1 - member].load(Ordering::Relaxed);
+                    // It may be one further by now, but not less far.
+                    assert!(other == round || other == round + 1);
+                }
+            };
+            let theirs = Arc::clone(&shared);
+            let other = loom::thread::spawn(move || work(1, &theirs));
+            work(0, &shared);
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_nobody_waits_for_who_gave_up() {
+        model(|| {
+            let shared = Arc::new(Meeting::new(2, 1, Duration::MAX));
+            let theirs = Arc::clone(&shared);
+            let other = loom::thread::spawn(move || theirs.poison("it failed".to_owned()));
+            let error = shared.meet(0, CALL).unwrap_err();
+            assert_eq!(error.0, "it failed");
+            other.join().unwrap();
+        });
+    }
+}

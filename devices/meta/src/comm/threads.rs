@@ -1,0 +1,326 @@
+//! A group of threads in one process.
+
+use super::Communicator;
+use super::meeting::{Call, Meeting, Poison};
+use samite_core::{Error, Result};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+/// What one member tells the others. Each has two, used in turn: when a member comes to a meeting, all have read what it told in the one before the last.
+type Told<T> = [Vec<RwLock<Vec<T>>>; 2];
+
+struct Shared {
+    meeting: Meeting,
+    numbers: Told<f32>,
+    bytes: Told<u8>,
+}
+
+/// A group of threads: what its members have in common.
+#[derive(Clone)]
+pub struct ThreadGroup(Arc<Shared>);
+
+/// One thread's end of a group.
+pub struct ThreadCommunicator {
+    shared: Arc<Shared>,
+    rank: usize,
+    size: usize,
+    /// Meetings so far.
+    calls: usize,
+}
+
+fn told<T>(size: usize) -> Told<T> {
+    std::array::from_fn(|_| (0..size).map(|_| RwLock::default()).collect())
+}
+
+impl ThreadGroup {
+    /// A group of `size` members that wait for each other: in `spins` turns of a loop, then asleep, for `deadline` at most.
+    pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
+        ThreadGroup(Arc::new(Shared {
+            meeting: Meeting::new(size, spins, deadline),
+            numbers: told(size),
+            bytes: told(size),
+        }))
+    }
+
+    /// The members' ends.
+    pub fn members(&self) -> Vec<ThreadCommunicator> {
+        let size = self.0.numbers[0].len();
+        (0..size)
+            .map(|rank| ThreadCommunicator {
+                shared: Arc::clone(&self.0),
+                rank,
+                size,
+                calls: 0,
+            })
+            .collect()
+    }
+
+    /// Makes every call fail, until the group begins anew.
+    pub fn abort(&self, reason: &str) {
+        self.0.meeting.poison(reason.to_owned());
+    }
+
+    /// Whether something failed.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.meeting.is_poisoned()
+    }
+
+    /// Begins anew after a failure. No member may be in a call.
+    pub fn reset(&self) {
+        self.0.meeting.reset();
+    }
+}
+
+fn failed(Poison(reason): Poison) -> Error {
+    Error::device("meta", format!("the members stopped: {reason}"))
+}
+
+fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<()> {
+    let more = len.saturating_sub(list.len());
+    list.try_reserve_exact(more)
+        .map_err(|_| Error::OutOfMemory {
+            device: "host".into(),
+            what: "what members exchange".into(),
+            asked: len * size_of::<T>(),
+            free: None,
+        })?;
+    list.resize(len.max(list.len()), T::default());
+    Ok(())
+}
+
+impl ThreadCommunicator {
+    /// Tells something, and waits until all have.
+    fn tell<T: Copy + Default>(
+        &mut self,
+        told: fn(&Shared) -> &Told<T>,
+        mine: &[T],
+        call: Call,
+    ) -> Result<usize> {
+        let turn = self.calls % 2;
+        self.calls += 1;
+        {
+            let place = &told(&self.shared)[turn][self.rank];
+            let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
+            grow(&mut place, mine.len())?;
+            place[..mine.len()].copy_from_slice(mine);
+        }
+        self.shared.meeting.meet(self.rank, call).map_err(failed)?;
+        Ok(turn)
+    }
+
+    /// What a member told.
+    fn heard<T: Copy>(
+        &self,
+        told: fn(&Shared) -> &Told<T>,
+        turn: usize,
+        member: usize,
+        each: impl FnOnce(&[T]),
+    ) {
+        let place = &told(&self.shared)[turn][member];
+        each(&place.read().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Communicator for ThreadCommunicator {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn all_reduce(&mut self, x: &mut [f32]) -> Result<()> {
+        if self.size == 1 {
+            return Ok(());
+        }
+        let call = Call {
+            what: "sum",
+            count: x.len(),
+        };
+        let turn = self.tell(|shared| &shared.numbers, x, call)?;
+        for member in 0..self.size {
+            self.heard(
+                |shared| &shared.numbers,
+                turn,
+                member,
+                |theirs| match member {
+                    0 => x.copy_from_slice(&theirs[..x.len()]),
+                    _ => x
+                        .iter_mut()
+                        .zip(theirs)
+                        .for_each(|(sum, value)| *sum += value),
+                },
+            );
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, mine: &[u8], counts: &[usize], out: &mut [u8]) -> Result<()> {
+        let total: usize = counts.iter().sum();
+        if counts.len() != self.size || counts[self.rank] != mine.len() || total != out.len() {
+            return Err(Error::invalid(format!(
+                "a gather of {} bytes into {} with counts {counts:?} in a group of {}",
+                mine.len(),
+                out.len(),
+                self.size
+            )));
+        }
+        let call = Call {
+            what: "gather",
+            count: total,
+        };
+        let turn = self.tell(|shared| &shared.bytes, mine, call)?;
+        let mut rest = out;
+        for (member, &count) in counts.iter().enumerate() {
+            let (part, behind) = rest.split_at_mut(count);
+            rest = behind;
+            self.heard(
+                |shared| &shared.bytes,
+                turn,
+                member,
+                |theirs| part.copy_from_slice(&theirs[..count]),
+            );
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<()> {
+        if root >= self.size {
+            return Err(Error::invalid(format!(
+                "member {root} of a group of {}",
+                self.size
+            )));
+        }
+        let call = Call {
+            what: "broadcast",
+            count: bytes.len(),
+        };
+        let mine: &[u8] = if self.rank == root { bytes } else { &[] };
+        let turn = self.tell(|shared| &shared.bytes, mine, call)?;
+        let len = bytes.len();
+        self.heard(
+            |shared| &shared.bytes,
+            turn,
+            root,
+            |theirs| bytes.copy_from_slice(&theirs[..len]),
+        );
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        let call = Call {
+            what: "barrier",
+            count: 0,
+        };
+        self.calls += 1;
+        self.shared.meeting.meet(self.rank, call).map_err(failed)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.meeting.poison(reason.to_owned());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Runs `work` as every member.
+    #[allow(clippy::unwrap_used)] // A helper of tests is a test.
+    fn together<T: Send>(
+        size: usize,
+        spins: usize,
+        work: impl Fn(&mut ThreadCommunicator) -> T + Sync,
+    ) -> Vec<T> {
+        let group = ThreadGroup::new(size, spins, LONG);
+        std::thread::scope(|scope| {
+            let members: Vec<_> = group
+                .members()
+                .into_iter()
+                .map(|mut member| {
+                    let work = &work;
+                    scope.spawn(move || work(&mut member))
+                })
+                .collect();
+            members.into_iter().map(|m| m.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn sums_have_the_same_bits_everywhere_and_are_made_in_order() {
+        for size in 1..5 {
+            for len in [0, 1, 7, 4096] {
+                let value = |rank: usize, i: usize| 0.1 + rank as f32 * 1e-7 + i as f32;
+                let expected: Vec<f32> = (0..len)
+                    .map(|i| (1..size).fold(value(0, i), |sum, rank| sum + value(rank, i)))
+                    .collect();
+                let sums = together(size, 50, |comm| {
+                    let rank = comm.rank();
+                    let mut x: Vec<f32> = (0..len).map(|i| value(rank, i)).collect();
+                    comm.all_reduce(&mut x).unwrap();
+                    x
+                });
+                for sum in sums {
+                    assert_eq!(sum, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn uneven_parts_are_gathered_and_choices_are_told() {
+        let counts = [3, 0, 5];
+        let all = together(3, 0, |comm| {
+            let mine = vec![comm.rank() as u8 + 1; counts[comm.rank()]];
+            let mut out = [0; 8];
+            comm.all_gather(&mine, &counts, &mut out).unwrap();
+            let mut choice = [comm.rank() as u8; 2];
+            comm.broadcast(2, &mut choice).unwrap();
+            comm.barrier().unwrap();
+            assert!(comm.all_gather(&mine, &[1, 1, 1], &mut out).is_err());
+            assert!(comm.broadcast(3, &mut choice).is_err());
+            (out, choice)
+        });
+        for (out, choice) in all {
+            assert_eq!(out, [1, 1, 1, 3, 3, 3, 3, 3]);
+            assert_eq!(choice, [2, 2]);
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten_before_all_have_read_it() {
+        const CALLS: usize = 20_000;
+        let wrong: usize = together(3, 20, |comm| {
+            (0..CALLS)
+                .filter(|&i| {
+                    let mut x = [i as f32 + comm.rank() as f32; 3];
+                    comm.all_reduce(&mut x[..1 + i % 3]).unwrap();
+                    x[0] != 3.0 * i as f32 + 3.0
+                })
+                .count()
+        })
+        .into_iter()
+        .sum();
+        assert_eq!(wrong, 0);
+    }
+
+    #[test]
+    fn an_abort_and_a_wrong_order_are_errors_for_all() {
+        let errors = together(3, 0, |comm| match comm.rank() {
+            0 => {
+                comm.abort("out of memory");
+                String::new()
+            }
+            _ => comm.barrier().unwrap_err().to_string(),
+        });
+        assert!(errors[1..].iter().all(|e| e.contains("out of memory")));
+        let errors = together(2, 0, |comm| match comm.rank() {
+            0 => comm.all_reduce(&mut [0.0; 2]).unwrap_err().to_string(),
+            _ => comm.barrier().unwrap_err().to_string(),
+        });
+        assert!(errors.iter().all(|e| e.contains("called")), "{errors:?}");
+    }
+}

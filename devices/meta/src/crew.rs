@@ -1,0 +1,238 @@
+//! Threads that work as members, one for each but the first, which works on the caller's thread.
+
+use samite_core::{Error, Result};
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// Something that every member does.
+pub(crate) type Job = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
+
+enum Post {
+    Nothing,
+    Job(Job),
+    Result(Result<()>),
+    End,
+}
+
+/// Where a job is put for a thread, and its result for the crew.
+struct Mailbox {
+    post: Mutex<Post>,
+    changed: Condvar,
+    /// Changes of `post`: what a spinning thread looks at.
+    count: AtomicUsize,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Post> {
+        self.post.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, post: Post) {
+        *self.lock() = post;
+        self.count.fetch_add(1, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    /// Waits for something that `take` takes: first in a loop, then asleep; `None` if it does not come in time.
+    fn wait<T>(
+        &self,
+        spins: usize,
+        deadline: Option<Duration>,
+        take: impl Fn(&mut Post) -> Option<T>,
+    ) -> Option<T> {
+        let mut seen = self.count.load(Ordering::Acquire);
+        if let Some(taken) = take(&mut self.lock()) {
+            return Some(taken);
+        }
+        for _ in 0..spins {
+            let now = self.count.load(Ordering::Acquire);
+            if now != seen {
+                seen = now;
+                if let Some(taken) = take(&mut self.lock()) {
+                    return Some(taken);
+                }
+            }
+            spin_loop();
+        }
+        let mut post = self.lock();
+        loop {
+            if let Some(taken) = take(&mut post) {
+                return Some(taken);
+            }
+            post = match deadline {
+                None => self
+                    .changed
+                    .wait(post)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let (woken, timeout) = self
+                        .changed
+                        .wait_timeout(post, deadline)
+                        .unwrap_or_else(PoisonError::into_inner);
+                    post = woken;
+                    if timeout.timed_out() {
+                        return take(&mut post);
+                    }
+                    post
+                }
+            };
+        }
+    }
+}
+
+/// The threads of all members but the first.
+pub(crate) struct Crew {
+    mailboxes: Vec<Arc<Mailbox>>,
+    threads: Vec<JoinHandle<()>>,
+    spins: usize,
+    deadline: Duration,
+    /// A thread does not come back.
+    is_lost: bool,
+}
+
+/// What a job says; a panic in it is an error.
+fn done(job: &Job, member: usize) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(|| job(member))).unwrap_or_else(|panic| {
+        let what = panic
+            .downcast_ref::<&str>()
+            .map(|text| (*text).to_owned())
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
+        Err(Error::device(
+            "meta",
+            format!("member {member} panicked: {what}"),
+        ))
+    })
+}
+
+impl Crew {
+    /// Threads for `members` members. Who waits spins for so many turns of a loop before it sleeps.
+    pub fn new(name: &str, members: usize, spins: usize, deadline: Duration) -> Result<Self> {
+        let mut crew = Crew {
+            mailboxes: Vec::new(),
+            threads: Vec::new(),
+            spins,
+            deadline,
+            is_lost: false,
+        };
+        for member in 1..members {
+            let mailbox = Arc::new(Mailbox {
+                post: Mutex::new(Post::Nothing),
+                changed: Condvar::new(),
+                count: AtomicUsize::new(0),
+            });
+            let mine = Arc::clone(&mailbox);
+            let work = move || {
+                loop {
+                    let next = mine.wait(spins, None, |post| match post {
+                        Post::Job(_) | Post::End => Some(std::mem::replace(post, Post::Nothing)),
+                        Post::Nothing | Post::Result(_) => None,
+                    });
+                    let Some(Post::Job(job)) = next else { return };
+                    let result = done(&job, member);
+                    // What the job holds is free before its result is there.
+                    drop(job);
+                    mine.put(Post::Result(result));
+                }
+            };
+            let thread = Builder::new()
+                .name(format!("{name}-{member}"))
+                .spawn(work)
+                .map_err(|error| Error::io("starting a thread of a member", error))?;
+            crew.mailboxes.push(mailbox);
+            crew.threads.push(thread);
+        }
+        Ok(crew)
+    }
+
+    /// Whether a thread did not come back.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Lets every member do a job, and waits for all. By member: what it says; `None` for one that does not come back in time, with which the crew is lost.
+    pub fn run(&mut self, job: &Job) -> Vec<Option<Result<()>>> {
+        for mailbox in &self.mailboxes {
+            mailbox.put(Post::Job(Arc::clone(job)));
+        }
+        let mut results = vec![Some(done(job, 0))];
+        for mailbox in &self.mailboxes {
+            let result = mailbox.wait(self.spins, Some(self.deadline), |post| match post {
+                Post::Result(_) => match std::mem::replace(post, Post::Nothing) {
+                    Post::Result(result) => Some(result),
+                    _ => None,
+                },
+                _ => None,
+            });
+            self.is_lost |= result.is_none();
+            results.push(result);
+        }
+        results
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for mailbox in &self.mailboxes {
+            mailbox.put(Post::End);
+        }
+        // Nobody waits for a thread that does not come back.
+        if !self.is_lost {
+            for thread in self.threads.drain(..) {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_member_works_once_and_a_panic_is_an_error() {
+        for spins in [0, 1000] {
+            let mut crew = Crew::new("test", 3, spins, Duration::from_secs(60)).unwrap();
+            for round in 0..200 {
+                let worked = Arc::new(AtomicUsize::new(0));
+                let count = Arc::clone(&worked);
+                let job: Job = Arc::new(move |member| {
+                    count.fetch_add(1 << (8 * member), Ordering::Relaxed);
+                    assert!(member != 2 || round != 7, "on purpose");
+                    Ok(())
+                });
+                let results = crew.run(&job);
+                assert_eq!(worked.load(Ordering::Relaxed), 0x01_01_01);
+                let failed = results
+                    .iter()
+                    .filter(|r| !matches!(r, Some(Ok(()))))
+                    .count();
+                assert_eq!(failed, usize::from(round == 7));
+                if round == 7 {
+                    let error = results[2].as_ref().unwrap().as_ref().unwrap_err();
+                    assert!(error.to_string().contains("on purpose"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_back_is_not_waited_for() {
+        let mut crew = Crew::new("test", 2, 0, Duration::from_millis(30)).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let receiver = Mutex::new(receiver);
+        let job: Job = Arc::new(move |member| {
+            if member == 1 {
+                let _ = receiver.lock().unwrap().recv();
+            }
+            Ok(())
+        });
+        let results = crew.run(&job);
+        assert!(results[1].is_none() && crew.is_lost());
+        drop(sender);
+    }
+}

@@ -1,0 +1,831 @@
+//! One pass over a graph: the state of every tensor, a graph for every member, and what members exchange between the parts of those.
+//!
+//! It looks at data only: no device, no memory. Leaves have states; a [rule](crate::rules) says for each node which states its sources must have
+//! and which one its result then has. Where a source has another one, it is converted: cutting what all have is free, making a whole of parts
+//! or of sums is a [`Collective`]. A conversion is made once and kept for later users, until something writes to what was converted.
+
+use crate::rules::{Case, Decision, Mode, Operand, decide};
+use crate::state::{Runs, State};
+use samite_core::{Error, Graph, Layout, Op, OpKind, Result, StoredTensor, TensorId, counted};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// What members know of a leaf.
+pub struct Leaf {
+    /// What each has of it.
+    pub state: State,
+    /// For stored leaves: each member's part; `None` for who has nothing.
+    pub stored: Option<Vec<Option<Arc<StoredTensor>>>>,
+}
+
+/// Tells of the leaves of a graph.
+pub type Leaves<'a> = dyn Fn(TensorId) -> Result<Leaf> + 'a;
+
+/// What all members do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exchange {
+    /// Partial tensors are summed.
+    Sum,
+    /// Parts are put together.
+    Gather,
+    /// Everybody gets what the first member has.
+    Broadcast,
+}
+
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Exchange::Sum => "sum",
+            Exchange::Gather => "gather",
+            Exchange::Broadcast => "broadcast",
+        })
+    }
+}
+
+/// A tensor that all members make together. Afterwards each has all of it.
+#[derive(Clone, Debug)]
+pub struct Collective {
+    /// How.
+    pub exchange: Exchange,
+    /// What it is a whole of: type and shape, without gaps.
+    pub layout: Layout,
+    /// What each had before.
+    pub from: State,
+    /// By member: the tensor that it has, if that is not empty.
+    pub sources: Vec<Option<TensorId>>,
+    /// By member: the tensor that it gets.
+    pub results: Vec<TensorId>,
+}
+
+/// What members do, one after the other.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// By member: the nodes of its graph that it runs.
+    Run(Vec<Vec<TensorId>>),
+    /// Something is exchanged.
+    Exchange(Collective),
+}
+
+/// A tensor that was not in the state that a node needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Conversion {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Its name.
+    pub name: String,
+    /// What it was.
+    pub from: State,
+    /// What it became.
+    pub to: State,
+    /// What members exchange for it; nothing if each cuts what it has.
+    pub exchange: Option<Exchange>,
+    /// Bytes of what is exchanged.
+    pub bytes: usize,
+    /// For which node, or for what else.
+    pub reason: String,
+}
+
+/// A tensor from outside of the nodes, which every member gets as a whole before the run.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// By member: the leaf of its graph; `None` for who needs none of it.
+    pub locals: Vec<Option<TensorId>>,
+}
+
+/// A tensor that is needed outside of the nodes.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// What each member has of it: all, or a part.
+    pub state: State,
+    /// By member: the tensor of its graph, if what it has is not empty.
+    pub locals: Vec<Option<TensorId>>,
+}
+
+/// A graph divided among members.
+pub struct Partition {
+    /// By tensor of the graph: its state where it was computed; `None` for what the nodes do not refer to.
+    pub states: Vec<Option<State>>,
+    /// By member: its graph.
+    pub graphs: Vec<Graph>,
+    /// What members do.
+    pub steps: Vec<Step>,
+    /// What was not as it was needed.
+    pub conversions: Vec<Conversion>,
+    /// What comes from outside.
+    pub inputs: Vec<Input>,
+    /// What goes outside.
+    pub outputs: Vec<Output>,
+    /// By member: for each computed tensor of its graph, the node that it was made for.
+    pub origins: Vec<BTreeMap<TensorId, TensorId>>,
+}
+
+impl fmt::Debug for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Partition")
+            .field("members", &self.graphs.len())
+            .field("steps", &self.steps.len())
+            .field("conversions", &self.conversions)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is divided, and among whom.
+pub struct Task<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
+    /// The computed nodes, in order.
+    pub nodes: &'a [TensorId],
+    /// By tensor: whether something outside of the nodes needs it.
+    pub escaping: &'a [bool],
+    /// How many members there are.
+    pub members: usize,
+    /// Whether equal inputs give all of them equal results, bit by bit. If not, the first one's choices (orders, indices) count for all.
+    pub alike: bool,
+}
+
+type Decide<'a> = &'a dyn Fn(&Case<'_>) -> Decision;
+
+impl Partition {
+    /// Divides the nodes of a task.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a node that writes to a tensor which is divided in a way that it cannot write to; what `leaves` says.
+    pub fn new(task: &Task<'_>, leaves: &Leaves<'_>) -> Result<Self> {
+        Self::with_rules(task, leaves, &decide)
+    }
+
+    /// [`new`](Partition::new) with rules of one's own: for tests, which plant wrong ones.
+    pub(crate) fn with_rules(
+        task: &Task<'_>,
+        leaves: &Leaves<'_>,
+        decide: Decide<'_>,
+    ) -> Result<Self> {
+        let mut pass = Pass::new(task, leaves, decide);
+        for &id in task.nodes {
+            if task.graph.tensor(id).is_computed() {
+                pass.tensor(id)?;
+            }
+        }
+        pass.finish()
+    }
+
+    /// How often members exchange something.
+    pub fn exchanges(&self) -> usize {
+        let is_exchange = |step: &&Step| matches!(step, Step::Exchange(_));
+        self.steps.iter().filter(is_exchange).count()
+    }
+
+    /// Bytes of everything that is exchanged in a run.
+    pub fn bytes_exchanged(&self) -> usize {
+        let bytes = |step: &Step| match step {
+            Step::Exchange(collective) => collective.layout.bytes(),
+            Step::Run(_) => 0,
+        };
+        self.steps.iter().map(bytes).sum()
+    }
+
+    /// In one line.
+    pub fn summary(&self) -> String {
+        let mut kinds = [0; 3];
+        for conversion in &self.conversions {
+            match conversion.exchange {
+                Some(Exchange::Sum) => kinds[0] += 1,
+                Some(Exchange::Gather) => kinds[1] += 1,
+                Some(Exchange::Broadcast) => kinds[2] += 1,
+                None => {}
+            }
+        }
+        format!(
+            "{}: {} summed, {} gathered, {} broadcast",
+            counted(self.exchanges(), "exchange"),
+            kinds[0],
+            kinds[1],
+            kinds[2]
+        )
+    }
+}
+
+/// By member: the tensor of its graph; `None` for an empty part.
+type Locals = Vec<Option<TensorId>>;
+
+/// A tensor in one state.
+struct Variant {
+    state: State,
+    locals: Locals,
+}
+
+struct Pass<'a> {
+    task: &'a Task<'a>,
+    leaves: &'a Leaves<'a>,
+    decide: Decide<'a>,
+    inside: BTreeSet<TensorId>,
+    /// By tensor: what it is, first as it was computed, then converted.
+    variants: Vec<Vec<Variant>>,
+    /// By tensor: memory that the nodes write to after it was made. It is mirrored, so that everything can write there.
+    is_target: Vec<bool>,
+    /// Which tensors share memory.
+    memories: Vec<TensorId>,
+    /// The nodes of each member since the last exchange.
+    run: Vec<Vec<TensorId>>,
+    made: Partition,
+}
+
+impl<'a> Pass<'a> {
+    fn new(task: &'a Task<'a>, leaves: &'a Leaves<'a>, decide: Decide<'a>) -> Self {
+        let (graph, n) = (task.graph, task.members);
+        let mut is_target = vec![false; graph.len()];
+        for &id in task.nodes {
+            for (_, target) in graph.tensor(id).written() {
+                is_target[graph.memory_of(target).index()] = true;
+            }
+        }
+        Pass {
+            task,
+            leaves,
+            decide,
+            inside: task.nodes.iter().copied().collect(),
+            variants: graph.ids().map(|_| Vec::new()).collect(),
+            is_target,
+            memories: samite_core::reorder::memories(graph),
+            run: vec![Vec::new(); n],
+            made: Partition {
+                states: vec![None; graph.len()],
+                graphs: vec![Graph::new(); n],
+                steps: Vec::new(),
+                conversions: Vec::new(),
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                origins: vec![BTreeMap::new(); n],
+            },
+        }
+    }
+
+    fn members(&self) -> std::ops::Range<usize> {
+        0..self.task.members
+    }
+
+    /// Appends a node to a member's graph, and to what it runs.
+    fn push(
+        &mut self,
+        member: usize,
+        of: TensorId,
+        op: Op,
+        sources: &[Option<TensorId>],
+    ) -> Result<TensorId> {
+        let graph = &mut self.made.graphs[member];
+        let id = graph.push(op, sources)?;
+        let name = &self.task.graph.tensor(of).name;
+        graph.set_name(id, Arc::clone(name));
+        if graph.tensor(id).is_computed() {
+            self.run[member].push(id);
+            self.made.origins[member].insert(id, of);
+        }
+        Ok(id)
+    }
+
+    /// A tensor of a member's graph that is written before it is read.
+    fn leaf(&mut self, member: usize, of: TensorId, layout: &Layout) -> Result<TensorId> {
+        let name = &self.task.graph.tensor(of).name;
+        self.made.graphs[member].leaf(name, layout.dtype(), layout.shape())
+    }
+
+    /// Ends what members run on their own.
+    fn end_run(&mut self) {
+        if self.run.iter().any(|nodes| !nodes.is_empty()) {
+            let nodes = std::mem::take(&mut self.run);
+            self.run = vec![Vec::new(); nodes.len()];
+            self.made.steps.push(Step::Run(nodes));
+        }
+    }
+
+    /// Makes a whole of what members have of a tensor.
+    fn exchange(
+        &mut self,
+        of: TensorId,
+        exchange: Exchange,
+        from: State,
+        sources: Locals,
+    ) -> Result<Locals> {
+        let mut sources = sources;
+        let layout = self.task.graph.tensor(of).layout.compact()?;
+        for member in self.members() {
+            if let Some(id) = sources[member] {
+                // Views have gaps, or an order of their own.
+                let tensor = self.made.graphs[member].tensor(id);
+                let id = match tensor.layout.is_contiguous() && tensor.view.is_none() {
+                    true => id,
+                    false => self.push(member, of, Op::Cont, &[Some(id)])?,
+                };
+                self.made.graphs[member].set_output(id);
+                sources[member] = Some(id);
+            }
+        }
+        self.end_run();
+        let results = self
+            .members()
+            .map(|member| self.leaf(member, of, &layout))
+            .collect::<Result<Vec<_>>>()?;
+        self.made.steps.push(Step::Exchange(Collective {
+            exchange,
+            layout,
+            from,
+            sources,
+            results: results.clone(),
+        }));
+        Ok(results.into_iter().map(Some).collect())
+    }
+
+    /// A tensor as it was computed.
+    fn tensor(&mut self, id: TensorId) -> Result<State> {
+        if let Some(variant) = self.variants[id.index()].first() {
+            return Ok(variant.state.clone());
+        }
+        let tensor = self.task.graph.tensor(id);
+        let is_here = tensor.op.is_view() || self.inside.contains(&id);
+        let variant = match is_here && !matches!(tensor.op, Op::Leaf) {
+            true => self.node(id)?,
+            false => self.outside(id)?,
+        };
+        let state = variant.state.clone();
+        self.made.states[id.index()] = Some(state.clone());
+        self.variants[id.index()].push(variant);
+        Ok(state)
+    }
+
+    /// A leaf, or what another part of the graph computes.
+    fn outside(&mut self, id: TensorId) -> Result<Variant> {
+        let tensor = self.task.graph.tensor(id);
+        let leaf = (self.leaves)(id)?;
+        leaf.state.check(&tensor.layout, self.task.members)?;
+        let mut locals = Vec::new();
+        for member in self.members() {
+            let shape = leaf.state.local_shape(tensor.layout.shape(), member);
+            let is_empty = shape.contains(&0) && !tensor.layout.is_empty();
+            let local = match &leaf.stored {
+                Some(stored) => match &stored[member] {
+                    Some(stored) => Some(self.made.graphs[member].stored(stored)?),
+                    None => None,
+                },
+                None if is_empty => None,
+                None => {
+                    let layout = Layout::contiguous(tensor.layout.dtype(), shape)?;
+                    Some(self.made.graphs[member].input(
+                        &tensor.name,
+                        layout.dtype(),
+                        layout.shape(),
+                    )?)
+                }
+            };
+            locals.push(local);
+        }
+        if leaf.stored.is_none() {
+            self.made.inputs.push(Input {
+                tensor: id,
+                locals: locals.clone(),
+            });
+        }
+        Ok(Variant {
+            state: leaf.state,
+            locals,
+        })
+    }
+
+    /// Something that the nodes compute, or a view.
+    fn node(&mut self, id: TensorId) -> Result<Variant> {
+        let tensor = self.task.graph.tensor(id);
+        let mut states: Vec<Option<State>> = Vec::new();
+        for source in &tensor.sources {
+            states.push(source.map(|source| self.tensor(source)).transpose()?);
+        }
+        // What was made a whole already stays one.
+        for (source, state) in tensor.sources.iter().zip(&mut states) {
+            if let Some(source) = source
+                && *state == Some(State::Partial)
+                && self.find(*source, &State::Mirrored).is_some()
+            {
+                *state = Some(State::Mirrored);
+            }
+        }
+        let operands: Vec<Option<Operand<'_>>> = tensor
+            .sources
+            .iter()
+            .zip(&states)
+            .map(|(source, state)| {
+                let layout = &self.task.graph.tensor((*source)?).layout;
+                let state = state.as_ref()?;
+                Some(Operand { layout, state })
+            })
+            .collect();
+        let case = Case {
+            op: &tensor.op,
+            sources: &operands,
+            result: &tensor.layout,
+        };
+        let decision = (self.decide)(&case);
+        let divided = match self.compute(id, &decision) {
+            Err(error) if decision.result != State::Mirrored => {
+                tracing::debug!(%error, "computed by all members: {tensor:?}");
+                self.compute(id, &case.gathered())
+            }
+            divided => divided,
+        };
+        let mut variant = divided?;
+        // Copies of what is written to are old now.
+        for (_, target) in tensor.written() {
+            let memory = self.memories[target.index()];
+            for (index, variants) in self.variants.iter_mut().enumerate() {
+                if self.memories[index] == memory {
+                    variants.truncate(1);
+                }
+            }
+        }
+        let is_choice = matches!(
+            tensor.op.kind(),
+            OpKind::ArgMax | OpKind::ArgSort | OpKind::TopK
+        );
+        if is_choice && !self.task.alike && variant.state == State::Mirrored {
+            let locals = std::mem::take(&mut variant.locals);
+            variant.locals = self.exchange(id, Exchange::Broadcast, State::Mirrored, locals)?;
+            self.tell(
+                id,
+                State::Mirrored,
+                State::Mirrored,
+                Some(Exchange::Broadcast),
+                "members of different kinds may choose differently".to_owned(),
+            );
+        }
+        if self.is_target[id.index()] && variant.state != State::Mirrored {
+            let reason = "something writes to it".to_owned();
+            variant = self.whole(id, variant.state, variant.locals, reason)?;
+        }
+        Ok(variant)
+    }
+
+    /// A whole of sums or parts.
+    fn whole(
+        &mut self,
+        id: TensorId,
+        state: State,
+        locals: Locals,
+        reason: String,
+    ) -> Result<Variant> {
+        let exchange = match &state {
+            State::Partial => Exchange::Sum,
+            State::Split { .. } => Exchange::Gather,
+            State::Mirrored => Exchange::Broadcast,
+        };
+        self.tell(id, state.clone(), State::Mirrored, Some(exchange), reason);
+        Ok(Variant {
+            locals: self.exchange(id, exchange, state, locals)?,
+            state: State::Mirrored,
+        })
+    }
+
+    fn tell(
+        &mut self,
+        id: TensorId,
+        from: State,
+        to: State,
+        exchange: Option<Exchange>,
+        reason: String,
+    ) {
+        let tensor = self.task.graph.tensor(id);
+        self.made.conversions.push(Conversion {
+            tensor: id,
+            name: tensor.name.to_string(),
+            from,
+            to,
+            bytes: match exchange {
+                Some(_) => tensor.layout.bytes(),
+                None => 0,
+            },
+            exchange,
+            reason,
+        });
+    }
+
+    /// Appends a node to the members' graphs as was decided.
+    fn compute(&mut self, id: TensorId, decision: &Decision) -> Result<Variant> {
+        let tensor = self.task.graph.tensor(id);
+        decision.result.check(&tensor.layout, self.task.members)?;
+        let mut sources: Vec<Option<Locals>> = Vec::new();
+        for (index, (source, want)) in tensor.sources.iter().zip(&decision.want).enumerate() {
+            let Some(source) = *source else {
+                sources.push(None);
+                continue;
+            };
+            let is_written = tensor.op.written_sources().contains(&index);
+            if is_written && self.state_of(source) != Some(want) {
+                return Err(Error::unsupported(
+                    "meta",
+                    format!("{} '{}'", tensor.op.name(), tensor.name),
+                    format!(
+                        "it cannot write to '{}', which is {}",
+                        self.task.graph.tensor(source).name,
+                        self.state_of(source)
+                            .map_or_else(String::new, ToString::to_string)
+                    ),
+                ));
+            }
+            // Strides and offset of a view are those of its source.
+            let is_exact = matches!(tensor.op, Op::View { .. }) && *want != State::Partial;
+            sources.push(Some(self.get(source, want, is_exact, id)?));
+        }
+        let before: Vec<usize> = self.run.iter().map(Vec::len).collect();
+        let locals = self.compute_parts(id, decision, &sources);
+        if locals.is_err() {
+            // What was appended for it is not run.
+            for (run, before) in self.run.iter_mut().zip(before) {
+                run.truncate(before);
+            }
+        }
+        Ok(Variant {
+            state: decision.result.clone(),
+            locals: locals?,
+        })
+    }
+
+    /// Appends what each member computes of a node.
+    fn compute_parts(
+        &mut self,
+        id: TensorId,
+        decision: &Decision,
+        sources: &[Option<Locals>],
+    ) -> Result<Locals> {
+        let mut locals = Vec::new();
+        for member in self.members() {
+            let mine: Vec<Option<TensorId>> = sources
+                .iter()
+                .map(|locals| locals.as_ref().and_then(|locals| locals[member]))
+                .collect();
+            // A source that is there, but nothing of it with this member.
+            let is_empty = sources
+                .iter()
+                .zip(&mine)
+                .any(|(all, mine)| all.is_some() && mine.is_none());
+            locals.push(if is_empty {
+                match &decision.result {
+                    State::Partial => Some(self.zeros(member, id)?),
+                    State::Split { runs, .. } if runs.len_of(member) == 0 => None,
+                    _ => {
+                        return Err(Error::invalid(format!(
+                            "{id}: a member without its part of a source cannot have its result"
+                        )));
+                    }
+                }
+            } else {
+                match &decision.mode {
+                    Mode::First { pass } if member > 0 => mine.get(*pass).copied().flatten(),
+                    _ => Some(self.compute_part(member, id, decision, &mine)?),
+                }
+            });
+        }
+        Ok(locals)
+    }
+
+    /// Appends what one member computes.
+    fn compute_part(
+        &mut self,
+        member: usize,
+        id: TensorId,
+        decision: &Decision,
+        sources: &[Option<TensorId>],
+    ) -> Result<TensorId> {
+        let tensor = self.task.graph.tensor(id);
+        let part = |shape| decision.result.local_shape(shape, member);
+        let op = match (&decision.mode, tensor.op) {
+            (Mode::View(window), _) => {
+                let source = sources.first().copied().flatten();
+                let layout = source.map(|source| self.made.graphs[member].tensor(source).layout);
+                let local = layout.and_then(|layout| window.local(member, &layout));
+                local.ok_or_else(|| Error::invalid(format!("{id}: no view of a part")))?
+            }
+            (Mode::Each, op @ Op::View { .. }) => {
+                let layout = |graph: &Graph, id: Option<TensorId>| Some(graph.tensor(id?).layout);
+                let mine = layout(
+                    &self.made.graphs[member],
+                    sources.first().copied().flatten(),
+                );
+                let theirs = layout(self.task.graph, tensor.sources.first().copied().flatten());
+                if mine != theirs {
+                    return Err(Error::unsupported(
+                        "meta",
+                        format!("{op} '{}'", tensor.name),
+                        "it looks at a copy of a tensor with gaps",
+                    ));
+                }
+                op
+            }
+            (_, Op::Repeat { shape }) => Op::Repeat { shape: part(shape) },
+            (_, Op::Reshape { shape }) => Op::Reshape { shape: part(shape) },
+            (_, Op::RepeatBack { shape }) => Op::RepeatBack { shape: part(shape) },
+            (_, op) => op,
+        };
+        let local = self.push(member, id, op, sources)?;
+        let made = self.made.graphs[member].tensor(local).layout.shape();
+        let wanted = part(tensor.layout.shape());
+        if made != wanted {
+            return Err(Error::invalid(format!(
+                "{id} '{}': a part has shape {made:?} instead of {wanted:?}",
+                tensor.name
+            )));
+        }
+        Ok(local)
+    }
+
+    /// Zeros of the shape of `id`.
+    fn zeros(&mut self, member: usize, id: TensorId) -> Result<TensorId> {
+        let layout = self.task.graph.tensor(id).layout.compact()?;
+        let shape = self.leaf(member, id, &layout)?;
+        self.push(member, id, Op::Fill { value: 0.0 }, &[Some(shape)])
+    }
+
+    fn state_of(&self, id: TensorId) -> Option<&State> {
+        self.variants[id.index()]
+            .first()
+            .map(|variant| &variant.state)
+    }
+
+    fn find(&self, id: TensorId, state: &State) -> Option<&Variant> {
+        self.variants[id.index()]
+            .iter()
+            .find(|variant| variant.state == *state)
+    }
+
+    /// A tensor in a certain state, for `user`. Where it `is_exact`, what is whole has the strides that the graph says, since it lies in the
+    /// memory that these are strides of.
+    fn get(
+        &mut self,
+        id: TensorId,
+        want: &State,
+        is_exact: bool,
+        user: TensorId,
+    ) -> Result<Locals> {
+        let natural = self.tensor(id)?;
+        if is_exact && *want == State::Mirrored && natural != State::Mirrored {
+            return self.exact(id, user);
+        }
+        if let Some(variant) = self.find(id, want) {
+            return Ok(variant.locals.clone());
+        }
+        let tensor = self.task.graph.tensor(id);
+        want.check(&tensor.layout, self.task.members)?;
+        let reason = || {
+            let node = self.task.graph.tensor(user);
+            format!("{} {user} '{}'", node.op.name(), node.name)
+        };
+        let variant = match want {
+            State::Mirrored => {
+                let locals = self
+                    .find(id, &natural)
+                    .map(|variant| variant.locals.clone());
+                let reason = reason();
+                self.whole(id, natural, locals.unwrap_or_default(), reason)?
+            }
+            State::Split { axis, runs } => {
+                let reason = reason();
+                let whole = self.get(id, &State::Mirrored, false, user)?;
+                self.tell(id, State::Mirrored, want.clone(), None, reason);
+                let mut locals = Vec::new();
+                for member in self.members() {
+                    let whole = whole[member];
+                    let cut = whole.map(|whole| self.cut(member, id, whole, *axis, runs));
+                    locals.push(cut.transpose()?.flatten());
+                }
+                Variant {
+                    state: want.clone(),
+                    locals,
+                }
+            }
+            State::Partial => {
+                let reason = reason();
+                let whole = self.get(id, &State::Mirrored, false, user)?;
+                self.tell(id, State::Mirrored, State::Partial, None, reason);
+                let mut locals = Vec::new();
+                for member in self.members() {
+                    locals.push(match member {
+                        0 => whole[0],
+                        _ => Some(self.zeros(member, id)?),
+                    });
+                }
+                Variant {
+                    state: State::Partial,
+                    locals,
+                }
+            }
+        };
+        let locals = variant.locals.clone();
+        self.variants[id.index()].push(variant);
+        Ok(locals)
+    }
+
+    /// All of a view, as a view of all of its source.
+    fn exact(&mut self, id: TensorId, user: TensorId) -> Result<Locals> {
+        let tensor = self.task.graph.tensor(id);
+        if !tensor.op.is_view() {
+            return self.get(id, &State::Mirrored, false, user);
+        }
+        let Some(source) = tensor.sources.first().copied().flatten() else {
+            return Err(Error::invalid(format!("{id} is a view of nothing")));
+        };
+        let whole = self.get(source, &State::Mirrored, true, user)?;
+        let mut locals = Vec::new();
+        for member in self.members() {
+            let local = self.push(member, id, tensor.op, &[whole[member]])?;
+            locals.push(Some(local));
+        }
+        Ok(locals)
+    }
+
+    /// A member's part of what it has all of; `None` if that is empty.
+    fn cut(
+        &mut self,
+        member: usize,
+        id: TensorId,
+        whole: TensorId,
+        axis: usize,
+        runs: &Runs,
+    ) -> Result<Option<TensorId>> {
+        let mut layout = self.made.graphs[member].tensor(whole).layout;
+        if runs.len_of(member) == layout.shape()[axis] {
+            return Ok(Some(whole));
+        }
+        let mut whole = whole;
+        if layout.strides()[0] != layout.dtype().block_bytes() {
+            whole = self.push(member, id, Op::Cont, &[Some(whole)])?;
+            layout = self.made.graphs[member].tensor(whole).layout;
+        }
+        let [_, s1, s2, s3] = layout.strides();
+        let block = match axis {
+            0 => layout.dtype().block_len(),
+            _ => 1,
+        };
+        let mut joined = None;
+        for (start, len) in runs.ranges(member) {
+            let mut shape = layout.shape();
+            shape[axis] = len;
+            let view = Op::View {
+                shape,
+                strides: [s1, s2, s3],
+                offset: start / block * layout.strides()[axis],
+            };
+            let view = self.push(member, id, view, &[Some(whole)])?;
+            let piece = self.push(member, id, Op::Cont, &[Some(view)])?;
+            joined = Some(match joined {
+                None => piece,
+                Some(before) => self.push(
+                    member,
+                    id,
+                    Op::Concat { dim: axis },
+                    &[Some(before), Some(piece)],
+                )?,
+            });
+        }
+        Ok(joined)
+    }
+
+    fn finish(mut self) -> Result<Partition> {
+        let graph = self.task.graph;
+        for id in graph.ids().filter(|id| self.task.escaping[id.index()]) {
+            let tensor = graph.tensor(id);
+            let is_written_leaf = matches!(tensor.op, Op::Leaf)
+                && tensor.stored.is_none()
+                && self.is_target[id.index()];
+            let is_result = self.inside.contains(&id) && tensor.view.is_none();
+            if !(is_written_leaf || is_result && tensor.is_computed()) {
+                continue;
+            }
+            let mut state = self.tensor(id)?;
+            if state == State::Partial {
+                if self.find(id, &State::Mirrored).is_none() {
+                    let locals = self.find(id, &state).map(|variant| variant.locals.clone());
+                    let reason = "something outside needs it".to_owned();
+                    let whole = self.whole(id, state, locals.unwrap_or_default(), reason)?;
+                    self.variants[id.index()].push(whole);
+                }
+                state = State::Mirrored;
+            }
+            let locals = self.find(id, &state).map(|variant| variant.locals.clone());
+            let locals = locals.unwrap_or_default();
+            for (member, local) in locals.iter().enumerate() {
+                if let Some(local) = *local {
+                    self.made.graphs[member].set_output(local);
+                }
+            }
+            self.made.outputs.push(Output {
+                tensor: id,
+                state,
+                locals,
+            });
+        }
+        self.end_run();
+        Ok(self.made)
+    }
+}

@@ -1,0 +1,244 @@
+//! Whether it is worth while to divide a model's tensors: predicted from bytes that are read for a token, and from two measurements of some
+//! milliseconds, how fast members read and how long an exchange takes.
+
+use crate::comm::{Communicator, ThreadGroup};
+use crate::crew::{Crew, Job};
+use crate::device::MetaDevice;
+use crate::partition::{Partition, Step};
+use samite_core::{
+    CancelToken, DType, Device, Error, Graph, Op, Placed, Result, RunControl, Slot, TensorGroup,
+    TensorId, TensorRef, Usage,
+};
+use serde::Serialize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a run is predicted to take, in seconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Prediction {
+    /// The member that would be fastest alone.
+    pub best: String,
+    /// On that member alone.
+    pub alone: f64,
+    /// Divided among the members.
+    pub divided: f64,
+    /// Of that: exchanges.
+    pub exchanging: f64,
+}
+
+impl Prediction {
+    /// Whether dividing makes it slower.
+    pub fn is_slower(&self) -> bool {
+        self.divided > self.alone
+    }
+}
+
+/// Rows and columns of the matrix that is read to measure: 32 MiB.
+const MATRIX: [usize; 2] = [4096, 2048];
+/// How often it is read, and how many exchanges are timed.
+const READS: usize = 3;
+const EXCHANGES: usize = 64;
+
+/// A product that reads a large matrix, on one device.
+struct Reading {
+    stream: Box<dyn samite_core::Stream>,
+    prepared: Box<dyn samite_core::Prepared>,
+    _memory: Vec<TensorGroup>,
+}
+
+impl Reading {
+    fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        let [columns, rows] = MATRIX;
+        let mut graph = Graph::new();
+        let matrix = graph.leaf("matrix", DType::F32, [columns, rows, 1, 1])?;
+        let x = graph.input("x", DType::F32, [columns, 1, 1, 1])?;
+        let y = graph.mul_mat(matrix, x)?;
+        graph.set_output(y);
+        let layouts: Vec<_> = graph.tensors().iter().map(|t| ("", t.layout)).collect();
+        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Compute, &layouts)?;
+        let places: Vec<_> = group
+            .tensors
+            .iter()
+            .map(|tensor| Some(tensor.tensor().clone()))
+            .collect();
+        let mut memory = vec![group];
+        let workspace = match device.workspace(&graph, &[y])? {
+            0 => None,
+            size => {
+                let bytes = samite_core::Layout::contiguous(DType::I8, [size, 1, 1, 1])?;
+                let group =
+                    TensorGroup::allocate(&device.buffer_type(), Usage::Compute, &[("", bytes)])?;
+                let place = group.tensors.first().map(|tensor| TensorRef {
+                    buffer: Arc::clone(&tensor.tensor().buffer),
+                    slot: Slot {
+                        offset: tensor.tensor().slot.offset,
+                        layout: bytes,
+                    },
+                });
+                memory.push(group);
+                place
+            }
+        };
+        let mut stream = Arc::clone(device).open_stream()?;
+        let prepared = stream.prepare(Placed {
+            graph: &graph,
+            nodes: &[y],
+            places: &places,
+            workspace: workspace.as_ref(),
+            compiled: None,
+        })?;
+        Ok(Reading {
+            stream,
+            prepared,
+            _memory: memory,
+        })
+    }
+
+    /// Bytes in a second, the best of some readings.
+    fn rate(&mut self) -> Result<f64> {
+        let cancel = CancelToken::new();
+        let control = RunControl {
+            cancel: &cancel,
+            observer: None,
+        };
+        let mut best = Duration::MAX;
+        // The first one touches the memory.
+        for _ in 0..=READS {
+            let start = Instant::now();
+            self.stream.run(&mut *self.prepared, control)?;
+            self.stream.synchronize()?;
+            best = best.min(start.elapsed());
+        }
+        Ok((MATRIX[0] * MATRIX[1] * 4) as f64 / best.as_secs_f64().max(1e-9))
+    }
+}
+
+/// Bytes of weights that the nodes of a graph read; of experts, those that are chosen.
+fn bytes_read(graph: &Graph, nodes: impl IntoIterator<Item = TensorId>) -> f64 {
+    let mut bytes = 0.0;
+    for id in nodes {
+        let node = graph.node(id);
+        let Some(weights) = node.source(0).filter(|weights| weights.stored().is_some()) else {
+            continue;
+        };
+        let all = weights.layout().bytes() as f64;
+        bytes += match (node.op(), node.source_layout(2)) {
+            (Op::MulMat { .. }, _) => all,
+            (Op::MulMatId { .. }, Some(chosen)) => {
+                let experts = weights.layout().shape()[2].max(1);
+                all * chosen.elements().min(experts) as f64 / experts as f64
+            }
+            _ => 0.0,
+        };
+    }
+    bytes
+}
+
+impl MetaDevice {
+    /// Measures a little, and predicts how long the nodes of a graph for one token take.
+    ///
+    /// # Errors
+    /// As [`partition`](MetaDevice::partition), and what a member says.
+    pub fn predict(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Prediction> {
+        let partition = self.partition(graph, nodes)?;
+        let mut readings = self
+            .members()
+            .iter()
+            .map(|member| Reading::new(member).map(Mutex::new))
+            .collect::<Result<Vec<_>>>()?;
+        // Alone, one after the other.
+        let whole = bytes_read(graph, nodes.iter().copied());
+        let mut alone: Option<(f64, &str)> = None;
+        for (member, reading) in self.members().iter().zip(&mut readings) {
+            let reading = reading.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let time = whole / reading.rate()?;
+            if alone.is_none_or(|(best, _)| time < best) {
+                alone = Some((time, member.name()));
+            }
+        }
+        let (alone, best) = alone.ok_or_else(|| Error::invalid("a device without members"))?;
+        // All at once, as they will: they share what memory can give.
+        let members = self.members().len();
+        let rates: Arc<Vec<Mutex<f64>>> = Arc::new((0..members).map(|_| Mutex::new(0.0)).collect());
+        let readings = Arc::new(readings);
+        let mut crew = Crew::new(&self.name, members, self.spins(), self.deadline)?;
+        let (their_rates, their_readings) = (Arc::clone(&rates), Arc::clone(&readings));
+        let job: Job = Arc::new(move |member| {
+            let mut reading = their_readings[member]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let rate = reading.rate()?;
+            *their_rates[member]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = rate;
+            Ok(())
+        });
+        self.measure(&mut crew, &job)?;
+        let read = (0..members)
+            .map(|member| {
+                let rate = rates[member].lock().unwrap_or_else(PoisonError::into_inner);
+                bytes_of(&partition, member) / rate.max(1.0)
+            })
+            .fold(0.0, f64::max);
+        let exchanging = self.exchanging(&partition, &mut crew)?;
+        Ok(Prediction {
+            best: best.to_owned(),
+            alone,
+            divided: read + exchanging,
+            exchanging,
+        })
+    }
+
+    fn measure(&self, crew: &mut Crew, job: &Job) -> Result<()> {
+        for (member, result) in self.members().iter().zip(crew.run(job)) {
+            result.unwrap_or_else(|| {
+                Err(Error::device(
+                    &self.name,
+                    format!("{} does not come back from its work", member.name()),
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Seconds for all exchanges of a run.
+    fn exchanging(&self, partition: &Partition, crew: &mut Crew) -> Result<f64> {
+        let exchanges = partition.exchanges();
+        let members = self.members().len();
+        if exchanges == 0 || members == 1 {
+            return Ok(0.0);
+        }
+        let numbers = partition.bytes_exchanged() / exchanges / 4;
+        let group = ThreadGroup::new(members, self.spins(), self.deadline);
+        let ends: Vec<_> = group.members().into_iter().map(Mutex::new).collect();
+        let took = Arc::new(Mutex::new(0.0));
+        let result = Arc::clone(&took);
+        let job: Job = Arc::new(move |member| {
+            let mut comm = ends[member].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut x = vec![1.0; numbers];
+            comm.barrier()?;
+            let start = Instant::now();
+            for _ in 0..EXCHANGES {
+                x.fill(1.0);
+                comm.all_reduce(&mut x)?;
+            }
+            if member == 0 {
+                let each = start.elapsed().as_secs_f64() / EXCHANGES as f64;
+                *result.lock().unwrap_or_else(PoisonError::into_inner) = each;
+            }
+            Ok(())
+        });
+        self.measure(crew, &job)?;
+        let each = *took.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(each * exchanges as f64)
+    }
+}
+
+/// Bytes of weights that a member reads.
+fn bytes_of(partition: &Partition, member: usize) -> f64 {
+    let nodes = partition.steps.iter().flat_map(|step| match step {
+        Step::Run(nodes) => nodes[member].clone(),
+        Step::Exchange(_) => Vec::new(),
+    });
+    bytes_read(&partition.graphs[member], nodes)
+}

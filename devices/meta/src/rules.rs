@@ -1,0 +1,216 @@
+//! What members compute on their own: for each operation, which states its sources must have and which one its result then has.
+//!
+//! A rule looks at states and shapes only. Where it finds nothing, every source is made [`Mirrored`](State::Mirrored) and every member computes
+//! everything: that is always right, so every graph works.
+
+mod attention;
+mod elementwise;
+mod product;
+mod rows;
+mod shape;
+mod training;
+
+use crate::state::{Runs, State};
+use crate::window::Window;
+use samite_core::{DType, Layout, Op, OpKind};
+
+/// A source of a node, and its state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand<'a> {
+    pub layout: &'a Layout,
+    pub state: &'a State,
+}
+
+/// A node for which a rule decides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case<'a> {
+    pub op: &'a Op,
+    pub sources: &'a [Option<Operand<'a>>],
+    pub result: &'a Layout,
+}
+
+/// What members do for one node.
+#[derive(Clone, Debug)]
+pub(crate) struct Decision {
+    /// By source: the state that it must have.
+    pub want: Vec<State>,
+    /// The state of the result.
+    pub result: State,
+    pub mode: Mode,
+}
+
+/// Who computes.
+#[derive(Clone, Debug)]
+pub(crate) enum Mode {
+    /// Each member, with what it has.
+    Each,
+    /// The first member; for the others the result is what they have of this source.
+    First {
+        /// The source.
+        pass: usize,
+    },
+    /// Each member looks at its part.
+    View(Box<Window>),
+}
+
+impl Decision {
+    /// Each member computes with what it has.
+    fn each(want: Vec<State>, result: State) -> Option<Self> {
+        Some(Decision {
+            want,
+            result,
+            mode: Mode::Each,
+        })
+    }
+}
+
+impl<'a> Case<'a> {
+    /// Source number `index`, if it is there.
+    fn source(&self, index: usize) -> Option<Operand<'a>> {
+        self.sources.get(index).copied().flatten()
+    }
+
+    fn extent(&self, index: usize, axis: usize) -> Option<usize> {
+        Some(self.source(index)?.layout.shape()[axis])
+    }
+
+    fn is_partial(&self, index: usize) -> bool {
+        matches!(self.source(index), Some(source) if *source.state == State::Partial)
+    }
+
+    fn is_mirrored(&self, index: usize) -> bool {
+        self.source(index)
+            .is_none_or(|source| *source.state == State::Mirrored)
+    }
+
+    /// Axis and runs of a split source.
+    fn split(&self, index: usize) -> Option<(usize, &'a Runs)> {
+        self.source(index)?.state.as_split()
+    }
+
+    /// Runs of a source that is split along `axis`.
+    fn split_on(&self, index: usize, axis: usize) -> Option<&'a Runs> {
+        self.split(index)
+            .filter(|split| split.0 == axis)
+            .map(|split| split.1)
+    }
+
+    /// [`State::Mirrored`] for every source.
+    fn mirrored(&self) -> Vec<State> {
+        vec![State::Mirrored; self.sources.len()]
+    }
+
+    /// The sources as said, the others mirrored.
+    fn want<const N: usize>(&self, said: [(usize, State); N]) -> Vec<State> {
+        let mut want = self.mirrored();
+        for (index, state) in said {
+            if let Some(place) = want.get_mut(index) {
+                *place = state;
+            }
+        }
+        want
+    }
+
+    /// Source `index` partial and the others mirrored give a partial result: the operation is linear in that source.
+    fn linear_in(&self, index: usize) -> Option<Decision> {
+        if !self.is_partial(index) || self.result.dtype() != DType::F32 {
+            return None;
+        }
+        Decision::each(self.want([(index, State::Partial)]), State::Partial)
+    }
+
+    /// Everything everywhere.
+    pub fn gathered(&self) -> Decision {
+        Decision {
+            want: self.mirrored(),
+            result: State::Mirrored,
+            mode: Mode::Each,
+        }
+    }
+}
+
+/// How one kind of operation is computed by members; `None` for the sources everywhere.
+type Rule = fn(&Case<'_>) -> Option<Decision>;
+
+/// The rule of each kind. A kind that is not here is computed by every member as a whole; a test asks for each that there is.
+fn rule(kind: OpKind) -> Option<Rule> {
+    Some(match kind {
+        OpKind::Leaf | OpKind::Arange => |_| None,
+
+        OpKind::Dup
+        | OpKind::Cont
+        | OpKind::Cast
+        | OpKind::Scale
+        | OpKind::Sqr
+        | OpKind::Sqrt
+        | OpKind::Log
+        | OpKind::Clamp
+        | OpKind::Unary
+        | OpKind::Fill => elementwise::each,
+        OpKind::Add | OpKind::Sub | OpKind::Mul | OpKind::Div => elementwise::binary,
+        OpKind::AddId => elementwise::add_id,
+        OpKind::Glu => elementwise::glu,
+        OpKind::DiagMaskInf | OpKind::DiagMaskZero => elementwise::diag_mask,
+
+        OpKind::Norm | OpKind::RmsNorm | OpKind::L2Norm | OpKind::ArgSort | OpKind::TopK => {
+            rows::whole
+        }
+        OpKind::CumSum => rows::whole_or_linear,
+        OpKind::SumRows => rows::sum_rows,
+        OpKind::Mean => rows::whole_or_linear,
+        OpKind::Sum => rows::sum,
+        OpKind::ArgMax => rows::argmax,
+        OpKind::GetRows => rows::get_rows,
+        OpKind::SetRows => rows::set_rows,
+
+        OpKind::Repeat => shape::repeat,
+        OpKind::Concat => shape::concat,
+        OpKind::Pad => shape::pad,
+        OpKind::Reshape => shape::reshape,
+        OpKind::View => shape::view,
+        OpKind::Permute | OpKind::Transpose => shape::permute,
+        OpKind::Cpy => shape::cpy,
+
+        OpKind::MulMat => product::mul_mat,
+        OpKind::MulMatId => product::mul_mat_id,
+        OpKind::OutProd => product::out_prod,
+
+        OpKind::SoftMax => attention::soft_max,
+        OpKind::Rope | OpKind::RopeBack => attention::rope,
+        OpKind::FlashAttn => attention::flash_attn,
+        // The result has the gradients of three tensors one behind the other.
+        OpKind::FlashAttnBack => |_| None,
+
+        OpKind::SsmConv => rows::conv,
+        // Rows of the result's end hold parts of every head's matrix.
+        OpKind::GatedDeltaNet => |_| None,
+
+        OpKind::RepeatBack => training::repeat_back,
+        OpKind::SiluBack => training::silu_back,
+        OpKind::RmsNormBack | OpKind::SoftMaxBack => training::back_of_rows,
+        OpKind::GetRowsBack => training::get_rows_back,
+        // Both divide by the number of rows, which members do not have.
+        OpKind::CrossEntropyLoss | OpKind::CrossEntropyLossBack => |_| None,
+        OpKind::OptStepAdamW | OpKind::OptStepSgd => training::step,
+        _ => return None,
+    })
+}
+
+/// What members do for a node.
+pub(crate) fn decide(case: &Case<'_>) -> Decision {
+    rule(case.op.kind())
+        .and_then(|rule| rule(case))
+        .unwrap_or_else(|| case.gathered())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_has_a_rule() {
+        for kind in OpKind::ALL {
+            assert!(rule(kind).is_some(), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Attention and what it is made of.
+
+use super::{Case, Decision};
+use crate::state::{Runs, State};
+use samite_core::Op;
+
+/// What a mask must be, of which one extent belongs to the axis that is split; `None` if its parts do not fit.
+fn mask(c: &Case<'_>, index: usize, axis: usize, whole: usize, runs: &Runs) -> Option<State> {
+    let Some(extent) = c.extent(index, axis) else {
+        return Some(State::Mirrored);
+    };
+    match extent {
+        extent if extent == whole => Some(State::split(axis, runs.clone())),
+        1 if axis >= 2 => Some(State::Mirrored),
+        _ => None,
+    }
+}
+
+/// Rows of logits, masked.
+pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
+    let Op::SoftMax { max_bias, .. } = *c.op else {
+        return None;
+    };
+    let (axis, runs) = c.split(0).filter(|&(axis, _)| axis > 0)?;
+    let state = State::split(axis, runs.clone());
+    let mut want = c.want([(0, state.clone())]);
+    if let Some(place) = want.get_mut(1) {
+        *place = mask(c, 1, axis, c.extent(0, axis)?, runs)?;
+    }
+    if axis == 2 {
+        // Slopes depend on the number of the head.
+        if max_bias > 0.0 {
+            return None;
+        }
+        if let Some(place) = want.get_mut(2) {
+            *place = State::split(0, runs.clone());
+        }
+    }
+    Decision::each(want, state)
+}
+
+/// Heads turned by the positions of their tokens.
+pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
+    if let Some((axis, runs)) = c.split(0) {
+        let state = State::split(axis, runs.clone());
+        return match axis {
+            0 => None,
+            2 => {
+                let positions = State::split(0, runs.clone());
+                let want = c.want([(0, state.clone()), (1, positions)]);
+                Decision::each(want, state)
+            }
+            _ => Decision::each(c.want([(0, state.clone())]), state),
+        };
+    }
+    c.linear_in(0)
+}
+
+/// Attention in one step: queries `[d, tokens, heads, batch]`, keys and values `[d, kv, kv heads, batch]`.
+pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
+    let Op::FlashAttn { max_bias, .. } = *c.op else {
+        return None;
+    };
+    let group = c.extent(0, 2)?.checked_div(c.extent(1, 2)?)?;
+    let by_heads = |kv: &Runs| {
+        if max_bias > 0.0 {
+            return None;
+        }
+        let heads = kv.times(group);
+        let cached = State::split(2, kv.clone());
+        let mut want = c.want([
+            (0, State::split(2, heads.clone())),
+            (1, cached.clone()),
+            (2, cached),
+        ]);
+        if let Some(place) = want.get_mut(3) {
+            *place = mask(c, 3, 2, c.extent(0, 2)?, &heads)?;
+        }
+        if let Some(place) = want.get_mut(4) {
+            *place = State::split(0, heads.clone());
+        }
+        Decision::each(want, State::split(1, heads))
+    };
+    if let Some(runs) = c.split_on(1, 2).or(c.split_on(2, 2)) {
+        return by_heads(runs);
+    }
+    let (axis, runs) = c.split(0)?;
+    let queries = State::split(axis, runs.clone());
+    match axis {
+        1 => {
+            let mut want = c.want([(0, queries)]);
+            if let Some(place) = want.get_mut(3) {
+                *place = mask(c, 3, 1, c.extent(0, 1)?, runs)?;
+            }
+            Decision::each(want, State::split(2, runs.clone()))
+        }
+        2 => by_heads(&runs.in_units(group)?),
+        3 => {
+            let mut want = c.want([(0, queries.clone()), (1, queries.clone()), (2, queries)]);
+            if let Some(place) = want.get_mut(3) {
+                *place = mask(c, 3, 3, c.extent(0, 3)?, runs)?;
+            }
+            Decision::each(want, State::split(3, runs.clone()))
+        }
+        _ => None,
+    }
+}

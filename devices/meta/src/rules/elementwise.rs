@@ -1,0 +1,134 @@
+//! Operations on each element.
+
+use super::{Case, Decision, Mode};
+use crate::state::{Runs, State};
+use samite_core::{DType, Op, Unary};
+
+/// One source, element by element.
+pub(super) fn each(c: &Case<'_>) -> Option<Decision> {
+    if let Op::Fill { .. } = c.op {
+        // Only the shape counts.
+        let state = c.source(0)?.state.clone();
+        let result = match &state {
+            State::Split { .. } => state.clone(),
+            State::Mirrored | State::Partial => State::Mirrored,
+        };
+        return Decision::each(vec![state], result);
+    }
+    if let Some((axis, runs)) = c.split(0) {
+        let state = State::split(axis, runs.clone());
+        state.check(c.result, usize::MAX).ok()?;
+        return Decision::each(vec![state.clone()], state);
+    }
+    let linear = match c.op {
+        Op::Dup | Op::Cont | Op::Unary(Unary::Neg) => true,
+        Op::Cast { dtype } => *dtype == DType::F32,
+        Op::Scale { bias, .. } => *bias == 0.0,
+        _ => false,
+    };
+    if linear { c.linear_in(0) } else { None }
+}
+
+/// What the second operand must be where the first is split along `axis`; `None` if its parts do not fit.
+fn second(c: &Case<'_>, axis: usize, runs: &Runs) -> Option<State> {
+    let (whole, part) = (c.extent(0, axis)?, c.extent(1, axis)?);
+    match part {
+        part if part == whole => Some(State::split(axis, runs.clone())),
+        1 => Some(State::Mirrored),
+        // It repeats: each run is made of whole periods.
+        period => runs.in_units(period).map(|_| State::Mirrored),
+    }
+}
+
+/// Two operands, of which the second repeats.
+pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
+    let [a, b] = [0, 1].map(|index| c.is_partial(index));
+    let is_sum = matches!(c.op, Op::Add | Op::Sub);
+    let is_f32 = c.result.dtype() == DType::F32;
+    let same_shape = c.source(0)?.layout.shape() == c.source(1)?.layout.shape();
+    if a && is_f32 {
+        return match (is_sum, b) {
+            (true, true) => Decision::each(vec![State::Partial; 2], State::Partial),
+            // One member adds what all have.
+            (true, false) => Some(Decision {
+                want: c.want([(0, State::Partial)]),
+                result: State::Partial,
+                mode: Mode::First { pass: 0 },
+            }),
+            (false, _) => c.linear_in(0),
+        };
+    }
+    if b && is_f32 && c.is_mirrored(0) {
+        match c.op {
+            Op::Add if same_shape => {
+                return Some(Decision {
+                    want: c.want([(1, State::Partial)]),
+                    result: State::Partial,
+                    mode: Mode::First { pass: 1 },
+                });
+            }
+            Op::Mul => return c.linear_in(1),
+            _ => {}
+        }
+    }
+    let (axis, runs) = match (c.split(0), c.split(1)) {
+        (Some(first), _) => first,
+        // What all have is cut like what is split, if that has the whole extent.
+        (None, Some((axis, runs))) if c.extent(0, axis) == c.extent(1, axis) => (axis, runs),
+        _ => return None,
+    };
+    let state = State::split(axis, runs.clone());
+    state.check(c.result, usize::MAX).ok()?;
+    let second = second(c, axis, runs)?;
+    Decision::each(vec![state.clone(), second], state)
+}
+
+/// Rows named by number, added.
+pub(super) fn add_id(c: &Case<'_>) -> Option<Decision> {
+    if c.is_partial(0) {
+        return Some(Decision {
+            want: c.want([(0, State::Partial)]),
+            result: State::Partial,
+            mode: Mode::First { pass: 0 },
+        });
+    }
+    if let Some(runs) = c.split_on(0, 0).or(c.split_on(1, 0)) {
+        let state = State::split(0, runs.clone());
+        return Decision::each(c.want([(0, state.clone()), (1, state.clone())]), state);
+    }
+    let (axis, runs) = c.split(0).filter(|&(axis, _)| axis <= 2)?;
+    let state = State::split(axis, runs.clone());
+    let numbers = State::split(axis - 1, runs.clone());
+    Decision::each(c.want([(0, state.clone()), (2, numbers)]), state)
+}
+
+/// Gated units of one or two sources.
+pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
+    if c.source(1).is_some() {
+        let (axis, runs) = c.split(0).or(c.split(1))?;
+        let state = State::split(axis, runs.clone());
+        return Decision::each(vec![state.clone(); 2], state);
+    }
+    let (axis, runs) = c.split(0)?;
+    let state = State::split(axis, runs.clone());
+    if axis > 0 {
+        return Decision::each(vec![state.clone()], state);
+    }
+    // Both halves of a row are divided alike: then they are the halves of what each member has.
+    let half = c.extent(0, 0)? / 2;
+    let (first, rest) = (runs.window(0, half), runs.window(half, half));
+    match first == rest {
+        true => Decision::each(vec![state], State::split(0, first)),
+        false => None,
+    }
+}
+
+/// Rows that are cut at the diagonal by their number.
+pub(super) fn diag_mask(c: &Case<'_>) -> Option<Decision> {
+    if matches!(c.op, Op::DiagMaskZero { .. }) && c.is_partial(0) {
+        return c.linear_in(0);
+    }
+    let (axis, runs) = c.split(0).filter(|&(axis, _)| axis >= 2)?;
+    let state = State::split(axis, runs.clone());
+    Decision::each(vec![state.clone()], state)
+}

@@ -1,0 +1,68 @@
+//! Gradients and steps of optimizers.
+
+use super::{Case, Decision};
+use crate::state::State;
+
+/// Parts that came from one element, summed.
+pub(super) fn repeat_back(c: &Case<'_>) -> Option<Decision> {
+    if let Some((axis, runs)) = c.split(0) {
+        let state = State::split(axis, runs.clone());
+        return match c.result.shape()[axis] {
+            extent if Some(extent) == c.extent(0, axis) => {
+                Decision::each(vec![state.clone()], state)
+            }
+            1 => Decision::each(vec![state], State::Partial),
+            _ => None,
+        };
+    }
+    c.linear_in(0)
+}
+
+/// Element by element, linear in the gradient.
+pub(super) fn silu_back(c: &Case<'_>) -> Option<Decision> {
+    if c.is_partial(0) && c.is_mirrored(1) {
+        return c.linear_in(0);
+    }
+    let (axis, runs) = c.split(0).or(c.split(1))?;
+    let state = State::split(axis, runs.clone());
+    Decision::each(vec![state.clone(); 2], state)
+}
+
+/// Row by row, linear in the gradient.
+pub(super) fn back_of_rows(c: &Case<'_>) -> Option<Decision> {
+    if c.is_partial(0) && c.is_mirrored(1) {
+        return c.linear_in(0);
+    }
+    let (axis, runs) = c.split(0).or(c.split(1))?;
+    if axis == 0 {
+        return None;
+    }
+    let state = State::split(axis, runs.clone());
+    Decision::each(vec![state.clone(); 2], state)
+}
+
+/// Gradients of rows, summed by the row that they belong to.
+pub(super) fn get_rows_back(c: &Case<'_>) -> Option<Decision> {
+    match c.split(0) {
+        Some((0, runs)) => {
+            let state = State::split(0, runs.clone());
+            Decision::each(c.want([(0, state.clone())]), state)
+        }
+        Some((1, runs)) => {
+            let numbers = State::split(0, runs.clone());
+            Decision::each(vec![State::split(1, runs.clone()), numbers], State::Partial)
+        }
+        Some(_) => None,
+        None => c.linear_in(0),
+    }
+}
+
+/// Weights and means stay as they are divided; the gradient and the means are what the weights are.
+pub(super) fn step(c: &Case<'_>) -> Option<Decision> {
+    let weights = c.source(0)?.state;
+    weights.as_split()?;
+    let mut want = vec![weights.clone(); c.sources.len()];
+    // The parameters.
+    *want.last_mut()? = State::Mirrored;
+    Decision::each(want, weights.clone())
+}

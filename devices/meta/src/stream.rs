@@ -1,0 +1,496 @@
+//! Runs: every member, on a thread of its own, does its parts of the nodes one after the other and exchanges with the others what they need to go on.
+
+use crate::comm::{Communicator, ThreadCommunicator, ThreadGroup};
+use crate::crew::{Crew, Job};
+use crate::device::MetaDevice;
+use crate::partition::{Collective, Exchange, Step};
+use crate::state::{Runs, State, pieces};
+use samite_core::{
+    CancelToken, Device, Error, Layout, Placed, Prepared, Result, RunControl, Stream, TensorRef,
+};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+/// What one member works with.
+struct Seat {
+    stream: Box<dyn Stream>,
+    comm: ThreadCommunicator,
+    scratch: Scratch,
+}
+
+/// Memory of the host that does not grow once everything was run.
+#[derive(Default)]
+struct Scratch {
+    bytes: Vec<u8>,
+    whole: Vec<u8>,
+    numbers: Vec<f32>,
+}
+
+fn sized<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<&mut [T]> {
+    let more = len.saturating_sub(list.len());
+    list.try_reserve_exact(more)
+        .map_err(|_| Error::OutOfMemory {
+            device: "host".into(),
+            what: "what members exchange".into(),
+            asked: len * size_of::<T>(),
+            free: None,
+        })?;
+    list.resize(len.max(list.len()), T::default());
+    Ok(&mut list[..len])
+}
+
+/// What one member does in a run.
+enum Action {
+    /// Gets what comes from outside.
+    Fetch { from: TensorRef, to: TensorRef },
+    /// Computes.
+    Run(Box<dyn Prepared>),
+    /// Adds up what all have.
+    Sum { from: TensorRef, to: TensorRef },
+    /// Puts together what all have.
+    Gather {
+        from: Option<TensorRef>,
+        to: TensorRef,
+        layout: Layout,
+        axis: usize,
+        runs: Runs,
+        counts: Vec<usize>,
+    },
+    /// Takes over what the first one has.
+    Broadcast {
+        from: Option<TensorRef>,
+        to: TensorRef,
+    },
+    /// Gives what is needed outside.
+    Give { from: TensorRef, to: TensorRef },
+    /// Gives its part of what is needed outside.
+    GivePart {
+        from: TensorRef,
+        to: TensorRef,
+        axis: usize,
+        runs: Runs,
+    },
+}
+
+/// The work of all members, bound to places.
+struct MetaPrepared {
+    /// By member.
+    actions: Arc<Vec<Mutex<Vec<Action>>>>,
+    /// The stream that prepared it.
+    of: Arc<Vec<Mutex<Seat>>>,
+}
+
+impl Prepared for MetaPrepared {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// The stream of a divided device: everything is done when a call returns.
+pub(crate) struct MetaStream {
+    device: Arc<MetaDevice>,
+    seats: Arc<Vec<Mutex<Seat>>>,
+    group: ThreadGroup,
+    crew: Crew,
+}
+
+impl MetaStream {
+    pub fn new(device: Arc<MetaDevice>) -> Result<Self> {
+        let members = device.members.len();
+        let group = ThreadGroup::new(members, device.spins(), device.deadline);
+        let seats = device
+            .members
+            .devices
+            .iter()
+            .zip(group.members())
+            .map(|(member, comm)| {
+                Ok(Mutex::new(Seat {
+                    stream: Arc::clone(member).open_stream()?,
+                    comm,
+                    scratch: Scratch::default(),
+                }))
+            })
+            .collect::<Result<_>>()?;
+        Ok(MetaStream {
+            crew: Crew::new(&device.name, members, device.spins(), device.deadline)?,
+            seats: Arc::new(seats),
+            group,
+            device,
+        })
+    }
+
+    fn lost(&self, message: impl Into<Box<str>>) -> Error {
+        Error::DeviceLost {
+            device: self.device.name.as_str().into(),
+            message: message.into(),
+        }
+    }
+
+    fn check_lost(&self) -> Result<()> {
+        match self.crew.is_lost() {
+            true => Err(self.lost("a member does not come back from its work")),
+            false => Ok(()),
+        }
+    }
+
+    /// Says of several members' results what is wrong: the first failure that is not about another member's.
+    fn first_failure(&self, results: Vec<Option<Result<()>>>) -> Result<()> {
+        let names = self.device.members.devices.iter();
+        let mut failures = Vec::new();
+        for (device, result) in names.zip(results) {
+            match result {
+                Some(Ok(())) => {}
+                Some(Err(error)) => failures.push((device.name(), error)),
+                None => {
+                    let message =
+                        format!("member {} does not come back from its work", device.name());
+                    failures.insert(0, (device.name(), self.lost(message)));
+                }
+            }
+        }
+        let is_echo = |error: &Error| matches!(error, Error::Device { device, message } if &**device == "meta" && message.starts_with("the members stopped"));
+        let at = failures
+            .iter()
+            .position(|(_, error)| !is_echo(error))
+            .unwrap_or(0);
+        if failures.is_empty() {
+            return Ok(());
+        }
+        let (name, error) = failures.swap_remove(at);
+        Err(match error {
+            Error::Cancelled => Error::Cancelled,
+            Error::DeviceLost { device, message } if *device != *self.device.name => {
+                self.lost(format!("member {name}: {message}"))
+            }
+            error => error,
+        })
+    }
+}
+
+/// Locks a seat or the work for it. Nobody else has it, unless a member is lost.
+fn take<'a, T>(place: &'a Mutex<T>, device: &MetaDevice) -> Result<std::sync::MutexGuard<'a, T>> {
+    match place.try_lock() {
+        Ok(guard) => Ok(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => Err(Error::DeviceLost {
+            device: device.name.as_str().into(),
+            message: "a member does not come back from its work".into(),
+        }),
+    }
+}
+
+fn needed(place: Option<&TensorRef>) -> Result<TensorRef> {
+    place
+        .cloned()
+        .ok_or_else(|| Error::invalid("a member's tensor has no place in its memory"))
+}
+
+impl Stream for MetaStream {
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        self.prepare_with_members(work, &[])
+    }
+
+    fn prepare_with_members(
+        &mut self,
+        work: Placed<'_>,
+        arenas: &[Option<TensorRef>],
+    ) -> Result<Box<dyn Prepared>> {
+        self.check_lost()?;
+        let partition = self.device.partition(work.graph, work.nodes)?;
+        let plans = self.device.plans(&partition)?;
+        let mut all = Vec::new();
+        for (member, plan) in plans.iter().enumerate() {
+            let device = &self.device.members.devices[member];
+            let graph = &partition.graphs[member];
+            let own;
+            let arena = match arenas.get(member) {
+                Some(arena) => arena.as_ref(),
+                // Nobody planned for it.
+                None => {
+                    own = plan.allocate(&device.buffer_type())?;
+                    own.as_ref()
+                }
+            };
+            let (places, workspace) = plan.bind(graph, arena)?;
+            let seat = &mut *take(&self.seats[member], &self.device)?;
+            let mut actions = Vec::new();
+            for input in &partition.inputs {
+                if let Some(local) = input.locals[member]
+                    && let Some(to) = &places[local.index()]
+                {
+                    actions.push(Action::Fetch {
+                        from: work.place(input.tensor)?.clone(),
+                        to: to.clone(),
+                    });
+                }
+            }
+            for step in &partition.steps {
+                match step {
+                    Step::Run(nodes) if nodes[member].is_empty() => {}
+                    Step::Run(nodes) => {
+                        let prepared = seat.stream.prepare(Placed {
+                            graph,
+                            nodes: &nodes[member],
+                            places: &places,
+                            workspace: workspace.as_ref(),
+                            compiled: None,
+                        })?;
+                        actions.push(Action::Run(prepared));
+                    }
+                    Step::Exchange(collective) => {
+                        actions.push(exchange(collective, member, &places)?);
+                    }
+                }
+            }
+            for output in &partition.outputs {
+                let Some(local) = output.locals[member] else {
+                    continue;
+                };
+                let to = work.place(output.tensor)?.clone();
+                let from = needed(places[local.index()].as_ref())?;
+                match &output.state {
+                    State::Split { axis, runs } => actions.push(Action::GivePart {
+                        from,
+                        to,
+                        axis: *axis,
+                        runs: runs.clone(),
+                    }),
+                    State::Mirrored | State::Partial if member == 0 => {
+                        actions.push(Action::Give { from, to });
+                    }
+                    State::Mirrored | State::Partial => {}
+                }
+            }
+            all.push(Mutex::new(actions));
+        }
+        tracing::debug!(device = self.device.name, "{}", partition.summary());
+        Ok(Box::new(MetaPrepared {
+            actions: Arc::new(all),
+            of: Arc::clone(&self.seats),
+        }))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        self.check_lost()?;
+        let Some(prepared) = prepared.as_any().downcast_mut::<MetaPrepared>() else {
+            return Err(Error::invalid(
+                "work that another device prepared cannot run here",
+            ));
+        };
+        if !Arc::ptr_eq(&prepared.of, &self.seats) {
+            return Err(Error::invalid(
+                "work that another stream prepared cannot run here",
+            ));
+        }
+        let (seats, actions) = (Arc::clone(&self.seats), Arc::clone(&prepared.actions));
+        let (device, cancel) = (Arc::clone(&self.device), control.cancel.clone());
+        let group = self.group.clone();
+        let job: Job = Arc::new(move |member| {
+            let result = take(&seats[member], &device).and_then(|mut seat| {
+                let mut actions = take(&actions[member], &device)?;
+                seat.work(&mut actions, &cancel)
+            });
+            if let Err(error) = &result {
+                // The others would wait for what does not come.
+                let name = device.members.devices[member].name();
+                group.abort(&format!("{name}: {error}"));
+            }
+            result
+        });
+        let results = self.crew.run(&job);
+        let result = self.first_failure(results);
+        if self.group.is_poisoned() && !self.crew.is_lost() {
+            // All are back: they can begin anew.
+            self.group.reset();
+        }
+        result
+    }
+
+    fn set_threads(&mut self, threads: Option<usize>) {
+        // A number of threads is for all members together.
+        let members = self.seats.len();
+        for (member, seat) in self.seats.iter().enumerate() {
+            let mine = threads.map(|all| {
+                let more = usize::from(member < all % members);
+                (all / members + more).max(1)
+            });
+            if let Ok(mut seat) = take(seat, &self.device) {
+                seat.stream.set_threads(mine);
+            }
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.check_lost()
+    }
+}
+
+/// A member's part of something that all do.
+fn exchange(
+    collective: &Collective,
+    member: usize,
+    places: &[Option<TensorRef>],
+) -> Result<Action> {
+    let to = needed(places[collective.results[member].index()].as_ref())?;
+    let from = collective.sources[member]
+        .map(|id| needed(places[id.index()].as_ref()))
+        .transpose()?;
+    Ok(match (collective.exchange, &collective.from) {
+        (Exchange::Sum, _) => Action::Sum {
+            from: from.ok_or_else(|| Error::invalid("a member has no part of a sum"))?,
+            to,
+        },
+        (Exchange::Gather, State::Split { axis, runs }) => {
+            let layout = collective.layout;
+            let bytes = |member| {
+                let shape = collective.from.local_shape(layout.shape(), member);
+                Ok(Layout::contiguous(layout.dtype(), shape)?.bytes())
+            };
+            let members = collective.sources.len();
+            Action::Gather {
+                from,
+                to,
+                layout,
+                axis: *axis,
+                runs: runs.clone(),
+                counts: (0..members).map(bytes).collect::<Result<_>>()?,
+            }
+        }
+        _ => Action::Broadcast { from, to },
+    })
+}
+
+impl Seat {
+    fn work(&mut self, actions: &mut [Action], cancel: &CancelToken) -> Result<()> {
+        for action in actions {
+            cancel.check()?;
+            self.act(action, cancel)?;
+        }
+        self.stream.synchronize()
+    }
+
+    fn act(&mut self, action: &mut Action, cancel: &CancelToken) -> Result<()> {
+        let Seat {
+            stream,
+            comm,
+            scratch,
+        } = self;
+        match action {
+            Action::Fetch { from, to } => {
+                let both_host = from.buffer.host().is_some() && to.buffer.host().is_some();
+                if both_host && from.layout() == to.layout() {
+                    return to.copy_from(from);
+                }
+                let bytes = sized(&mut scratch.bytes, from.layout().bytes())?;
+                from.read(0, bytes)?;
+                let layout = *from.layout();
+                if layout.is_contiguous() {
+                    return stream.write(to, 0, bytes);
+                }
+                let whole = sized(&mut scratch.whole, to.layout().bytes())?;
+                compact(&layout, bytes, whole);
+                stream.write(to, 0, whole)
+            }
+            Action::Run(prepared) => {
+                let control = RunControl {
+                    cancel,
+                    observer: None,
+                };
+                stream.run(&mut **prepared, control)
+            }
+            Action::Sum { from, to } => {
+                let numbers = sized(&mut scratch.numbers, from.layout().elements())?;
+                stream.read(from, 0, bytemuck::cast_slice_mut(numbers))?;
+                comm.all_reduce(numbers)?;
+                stream.write(to, 0, bytemuck::cast_slice(numbers))
+            }
+            Action::Gather {
+                from,
+                to,
+                layout,
+                axis,
+                runs,
+                counts,
+            } => {
+                let mine = sized(&mut scratch.bytes, counts[comm.rank()] + layout.bytes())?;
+                let (mine, all) = mine.split_at_mut(counts[comm.rank()]);
+                if let Some(from) = from {
+                    stream.read(from, 0, mine)?;
+                }
+                comm.all_gather(mine, counts, all)?;
+                let whole = sized(&mut scratch.whole, layout.bytes())?;
+                pieces(layout, *axis, runs, 0, layout.bytes(), |piece| {
+                    let start: usize = counts[..piece.member].iter().sum::<usize>() + piece.local;
+                    whole[piece.global..piece.global + piece.len]
+                        .copy_from_slice(&all[start..start + piece.len]);
+                    Ok(())
+                })?;
+                stream.write(to, 0, whole)
+            }
+            Action::Broadcast { from, to } => {
+                let bytes = sized(&mut scratch.bytes, to.layout().bytes())?;
+                if let (Some(from), 0) = (from, comm.rank()) {
+                    stream.read(from, 0, bytes)?;
+                }
+                comm.broadcast(0, bytes)?;
+                stream.write(to, 0, bytes)
+            }
+            Action::Give { from, to } => {
+                let bytes = sized(&mut scratch.bytes, from.layout().bytes())?;
+                stream.read(from, 0, bytes)?;
+                to.write(0, bytes)
+            }
+            Action::GivePart {
+                from,
+                to,
+                axis,
+                runs,
+            } => {
+                let bytes = sized(&mut scratch.bytes, from.layout().bytes())?;
+                stream.read(from, 0, bytes)?;
+                let layout = *to.layout();
+                let rank = comm.rank();
+                pieces(&layout, *axis, runs, 0, layout.bytes(), |piece| {
+                    match piece.member == rank {
+                        true => {
+                            to.write(piece.global, &bytes[piece.local..piece.local + piece.len])
+                        }
+                        false => Ok(()),
+                    }
+                })
+            }
+        }
+    }
+}
+
+/// Copies the elements of a tensor with gaps, or in another order, one behind the other.
+fn compact(layout: &Layout, bytes: &[u8], out: &mut [u8]) {
+    let block = layout.dtype().block_bytes();
+    let blocks = layout.shape()[0] / layout.dtype().block_len();
+    let mut at = 0;
+    for row in 0..layout.rows() {
+        let [i1, i2, i3] = layout.row_index(row);
+        let start = layout.row_offset(i1, i2, i3);
+        for i in 0..blocks {
+            let from = start + i * layout.strides()[0];
+            out[at..at + block].copy_from_slice(&bytes[from..from + block]);
+            at += block;
+        }
+    }
+}
+
+impl Drop for MetaStream {
+    fn drop(&mut self) {
+        if self.crew.is_lost() {
+            return;
+        }
+        for seat in self.seats.iter() {
+            let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = seat.stream.synchronize();
+        }
+    }
+}

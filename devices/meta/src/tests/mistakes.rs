@@ -1,0 +1,186 @@
+//! Rules that are wrong, as a person could have written them. Each must be noticed.
+
+use super::bench::Rng;
+use super::cases::random;
+use crate::rules::{Case, Decision, Mode, decide};
+use crate::state::State;
+use samite_core::OpKind;
+
+type Change = fn(&Case<'_>, Decision) -> Decision;
+
+fn state(case: &Case<'_>, index: usize) -> State {
+    case.sources[index].unwrap().state.clone()
+}
+
+/// Every source as it is, and the result like the first one.
+fn as_it_is(case: &Case<'_>, mut decision: Decision) -> Decision {
+    for (index, want) in decision.want.iter_mut().enumerate() {
+        if let Some(source) = &case.sources[index] {
+            *want = source.state.clone();
+        }
+    }
+    decision.result = state(case, 0);
+    decision
+}
+
+/// Like the first source where that is partial.
+fn stays_partial(case: &Case<'_>, decision: Decision) -> Decision {
+    match state(case, 0) {
+        State::Partial => as_it_is(case, decision),
+        _ => decision,
+    }
+}
+
+/// Like the first source where that is split.
+fn stays_split(case: &Case<'_>, decision: Decision) -> Decision {
+    match state(case, 0) {
+        State::Split { .. } => as_it_is(case, decision),
+        _ => decision,
+    }
+}
+
+/// A sum that nobody makes.
+fn not_summed(_: &Case<'_>, mut decision: Decision) -> Decision {
+    if decision.result == State::Partial {
+        decision.result = State::Mirrored;
+    }
+    decision
+}
+
+/// What one member adds is added by all.
+fn added_by_all(_: &Case<'_>, mut decision: Decision) -> Decision {
+    if matches!(decision.mode, Mode::First { .. }) {
+        decision.mode = Mode::Each;
+    }
+    decision
+}
+
+fn part_of_mean(case: &Case<'_>, mut decision: Decision) -> Decision {
+    if let State::Split { axis: 0, .. } = state(case, 0) {
+        decision.want = vec![state(case, 0)];
+        decision.result = State::Partial;
+    }
+    decision
+}
+
+fn other_order(case: &Case<'_>, mut decision: Decision) -> Decision {
+    if let [State::Split { axis, runs: a }, State::Split { runs: b, .. }] = &decision.want[..]
+        && let State::Split { axis: result, .. } = decision.result
+        && *axis == result
+        && case.result.shape()[result] != a.total()
+    {
+        decision.result = State::split(result, b.followed_by(a));
+    }
+    decision
+}
+
+fn longer_runs(case: &Case<'_>, mut decision: Decision) -> Decision {
+    if let (State::Split { axis, runs }, State::Split { .. }) = (state(case, 0), &decision.result) {
+        let times = case.result.shape()[axis] / runs.total();
+        decision.result = State::split(axis, runs.times(times));
+    }
+    decision
+}
+
+fn heads_with_slopes(case: &Case<'_>, decision: Decision) -> Decision {
+    match (state(case, 0), case.sources.len()) {
+        (State::Split { axis: 2, .. }, 2) => {
+            let mut wrong = as_it_is(case, decision);
+            wrong.want[1] = State::Mirrored;
+            wrong
+        }
+        _ => decision,
+    }
+}
+
+fn half_rows(case: &Case<'_>, mut decision: Decision) -> Decision {
+    if let (State::Split { axis: 0, runs }, 1) = (state(case, 0), case.sources.len()) {
+        // As if the first half decided.
+        let half = case.result.shape()[0];
+        decision.want = vec![state(case, 0)];
+        decision.result = State::split(0, runs.window(0, half));
+    }
+    decision
+}
+
+const MISTAKES: [(&str, OpKind, Change); 22] = [
+    (
+        "a bias is added by every member",
+        OpKind::Scale,
+        stays_partial,
+    ),
+    (
+        "a function of a part of a sum",
+        OpKind::Unary,
+        stays_partial,
+    ),
+    ("squares of parts of a sum", OpKind::Sqr, stays_partial),
+    ("a norm of a part of a sum", OpKind::RmsNorm, stays_partial),
+    ("a norm of parts of rows", OpKind::RmsNorm, stays_split),
+    ("a norm of parts of rows", OpKind::Norm, stays_split),
+    ("softmax of parts of rows", OpKind::SoftMax, stays_split),
+    (
+        "slopes of the wrong heads",
+        OpKind::SoftMax,
+        heads_with_slopes,
+    ),
+    ("running sums of parts of rows", OpKind::CumSum, stays_split),
+    ("order of parts of rows", OpKind::ArgSort, stays_split),
+    (
+        "the diagonal of a member's rows",
+        OpKind::DiagMaskInf,
+        stays_split,
+    ),
+    ("added by all", OpKind::Add, added_by_all),
+    ("added by all", OpKind::AddId, added_by_all),
+    ("a sum that nobody makes", OpKind::MulMat, not_summed),
+    ("a sum that nobody makes", OpKind::MulMatId, not_summed),
+    ("a sum that nobody makes", OpKind::SumRows, not_summed),
+    ("a sum that nobody makes", OpKind::OutProd, not_summed),
+    (
+        "a mean by the number of a member's elements",
+        OpKind::Mean,
+        part_of_mean,
+    ),
+    ("joined in the other order", OpKind::Concat, other_order),
+    (
+        "longer runs instead of repeated ones",
+        OpKind::Repeat,
+        longer_runs,
+    ),
+    (
+        "halves that are divided differently",
+        OpKind::Glu,
+        half_rows,
+    ),
+    (
+        "gradients of parts of rows",
+        OpKind::SoftMaxBack,
+        stays_split,
+    ),
+];
+
+#[test]
+fn wrong_rules_are_noticed() {
+    for (what, kind, change) in MISTAKES {
+        let wrong = |case: &Case<'_>| {
+            let decision = decide(case);
+            if case.op.kind() == kind {
+                change(case, decision)
+            } else {
+                decision
+            }
+        };
+        let noticed = (0..300u64)
+            .filter(|&seed| {
+                let rng = &Rng::new(seed * 1000 + kind as u64);
+                let members = 1 + rng.below(4);
+                let case = random(rng, kind, members);
+                let outcome = case.compare(members, rng.below(2) == 0, &wrong, rng);
+                outcome.wrong.is_some()
+            })
+            .count();
+        println!("{kind:?}, {what}: noticed by {noticed} of 300");
+        assert!(noticed > 0, "{kind:?}: {what} is not noticed");
+    }
+}

@@ -1,0 +1,291 @@
+//! The cache: the folder that other clients of the hub have, too.
+//!
+//! `models--owner--name` has `blobs`, the contents of files; `refs/main`, a commit; and `snapshots/COMMIT/PATH`, links to blobs. So what another program
+//! has downloaded is found here, and the other way round.
+
+use crate::error::{Error, Result};
+use crate::listing::{Listing, RemoteFile};
+use crate::reference::Reference;
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A folder of downloaded models.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+/// A model in a cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cached {
+    /// `owner/name`.
+    pub repository: String,
+    /// The path in the repository; of a model in parts, of the first.
+    pub file: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes, of all parts.
+    pub size: u64,
+}
+
+/// Deepest folder in a repository that is looked into.
+const DEEPEST: usize = 8;
+
+impl Cache {
+    /// A cache in `folder`, which need not be there.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Cache {
+            folder: folder.into(),
+        }
+    }
+
+    /// The cache of this user: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or in `huggingface` of the folder for caches. `None` if nothing says where that is.
+    pub fn of_user() -> Option<Self> {
+        match std::env::var_os("HF_HUB_CACHE").filter(|folder| !folder.is_empty()) {
+            Some(folder) => Some(Cache::new(folder)),
+            None => Some(Cache::new(Self::home()?.join("hub"))),
+        }
+    }
+
+    /// The folder for everything of the hub.
+    pub(crate) fn home() -> Option<PathBuf> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(home) = variable("HF_HOME") {
+            return Some(home.into());
+        }
+        let caches = variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| {
+            let home = variable("HOME").or_else(|| variable("USERPROFILE"))?;
+            Some(PathBuf::from(home).join(".cache"))
+        });
+        Some(caches?.join("huggingface"))
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn repository(&self, repository: &str) -> PathBuf {
+        self.folder.join(name_of(repository))
+    }
+
+    pub(crate) fn blob(&self, repository: &str, blob: &str) -> PathBuf {
+        self.repository(repository).join("blobs").join(blob)
+    }
+
+    pub(crate) fn lock(&self, repository: &str, blob: &str) -> PathBuf {
+        let locks = self.folder.join(".locks").join(name_of(repository));
+        locks.join(format!("{blob}.lock"))
+    }
+
+    fn snapshot(&self, repository: &str, commit: &str) -> PathBuf {
+        self.repository(repository).join("snapshots").join(commit)
+    }
+
+    /// Gives a blob the name of its file.
+    pub(crate) fn link(&self, listing: &Listing, file: &RemoteFile) -> Result<PathBuf> {
+        let snapshot = self.snapshot(&listing.repository, &listing.commit);
+        let path = snapshot.join(&file.path);
+        let folder = path.parent().unwrap_or(&snapshot);
+        fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        let blob = self.blob(&listing.repository, &file.blob);
+        let is_there = path
+            .canonicalize()
+            .is_ok_and(|known| blob.canonicalize().is_ok_and(|blob| blob == known));
+        if !is_there {
+            if path.symlink_metadata().is_ok() {
+                fs::remove_file(&path).map_err(Error::io(&path))?;
+            }
+            let up = "../".repeat(2 + file.path.matches('/').count());
+            let relative = format!("{up}blobs/{}", file.blob);
+            make_link(Path::new(&relative), &blob, &path).map_err(Error::io(&path))?;
+        }
+        let reference = self
+            .repository(&listing.repository)
+            .join("refs")
+            .join(&listing.revision);
+        if let Some(folder) = reference.parent() {
+            fs::create_dir_all(folder).map_err(Error::io(folder))?;
+        }
+        fs::write(&reference, &listing.commit).map_err(Error::io(&reference))?;
+        Ok(path)
+    }
+
+    /// What of a repository is there, of the commit that `revision` was when it was downloaded last.
+    pub fn listing(&self, reference: &Reference, revision: &str) -> Option<Listing> {
+        let repository = &reference.repository;
+        let named = self.repository(repository).join("refs").join(revision);
+        let commit = fs::read_to_string(named).ok()?.trim().to_owned();
+        if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return None;
+        }
+        let snapshot = self.snapshot(repository, &commit);
+        let mut files = Vec::new();
+        models_in(&snapshot, &snapshot, DEEPEST, &mut files);
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Some(Listing {
+            repository: repository.clone(),
+            revision: revision.to_owned(),
+            commit,
+            files,
+        })
+    }
+
+    /// Where the model is, if all of it is there; of a model in parts, the first.
+    pub fn find(&self, reference: &Reference, revision: &str) -> Option<PathBuf> {
+        let listing = self.listing(reference, revision)?;
+        let files = listing.choose(reference).ok()?;
+        Some(self.path_of(&listing, files.first()?))
+    }
+
+    fn path_of(&self, listing: &Listing, file: &RemoteFile) -> PathBuf {
+        self.snapshot(&listing.repository, &listing.commit)
+            .join(&file.path)
+    }
+
+    /// All models, by repository and file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be read. One that is not there is empty.
+    pub fn models(&self) -> Result<Vec<Cached>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(Error::io(&self.folder))?,
+        };
+        let mut models = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let repository = name.to_str().and_then(repository_of);
+            let Some(Ok(reference)) = repository.map(|name| name.parse::<Reference>()) else {
+                continue;
+            };
+            let Some(listing) = self.listing(&reference, "main") else {
+                continue;
+            };
+            for first in &listing.files {
+                let wanted = Reference {
+                    wanted: Some(first.path.clone()),
+                    ..reference.clone()
+                };
+                // Parts are part of the first one, if all are there.
+                let is_later = listing.is_later_part(&first.path);
+                if let (false, Ok(parts)) = (is_later, listing.choose(&wanted)) {
+                    models.push(Cached {
+                        repository: reference.repository.clone(),
+                        file: first.path.clone(),
+                        path: self.path_of(&listing, first),
+                        size: parts.iter().map(|part| part.size).sum(),
+                    });
+                }
+            }
+        }
+        models.sort_by(|a, b| (&a.repository, &a.file).cmp(&(&b.repository, &b.file)));
+        Ok(models)
+    }
+
+    /// Deletes a model: the one that is wanted, or all of the repository, with what is left of ended downloads. Returns how many bytes that freed.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it is not there; [`Error::Io`].
+    pub fn remove(&self, reference: &Reference) -> Result<u64> {
+        let folder = self.repository(&reference.repository);
+        let missing =
+            || Error::NotFound(format!("{reference} is not in {}", self.folder.display()));
+        if !folder.is_dir() {
+            return Err(missing());
+        }
+        if reference.wanted.is_none() {
+            let freed = size_of(&folder.join("blobs"));
+            fs::remove_dir_all(&folder).map_err(Error::io(&folder))?;
+            return Ok(freed);
+        }
+        let listing = self.listing(reference, "main").ok_or_else(missing)?;
+        let files = listing.choose(reference)?;
+        let mut freed = 0;
+        for file in files {
+            let path = self.path_of(&listing, file);
+            let content = path.canonicalize().map_err(Error::io(&path))?;
+            fs::remove_file(&path).map_err(Error::io(&path))?;
+            // Another snapshot may have the same content.
+            let snapshots = folder.join("snapshots");
+            if content != path && !is_linked(&snapshots, &content, DEEPEST) {
+                fs::remove_file(&content).map_err(Error::io(&content))?;
+                freed += file.size;
+            }
+        }
+        Ok(freed)
+    }
+}
+
+fn name_of(repository: &str) -> String {
+    format!("models--{}", repository.replace('/', "--"))
+}
+
+fn repository_of(folder: &str) -> Option<String> {
+    let (owner, name) = folder.strip_prefix("models--")?.split_once("--")?;
+    Some(format!("{owner}/{name}"))
+}
+
+/// Adds the models below `folder`.
+fn models_in(root: &Path, folder: &Path, depth: usize, files: &mut Vec<RemoteFile>) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        // Follows links: one whose content is gone is no model.
+        let Ok(known) = path.metadata() else { continue };
+        if known.is_dir() && depth > 0 {
+            models_in(root, &path, depth - 1, files);
+        }
+        let inner = path.strip_prefix(root).ok().and_then(Path::to_str);
+        let Some(inner) = inner.filter(|_| known.is_file()) else {
+            continue;
+        };
+        let inner = inner.replace('\\', "/");
+        if inner.to_ascii_lowercase().ends_with(".gguf") {
+            files.push(RemoteFile {
+                path: inner,
+                size: known.len(),
+                blob: String::new(),
+                sha256: None,
+            });
+        }
+    }
+}
+
+/// Bytes of the files in a folder.
+fn size_of(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| entry.metadata().ok());
+    files
+        .filter(fs::Metadata::is_file)
+        .map(|file| file.len())
+        .sum()
+}
+
+/// Whether a link below `folder` leads to `content`.
+fn is_linked(folder: &Path, content: &Path, depth: usize) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.path())
+        .any(|path| match path.is_dir() {
+            true => depth > 0 && is_linked(&path, content, depth - 1),
+            false => path.canonicalize().is_ok_and(|known| known == content),
+        })
+}
+
+/// A link with the text `relative` at `path`, or where that cannot be, another name of `blob`.
+fn make_link(relative: &Path, blob: &Path, path: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        let _ = blob;
+        std::os::unix::fs::symlink(relative, path)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = relative;
+        fs::hard_link(blob, path).or_else(|_| fs::copy(blob, path).map(drop))
+    }
+}

@@ -1,0 +1,447 @@
+//! What a context keeps of a sequence, saved: in memory, or in a GGUF file.
+//!
+//! The file's architecture is `samite-sequence`. Metadata say which model it belongs to, positions and tokens, and a CRC-32 of everything; its tensors
+//! are the rows of each layer, in the order of positions.
+
+use crate::adapter::ScaledAdapter;
+use crate::context::Context;
+use crate::error::{Error, Result, try_filled};
+use crate::kv::{KvCache, Window};
+use crate::model::Model;
+use samite_core::{DType, StoredTensor};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
+use std::path::Path;
+use std::sync::Arc;
+
+const ARCHITECTURE: &str = "samite-sequence";
+const NAME: &str = "general.name";
+const MODEL: &str = "samite.sequence.model";
+const ADAPTERS: &str = "samite.sequence.adapters";
+const TOKENS: &str = "samite.sequence.tokens";
+const POSITIONS: &str = "samite.sequence.positions";
+const WINDOW: &str = "samite.sequence.window";
+const CHECKSUM: &str = "samite.sequence.checksum";
+
+/// A saved sequence: what all layers keep of its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedSequence {
+    /// The name of the model.
+    pub model: String,
+    /// The tokens, if they were known to whoever saved it.
+    pub tokens: Vec<u32>,
+    fingerprint: u64,
+    adapters: u64,
+    positions: Vec<i32>,
+    /// What layers with a window still have.
+    window: Vec<i32>,
+    tensors: Vec<Rows>,
+}
+
+/// Rows of one tensor of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rows {
+    name: String,
+    dtype: DType,
+    width: usize,
+    count: usize,
+    bytes: Vec<u8>,
+}
+
+/// FNV-1a.
+pub(crate) struct Fingerprint(u64);
+
+impl Fingerprint {
+    pub fn new() -> Self {
+        Fingerprint(0xcbf2_9ce4_8422_2325)
+    }
+
+    pub fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    /// Name, type, shape and first bytes of a tensor.
+    pub fn add_tensor(&mut self, name: &str, tensor: &StoredTensor) -> Result<()> {
+        const FIRST: usize = 1024;
+        let layout = tensor.layout();
+        self.add(name.as_bytes());
+        self.add(layout.to_string().as_bytes());
+        let mut first = vec![0; layout.bytes().min(FIRST)];
+        tensor.tensor().read(0, &mut first)?;
+        self.add(&first);
+        Ok(())
+    }
+
+    pub fn finish(self) -> u64 {
+        self.0
+    }
+}
+
+fn fingerprint_of_adapters(adapters: &[ScaledAdapter]) -> Result<u64> {
+    let mut fingerprint = Fingerprint::new();
+    for scaled in adapters {
+        fingerprint.add(&scaled.share.to_le_bytes());
+        for name in scaled.adapter.targets() {
+            if let Some((pair, _)) = scaled.pair(name) {
+                fingerprint.add_tensor(name, &pair.a)?;
+                fingerprint.add_tensor(name, &pair.b)?;
+            }
+        }
+    }
+    Ok(fingerprint.finish())
+}
+
+/// The tensors of a cache, each with the rows of it that a sequence has: those of all its tokens, those of layers with a window, or its state.
+fn places<'a>(
+    cache: &'a KvCache,
+    [all, window, state]: [&'a [usize]; 3],
+) -> impl Iterator<Item = (&'a Arc<StoredTensor>, &'a [usize])> {
+    cache.layers.iter().flat_map(move |layer| {
+        let kept = if layer.windowed { window } else { all };
+        let keys_values = [&layer.k, &layer.v].map(|tensor| (tensor, kept));
+        let states = [&layer.conv, &layer.state].map(|tensor| (tensor, state));
+        let all = keys_values.into_iter().chain(states);
+        all.filter_map(|(tensor, rows)| Some((tensor.as_ref()?, rows)))
+    })
+}
+
+/// Runs of rows next to each other, each with the number of its first one in `rows`.
+fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
+    let mut before = 0;
+    rows.chunk_by(|a, b| a + 1 == *b).map(move |run| {
+        let at = before;
+        before += run.len();
+        (at, run)
+    })
+}
+
+impl Rows {
+    fn read(tensor: &StoredTensor, rows: &[usize]) -> Result<Self> {
+        let layout = tensor.layout();
+        let row = layout.row_bytes();
+        let mut bytes = try_filled(0, row.checked_mul(rows.len()), "a saved sequence")?;
+        for (at, run) in runs(rows) {
+            let into = &mut bytes[at * row..(at + run.len()) * row];
+            tensor.tensor().read(run[0] * row, into)?;
+        }
+        Ok(Rows {
+            name: tensor.name().to_owned(),
+            dtype: layout.dtype(),
+            width: layout.shape()[0],
+            count: rows.len(),
+            bytes,
+        })
+    }
+
+    /// Writes the last ones, as many as there are in `rows`.
+    fn write(&self, tensor: &StoredTensor, rows: &[usize]) -> Result<()> {
+        let row = tensor.layout().row_bytes();
+        let skipped = self.count - rows.len();
+        for (at, run) in runs(rows) {
+            let from = (skipped + at) * row..(skipped + at + run.len()) * row;
+            tensor.tensor().write(run[0] * row, &self.bytes[from])?;
+        }
+        Ok(())
+    }
+
+    /// Fails if these cannot be rows of `tensor`.
+    fn check(&self, tensor: &StoredTensor) -> Result<()> {
+        let layout = tensor.layout();
+        if (self.dtype, self.width) == (layout.dtype(), layout.shape()[0]) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the saved sequence has rows of {} {} for '{}', the context {} of {}: use the type of KV cache (--kv) that it was saved with",
+            self.width,
+            self.dtype,
+            self.name,
+            layout.shape()[0],
+            layout.dtype()
+        )))
+    }
+}
+
+impl SavedSequence {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Whether there are no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    /// Whether positions go from 0 up, one by one.
+    pub fn has_no_gaps(&self) -> bool {
+        (0..)
+            .zip(&self.positions)
+            .all(|(i, &position)| i == position)
+    }
+
+    /// Bytes of what layers keep.
+    pub fn bytes(&self) -> usize {
+        self.tensors.iter().map(|rows| rows.bytes.len()).sum()
+    }
+
+    fn checksum(&self) -> u32 {
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(self.model.as_bytes());
+        sum.update(&self.fingerprint.to_le_bytes());
+        sum.update(&self.adapters.to_le_bytes());
+        sum.update(bytemuck::cast_slice(&self.tokens));
+        for positions in [&self.positions, &self.window] {
+            sum.update(&positions.len().to_le_bytes());
+            sum.update(bytemuck::cast_slice(positions));
+        }
+        for rows in &self.tensors {
+            sum.update(rows.name.as_bytes());
+            sum.update(&rows.bytes);
+        }
+        sum.finalize()
+    }
+
+    /// Writes it to a file: complete, or not at all.
+    ///
+    /// # Errors
+    /// If the file cannot be written; then the one before is still there.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let mut metadata = Metadata::new();
+        metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
+        metadata.set(NAME, self.model.as_str())?;
+        metadata.set(MODEL, self.fingerprint)?;
+        metadata.set(ADAPTERS, self.adapters)?;
+        metadata.set(TOKENS, self.tokens.clone())?;
+        metadata.set(POSITIONS, self.positions.clone())?;
+        metadata.set(WINDOW, self.window.clone())?;
+        metadata.set(CHECKSUM, self.checksum())?;
+        let kept = || self.tensors.iter().filter(|rows| rows.count > 0);
+        let specs = kept()
+            .map(|rows| TensorSpec::new(&rows.name, rows.dtype, &[rows.width, rows.count]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut writer = Writer::create(path, &metadata, specs)?;
+        for rows in kept() {
+            writer.append(&rows.bytes)?;
+        }
+        Ok(writer.commit()?)
+    }
+
+    /// Reads it from a file, and checks that it is whole.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the file is something else, or damaged; if it cannot be read.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let wrong = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
+        let file = GgufFile::open(path, LoadMode::Read)?;
+        let metadata = file.metadata();
+        if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
+            return Err(wrong("this is no saved sequence"));
+        }
+        let mut tensors = Vec::new();
+        for info in file.tensors().iter() {
+            let mut bytes = try_filled(0, Some(info.size), "a saved sequence")?;
+            file.read_tensor_into(info, &mut bytes)?;
+            let [width, count, ..] = info.shape;
+            tensors.push(Rows {
+                name: info.name.to_string(),
+                dtype: info.dtype,
+                width,
+                count,
+                bytes,
+            });
+        }
+        let saved = SavedSequence {
+            model: metadata.require::<&str>(NAME)?.to_owned(),
+            fingerprint: metadata.require(MODEL)?,
+            adapters: metadata.require(ADAPTERS)?,
+            tokens: metadata.require(TOKENS)?,
+            positions: metadata.require(POSITIONS)?,
+            window: metadata.require(WINDOW)?,
+            tensors,
+        };
+        if metadata.require::<u32>(CHECKSUM)? != saved.checksum() {
+            return Err(wrong(
+                "it is damaged: its checksum is not that of its content",
+            ));
+        }
+        Ok(saved)
+    }
+
+    fn rows_of(&self, tensor: &StoredTensor) -> Option<&Rows> {
+        self.tensors.iter().find(|rows| rows.name == tensor.name())
+    }
+}
+
+impl Model {
+    /// A number that differs for different models: of names, types, shapes, and the first bytes of each weight.
+    ///
+    /// # Errors
+    /// If a device cannot be read.
+    pub fn fingerprint(&self) -> Result<u64> {
+        let mut fingerprint = Fingerprint::new();
+        for spec in self.spec().tensors() {
+            if let Some(stored) = self.weights().get(&spec.name) {
+                fingerprint.add_tensor(&spec.name, stored)?;
+            }
+        }
+        Ok(fingerprint.finish())
+    }
+}
+
+impl Context {
+    /// Saves what is kept of `sequence`. Its tokens are not known here.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence; if there is not enough memory, or a device fails.
+    pub fn save(&mut self, sequence: usize) -> Result<SavedSequence> {
+        self.settle()?;
+        let cache = self.cache();
+        let sorted = |cells: &crate::kv::Cells| -> Result<(Vec<i32>, Vec<usize>)> {
+            Ok(cells.sorted(sequence)?.into_iter().unzip())
+        };
+        let (positions, cells) = sorted(&cache.cells)?;
+        let (window, windowed) = match &cache.window {
+            Some(window) => sorted(&window.cells)?,
+            None => (positions.clone(), cells.clone()),
+        };
+        let state = cache.states.as_ref().map(|states| states.row(sequence));
+        let state: Vec<usize> = state.into_iter().filter(|&row| row > 0).collect();
+        let tensors = places(cache, [&cells, &windowed, &state])
+            .map(|(tensor, rows)| Rows::read(tensor, rows))
+            .collect::<Result<_>>()?;
+        Ok(SavedSequence {
+            model: self.model().name().to_owned(),
+            tokens: Vec::new(),
+            fingerprint: self.model().fingerprint()?,
+            adapters: fingerprint_of_adapters(&self.options().adapters)?,
+            positions,
+            window,
+            tensors,
+        })
+    }
+
+    /// Makes `sequence` what was saved, instead of whatever it has. All is checked before anything changes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it is of another model, other adapters or another type of cache, or contradicts itself;
+    /// [`Error::ContextFull`]. Nothing is changed then. If a device fails, the sequence is empty.
+    pub fn restore(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
+        self.settle()?;
+        self.check_saved(sequence, saved)?;
+        self.remove(sequence, ..)?;
+        let result = self.put(sequence, saved);
+        if result.is_err() {
+            self.remove(sequence, ..)?;
+        }
+        result
+    }
+
+    fn check_saved(&self, sequence: usize, saved: &SavedSequence) -> Result<()> {
+        let wrong = |what: String| Err(Error::invalid(what));
+        if saved.fingerprint != self.model().fingerprint()? {
+            return wrong(format!(
+                "the saved sequence is of another model, '{}'; this one is '{}'",
+                saved.model.escape_debug(),
+                self.model().name()
+            ));
+        }
+        if saved.adapters != fingerprint_of_adapters(&self.options().adapters)? {
+            return wrong(
+                "the saved sequence was computed with other adapters (--lora, --lora-scaled)"
+                    .to_owned(),
+            );
+        }
+        for positions in [&saved.positions, &saved.window] {
+            let is_sorted = positions.is_sorted_by(|a, b| a < b);
+            if !is_sorted || positions.first().is_some_and(|&first| first < 0) {
+                return wrong("the saved sequence has positions out of order".to_owned());
+            }
+        }
+        let is_part = saved.positions.ends_with(&saved.window);
+        if !is_part || !saved.tokens.is_empty() && saved.tokens.len() != saved.len() {
+            return wrong("the saved sequence contradicts itself".to_owned());
+        }
+        let cache = self.cache();
+        cache.cells.check(sequence)?;
+        let free = cache.cells.free() + cache.cells.count(sequence, 0..i32::MAX);
+        if saved.len() > free {
+            return Err(Error::ContextFull {
+                tokens: saved.len(),
+                size: self.n_ctx(),
+                free,
+            });
+        }
+        if self.needed(saved) > saved.window.len() {
+            return wrong(
+                "the saved sequence lacks tokens that layers with a window keep here: restore it without --swa-full"
+                    .to_owned(),
+            );
+        }
+        let count = |tensor: &StoredTensor, rows: &[usize]| match saved.rows_of(tensor) {
+            // A sequence without tokens has no rows.
+            None if rows.is_empty() || saved.is_empty() => Ok(()),
+            None => wrong(format!("the saved sequence lacks '{}'", tensor.name())),
+            Some(found) => {
+                found.check(tensor)?;
+                match found.count == rows.len() {
+                    true => Ok(()),
+                    false => wrong("the saved sequence contradicts itself".to_owned()),
+                }
+            }
+        };
+        let (all, window) = (vec![0; saved.len()], vec![0; saved.window.len()]);
+        let mut rows = places(cache, [&all, &window, &[0]]);
+        rows.try_for_each(|(tensor, rows)| count(tensor, rows))
+    }
+
+    /// How many of the last tokens layers with a window need.
+    fn needed(&self, saved: &SavedSequence) -> usize {
+        let window = self.cache().window.as_ref();
+        match (window, saved.positions.last()) {
+            (Some(window), Some(&last)) => {
+                let first = window.first_seen(last.saturating_add(1));
+                saved.positions.iter().filter(|&&p| p >= first).count()
+            }
+            _ => saved.len(),
+        }
+    }
+
+    fn put(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
+        let needed = self.needed(saved);
+        let sequences = [u32::try_from(sequence).unwrap_or(u32::MAX)];
+        let cache = self.cache_mut();
+        if let Some(window) = &mut cache.window {
+            window.make_room(needed);
+        }
+        let full = || Error::ContextFull {
+            tokens: saved.len(),
+            size: 0,
+            free: 0,
+        };
+        let take = |cells: &mut crate::kv::Cells, positions: &[i32]| -> Result<Vec<usize>> {
+            let taken = positions.iter().map(|&p| cells.take(p, &sequences));
+            taken.collect::<Option<_>>().ok_or_else(full)
+        };
+        let all = take(&mut cache.cells, &saved.positions)?;
+        let windowed = match &mut cache.window {
+            Some(Window { cells, .. }) => take(cells, &saved.positions[saved.len() - needed..])?,
+            None => all.clone(),
+        };
+        let states = cache.states.as_mut().filter(|_| !saved.is_empty());
+        let state = states.map(|states| states.advance(&sequences).1);
+        let state: Vec<usize> = state.into_iter().collect();
+        let written = places(cache, [&all, &windowed, &state]).try_for_each(|(tensor, rows)| {
+            match saved.rows_of(tensor) {
+                Some(saved) => saved.write(tensor, rows),
+                None => Ok(()),
+            }
+        });
+        match &written {
+            Ok(()) => cache.commit(),
+            Err(_) => cache.rollback(),
+        }
+        written
+    }
+}

@@ -1,0 +1,195 @@
+//! How the tensors of a model may be divided among devices that compute one graph together.
+//!
+//! What belongs together has as many units: the heads of queries, keys, values, their cache and the product that joins them; the elements between the
+//! products of the feed-forward part. The first products are cut by rows, the last ones by columns, so that each device goes through a block with what
+//! it has, and results are added once at its end. Everything else is needed by all.
+
+use crate::arch::spec::{Attention, Gate, Layer, Linear, Mixer, Mlp, Projection};
+use crate::arch::{Spec, TensorSpec};
+use crate::weights::Weights;
+use samite_core::{Cut, DType};
+use std::collections::BTreeMap;
+
+/// Units along what is between the products of a feed-forward part, the preferred ones first: the activations of whole groups of 256 get the same
+/// scale wherever they are computed.
+const UNITS: [usize; 9] = [256, 128, 64, 32, 16, 8, 4, 2, 1];
+
+/// So many units are enough to give devices different shares.
+const ENOUGH: usize = 8;
+
+/// The unit of an extent whose parts must be whole blocks of `block` elements.
+fn unit(extent: usize, block: usize) -> usize {
+    let fits = |unit: &&usize| extent.is_multiple_of(**unit) && unit.is_multiple_of(block);
+    let enough = UNITS
+        .iter()
+        .filter(fits)
+        .find(|unit| extent / **unit >= ENOUGH);
+    let smallest = UNITS.iter().rfind(fits);
+    enough.or(smallest).copied().unwrap_or(extent)
+}
+
+/// The least number of kv heads whose queries' results are whole blocks of `block` elements; of quantized matrices, whole groups of 256, if enough
+/// units remain: activations of such a group get the same scale wherever they are computed.
+fn heads(attention: &Attention, block: usize) -> usize {
+    let all = attention.n_head_kv;
+    let row = attention.n_head / all.max(1) * attention.head_v;
+    let least = |block: usize| {
+        (1..=all)
+            .filter(|&heads: &usize| all.is_multiple_of(heads))
+            .find(|heads| (heads * row).is_multiple_of(block))
+    };
+    let groups = match block {
+        1 => None,
+        _ => least(UNITS[0]).filter(|heads| all / heads >= ENOUGH),
+    };
+    groups.or(least(block)).unwrap_or(all)
+}
+
+/// How each of a model's tensors may be divided, in their order. Tensors are given with their types in the file.
+pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<Cut>> {
+    let types = tensors
+        .iter()
+        .map(|(spec, dtype)| (spec.name.as_str(), *dtype))
+        .collect();
+    let mut cuts = Cuts {
+        types,
+        prefix: String::new(),
+        turn: 0,
+        by_name: BTreeMap::new(),
+    };
+    if let Some(output) = &spec.head.output {
+        cuts.rows(output, unit(output.to, 1));
+    }
+    for (il, layer) in spec.layers.iter().enumerate() {
+        cuts.prefix = format!("blk.{}.", layer.block);
+        for branch in layer.branches() {
+            cuts.turn = il;
+            match &branch.mixer {
+                Mixer::Attention(attention) => cuts.attention(attention),
+                Mixer::Mlp(mlp) => cuts.mlp(mlp),
+                Mixer::Experts(mixture) => {
+                    cuts.mlp(&mixture.experts);
+                    mixture.shared.iter().for_each(|(mlp, _)| cuts.mlp(mlp));
+                }
+                // Needed by all.
+                Mixer::Nothing
+                | Mixer::DeltaNet(_)
+                | Mixer::ShortConv(_)
+                | Mixer::Linear(_)
+                | Mixer::PerLayer(..) => {}
+            }
+        }
+    }
+    let cut_of = |(spec, _): &(&TensorSpec, _)| cuts.by_name.get(&spec.name).copied();
+    tensors.iter().map(cut_of).collect()
+}
+
+/// How the keys and the values of a token that `layer` keeps may be divided: like the rows of the matrices that make them.
+pub(crate) fn cuts_of_cache(layer: &Layer, weights: &Weights) -> [Option<Cut>; 2] {
+    let Some(Projection::Separate {
+        kv: Some((k, v)), ..
+    }) = layer.attention().map(|attention| &attention.projection)
+    else {
+        return [None; 2];
+    };
+    [k, v.as_ref().unwrap_or(k)].map(|linear| {
+        let matrix = weights.get(&format!("blk.{}.{}.weight", layer.block, linear.name))?;
+        Some(Cut {
+            axis: 0,
+            ..matrix.cut()?
+        })
+    })
+}
+
+/// Collects how tensors may be divided.
+struct Cuts<'a> {
+    /// By name: types in the file.
+    types: BTreeMap<&'a str, DType>,
+    /// What names begin with.
+    prefix: String,
+    /// What belongs together has the same number.
+    turn: usize,
+    by_name: BTreeMap<String, Cut>,
+}
+
+impl Cuts<'_> {
+    fn add(&mut self, linear: &Linear, suffix: &str, axis: usize, unit: usize) {
+        let turn = self.turn;
+        let cut = Cut { axis, unit, turn };
+        let name = format!("{}{}{suffix}", self.prefix, linear.name);
+        self.by_name.entry(name).or_insert(cut);
+    }
+
+    /// Rows of a product are elements of its bias.
+    fn rows(&mut self, linear: &Linear, unit: usize) {
+        self.add(linear, ".weight", 1, unit);
+        self.add(linear, ".bias", 0, unit);
+    }
+
+    fn columns(&mut self, linear: &Linear, unit: usize) {
+        self.add(linear, ".weight", 0, unit);
+    }
+
+    /// Elements of a block of the matrix.
+    fn block_of(&self, linear: &Linear) -> usize {
+        let name = format!("{}{}.weight", self.prefix, linear.name);
+        let dtype = self.types.get(name.as_str());
+        dtype.map_or(1, |dtype| dtype.block_len())
+    }
+
+    /// By heads, where queries, keys and values have matrices of their own.
+    fn attention(&mut self, attention: &Attention) {
+        let (n_head, n_head_kv) = (attention.n_head, attention.n_head_kv);
+        let Projection::Separate { q, kv } = &attention.projection else {
+            return;
+        };
+        if n_head_kv == 0 || attention.output.from != n_head * attention.head_v {
+            return;
+        }
+        // Queries must be where the keys are that they look at.
+        self.turn = attention.keys_of.unwrap_or(self.turn);
+        let kv_heads = heads(attention, self.block_of(&attention.output));
+        let q_heads = kv_heads * (n_head / n_head_kv);
+        self.rows(q, q_heads * (q.to / n_head));
+        if let Some((k, v)) = kv {
+            for linear in [k].into_iter().chain(v) {
+                self.rows(linear, kv_heads * (linear.to / n_head_kv));
+            }
+        }
+        if let Some(Gate::Linear(linear, _)) = &attention.gate {
+            self.rows(linear, q_heads * (linear.to / n_head));
+        }
+        self.columns(&attention.output, q_heads * attention.head_v);
+    }
+
+    /// By the elements before the last matrix, where gates and values have matrices of their own.
+    fn mlp(&mut self, mlp: &Mlp) {
+        let between = mlp.down.from;
+        if mlp.up.to != between {
+            return;
+        }
+        let unit = unit(between, self.block_of(&mlp.down));
+        mlp.gate.iter().for_each(|gate| self.rows(gate, unit));
+        self.rows(&mlp.up, unit);
+        self.columns(&mlp.down, unit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_whole_blocks_and_enough_to_divide() {
+        assert_eq!(unit(5632, 32), 256);
+        assert_eq!(
+            unit(768, 256),
+            256,
+            "three experts' units are all that there are"
+        );
+        assert_eq!(unit(768, 32), 64);
+        assert_eq!(unit(96, 32), 32);
+        assert_eq!(unit(12, 1), 1);
+        assert_eq!(unit(100, 32), 100, "no whole blocks: one unit");
+    }
+}

@@ -1,0 +1,245 @@
+//! Models whose tensors are divided among several devices.
+
+use crate::common::*;
+use samite_core::{DType, Device};
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_meta::{MetaDevice, MetaOptions};
+use std::sync::Arc;
+
+fn cpus(count: usize) -> Vec<Arc<dyn Device>> {
+    let name = |i| format!("cpu{i}");
+    (0..count)
+        .map(|i| CpuDevice::with_name(&name(i), CpuOptions::default().with_threads(1)) as _)
+        .collect()
+}
+
+fn meta(members: Vec<Arc<dyn Device>>, ratios: Option<&[usize]>) -> Arc<MetaDevice> {
+    let ratios = ratios.map(|ratios| ratios.iter().map(|&ratio| ratio as f32).collect());
+    let options = MetaOptions {
+        ratios,
+        ..MetaOptions::default()
+    };
+    MetaDevice::new(members, options).unwrap()
+}
+
+/// Every way to give `units` units to `members` members.
+fn compositions(units: usize, members: usize) -> Vec<Vec<usize>> {
+    if members == 1 {
+        return vec![vec![units]];
+    }
+    let mut all = Vec::new();
+    for first in 0..=units {
+        for mut rest in compositions(units - first, members - 1) {
+            rest.insert(0, first);
+            all.push(rest);
+        }
+    }
+    all
+}
+
+fn load(file: &TestModel, devices: Vec<Arc<dyn Device>>) -> Arc<Model> {
+    Model::load(&file.path, &ModelOptions::new(devices)).unwrap()
+}
+
+/// A prompt, then some steps.
+fn logits(model: &Arc<Model>, options: ContextOptions) -> Vec<Vec<f32>> {
+    let mut context = context(model, options);
+    let mut logits = decode(&mut context, &tokens(9), 0, 0);
+    for (i, token) in tokens(3).into_iter().enumerate() {
+        logits.extend(decode(&mut context, &[token], 9 + i as i32, 0));
+    }
+    logits
+}
+
+/// A model of eight units: heads, and elements between the products.
+fn of_units(architecture: &'static str, dtype: DType) -> SyntheticModel {
+    SyntheticModel {
+        n_layer: 2,
+        n_head: 8,
+        n_head_kv: 8,
+        head_dim: if architecture == "qwen2" { 8 } else { 32 },
+        n_ff: 256,
+        dtype,
+        ..SyntheticModel::tiny(architecture)
+    }
+}
+
+/// Every architecture, and a mixture of experts of the plain one.
+fn models(dtype: DType) -> Vec<(String, SyntheticModel)> {
+    let mut models: Vec<_> = ["llama", "qwen2", "qwen3", "qwen3moe"]
+        .map(|architecture| (architecture.to_owned(), of_units(architecture, dtype)))
+        .into();
+    let mut mixtral = of_units("llama", dtype);
+    mixtral.experts = Some([4, 2]);
+    models.push(("mixtral".to_owned(), mixtral));
+    models
+}
+
+/// The same with units of 256 elements: whole groups of activations with one scale.
+fn of_groups(name: &str, model: SyntheticModel) -> SyntheticModel {
+    let heads = match name {
+        // As wide as the model.
+        "qwen2" => SyntheticModel {
+            n_embd: 512,
+            n_head: 16,
+            n_head_kv: 2,
+            head_dim: 32,
+            ..model
+        },
+        _ => SyntheticModel {
+            n_head: 64,
+            n_head_kv: 8,
+            ..model
+        },
+    };
+    SyntheticModel {
+        n_ff: 2048,
+        ..heads
+    }
+}
+
+#[test]
+fn one_member_computes_the_same_bits_as_the_device_alone() {
+    for dtype in [DType::F32, DType::Q4_0] {
+        for (name, model) in models(dtype) {
+            let file = TestModel::write(&model);
+            let alone = logits(&load(&file, cpus(1)), precise());
+            let divided = logits(&load(&file, vec![meta(cpus(1), None)]), precise());
+            assert!(divided == alone, "{name} {dtype}: other bits");
+        }
+    }
+}
+
+#[test]
+fn every_division_into_units_agrees_with_one_device() {
+    for (name, model) in models(DType::F32) {
+        let file = TestModel::write(&model);
+        let alone = logits(&load(&file, cpus(1)), precise());
+        for members in 2..=4 {
+            let all = compositions(8, members);
+            // All of them for one architecture; for the others, every seventh.
+            let step = if name == "llama" { 1 } else { 7 };
+            for shares in all.iter().step_by(step) {
+                let device = meta(cpus(members), Some(shares));
+                let divided = logits(&load(&file, vec![device]), precise());
+                let error = nmse(&divided, &alone);
+                assert!(error <= 1e-9, "{name} {shares:?}: {error:e}");
+            }
+        }
+    }
+}
+
+/// Sums are made in another order, so that now and then the 8-bit code of an activation falls on the other side. Without that, nothing but rounding differs.
+#[test]
+fn quantized_models_agree_with_one_device() {
+    let (mut near, mut all) = (0, 0);
+    for dtype in [DType::Q4_0, DType::Q8_0] {
+        for (name, model) in models(dtype) {
+            let file = TestModel::write(&of_groups(&name, model));
+            for kv in [DType::F16, DType::Q8_0] {
+                let options = ContextOptions {
+                    kv_types: [kv; 2],
+                    ..precise()
+                };
+                let alone = logits(&load(&file, cpus(1)), options.clone());
+                for shares in [&[1, 1][..], &[1, 3], &[0, 8], &[2, 1, 5], &[1, 1, 1, 1]] {
+                    let device = meta(cpus(shares.len()), Some(shares));
+                    let divided = logits(&load(&file, vec![device]), options.clone());
+                    let error = nmse(&divided, &alone);
+                    assert!(error <= 1e-3, "{name} {dtype} {kv} {shares:?}: {error:e}");
+                    all += 1;
+                    near += usize::from(error <= 1e-5);
+                }
+            }
+        }
+    }
+    assert!(near * 10 >= all * 9, "{near} of {all} within 1e-5");
+}
+
+#[test]
+fn attention_in_steps_adapts_too() {
+    for (name, model) in models(DType::F32) {
+        let file = TestModel::write(&model);
+        let options = ContextOptions {
+            flash: false,
+            ..precise()
+        };
+        let alone = logits(&load(&file, cpus(1)), options.clone());
+        let divided = logits(&load(&file, vec![meta(cpus(3), None)]), options);
+        let error = nmse(&divided, &alone);
+        assert!(error <= 1e-9, "{name}: {error:e}");
+    }
+}
+
+#[test]
+fn a_run_gives_the_same_bits_every_time() {
+    let file = TestModel::write(&of_units("llama", DType::Q4_0));
+    let model = load(&file, vec![meta(cpus(3), None)]);
+    let first = logits(&model, precise());
+    for _ in 0..3 {
+        assert!(logits(&model, precise()) == first, "other bits");
+    }
+}
+
+#[test]
+fn members_of_different_kinds_work_together() {
+    for (name, model) in models(DType::F32) {
+        let file = TestModel::write(&model);
+        let alone = logits(&load(&file, cpus(1)), precise());
+        let mut members = cpus(2);
+        members.insert(1, reference("ref"));
+        // The host behind them has the embedding.
+        let host: Arc<dyn Device> = cpu();
+        let divided = logits(
+            &load(&file, vec![meta(members, Some(&[3, 1, 2])), host]),
+            precise(),
+        );
+        let error = nmse(&divided, &alone);
+        assert!(error <= 1e-9, "{name}: {error:e}");
+    }
+}
+
+#[test]
+fn blocks_end_with_one_sum_each() {
+    for (name, model) in models(DType::F32) {
+        let file = TestModel::write(&model);
+        let device = meta(cpus(2), None);
+        let model = load(&file, vec![Arc::clone(&device) as _]);
+        let plan = context(&model, precise()).plan(1).unwrap();
+        let nodes = &plan.splits()[0].nodes;
+        assert_eq!(plan.splits().len(), 1, "{name}: {plan}");
+        let partition = device.partition(plan.graph(), nodes).unwrap();
+        // The heads of the output's rows go outside as they are.
+        let layers = model.spec().n_layer();
+        assert_eq!(
+            partition.exchanges(),
+            2 * layers,
+            "{name}: {:?}",
+            partition.conversions
+        );
+    }
+}
+
+#[test]
+fn every_architecture_can_be_divided() {
+    let mut wrong = Vec::new();
+    for architecture in samite_llm::arch::ARCHITECTURES {
+        let file = TestModel::write(&SyntheticModel::tiny(architecture.name));
+        let model = load(&file, cpus(1));
+        let options = ContextOptions {
+            output: output_of(&model),
+            ..precise()
+        };
+        let alone = logits(&model, options.clone());
+        for members in [2, 3] {
+            let model = load(&file, vec![meta(cpus(members), None)]);
+            let divided = logits(&model, options.clone());
+            let error = nmse(&divided, &alone);
+            if error.is_nan() || error > 1e-9 {
+                wrong.push(format!("{} {members}: {error:e}", architecture.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
