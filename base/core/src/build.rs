@@ -235,6 +235,14 @@ impl Graph {
         self.push(Op::GatedDeltaNet { snapshots }, &sources.map(Some))
     }
 
+    /// [`Op::SsmScan`] of matrices, x, dt, A, B, C and the rows of the matrices.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the operands do not fit.
+    pub fn ssm_scan(&mut self, sources: [TensorId; 7], snapshots: usize) -> Result<TensorId> {
+        self.push(Op::SsmScan { snapshots }, &sources.map(Some))
+    }
+
     /// [`Op::FlashAttnBack`] of the attention of `q`, `k` and `v`.
     ///
     /// # Errors

@@ -117,6 +117,7 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         Op::Norm { eps } | Op::RmsNorm { eps } | Op::L2Norm { eps } => row::norm(c, eps),
         Op::CumSum => row::cumsum(c),
         Op::SsmConv => state::conv(c),
+        Op::SsmScan { snapshots } => state::scan(c, snapshots),
         Op::GatedDeltaNet { snapshots } => state::delta_net(c, snapshots),
         Op::Sum => row::sum(c),
         Op::SumRows | Op::Mean => row::sum_rows(c),

@@ -45,6 +45,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::Mean => Kernel::plain(reduce::mean),
         Op::CumSum => Kernel::plain(reduce::cumsum),
         Op::SsmConv => state::conv_kernel(node)?,
+        Op::SsmScan { snapshots } => state::scan_kernel(node, snapshots)?,
         Op::GatedDeltaNet { snapshots } => state::delta_net_kernel(node, snapshots)?,
         Op::ArgMax => Kernel::plain(reduce::argmax),
         Op::Norm { eps } => Kernel::one_phase(move |c| reduce::norm(c, eps)),

@@ -183,7 +183,7 @@ fn rule(kind: OpKind) -> Option<Rule> {
 
         OpKind::SsmConv => rows::conv,
         // Rows of the result's end hold parts of every head's matrix.
-        OpKind::GatedDeltaNet => |_| None,
+        OpKind::GatedDeltaNet | OpKind::SsmScan => |_| None,
 
         OpKind::RepeatBack => training::repeat_back,
         OpKind::SiluBack => training::silu_back,

@@ -37,7 +37,7 @@ pub(crate) fn assign(
         }
         let on_cache = matches!(
             node.op(),
-            Op::FlashAttn { .. } | Op::SetRows | Op::GatedDeltaNet { .. }
+            Op::FlashAttn { .. } | Op::SetRows | Op::GatedDeltaNet { .. } | Op::SsmScan { .. }
         );
         let stored = |source| graph.node(source).stored();
         let mut operands = node

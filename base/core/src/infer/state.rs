@@ -58,3 +58,53 @@ pub(super) fn delta_net(c: &Check<'_>, snapshots: usize) -> Result<Layout> {
     let width = width.ok_or_else(|| c.error("the result is too large"))?;
     c.result(DType::F32, [width, rows, 1, 1])
 }
+
+pub(super) fn scan(c: &Check<'_>, snapshots: usize) -> Result<Layout> {
+    for index in 0..6 {
+        c.is(index, "an operand", &[DType::F32])?;
+    }
+    c.is(6, "row numbers", &[DType::I32])?;
+    c.ensure(snapshots >= 1, "there must be at least one snapshot")?;
+    let x = c.source(1)?.shape();
+    let [size, heads, tokens, sequences] = x;
+    let [n, s1, s2, _] = c.source(0)?.shape();
+    c.ensure(
+        s1 == size && s2 == heads,
+        "the matrices do not fit the values",
+    )?;
+    c.ensure(
+        c.source(2)?.shape() == [heads, tokens, sequences, 1],
+        "steps do not fit the values",
+    )?;
+    let [a0, a1, a2, a3] = c.source(3)?.shape();
+    c.ensure(
+        (a0 == 1 || a0 == n) && a1 == heads && a2 == 1 && a3 == 1,
+        "rates do not fit the matrices",
+    )?;
+    for index in [4, 5] {
+        let [n0, groups, n2, n3] = c.source(index)?.shape();
+        c.ensure(
+            n0 == n
+                && n2 == tokens
+                && n3 == sequences
+                && groups > 0
+                && heads.is_multiple_of(groups),
+            format_args!("source {index} does not fit the values"),
+        )?;
+    }
+    c.ensure(
+        c.source(6)?.shape() == [sequences, 1, 1, 1],
+        "there must be a row number for each sequence",
+    )?;
+    let matrices = snapshots
+        .checked_mul(n)
+        .and_then(|rows| rows.checked_add(tokens));
+    let each = size
+        .checked_mul(heads)
+        .and_then(|each| each.checked_mul(sequences));
+    let elements = each
+        .zip(matrices)
+        .and_then(|(each, matrices)| each.checked_mul(matrices));
+    let elements = elements.ok_or_else(|| c.error("the result is too large"))?;
+    c.result(DType::F32, [elements, 1, 1, 1])
+}

@@ -340,6 +340,19 @@ operations! {
         snapshots: usize,
     } => { name: "gated_delta_net", sources: 6 };
 
+    /// A selective state space ([Gu & Dao 2023](https://arxiv.org/abs/2312.00752), [Dao & Gu 2024](https://arxiv.org/abs/2405.21060)): for each head, a
+    /// matrix `S` that every token changes: `S ← exp(Δ A) S + Δ x ⊗ B`, where `Δ = softplus(dt)`; what it gives is `S C`.
+    ///
+    /// Sources: 0 matrices f32 `[n, d, heads, rows]`, 1 x f32 `[d, heads, tokens, sequences]`, 2 dt f32 `[heads, tokens, sequences]`, 3 A f32 `[1 or n, heads]`,
+    /// 4 B and 5 C f32 `[n, groups, tokens, sequences]`, where as many heads as there are of each group share one, neighbours; 6 the row of source 0 that
+    /// each sequence begins with, i32 `[sequences]`. The result is f32 `[d · heads · tokens · sequences + snapshots · n · d · heads · sequences]`: what
+    /// all tokens get, `[d, heads, tokens, sequences]`, then matrices, `[n, d, heads, sequences]` each: those at the end, one token before it, and so on.
+    /// Before the first token, they are those of source 0.
+    SsmScan {
+        /// How many matrices the result has of each head; at least 1.
+        snapshots: usize,
+    } => { name: "ssm_scan", sources: 7 };
+
     /// A function of each element.
     Unary(function: Unary) => { name: "unary", sources: 1, may_overwrite: &[0] };
 

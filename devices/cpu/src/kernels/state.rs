@@ -1,6 +1,7 @@
 //! Operations that carry a state from token to token.
 
 use super::reduce::dot_of;
+use super::rows::row_number;
 use crate::detect::vectorized;
 use crate::kernel::{Kernel, KernelContext, Phase, Reason, dense_rows};
 use samite_core::{Node, Result};
@@ -12,7 +13,7 @@ const TOKENS: usize = 64;
 /// Rows of a matrix that a task keeps in the first cache while it goes through all tokens.
 const ROWS: usize = 32;
 
-/// Most decays of a head.
+/// Most decays of a head, and most columns of the matrices of a state space.
 const MOST_DECAYS: usize = 512;
 
 /// A convolution over time, channel by channel.
@@ -183,6 +184,110 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
                 delta_step(isa, snapshot(0), value, &step, out);
+                copy(tokens - 1 - token);
+            }
+        }
+        Ok(())
+    };
+    Ok(Phase::new(blocks * heads * sequences, cost, run))
+}
+
+/// A selective state space.
+pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+    for source in 0..6 {
+        dense_rows(node, source)?;
+    }
+    let columns = node.source_layout(0).map_or(0, |layout| layout.shape()[0]);
+    if columns > MOST_DECAYS {
+        return Err(
+            format!("matrices have {columns} columns, at most {MOST_DECAYS} are possible").into(),
+        );
+    }
+    Ok(Kernel::one_phase(move |c| scan(c, snapshots)))
+}
+
+vectorized! {
+    /// Changes rows of a matrix by one token, with its value for each row; `out` is what each gives.
+    fn scan_step(rows: &mut [f32], values: &[f32], decay: &[f32], step: f32, b: &[f32], c: &[f32], out: &mut [f32]) {
+        for ((row, value), out) in rows.chunks_exact_mut(b.len()).zip(values).zip(out) {
+            let change = value * step;
+            match *decay {
+                [decay] => row.iter_mut().zip(b).for_each(|(s, b)| *s = *s * decay + change * b),
+                ref decays => {
+                    let pairs = row.iter_mut().zip(decays).zip(b);
+                    pairs.for_each(|((s, decay), b)| *s = *s * decay + change * b);
+                }
+            }
+            *out = dot_of(row, c);
+        }
+    }
+}
+
+fn scan(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
+    let source = |index| context.source(index);
+    let (start, x, steps) = (source(0)?, source(1)?, source(2)?);
+    let (rates, b, c) = (source(3)?, source(4)?, source(5)?);
+    let places = source(6)?;
+    let (result, isa) = (context.result(), context.isa);
+    let [size, heads, tokens, sequences] = x.shape();
+    let [n, _, _, limit] = start.shape();
+    let groups = b.shape()[1];
+    let blocks = size.div_ceil(ROWS);
+    let outputs = size * heads * tokens * sequences;
+    let matrices = n * size * heads * sequences;
+    let cost = matrices as f64 * (tokens as f64 * 0.15 + 0.1);
+    let run = move |tasks: std::ops::Range<usize>, _| {
+        let mut decay = [0.0; MOST_DECAYS];
+        for task in tasks {
+            let (block, matrix) = (task % blocks, task / blocks);
+            let (head, sequence) = (matrix % heads, matrix / heads);
+            let first = block * ROWS;
+            let count = ROWS.min(size - first);
+            let base = result.base().cast::<f32>();
+            let place = |slot: usize| outputs + slot * matrices + (matrix * size + first) * n;
+            // SAFETY: the element exists: there is a row number for each sequence.
+            let begin = unsafe { row_number(&places, 6, [0; 3], sequence, limit)? };
+            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements, of which no other task has these rows of
+            // this matrix in any snapshot.
+            let snapshot = |slot: usize| unsafe {
+                std::slice::from_raw_parts_mut(base.add(place(slot)), count * n)
+            };
+            for (i, row) in snapshot(0).chunks_exact_mut(n).enumerate() {
+                // SAFETY: the row is inside of the shape; rows are dense F32.
+                row.copy_from_slice(unsafe { start.row::<f32>([first + i, head, begin]) });
+            }
+            let copy = |slot: usize| {
+                if (1..snapshots).contains(&slot) {
+                    snapshot(slot).copy_from_slice(snapshot(0));
+                }
+            };
+            (tokens..snapshots).for_each(copy);
+            // SAFETY: the row is inside of the shape; rows are dense F32.
+            let rates = unsafe { rates.row::<f32>([head, 0, 0]) };
+            let group = head / (heads / groups);
+            for token in 0..tokens {
+                // SAFETY: all rows are inside of their shapes, by the rules of the operation; rows are dense F32.
+                let (step, values, b, c) = unsafe {
+                    (
+                        steps.row::<f32>([token, sequence, 0])[head],
+                        &x.row::<f32>([head, token, sequence])[first..first + count],
+                        b.row::<f32>([group, token, sequence]),
+                        c.row::<f32>([group, token, sequence]),
+                    )
+                };
+                let step = if step > 20.0 {
+                    step
+                } else {
+                    step.exp().ln_1p()
+                };
+                for (decay, rate) in decay.iter_mut().zip(rates) {
+                    *decay = (step * rate).exp();
+                }
+                let to = ((sequence * tokens + token) * heads + head) * size + first;
+                // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
+                let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
+                let decay = &decay[..rates.len()];
+                scan_step(isa, snapshot(0), values, decay, step, b, c, out);
                 copy(tokens - 1 - token);
             }
         }

@@ -517,6 +517,17 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
             let weights = c.f32(rng, [3, channels, 1, 1]);
             push(c, Op::SsmConv, &[x, weights])
         }
+        OpKind::SsmScan => {
+            let [size, heads, tokens, sequences] = n;
+            let matrices = c.f32(rng, [3, size, heads, sequences + 1]);
+            let x = c.f32(rng, n);
+            let steps = c.f32(rng, [heads, tokens, sequences, 1]);
+            let rates = c.f32(rng, [1, heads, 1, 1]);
+            let [b, y] = [(); 2].map(|()| c.f32(rng, [3, heads, tokens, sequences]));
+            let rows = c.indices(rng, [sequences, 1, 1, 1], sequences + 1, DType::I32);
+            let op = Op::SsmScan { snapshots: 1 };
+            push(c, op, &[matrices, x, steps, rates, b, y, rows])
+        }
         OpKind::GatedDeltaNet => {
             let [size, heads, tokens, sequences] = n;
             let [q, k, v] = [(); 3].map(|()| c.f32(rng, n));

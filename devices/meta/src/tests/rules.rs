@@ -17,10 +17,11 @@ const WRITERS: [OpKind; 4] = [
 ];
 
 /// Operations that members always compute as a whole.
-const WHOLE: [OpKind; 5] = [
+const WHOLE: [OpKind; 6] = [
     OpKind::Arange,
     OpKind::FlashAttnBack,
     OpKind::GatedDeltaNet,
+    OpKind::SsmScan,
     OpKind::CrossEntropyLoss,
     OpKind::CrossEntropyLossBack,
 ];

@@ -138,6 +138,7 @@ pub(crate) fn kernel(op: &Op) -> Option<Kernel> {
         }),
         Op::CumSum => with(Numbers, reduce::running_sum),
         Op::SsmConv => with(Numbers, state::conv),
+        Op::SsmScan { snapshots } => with(Numbers, move |call| state::scan(call, snapshots)),
         Op::GatedDeltaNet { snapshots } => {
             with(Numbers, move |call| state::delta_net(call, snapshots))
         }

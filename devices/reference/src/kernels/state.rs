@@ -69,3 +69,54 @@ pub fn delta_net(call: &Call, snapshots: usize) -> Result<()> {
     }
     call.store(&values)
 }
+
+/// A selective state space.
+pub fn scan(call: &Call, snapshots: usize) -> Result<()> {
+    let (start, x, steps) = (call.numbers(0)?, call.numbers(1)?, call.numbers(2)?);
+    let (rates, b, c) = (call.numbers(3)?, call.numbers(4)?, call.numbers(5)?);
+    let places = call.integers(6)?;
+    let [size, heads, tokens, sequences] = x.shape;
+    let n = start.shape[0];
+    let mut values = call.room()?;
+    let outputs = size * heads * tokens * sequences;
+    let matrices = n * size * heads * sequences;
+    values.resize(outputs + snapshots * matrices, 0.0);
+    for [head, sequence, _] in rows([1, heads, sequences, 1]) {
+        let place = |slot: usize| outputs + slot * matrices + (sequence * heads + head) * n * size;
+        let row = call.index(places.at([sequence, 0, 0, 0]), start.shape[3], 6)?;
+        let mut state: Vec<f64> = Vec::new();
+        for i in 0..size {
+            state.extend_from_slice(start.row([i, head, row]));
+        }
+        let keep = |state: &[f64], slot: usize, values: &mut [f64]| {
+            if slot < snapshots {
+                values[place(slot)..place(slot) + n * size].copy_from_slice(state);
+            }
+        };
+        (tokens..snapshots).for_each(|slot| keep(&state, slot, &mut values));
+        let group = head / (heads / b.shape[1]);
+        for token in 0..tokens {
+            let step = steps.row([token, sequence, 0])[head];
+            let step = if step > 20.0 {
+                step
+            } else {
+                step.exp().ln_1p()
+            };
+            let rates = rates.row([head, 0, 0]);
+            let (b, c) = (
+                b.row([group, token, sequence]),
+                c.row([group, token, sequence]),
+            );
+            let x = x.row([head, token, sequence]);
+            for (i, row) in state.chunks_exact_mut(n).enumerate() {
+                for (j, s) in row.iter_mut().enumerate() {
+                    *s = *s * (step * rates[j % rates.len()]).exp() + step * x[i] * b[j];
+                }
+                let to = ((sequence * tokens + token) * heads + head) * size + i;
+                values[to] = row.iter().zip(c).map(|(s, c)| s * c).sum();
+            }
+            keep(&state, tokens - 1 - token, &mut values);
+        }
+    }
+    call.store(&values)
+}

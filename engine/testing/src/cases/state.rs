@@ -7,6 +7,60 @@ use samite_core::DType;
 pub fn add(cases: &mut Cases) {
     convolutions(cases);
     delta_nets(cases);
+    scans(cases);
+}
+
+fn scans(cases: &mut Cases) {
+    let between = |min, max| Recipe::Uniform { min, max };
+    for (n, size, heads, groups) in [
+        (1, 1, 1, 1),
+        (16, 1, 40, 1),
+        (128, 64, 4, 2),
+        (20, 33, 6, 3),
+    ] {
+        for (tokens, sequences) in [(1, 1), (5, 2), (33, 1), (1, 4)] {
+            for snapshots in [1, 3] {
+                let kinds = if n == 1 { &[1][..] } else { &[1, n][..] };
+                for &rates in kinds {
+                    let kind = if rates == 1 { "one rate" } else { "rates" };
+                    cases.add(kind, Limit::Nmse(1e-6), |b| {
+                        let f32 = DType::F32;
+                        let shared = [n, groups, tokens, sequences];
+                        let sources = [
+                            b.input(f32, [n, size, heads, sequences + 2], Recipe::UNIT)?,
+                            b.input(f32, [size, heads, tokens, sequences], Recipe::UNIT)?,
+                            b.input(f32, [heads, tokens, sequences, 1], between(-3.0, 3.0))?,
+                            b.input(f32, [rates, heads, 1, 1], between(-2.0, -0.1))?,
+                            b.input(f32, shared, Recipe::UNIT)?,
+                            b.input(f32, shared, Recipe::UNIT)?,
+                            b.input(
+                                DType::I32,
+                                [sequences, 1, 1, 1],
+                                Recipe::Ids {
+                                    limit: sequences + 2,
+                                },
+                            )?,
+                        ];
+                        b.graph.ssm_scan(sources, snapshots)
+                    });
+                }
+            }
+        }
+    }
+    for form in [Form::Permuted, Form::Gaps] {
+        cases.add("views", Limit::Nmse(1e-6), |b| {
+            let sources = [
+                b.operand(DType::F32, [32, 8, 2, 2], Recipe::UNIT, form)?,
+                b.operand(DType::F32, [8, 2, 3, 2], Recipe::UNIT, form)?,
+                b.input(DType::F32, [2, 3, 2, 1], between(-3.0, 3.0))?,
+                b.input(DType::F32, [1, 2, 1, 1], between(-2.0, -0.1))?,
+                b.operand(DType::F32, [32, 1, 3, 2], Recipe::UNIT, form)?,
+                b.operand(DType::F32, [32, 1, 3, 2], Recipe::UNIT, form)?,
+                b.input(DType::I32, [2, 1, 1, 1], Recipe::Ids { limit: 2 })?,
+            ];
+            b.graph.ssm_scan(sources, 1)
+        });
+    }
 }
 
 fn convolutions(cases: &mut Cases) {
