@@ -227,6 +227,9 @@ fn that_cannot_be_had_are_refused() {
         assert_ne!(run.code, Some(0));
     }
     with_model(&model, "plan -m M").ok();
+    let speeds = with_model(&model, "bench -m M -p 8 -n 4 -r 1 --no-peaks --json").json();
+    let tests = speeds["results"].as_array().unwrap();
+    assert!(tests.len() == 1 && tests[0]["test"] == "pp8", "{tests:?}");
 }
 
 #[test]
