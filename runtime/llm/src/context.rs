@@ -10,7 +10,7 @@ mod watch;
 
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
-pub(crate) use options::Sizes;
+pub(crate) use options::{Sizes, takes_means};
 pub use plan::ContextPlan;
 pub(crate) use plan::compute_bytes;
 pub use watch::{NodeNames, Seen, Watcher};

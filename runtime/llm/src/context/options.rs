@@ -129,7 +129,7 @@ impl Sizes {
 }
 
 /// Whether an output is made of means over the tokens of sequences.
-fn takes_means(output: Output, spec: &Spec) -> bool {
+pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
     let classifier = spec.head.classifier.as_ref();
     match output {
         Output::Embeddings(Pooling::Mean) => true,
