@@ -99,7 +99,7 @@ impl Batch {
     pub(crate) fn ends(&self) -> Vec<(u32, [usize; 2])> {
         let mut ends: Vec<(u32, [usize; 2])> = Vec::new();
         // By sequence: its place in the list.
-        let mut places = std::collections::HashMap::new();
+        let mut places = std::collections::BTreeMap::new();
         for (index, token) in self.tokens.iter().enumerate() {
             for &sequence in self.sequences(token) {
                 let place = *places.entry(sequence).or_insert_with(|| {

@@ -28,7 +28,7 @@ use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
 use staging::Staging;
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -508,7 +508,7 @@ impl Context {
             Cow::Owned(batch.wanting(|_| true))
         } else if self.is_pooled() {
             let picks = self.picks(batch).into_iter();
-            let picked: HashSet<usize> = picks.map(|(_, token)| token).collect();
+            let picked: BTreeSet<usize> = picks.map(|(_, token)| token).collect();
             Cow::Owned(batch.wanting(|index| picked.contains(&index)))
         } else {
             Cow::Borrowed(batch)
@@ -521,7 +521,7 @@ impl Context {
 
     /// Checks that each sequence of a batch is in one micro-batch.
     fn check_sequences(&self, batch: &Batch) -> Result<()> {
-        let mut parts = HashMap::new();
+        let mut parts = BTreeMap::new();
         for (number, (part, _)) in self.micro_batches(batch).enumerate() {
             for &sequence in part.iter().flat_map(|token| batch.sequences(token)) {
                 if *parts.entry(sequence).or_insert(number) != number {
