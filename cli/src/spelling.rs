@@ -151,7 +151,6 @@ mod tests {
     #[test]
     fn what_is_not_there_is_told() {
         for (line, part) in [
-            ("run -hf a/b", "-hf: samite downloads nothing"),
             ("run -cnv", "-cnv: samite continues"),
             ("run -sys=x", "-sys: samite continues"),
             (

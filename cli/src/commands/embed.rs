@@ -34,7 +34,7 @@ pub struct EmbedArgs {
     cpu: CpuArgs,
     /// Texts; standard input if none is given
     texts: Vec<String>,
-    /// One more text
+    /// More texts, separated as in a file
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
     /// File with texts
@@ -204,7 +204,8 @@ pub fn run(args: EmbedArgs) -> Outcome {
 /// The texts that the flags name.
 fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
     let mut texts = args.texts.clone();
-    texts.extend(args.prompt.clone());
+    let prompt = args.prompt.as_deref().unwrap_or_default();
+    texts.extend(separated(prompt, &args.separator));
     if !texts.is_empty() {
         return Ok(texts);
     }
@@ -214,13 +215,18 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
     };
     let name = source.name().to_owned();
     let all = source.read_all(MOST_BYTES)?;
-    let mut texts: Vec<String> = all.split(&args.separator).map(str::to_owned).collect();
-    // What ends the last text begins no other one.
-    texts.pop_if(|last| last.is_empty());
+    let texts = separated(&all, &args.separator);
     match texts.is_empty() {
         true => Err(Failure::usage(format_args!("{name}: has no text"))),
         false => Ok(texts),
     }
+}
+
+fn separated(all: &str, separator: &str) -> Vec<String> {
+    let mut texts: Vec<String> = all.split(separator).map(str::to_owned).collect();
+    // What ends the last text begins no other one.
+    texts.pop_if(|last| last.is_empty());
+    texts
 }
 
 /// The tokens of each text.

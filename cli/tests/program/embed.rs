@@ -44,7 +44,7 @@ fn rows(text: &str) -> Vec<Vec<f64>> {
 }
 
 fn is_near(a: &[f64], b: &[f64]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-7)
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-6)
 }
 
 #[test]
@@ -60,6 +60,8 @@ fn are_the_same_from_arguments_a_file_and_standard_input_in_any_company() {
     }
     let one = rows(&samite(["embed", "-m", path, "-p", "a dog and more"]).ok());
     assert!(is_near(&one[0], &both[1]));
+    let lines = samite(["embed", "-m", path, "-p", "a cat\na dog and more"]).ok();
+    assert_eq!(rows(&lines), both);
     let file = dir.path().join("texts.txt");
     std::fs::write(&file, "a cat\na dog and more\n").unwrap();
     let found = samite(["embed", "-m", path, "-f", file.to_str().unwrap()]).ok();
@@ -162,6 +164,9 @@ fn pairs_are_ranked() {
         assert!(row.len() == 2 && (row[0] + row[1] - 1.0).abs() < 1e-6);
     }
     assert_ne!(found[0], found[1]);
+    // Only the last token counts, so a long text comes in pieces.
+    let pieces = rows(&piped(&model, "-ub 3", "what is it\ta cat\n").ok());
+    assert!(is_near(&pieces[0], &found[0]), "{pieces:?} {found:?}");
     let other = piped(&model, "--cls-separator |", "what is it|a cat\n");
     assert_eq!(rows(&other.ok())[0], found[0]);
     piped(&model, "--dimensions 1", "a\tb").fails(2, &["--dimensions"]);
@@ -225,6 +230,9 @@ fn that_cannot_be_had_are_refused() {
         assert_ne!(run.code, Some(0));
     }
     with_model(&model, "plan -m M").ok();
+    let speeds = with_model(&model, "bench -m M -p 8 -n 4 -r 1 --no-peaks --json").json();
+    let tests = speeds["results"].as_array().unwrap();
+    assert!(tests.len() == 1 && tests[0]["test"] == "pp8", "{tests:?}");
 }
 
 #[test]

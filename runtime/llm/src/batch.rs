@@ -80,6 +80,12 @@ impl Batch {
             .unwrap_or_default()
     }
 
+    /// How many of the tokens are wanted.
+    pub(crate) fn n_wanted(&self) -> usize {
+        let tokens = self.tokens.iter();
+        tokens.filter(|token| token.wants_logits).count()
+    }
+
     /// The same tokens, of which those are wanted that `wants` says by number.
     pub(crate) fn wanting(&self, wants: impl Fn(usize) -> bool) -> Self {
         let mut batch = self.clone();
@@ -93,7 +99,7 @@ impl Batch {
     pub(crate) fn ends(&self) -> Vec<(u32, [usize; 2])> {
         let mut ends: Vec<(u32, [usize; 2])> = Vec::new();
         // By sequence: its place in the list.
-        let mut places = std::collections::HashMap::new();
+        let mut places = std::collections::BTreeMap::new();
         for (index, token) in self.tokens.iter().enumerate() {
             for &sequence in self.sequences(token) {
                 let place = *places.entry(sequence).or_insert_with(|| {

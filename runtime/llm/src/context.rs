@@ -10,7 +10,7 @@ mod watch;
 
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
-pub(crate) use options::Sizes;
+pub(crate) use options::{Sizes, takes_means};
 pub use plan::ContextPlan;
 pub(crate) use plan::compute_bytes;
 pub use watch::{NodeNames, Seen, Watcher};
@@ -27,7 +27,8 @@ use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
 use staging::Staging;
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 
@@ -456,40 +457,76 @@ impl Context {
     }
 
     fn decode_all(&mut self, batch: &Batch) -> Result<()> {
-        let Output::Embeddings(pooling) = self.options.output else {
-            return self.decode_parts(batch);
-        };
-        if pooling == Pooling::None {
-            return self.decode_parts(batch);
+        let batch = &*self.prepared(batch)?;
+        if self.sizes.sees_later && batch.n_wanted() == 0 {
+            // Nothing is kept of tokens.
+            self.rows.resize(batch.len(), None);
+            return Ok(());
         }
-        let ends = batch.ends();
         if self.sizes.means {
-            self.check_means(batch)?;
-            return self.decode_parts(&batch.wanting(|_| true));
+            return self.decode_means(batch);
         }
-        let is_last = match pooling {
-            Pooling::Rank => !self.sizes.sees_later,
-            pooling => pooling == Pooling::Last,
-        };
-        let chosen = |ends: &[usize; 2]| ends[usize::from(is_last)];
-        let picked: HashSet<usize> = ends.iter().map(|(_, ends)| chosen(ends)).collect();
-        self.decode_parts(&batch.wanting(|index| picked.contains(&index)))?;
-        let rows = ends.iter().filter_map(|(sequence, ends)| {
-            let row = *self.rows.get(chosen(ends))?;
-            Some((*sequence, row?))
-        });
-        self.pooled = rows.collect();
+        self.decode_parts(batch)?;
+        if self.is_pooled() {
+            let rows = self
+                .picks(batch)
+                .into_iter()
+                .filter_map(|(sequence, token)| {
+                    let row = *self.rows.get(token)?;
+                    Some((sequence, row?))
+                });
+            self.pooled = rows.collect();
+        }
         Ok(())
     }
 
+    /// Whether there are embeddings of whole sequences.
+    fn is_pooled(&self) -> bool {
+        !matches!(
+            self.options.output,
+            Output::Logits | Output::Embeddings(Pooling::None)
+        )
+    }
+
+    /// The sequences of a batch, each with the token whose embedding becomes its own.
+    fn picks(&self, batch: &Batch) -> Vec<(u32, usize)> {
+        let is_last = match self.options.output {
+            Output::Embeddings(Pooling::Rank) => !self.sizes.sees_later,
+            output => output == Output::Embeddings(Pooling::Last),
+        };
+        let ends = batch.ends().into_iter();
+        ends.map(|(sequence, ends)| (sequence, ends[usize::from(is_last)]))
+            .collect()
+    }
+
+    /// A batch whose tokens are wanted as far as the embeddings of whole sequences need them, once it is known that it can be computed.
+    fn prepared<'a>(&self, batch: &'a Batch) -> Result<Cow<'a, Batch>> {
+        if self.sizes.means || self.sizes.sees_later && self.sizes.by_sequence {
+            self.check_sequences(batch)?;
+        }
+        let batch = if self.sizes.means {
+            Cow::Owned(batch.wanting(|_| true))
+        } else if self.is_pooled() {
+            let picks = self.picks(batch).into_iter();
+            let picked: BTreeSet<usize> = picks.map(|(_, token)| token).collect();
+            Cow::Owned(batch.wanting(|index| picked.contains(&index)))
+        } else {
+            Cow::Borrowed(batch)
+        };
+        if self.sizes.sees_later {
+            self.check_whole(&batch)?;
+        }
+        Ok(batch)
+    }
+
     /// Checks that each sequence of a batch is in one micro-batch.
-    fn check_means(&self, batch: &Batch) -> Result<()> {
-        let mut parts = HashMap::new();
+    fn check_sequences(&self, batch: &Batch) -> Result<()> {
+        let mut parts = BTreeMap::new();
         for (number, (part, _)) in self.micro_batches(batch).enumerate() {
             for &sequence in part.iter().flat_map(|token| batch.sequences(token)) {
                 if *parts.entry(sequence).or_insert(number) != number {
                     return Err(Error::invalid(format!(
-                        "sequence {sequence}: its mean is over tokens that do not fit into one micro-batch of {}: raise n_ubatch (--ubatch-size), or put fewer sequences into a batch",
+                        "sequence {sequence}: its tokens are needed together, and do not come together in one micro-batch of {}: raise n_ubatch (--ubatch-size), put fewer sequences into a batch, or its tokens one after the other",
                         self.sizes.n_ubatch
                     )));
                 }
@@ -499,7 +536,7 @@ impl Context {
     }
 
     /// Checks that a batch of tokens that look at later ones can be computed at once.
-    fn check_whole(&self, batch: &Batch, wanted: usize) -> Result<()> {
+    fn check_whole(&self, batch: &Batch) -> Result<()> {
         let Sizes {
             n_ubatch, n_logits, ..
         } = self.sizes;
@@ -509,7 +546,8 @@ impl Context {
                 batch.len()
             )));
         }
-        if wanted > n_logits && !self.sizes.means {
+        let wanted = batch.n_wanted();
+        if wanted > n_logits {
             return Err(Error::invalid(format!(
                 "the batch wants {wanted} rows of logits, which are computed at once; there is room for {n_logits}: raise n_logits"
             )));
@@ -518,20 +556,7 @@ impl Context {
     }
 
     fn decode_parts(&mut self, batch: &Batch) -> Result<()> {
-        let tokens = batch.tokens();
-        let wanted = tokens.iter().filter(|token| token.wants_logits).count();
-        if self.sizes.sees_later {
-            self.check_whole(batch, wanted)?;
-            if wanted == 0 {
-                // Nothing is kept of tokens.
-                self.rows.resize(tokens.len(), None);
-                return Ok(());
-            }
-        }
-        if self.sizes.means {
-            return self.decode_means(batch);
-        }
-        let needed = wanted.checked_mul(self.width);
+        let needed = batch.n_wanted().checked_mul(self.width);
         try_resize(&mut self.values, 0.0, needed, "results")?;
         let mut rows = 0;
         for (part, room) in self.micro_batches(batch) {
@@ -573,7 +598,7 @@ impl Context {
     fn micro_batches<'a>(&self, batch: &'a Batch) -> MicroBatches<'a> {
         let (n_ubatch, n_logits) = (self.options.n_ubatch, self.sizes.n_logits);
         let parts = MicroBatches::new(batch.tokens(), n_ubatch, n_logits, self.options.copies > 1);
-        match self.cache.states.is_some() {
+        match self.sizes.by_sequence {
             true => parts.alike(batch),
             false => parts,
         }

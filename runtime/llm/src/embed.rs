@@ -3,7 +3,7 @@
 use crate::arch::Output;
 use crate::arch::spec::{Pooling, Spec};
 use crate::batch::Batch;
-use crate::context::{Context, ContextOptions};
+use crate::context::{Context, ContextOptions, takes_means};
 use crate::error::{Error, Result};
 
 /// How an embedding is scaled; numbered as llama.cpp's `--embd-normalize`.
@@ -75,7 +75,7 @@ pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengt
     options.n_batch = room;
     options.n_ctx = Some(options.n_ctx.unwrap_or(room).min(room));
     // A mean is over all tokens at once; others may come in pieces.
-    if pooling == Pooling::Mean || pooling == Pooling::Rank {
+    if takes_means(options.output, spec) {
         options.n_ubatch = room;
     }
     options.n_seq = match spec.has_state() {

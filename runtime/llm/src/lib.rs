@@ -16,6 +16,10 @@
 //! 5. Only tokens whose logits are wanted go through the output matrix. [`Context::logits`] returns their rows; a
 //!    [`samite_text::Sampler`] picks a token, and [`Session`] does this until the text ends.
 //!
+//! What is computed of tokens is a matter of [`ContextOptions::output`]: logits, or [embeddings](arch::spec::Pooling) of tokens or of whole sequences;
+//! [`embed`] computes those of many texts. In models [whose tokens look at later ones](arch::Spec::sees_later), all tokens of a sequence come in one batch,
+//! which is one micro-batch, and no cell of the cache is taken.
+//!
 //! A [`Watcher`] sees results of nodes while they are computed; [`Context::compare`] lets two contexts decode in step. An [`Adapter`] changes a model's products while they are computed; [`merge`] writes the changed model to a file.
 //!
 //! # Contract

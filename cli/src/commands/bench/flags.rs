@@ -21,7 +21,7 @@ pub struct BenchArgs {
     /// Prompt lengths to measure; 0 for none
     #[arg(short = 'p', long, value_name = "LIST", value_delimiter = ',', default_value = "512", value_parser = token_count)]
     pub n_prompt: Vec<usize>,
-    /// Numbers of generated tokens to measure; 0 for none
+    /// Numbers of generated tokens to measure; 0 for none, as for encoders
     #[arg(short = 'n', long, value_name = "LIST", value_delimiter = ',', default_value = "64", value_parser = token_count)]
     pub n_gen: Vec<usize>,
     /// Tokens in the context before each measurement

@@ -100,10 +100,18 @@ impl Spec {
     pub(crate) fn set_sees_later(&mut self) {
         let parts = self.layers.iter_mut().flat_map(|layer| &mut layer.parts);
         for branch in parts.flat_map(|part| &mut part.branches) {
-            if let Mixer::Attention(attention) = &mut branch.mixer {
-                attention.sees_later = true;
+            match &mut branch.mixer {
+                Mixer::Attention(attention) => attention.sees_later = true,
+                Mixer::ShortConv(conv) => conv.sees_later = true,
+                _ => {}
             }
         }
+    }
+
+    /// Whether what becomes of a token depends on which tokens are beside it in a micro-batch, so that sequences do not mix there.
+    pub(crate) fn is_by_sequence(&self) -> bool {
+        let mut branches = self.layers.iter().flat_map(Layer::branches);
+        branches.any(|branch| matches!(branch.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_)))
     }
 
     /// Elements of an embedding with this pooling; of a rank, one score for each label.
@@ -869,6 +877,8 @@ pub struct ShortConv {
     pub channels: usize,
     /// Tokens that it sees.
     pub width: usize,
+    /// Half of them are later ones. Then nothing is kept.
+    pub sees_later: bool,
     /// The gate before it, the gate behind it, and what goes through it.
     pub input: Linear,
     /// The name of its weights.
@@ -881,7 +891,7 @@ impl ShortConv {
     /// What it keeps.
     pub fn memory(&self) -> Memory {
         Memory {
-            conv: Some((self.width - 1) * self.channels),
+            conv: (!self.sees_later).then(|| (self.width - 1) * self.channels),
             ..Memory::default()
         }
     }

@@ -33,6 +33,7 @@ fn compare_all(
     batch: &Batch,
     see: &mut impl FnMut(&Pair<'_>) -> Result<Watch, Error>,
 ) -> Result<()> {
+    let batch = &*first.prepared(batch)?;
     for (part, room) in first.micro_batches(batch) {
         for context in [&mut *first, &mut *second] {
             context.load_part(batch, part, room)?;

@@ -87,6 +87,8 @@ pub(crate) struct Sizes {
     pub n_seq: usize,
     /// Whether tokens look at later ones.
     pub sees_later: bool,
+    /// Whether sequences do not mix in a micro-batch.
+    pub by_sequence: bool,
     /// Whether means over the tokens of sequences are computed.
     pub means: bool,
 }
@@ -127,7 +129,7 @@ impl Sizes {
 }
 
 /// Whether an output is made of means over the tokens of sequences.
-fn takes_means(output: Output, spec: &Spec) -> bool {
+pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
     let classifier = spec.head.classifier.as_ref();
     match output {
         Output::Embeddings(Pooling::Mean) => true,
@@ -185,6 +187,7 @@ impl ContextOptions {
             n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,
             sees_later,
+            by_sequence: spec.is_by_sequence(),
             means,
         })
     }

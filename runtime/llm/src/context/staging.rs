@@ -26,6 +26,8 @@ pub(crate) struct Staging {
     mask: Vec<f16>,
     /// Whether tokens look at later ones: they need no cells.
     sees_later: bool,
+    /// Whether a micro-batch is of one sequence, or has one token of each.
+    by_sequence: bool,
     /// The sequences of whose tokens means are wanted, if they are.
     means: Option<Vec<u32>>,
 }
@@ -38,6 +40,7 @@ impl Staging {
         Ok(Staging {
             mask: try_filled(f16::NEG_INFINITY, largest, "the attention mask")?,
             sees_later: sizes.sees_later,
+            by_sequence: sizes.by_sequence,
             means: sizes.means.then(Vec::new),
             ..Staging::default()
         })
@@ -56,15 +59,21 @@ impl Staging {
         self.outputs.clear();
         self.read.clear();
         self.write.clear();
-        if let Some(states) = &mut cache.states {
+        let mut n_seqs = 1;
+        if self.by_sequence {
             // Either one sequence, or one token of each.
+            let mut states = cache.states.as_mut();
             let mut before = None;
+            n_seqs = 0;
             for token in part {
                 let sequences = batch.sequences(token);
                 if before.replace(sequences) != Some(sequences) {
-                    let (read, write) = states.advance(sequences);
-                    self.read.push(read as i32);
-                    self.write.push(write as i64);
+                    n_seqs += 1;
+                    if let Some(states) = &mut states {
+                        let (read, write) = states.advance(sequences);
+                        self.read.push(read as i32);
+                        self.write.push(write as i64);
+                    }
                 }
             }
         }
@@ -111,7 +120,7 @@ impl Staging {
             },
             n_window: window.map_or(0, |window| reached(&window.cells)),
             n_outputs: self.outputs.len(),
-            n_seqs: self.read.len().max(1),
+            n_seqs,
             n_means: self.means.as_ref().map_or(0, Vec::len),
         })
     }

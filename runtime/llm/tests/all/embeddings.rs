@@ -303,8 +303,8 @@ fn bad_files_are_refused_by_key() {
             "bert.pooling_type",
         ),
         (
-            with("lfm2", "attention.causal", false.into()),
-            "lfm2.attention.causal",
+            with("qwen3next", "attention.causal", false.into()),
+            "qwen3next.attention.causal",
         ),
         (
             with("gemma4", "attention.causal", false.into()),
@@ -339,6 +339,41 @@ fn a_causal_architecture_can_be_told_to_look_at_both_sides() {
     let mut changed = text.clone();
     changed[19] += 1;
     assert_ne!(of_tokens(&model, &text)[0], of_tokens(&model, &changed)[0]);
+}
+
+#[test]
+fn convolutions_on_both_sides_see_their_own_text_only() {
+    let both = SyntheticModel {
+        extra: vec![("attention.causal", false.into())],
+        ..SyntheticModel::tiny("lfm2")
+    };
+    let model = TestModel::write(&both).load(vec![cpu()], "");
+    let texts = texts();
+    let texts: Vec<&[u32]> = texts.iter().map(|text| &text[..]).collect();
+    let alone: Vec<_> = texts
+        .iter()
+        .flat_map(|text| pooled(&model, &[text], options(Pooling::Mean)))
+        .collect();
+    is_near(
+        &pooled(&model, &texts, options(Pooling::Mean)),
+        &alone,
+        "beside others",
+    );
+    // Texts of one token each are computed side by side.
+    let short: Vec<&[u32]> = vec![&[5], &[6], &[7]];
+    let found = pooled(&model, &short, options(Pooling::Last));
+    for (text, found) in short.iter().zip(&found) {
+        let expected = of_tokens(&model, text);
+        is_near(std::slice::from_ref(found), &expected, "one token");
+    }
+    let mut mixed = Batch::new();
+    for position in 0..2 {
+        mixed.add(5, position, &[0], true);
+        mixed.add(6, position, &[1], true);
+    }
+    let mut context = context(&model, options(Pooling::None));
+    let error = context.decode(&mixed).unwrap_err().to_string();
+    assert!(error.contains("one after the other"), "{error}");
 }
 
 #[test]

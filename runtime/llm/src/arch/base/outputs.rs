@@ -3,7 +3,7 @@
 use super::Base;
 use crate::arch::keys::Keys;
 use crate::arch::spec::{
-    Classifier, Layer, Linear, Norm, NormKind, Pooling, Presence, Projection, Spec,
+    Branch, Classifier, Layer, Linear, Mixer, Norm, NormKind, Pooling, Presence, Projection, Spec,
 };
 use crate::error::Result;
 use samite_core::Unary;
@@ -99,21 +99,27 @@ fn pooling(keys: &Keys<'_>, name: &str) -> Result<Option<Pooling>> {
     }
 }
 
+/// Whether a branch cannot look at both sides.
+fn needs_past(branch: &Branch) -> bool {
+    match &branch.mixer {
+        Mixer::DeltaNet(_) => true,
+        Mixer::Attention(attention) => {
+            attention.keys_of.is_some() || matches!(&attention.projection, Projection::Latent(_))
+        }
+        _ => false,
+    }
+}
+
 /// Reads what files of any architecture may say about embeddings.
 pub(in crate::arch) fn read(mut spec: Spec, keys: &Keys<'_>) -> Result<Spec> {
     const CAUSAL: &str = "attention.causal";
     spec.pooling = pooling(keys, "pooling_type")?;
     if keys.get::<bool>(CAUSAL)? == Some(false) && !spec.sees_later() {
-        let of_others = |layer: &Layer| {
-            layer.attention().is_some_and(|attention| {
-                attention.keys_of.is_some()
-                    || matches!(&attention.projection, Projection::Latent(_))
-            })
-        };
-        if spec.has_state() || spec.layers.iter().any(of_others) {
+        let is_refused = (spec.layers.iter().flat_map(Layer::branches)).any(needs_past);
+        if is_refused {
             return Err(keys.error(
                 CAUSAL,
-                "is false, which is not supported for layers that keep a state, short rows, or the keys of other layers",
+                "is false, which is not supported for layers with a gated delta rule, short rows, or the keys of other layers",
             ));
         }
         spec.set_sees_later();

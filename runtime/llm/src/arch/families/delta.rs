@@ -149,6 +149,7 @@ fn lfm2(keys: &Keys<'_>, feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer
             0 => ShortConv {
                 channels: n_embd,
                 width,
+                sees_later: false,
                 input: Linear::new("shortconv.in_proj", [n_embd, 3 * n_embd]),
                 weights: "shortconv.conv.weight",
                 output: Linear::new("shortconv.out_proj", [n_embd, n_embd]),

@@ -60,6 +60,21 @@ impl Builder<'_> {
         Ok(self.named(sums, "conv_output"))
     }
 
+    /// The same with zeros on both sides of each sequence; keeps nothing.
+    fn convolved_on_both_sides(&mut self, x: TensorId, weights: &str) -> Result<TensorId> {
+        let weights = self.weight(weights)?;
+        let around = self.extents(weights)[0] - 1;
+        let turned = self.graph.transpose(x)?;
+        let turned = self.graph.cont(turned)?;
+        let (before, after) = (around / 2, around - around / 2);
+        let all = self
+            .graph
+            .pad(turned, [before, 0, 0, 0], [after, 0, 0, 0])?;
+        self.named(all, "conv_input");
+        let sums = self.graph.ssm_conv(all, weights)?;
+        Ok(self.named(sums, "conv_output"))
+    }
+
     /// A short convolution between two gates; `None` if no logits are wanted.
     pub(super) fn short_conv(&mut self, c: &ShortConv, x: TensorId) -> Result<Option<TensorId>> {
         let all = self.linear(x, &c.input, "bcx")?;
@@ -70,7 +85,10 @@ impl Builder<'_> {
         let [before, behind, x] = [0, 1, 2].map(|i| self.part_of(all, i * c.channels, c.channels));
         let (before, behind, x) = (before?, behind?, x?);
         let x = self.graph.mul(before, x)?;
-        let sums = self.convolved(x, c.weights)?;
+        let sums = match c.sees_later {
+            true => self.convolved_on_both_sides(x, c.weights)?,
+            false => self.convolved(x, c.weights)?,
+        };
         if self.is_finished() {
             return Ok(None);
         }

@@ -403,6 +403,7 @@ pub fn known_embeddings() -> Vec<KnownEmbedding> {
             model("lfm2", &dense[..1], &short),
             Pooling::Last,
         ),
+        ("lfm2-both-sides", model("lfm2", &[], &both), Pooling::Mean),
         ("llama-mean", model("llama", &[], &[]), Pooling::Mean),
         ("llama-last", model("llama", &[], &[]), Pooling::Last),
         (
