@@ -927,16 +927,20 @@ pub enum Steps {
     /// From the input matrix: its rows are gates, then x, B and C, which go through the convolution, then steps.
     OfInput,
     /// From what comes out of the convolution; the input matrix gives x and gates.
-    OfConvolution {
-        /// Elements of a row that becomes steps.
-        rank: usize,
-        /// That row, B and C.
-        all: Linear,
-        /// The norms of the three, if they have some.
-        norms: Option<[Norm; 3]>,
-        /// From the row to steps.
-        up: Linear,
-    },
+    OfConvolution(Box<ConvolutionSteps>),
+}
+
+/// Steps, B and C from what comes out of a convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvolutionSteps {
+    /// Elements of a row that becomes steps.
+    pub rank: usize,
+    /// That row, B and C.
+    pub all: Linear,
+    /// The norms of the three, if they have some.
+    pub norms: Option<[Norm; 3]>,
+    /// From the row to steps.
+    pub up: Linear,
 }
 
 impl StateSpace {
@@ -949,7 +953,7 @@ impl StateSpace {
     pub fn channels(&self) -> usize {
         match self.steps {
             Steps::OfInput => self.inner() + 2 * self.groups * self.columns,
-            Steps::OfConvolution { .. } => self.inner(),
+            Steps::OfConvolution(_) => self.inner(),
         }
     }
 

@@ -421,10 +421,14 @@ impl TensorList {
                 self.vector("ssm_dt.bias", s.n_head, WeightUse::Bias, required);
                 1
             }
-            Steps::OfConvolution { all, norms, up, .. } => {
-                self.linear(all);
-                norms.iter().flatten().for_each(|norm| self.norm(norm));
-                self.linear(up);
+            Steps::OfConvolution(steps) => {
+                self.linear(&steps.all);
+                steps
+                    .norms
+                    .iter()
+                    .flatten()
+                    .for_each(|norm| self.norm(norm));
+                self.linear(&steps.up);
                 s.columns
             }
         };

@@ -3,8 +3,8 @@
 use super::granite;
 use super::llama;
 use crate::arch::spec::{
-    Activation, Branch, Divisors, Layer, Linear, Mixer, Norm, Part, Presence, Routing, Spec,
-    StateSpace, Steps,
+    Activation, Branch, ConvolutionSteps, Divisors, Layer, Linear, Mixer, Norm, Part, Presence,
+    Routing, Spec, StateSpace, Steps,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -88,12 +88,12 @@ fn mamba1(base: &Base<'_>, il: usize) -> Result<StateSpace> {
         columns,
         width,
         input: Linear::new("ssm_in", [base.n_embd, 2 * inner]),
-        steps: Steps::OfConvolution {
+        steps: Steps::OfConvolution(Box::new(ConvolutionSteps {
             rank,
             all: Linear::new("ssm_x", [inner, rank + 2 * columns]),
             norms: (is_normed || bare).then_some(norms),
             up: Linear::new("ssm_dt", [rank, inner]).bias(Presence::Required),
-        },
+        })),
         norm: None,
         output: Linear::new("ssm_out", [inner, base.n_embd]),
     })

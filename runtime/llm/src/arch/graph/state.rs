@@ -2,7 +2,9 @@
 
 use super::Builder;
 use crate::arch::graph::Input;
-use crate::arch::spec::{DeltaInput, DeltaNet, DeltaRates, ShortConv, StateSpace, Steps};
+use crate::arch::spec::{
+    ConvolutionSteps, DeltaInput, DeltaNet, DeltaRates, ShortConv, StateSpace, Steps,
+};
 use samite_core::{DType, Error, Glu, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
 
@@ -189,7 +191,7 @@ impl Builder<'_> {
         let all = self.graph.reshape(all, [width, n_each, n_seqs, 1])?;
         let [gate_at, mixed_at] = match s.steps {
             Steps::OfInput => [0, inner],
-            Steps::OfConvolution { .. } => [inner, 0],
+            Steps::OfConvolution(_) => [inner, 0],
         };
         let gate = self.part_of(all, gate_at, inner)?;
         let mixed = self.part_of(all, mixed_at, channels)?;
@@ -209,12 +211,13 @@ impl Builder<'_> {
                 let c = self.delta_heads(sums, s.columns, s.groups, inner + shared)?;
                 (self.graph.add(steps, bias)?, b, c)
             }
-            Steps::OfConvolution {
-                rank,
-                all,
-                norms,
-                up,
-            } => {
+            Steps::OfConvolution(steps) => {
+                let ConvolutionSteps {
+                    rank,
+                    all,
+                    norms,
+                    up,
+                } = &**steps;
                 let all = self.linear(sums, all, "ssm_x_db")?;
                 let extents = [(0, *rank), (*rank, shared), (rank + shared, shared)];
                 let [mut steps, mut b, mut c] = [all; 3];
