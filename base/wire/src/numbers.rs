@@ -36,7 +36,6 @@ pub mod op {
     pub const SUM_ROWS: u32 = 15;
     pub const CUMSUM: u32 = 16;
     pub const SSM_CONV: u32 = 76;
-    pub const SSM_SCAN: u32 = 77;
     pub const GATED_DELTA_NET: u32 = 86;
     pub const MEAN: u32 = 17;
     pub const ARGMAX: u32 = 18;

@@ -64,7 +64,6 @@ conversions! {
     SUM_ROWS => SumRows;
     CUMSUM => CumSum;
     SSM_CONV => SsmConv;
-    SSM_SCAN => SsmScan { snapshots: Size(0) };
     GATED_DELTA_NET => GatedDeltaNet { snapshots: Size(0) };
     MEAN => Mean;
     ARGMAX => ArgMax;
@@ -177,7 +176,6 @@ mod tests {
             Op::Mean,
             Op::CumSum,
             Op::SsmConv,
-            Op::SsmScan { snapshots: 1 },
             Op::GatedDeltaNet { snapshots: 3 },
             Op::ArgMax,
             Op::Repeat {
