@@ -332,8 +332,9 @@ impl Context {
         self.check_saved(sequence, saved)?;
         self.remove(sequence, ..)?;
         let result = self.put(sequence, saved);
-        if result.is_err() {
-            self.remove(sequence, ..)?;
+        match &result {
+            Ok(()) => self.cache_mut().commit(),
+            Err(_) => self.cache_mut().rollback(),
         }
         result
     }
@@ -408,6 +409,7 @@ impl Context {
         }
     }
 
+    /// Takes cells and rows for what was saved, and writes it there.
     fn put(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
         let needed = self.needed(saved);
         let sequences = [u32::try_from(sequence).unwrap_or(u32::MAX)];
@@ -432,16 +434,11 @@ impl Context {
         let states = cache.states.as_mut().filter(|_| !saved.is_empty());
         let state = states.map(|states| states.advance(&sequences).1);
         let state: Vec<usize> = state.into_iter().collect();
-        let written = places(cache, [&all, &windowed, &state]).try_for_each(|(tensor, rows)| {
+        places(cache, [&all, &windowed, &state]).try_for_each(|(tensor, rows)| {
             match saved.rows_of(tensor) {
                 Some(saved) => saved.write(tensor, rows),
                 None => Ok(()),
             }
-        });
-        match &written {
-            Ok(()) => cache.commit(),
-            Err(_) => cache.rollback(),
-        }
-        written
+        })
     }
 }

@@ -184,7 +184,6 @@ impl Session {
                 "it is no text: tokens are missing, or of another vocabulary",
             )));
         }
-        self.tokens.clear();
         self.change(|context| context.restore(0, &saved))
             .map_err(in_file)?;
         self.is_foreign = false;
@@ -342,7 +341,8 @@ impl Session {
             .count();
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
-        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be taken back: states cannot, and windows only so far.
+        // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be
+        // taken back: states cannot, and windows only so far.
         let is_reusable = self.is_whole() && self.context.can_cut(0, common as i32);
         let common = if is_reusable { common } else { 0 };
         self.tokens.truncate(common);
