@@ -513,13 +513,10 @@ impl ModelArgs {
                 let mut devices = self.devices.devices_for_model(cpu)?;
                 let is_first = |device: &Arc<dyn Device>| device.kind() != DeviceKind::Accelerator;
                 let first = devices.iter().position(is_first).unwrap_or(0);
-                let last = devices.len() - 1;
-                let mut number = 0;
-                devices.retain(|device| {
-                    number += 1;
-                    let is_host = number - 1 == last && device.kind() == DeviceKind::Cpu;
-                    number - 1 <= first || is_host
-                });
+                // The CPU behind them stays.
+                let host = devices.pop_if(|last| last.kind() == DeviceKind::Cpu);
+                devices.truncate(first + 1);
+                devices.extend(host);
                 Ok(devices)
             }
             SplitMode::Tensor => {

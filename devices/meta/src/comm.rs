@@ -7,6 +7,7 @@
 mod meeting;
 mod threads;
 
+pub(crate) use threads::grow;
 pub use threads::{ThreadCommunicator, ThreadGroup};
 
 use samite_core::Result;

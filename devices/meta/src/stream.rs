@@ -1,6 +1,6 @@
 //! Runs: every member, on a thread of its own, does its parts of the nodes one after the other and exchanges with the others what they need to go on.
 
-use crate::comm::{Communicator, ThreadCommunicator, ThreadGroup};
+use crate::comm::{Communicator, ThreadCommunicator, ThreadGroup, grow};
 use crate::crew::{Crew, Job};
 use crate::device::MetaDevice;
 use crate::partition::{Collective, Exchange, Step};
@@ -27,15 +27,7 @@ struct Scratch {
 }
 
 fn sized<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<&mut [T]> {
-    let more = len.saturating_sub(list.len());
-    list.try_reserve_exact(more)
-        .map_err(|_| Error::OutOfMemory {
-            device: "host".into(),
-            what: "what members exchange".into(),
-            asked: len * size_of::<T>(),
-            free: None,
-        })?;
-    list.resize(len.max(list.len()), T::default());
+    grow(list, len)?;
     Ok(&mut list[..len])
 }
 

@@ -75,7 +75,8 @@ fn failed(Poison(reason): Poison) -> Error {
     Error::device("meta", format!("the members stopped: {reason}"))
 }
 
-fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<()> {
+/// Makes `list` at least `len` elements long, in memory that may be refused.
+pub(crate) fn grow<T: Clone + Default>(list: &mut Vec<T>, len: usize) -> Result<()> {
     let more = len.saturating_sub(list.len());
     list.try_reserve_exact(more)
         .map_err(|_| Error::OutOfMemory {

@@ -1,5 +1,6 @@
 //! Models that fill in the tokens of a text in any order: tokens look at both sides.
 
+use super::llama;
 use crate::arch::spec::{Presence, Spec};
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -36,13 +37,7 @@ pub(super) const LLADA: Architecture = Architecture {
             layer.without_biases();
             Ok(layer)
         })?;
-        spec.spare.names = vec![
-            "rope_f",
-            "attn_output.bias",
-            "ffn_gate.bias",
-            "ffn_up.bias",
-            "ffn_down.bias",
-        ];
+        spec.spare.names = llama::UNREAD.to_vec();
         Ok(filled(spec))
     },
 };

@@ -110,6 +110,15 @@ pub(super) const BAICHUAN: Architecture = Architecture {
     },
 };
 
+/// What files of [`REFACT`] and its like may have, and no graph reads: divisors and all biases but those of queries, keys and values.
+pub(super) const UNREAD: [&str; 5] = [
+    "rope_f",
+    "attn_output.bias",
+    "ffn_gate.bias",
+    "ffn_up.bias",
+    "ffn_down.bias",
+];
+
 /// Refact: distances in the place of rotations.
 pub(super) const REFACT: Architecture = Architecture {
     name: "refact",
@@ -123,13 +132,7 @@ pub(super) const REFACT: Architecture = Architecture {
             layer.without_biases();
             Ok(layer)
         })?;
-        spec.spare.names = vec![
-            "rope_f",
-            "attn_output.bias",
-            "ffn_gate.bias",
-            "ffn_up.bias",
-            "ffn_down.bias",
-        ];
+        spec.spare.names = UNREAD.to_vec();
         Ok(spec)
     },
 };
