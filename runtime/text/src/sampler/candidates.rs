@@ -30,7 +30,7 @@ pub struct Candidate {
 }
 
 /// The tokens that may still be chosen. Each method is one stage of a sampler chain; all but
-/// typical-p keep the likeliest token. Equal logits go by token id, so every stage is
+/// typical-p, XTC and infill keep the likeliest token. Equal logits go by token id, so every stage is
 /// deterministic.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
@@ -198,13 +198,11 @@ impl Candidates {
             return;
         }
         let least = max + libm::log(f64::from(p)) as f32;
-        let count = self.items.len();
         if least > max {
             self.keep_only(best);
         } else {
-            self.items.retain(|candidate| candidate.logit >= least);
+            self.retain(|candidate| candidate.logit >= least);
         }
-        self.by_id &= self.items.len() == count;
     }
 
     /// Keeps those whose surprise (the negative logarithm of the probability) is closest to the
@@ -250,20 +248,6 @@ impl Candidates {
         Ok(())
     }
 
-    /// Divides the logits by `temperature`; 0 or less keeps the likeliest candidate alone.
-    pub fn temperature(&mut self, temperature: f32) {
-        if temperature <= 0.0 {
-            if let Ok((best, _)) = self.best() {
-                self.keep_only(best);
-                self.by_id = false;
-            }
-            return;
-        }
-        for candidate in &mut self.items {
-            candidate.logit = tamed(candidate.logit / temperature);
-        }
-    }
-
     /// Gives each candidate its probability. Returns the sum of all weights where the likeliest has
     /// weight 1.
     ///
@@ -289,6 +273,17 @@ impl Candidates {
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
     pub fn draw(&mut self, rng: &mut Rng) -> Result<u32, SamplerError> {
+        Ok(self.draw_candidate(rng)?.id)
+    }
+
+    /// As [`draw`](Self::draw), with the token's probability.
+    pub(super) fn draw_candidate(&mut self, rng: &mut Rng) -> Result<Candidate, SamplerError> {
+        let place = self.draw_place(rng)?;
+        Ok(self.items[place])
+    }
+
+    /// As [`draw`](Self::draw), but gives the candidate's place.
+    pub(super) fn draw_place(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
         self.softmax()?;
         let sum: f64 = self
             .items
@@ -298,15 +293,13 @@ impl Candidates {
         let target = rng.uniform() * sum;
         let mut running = 0.0;
         let mut chosen = None;
-        for candidate in self
-            .items
-            .iter()
-            .filter(|candidate| candidate.probability > 0.0)
-        {
-            chosen = Some(candidate.id);
-            running += f64::from(candidate.probability);
-            if running > target {
-                break;
+        for (place, candidate) in self.items.iter().enumerate() {
+            if candidate.probability > 0.0 {
+                chosen = Some(place);
+                running += f64::from(candidate.probability);
+                if running > target {
+                    break;
+                }
             }
         }
         chosen.ok_or(SamplerError::NoCandidate {
@@ -314,14 +307,66 @@ impl Candidates {
         })
     }
 
-    /// Place and logit of the likeliest candidate.
-    fn best(&self) -> Result<(usize, f32), SamplerError> {
+    /// The candidates, to change their logits.
+    pub(super) fn items_mut(&mut self) -> &mut [Candidate] {
+        self.sorted = false;
+        &mut self.items
+    }
+
+    /// Keeps what `is_kept` says, in its order.
+    pub(super) fn retain(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
+        let count = self.items.len();
+        self.items.retain(is_kept);
+        self.by_id &= self.items.len() == count;
+    }
+
+    /// As [`retain`](Self::retain), but keeps the likeliest if nothing is to be kept.
+    pub(super) fn retain_or_best(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
+        let best = self.best().map(|(place, _)| self.items[place]);
+        self.retain(is_kept);
+        if let (true, Ok(best)) = (self.items.is_empty(), best) {
+            self.items.push(best);
+            self.sorted = true;
+        }
+    }
+
+    /// Drops the `count` likeliest.
+    pub(super) fn drop_first(&mut self, count: usize) {
+        self.sort_first(count);
+        self.items.drain(..count);
+        self.by_id = false;
+    }
+
+    /// Makes one token the only candidate, whether it was one or not.
+    pub(super) fn keep_token(&mut self, id: u32) {
+        self.items.clear();
+        self.items.push(candidate((id, &0.0)));
+        self.sorted = true;
+        self.by_id = false;
+    }
+
+    /// Makes these tokens candidates, too, as far as they have logits and are none. Of no use for more than a few hundred.
+    pub(super) fn add(&mut self, tokens: &[u32], logits: &[f32]) {
+        let loaded = self.items.len();
+        for &token in tokens {
+            let is_new = self.items[..loaded].iter().all(|old| old.id != token);
+            if let (true, Some(logit)) = (is_new, logits.get(token as usize)) {
+                self.items.push(candidate((token, logit)));
+            }
+        }
+        self.sorted = false;
+        self.by_id = false;
+    }
+
+    /// Place and logit of the likeliest candidate; of equal ones, that with the lowest id.
+    pub(super) fn best(&self) -> Result<(usize, f32), SamplerError> {
         let mut best = None;
-        let mut max = f32::NEG_INFINITY;
+        let (mut max, mut max_id) = (f32::NEG_INFINITY, 0);
         let look_at = if self.sorted { 1 } else { self.items.len() };
         for (index, candidate) in self.items.iter().enumerate().take(look_at) {
-            if candidate.logit > max {
-                (best, max) = (Some(index), candidate.logit);
+            let is_first = candidate.logit == max && candidate.id < max_id;
+            if candidate.logit > max || is_first {
+                (best, max, max_id) = (Some(index), candidate.logit, candidate.id);
             }
         }
         best.map(|index| (index, max))
@@ -331,7 +376,7 @@ impl Candidates {
     }
 
     /// Puts the `count` likeliest first, in order.
-    fn sort_first(&mut self, count: usize) {
+    pub(super) fn sort_first(&mut self, count: usize) {
         if self.sorted || count == 0 {
             return;
         }
@@ -352,9 +397,10 @@ impl Candidates {
         self.sorted = true;
     }
 
-    fn keep_only(&mut self, index: usize) {
+    pub(super) fn keep_only(&mut self, index: usize) {
         self.items.swap(0, index);
         self.truncate(1);
+        self.by_id = false;
     }
 }
 
@@ -389,7 +435,7 @@ fn max_of(logits: &[f32]) -> f32 {
 }
 
 /// A logit that arithmetic can be done with.
-fn tamed(logit: f32) -> f32 {
+pub(super) fn tamed(logit: f32) -> f32 {
     if logit.is_nan() {
         f32::NEG_INFINITY
     } else {
