@@ -13,6 +13,7 @@ mod files;
 mod interrupt;
 mod log;
 mod progress;
+mod sampling;
 mod shown;
 mod spelling;
 mod trace_file;

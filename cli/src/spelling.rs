@@ -60,7 +60,7 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
 const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
 
 /// Flags whose value may be any text: what comes behind is no flag.
-const TEXT_FLAGS: &[&str] = &["-p", "--prompt", "--stop"];
+const TEXT_FLAGS: &[&str] = &["-p", "--prompt", "--stop", "--dry-sequence-breaker"];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {

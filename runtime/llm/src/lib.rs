@@ -62,6 +62,7 @@ mod model;
 mod perplexity;
 pub mod quantize;
 mod rules;
+mod sampling;
 mod session;
 pub mod synthetic;
 #[cfg(test)]
@@ -80,6 +81,7 @@ pub use kv::Cells;
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};
 pub use rules::{PlacementRule, Role, Selector};
+pub use sampling::sampler_params;
 pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
 pub use synthetic::{SyntheticAdapter, SyntheticModel};
 pub use vocab::vocab_data;

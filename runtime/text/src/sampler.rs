@@ -160,6 +160,11 @@ impl Sampler {
                 count: logits.len(),
             });
         }
+        let needs_breakers = !self.params.dry_breakers.is_empty() && self.chain.needs_breakers();
+        if self.vocabulary.is_none() && needs_breakers {
+            let stage = Stage::Dry.name();
+            return Err(SamplerError::NeedsVocabulary { stage });
+        }
         self.load(logits)?;
         for &(token, bias) in &self.params.logit_bias {
             self.candidates.change_logit(token, |logit| logit + bias);
@@ -249,12 +254,16 @@ fn mask_logits(logits: &[f32], mask: &[u32], masked: &mut Vec<f32>) {
         match *word {
             0 => masked.resize(masked.len() + part.len(), f32::NEG_INFINITY),
             u32::MAX => masked.extend_from_slice(part),
-            word => masked.extend(part.iter().enumerate().map(|(bit, logit)| {
-                match word >> bit & 1 {
-                    0 => f32::NEG_INFINITY,
-                    _ => *logit,
-                }
-            })),
+            word => {
+                masked.extend(
+                    part.iter()
+                        .enumerate()
+                        .map(|(bit, logit)| match word >> bit & 1 {
+                            0 => f32::NEG_INFINITY,
+                            _ => *logit,
+                        }),
+                )
+            }
         }
     }
     masked.resize(logits.len(), f32::NEG_INFINITY);

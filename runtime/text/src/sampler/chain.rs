@@ -21,8 +21,15 @@ enum Step {
     TypicalP(f32),
     TopP(f32),
     MinP(f32),
-    Xtc { chance: f32, threshold: f32 },
-    Temperature { value: f32, range: f32, exponent: f32 },
+    Xtc {
+        chance: f32,
+        threshold: f32,
+    },
+    Temperature {
+        value: f32,
+        range: f32,
+        exponent: f32,
+    },
     Infill,
 }
 
@@ -165,9 +172,10 @@ impl Chain {
             .filter_map(|stage| Step::new(*stage, params))
             .collect();
         let draw = match params.mirostat {
-            0 if params.adaptive_target >= 0.0 => {
-                Draw::AdaptiveP(AdaptiveP::new(params.adaptive_target, params.adaptive_decay))
-            }
+            0 if params.adaptive_target >= 0.0 => Draw::AdaptiveP(AdaptiveP::new(
+                params.adaptive_target,
+                params.adaptive_decay,
+            )),
             0 => Draw::ByProbability,
             version => Draw::Mirostat(Mirostat::new(
                 version,

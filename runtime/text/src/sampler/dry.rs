@@ -125,7 +125,10 @@ impl Dry {
         for back in 0..count {
             let head = count - 1 - back;
             let is_next = |tail: &[u32]| {
-                tail.len() <= back && tail.iter().eq(self.last.range(head + 1..head + 1 + tail.len()))
+                tail.len() <= back
+                    && tail
+                        .iter()
+                        .eq(self.last.range(head + 1..head + 1 + tail.len()))
             };
             let tails = self.breakers.tails(self.last[head]);
             if let Some(longest) = tails.filter(|tail| is_next(tail)).map(<[u32]>::len).max() {
@@ -202,7 +205,9 @@ impl Breakers {
     /// What may follow a token so that it is a breaker with it.
     fn tails(&self, head: u32) -> impl Iterator<Item = &[u32]> {
         let first = self.0.partition_point(|entry| entry.0 < head);
-        let of_head = self.0[first..].iter().take_while(move |entry| entry.0 == head);
+        let of_head = self.0[first..]
+            .iter()
+            .take_while(move |entry| entry.0 == head);
         of_head.map(|entry| &*entry.1)
     }
 

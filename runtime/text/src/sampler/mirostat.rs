@@ -63,8 +63,7 @@ impl Mirostat {
         for (rank, pair) in likeliest.windows(2).enumerate() {
             let rank = rank as f64;
             let distance = libm::log((rank + 2.0) / (rank + 1.0));
-            let fall =
-                libm::log(f64::from(pair[0].probability) / f64::from(pair[1].probability));
+            let fall = libm::log(f64::from(pair[0].probability) / f64::from(pair[1].probability));
             if fall.is_finite() {
                 products += distance * fall;
                 squares += distance * distance;

@@ -10,12 +10,7 @@ impl Candidates {
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
-    pub fn xtc(
-        &mut self,
-        chance: f32,
-        threshold: f32,
-        rng: &mut Rng,
-    ) -> Result<(), SamplerError> {
+    pub fn xtc(&mut self, chance: f32, threshold: f32, rng: &mut Rng) -> Result<(), SamplerError> {
         let drawn = rng.uniform();
         if drawn >= f64::from(chance) || threshold > 0.5 || self.as_slice().len() < 2 {
             return Ok(());
