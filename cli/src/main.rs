@@ -10,6 +10,8 @@ mod commands;
 mod cpu_args;
 mod failure;
 mod files;
+#[cfg(feature = "grammar")]
+mod grammar;
 mod interrupt;
 mod log;
 mod progress;

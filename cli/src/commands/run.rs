@@ -24,6 +24,7 @@ use std::path::PathBuf;
   samite run \"Once upon a time\"
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
   samite run -m model.gguf -p \"The sky is\" --stop \".\"
+  samite run -m model.gguf -p \"A person: \" -j '{\"type\": \"object\"}'
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
@@ -79,11 +80,17 @@ pub struct RunArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    grammar: crate::grammar::GrammarArgs,
 }
 
 pub fn run(args: RunArgs) -> Outcome {
     // Everything that can be wrong with the flags is found before a large file is loaded.
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    #[cfg(feature = "grammar")]
+    let grammar = args.grammar.read()?;
     let trace_file = files::create(&args.trace)?;
     let watching = args.watch.prepare()?;
     let source = match (args.prompt.or(args.text), &args.file) {
@@ -104,6 +111,10 @@ pub fn run(args: RunArgs) -> Outcome {
     let n_ctx = session.context().n_ctx();
     let mut prompt = String::new();
     let tokenizer = session.tokenizer();
+    #[cfg(feature = "grammar")]
+    if let Some(grammar) = grammar {
+        sampler.set_constraint(Some(grammar.constraint(tokenizer)?));
+    }
     let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
     if tokens.is_empty() {
         return Err(Failure::usage(
