@@ -40,6 +40,29 @@ const REFUSED: &[&str] = &[
     "contentSchema",
 ];
 
+/// Days that there are: February ends on the 29th in leap years only.
+const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))\
+     |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
+/// Times of day with a zone, without leap seconds, which only few minutes have.
+const TIME: &str =
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// What holds for a format where the engine's expression lets too much through, and whether it says everything.
+fn more_about(format: &str) -> Option<(Value, bool)> {
+    Some(match format {
+        "date" => (json!({ "pattern": format!("^{DATE}$") }), true),
+        "time" => (json!({ "pattern": format!("^{TIME}$") }), true),
+        "date-time" => (json!({ "pattern": format!("^{DATE}[tT]{TIME}$") }), true),
+        // How long names and their parts may be.
+        "email" => {
+            let parts = "^[^@]{1,64}@[^.]{1,63}([.][^.]{1,63})*$";
+            (json!({ "pattern": parts, "maxLength": 254 }), false)
+        }
+        "hostname" => (json!({ "maxLength": 253 }), false),
+        _ => return None,
+    })
+}
+
 /// Keywords with a schema, with a list of schemas, and with schemas by name.
 const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
@@ -144,6 +167,15 @@ impl Walk<'_> {
                     format!("the keyword '{keyword}' is not enforced"),
                 ));
             }
+            if keyword == "minProperties" {
+                // The engine counts a name that comes twice as two.
+                let required = schema.get("required").and_then(Value::as_array);
+                let most = required.map_or(0, Vec::len) as u64 + 1;
+                if value.as_u64().is_some_and(|least| least > most) {
+                    let message = "more than one beside what is required is not enforced";
+                    return Err(refuse(&place, message));
+                }
+            }
             if keyword == "$ref" {
                 self.reference(&place, value, depth)?;
             }
@@ -237,12 +269,37 @@ fn find_anchor(value: &Value, anchor: &str, pointer: &str, depth: usize) -> Opti
     }
 }
 
+/// An expression as JSON schema means it, JavaScript's, for the engine: `.` leaves out more line ends, and `\s` is other white space.
+fn in_rust(pattern: &str) -> String {
+    const SPACE: &str =
+        r"\t\n\x0B\x0C\r \u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF";
+    let mut text = String::new();
+    let mut in_class = false;
+    let mut rest = pattern.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' => match rest.next() {
+                Some('s') if in_class => text.push_str(SPACE),
+                Some('s') => text.push_str(&format!("[{SPACE}]")),
+                Some('S') if !in_class => text.push_str(&format!("[^{SPACE}]")),
+                escaped => text.extend(['\\'].into_iter().chain(escaped)),
+            },
+            '.' if !in_class => text.push_str(r"[^\n\r\u2028\u2029]"),
+            _ => {
+                in_class = c == '[' || (in_class && c != ']');
+                text.push(c);
+            }
+        }
+    }
+    text
+}
+
 fn alias_name(aliases: &BTreeMap<String, String>, reference: &str) -> Option<String> {
     let number = aliases.keys().position(|other| other == reference)?;
     Some(format!("samite-{number}"))
 }
 
-/// Writes references as the engine reads them, and leaves out what it would take for its own or what says nothing.
+/// Writes references and formats as the engine reads them, and leaves out what it would take for its own or what says nothing.
 fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) {
     if depth > 4 * DEEPEST {
         return;
@@ -251,6 +308,23 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
         Value::Object(map) => {
             map.remove("x-guidance");
             map.retain(|key, value| !(REFUSED.contains(&&**key) && *value == Value::Bool(false)));
+            let format = map.get("format").and_then(Value::as_str);
+            if let Some((more, is_all)) = format.and_then(more_about) {
+                if is_all {
+                    map.remove("format");
+                }
+                let all = map.entry("allOf").or_insert_with(|| json!([]));
+                if let Value::Array(all) = all {
+                    all.push(more);
+                }
+            }
+            if let Some(Value::String(pattern)) = map.get_mut("pattern") {
+                *pattern = in_rust(pattern);
+            }
+            if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
+                let old = std::mem::take(patterns);
+                patterns.extend(old.into_iter().map(|(key, value)| (in_rust(&key), value)));
+            }
             if let Some(Value::String(reference)) = map.get_mut("$ref")
                 && let Some(name) = alias_name(aliases, reference)
             {
