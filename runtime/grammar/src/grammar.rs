@@ -41,6 +41,10 @@ impl Grammar {
             let message = format!("it has {} bytes; {LONGEST_REGEX} are allowed", text.len());
             return Err(GrammarError::Regex(message));
         }
+        let escapes = text.len() - text.trim_end_matches('\\').len();
+        if !escapes.is_multiple_of(2) {
+            return Err(GrammarError::Regex("nothing follows '\\'".to_owned()));
+        }
         // The whole text is matched in any case.
         let text = text.strip_prefix('^').unwrap_or(text);
         let ends_escaped = text.ends_with("\\$");
@@ -49,7 +53,8 @@ impl Grammar {
             .filter(|_| !ends_escaped)
             .unwrap_or(text);
         let grammar = Grammar(Form::Regex(text.to_owned()));
-        grammar.check().map_err(GrammarError::Regex)?;
+        let top_level = grammar.top_level(None)?;
+        check(top_level).map_err(GrammarError::Regex)?;
         Ok(grammar)
     }
 
@@ -59,14 +64,9 @@ impl Grammar {
     /// [`GrammarError::Gbnf`] with the place of what is wrong.
     pub fn gbnf(text: &str) -> Result<Self> {
         let grammar = Grammar(Form::Gbnf(Gbnf::parse(text)?));
-        grammar.check().map_err(GrammarError::TooLarge)?;
+        let top_level = grammar.top_level(None)?;
+        check(top_level).map_err(GrammarError::TooLarge)?;
         Ok(grammar)
-    }
-
-    /// Whether the engine takes it, where no vocabulary is known.
-    fn check(&self) -> Result<(), String> {
-        let grammar = self.top_level(None).map_err(|error| error.to_string())?;
-        start(&byte_factory()?, grammar).map(drop)
     }
 
     fn top_level(&self, vocabulary: Option<&GrammarVocabulary>) -> Result<TopLevelGrammar> {
@@ -91,6 +91,11 @@ impl Grammar {
         let is_schema = matches!(self.0, Form::Schema(_));
         Ok(GrammarConstraint::new(vocabulary, matcher, is_schema))
     }
+}
+
+/// Whether the engine takes a grammar, where no vocabulary is known.
+fn check(grammar: TopLevelGrammar) -> Result<(), String> {
+    start(&byte_factory()?, grammar).map(drop)
 }
 
 /// A parser of a grammar at the beginning of a text.

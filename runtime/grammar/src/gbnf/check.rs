@@ -57,7 +57,15 @@ fn has_end(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
 
 fn check_ends(grammar: &Gbnf) -> Result<()> {
     let ends = fixpoint(grammar, has_end);
-    match grammar.rules.iter().zip(ends).find(|(_, ends)| !ends) {
+    // A rule that needs another one without an end has none either, but is not at fault.
+    let rules = grammar
+        .rules
+        .iter()
+        .zip(ends.iter().zip(recursive(grammar)));
+    match rules
+        .into_iter()
+        .find(|(_, (ends, comes_back))| !**ends && *comes_back)
+    {
         None => Ok(()),
         Some((rule, _)) => Err(error(
             rule.body.place,

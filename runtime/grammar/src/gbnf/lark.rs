@@ -7,8 +7,51 @@ use crate::error::Result;
 use samite_text::Tokenizer;
 use std::fmt::Write;
 
+/// Deepest parts in parts, through rules: the engine's compiler goes down as deep.
+const DEEPEST: usize = 300;
+
+/// Goes through the grammar as the engine's compiler does.
+fn check_depth(
+    grammar: &Gbnf,
+    lexemes: &Lexemes,
+    rule: usize,
+    node: &Node,
+    depth: usize,
+    seen: &mut [bool],
+) -> Result<()> {
+    if depth > DEEPEST {
+        let message = format!("rules and groups are more than {DEEPEST} deep in each other");
+        return Err(error(node.place, Some(grammar.name(rule)), message));
+    }
+    if lexemes.of(node).is_some() {
+        return Ok(());
+    }
+    match &node.kind {
+        Kind::Chars(_) | Kind::Token { .. } => Ok(()),
+        Kind::Rule(rule) if std::mem::replace(&mut seen[*rule], true) => Ok(()),
+        Kind::Rule(rule) => {
+            let body = &grammar.rules[*rule].body;
+            check_depth(grammar, lexemes, *rule, body, depth + 1, seen)
+        }
+        Kind::Repeat { node, .. } => check_depth(grammar, lexemes, rule, node, depth + 1, seen),
+        Kind::Sequence(nodes) | Kind::Choice(nodes) => nodes
+            .iter()
+            .try_for_each(|node| check_depth(grammar, lexemes, rule, node, depth + 1, seen)),
+    }
+}
+
 /// The whole grammar. Without a vocabulary, all tokens are the first one.
 pub fn print(grammar: &Gbnf, lexemes: &Lexemes, vocabulary: Option<&Tokenizer>) -> Result<String> {
+    let (root, mut seen) = (grammar.root, vec![false; grammar.rules.len()]);
+    seen[root] = true;
+    check_depth(
+        grammar,
+        lexemes,
+        root,
+        &grammar.rules[root].body,
+        0,
+        &mut seen,
+    )?;
     let mut printer = Printer {
         grammar,
         lexemes,

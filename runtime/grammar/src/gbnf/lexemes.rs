@@ -85,6 +85,7 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
         let mut is_right = true;
         for a in &lexemes.all {
             for b in &lexemes.all {
+                budget = budget.saturating_sub(1);
                 let meet = a.automaton.first_bytes.meets(&b.automaton.first_bytes);
                 if meet && a.automaton.runs_into(&b.automaton, &a.behind, &mut budget) {
                     for &node in &b.nodes {

@@ -6,7 +6,7 @@ use crate::error::{GrammarError, Result};
 use std::collections::BTreeMap;
 
 const MOST_BYTES: usize = 1 << 20;
-const MOST_RULES: usize = 5000;
+const MOST_RULES: usize = 2000;
 /// Most repeats that can be asked for.
 const MOST_REPEATS: u32 = 2000;
 /// Deepest groups in groups.
@@ -473,7 +473,8 @@ impl<'t> Parser<'t> {
         match self.peek() {
             None => "the grammar's end".to_owned(),
             Some('\n' | '\r') => "the line's end".to_owned(),
-            Some(c) => format!("'{}'", c.escape_debug()),
+            Some(c) if c.is_control() => format!("'{}'", c.escape_debug()),
+            Some(c) => format!("'{c}'"),
         }
     }
 
