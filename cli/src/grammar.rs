@@ -57,7 +57,7 @@ impl GrammarArgs {
         ];
         let given = all.into_iter().find_map(|(form, text)| Some((form, text?)));
         given
-            .map(|(form, (name, text))| match form(&text) {
+            .map(|(form, (name, text))| match form(&text).and_then(checked) {
                 Ok(grammar) => Ok(Named { grammar, name }),
                 Err(error) => Err(Failure::usage(format_args!("{name}: {error}"))),
             })
@@ -74,6 +74,12 @@ impl Named {
             Err(error) => Err(Failure::error(format_args!("{}: {error}", self.name))),
         }
     }
+}
+
+/// A grammar that is found wrong now, if it is, and not when a large file was loaded.
+fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
+    grammar.check()?;
+    Ok(grammar)
 }
 
 /// The file's name, and its text.

@@ -7,12 +7,15 @@ use crate::schema;
 use crate::vocabulary::{GrammarVocabulary, byte_factory};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, panic_utils};
+use samite_text::Tokenizer;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Longest regular expression.
 const LONGEST_REGEX: usize = 1 << 16;
 
-/// What a text keeps to; it was found sound.
+/// What a text keeps to. What can be seen without the engine was found sound; the engine sees the rest when it
+/// [begins](Self::constraint), or before ([`check`](Self::check)).
 #[derive(Clone, Debug)]
 pub struct Grammar(Form);
 
@@ -47,15 +50,9 @@ impl Grammar {
         }
         // The whole text is matched in any case.
         let text = text.strip_prefix('^').unwrap_or(text);
-        let ends_escaped = text.ends_with("\\$");
-        let text = text
-            .strip_suffix('$')
-            .filter(|_| !ends_escaped)
-            .unwrap_or(text);
-        let grammar = Grammar(Form::Regex(text.to_owned()));
-        let top_level = grammar.top_level(None)?;
-        check(top_level).map_err(GrammarError::Regex)?;
-        Ok(grammar)
+        let is_escaped = text.ends_with("\\$");
+        let unanchored = text.strip_suffix('$').filter(|_| !is_escaped);
+        Ok(Grammar(Form::Regex(unanchored.unwrap_or(text).to_owned())))
     }
 
     /// Text that a grammar in GBNF derives.
@@ -63,39 +60,46 @@ impl Grammar {
     /// # Errors
     /// [`GrammarError::Gbnf`] with the place of what is wrong.
     pub fn gbnf(text: &str) -> Result<Self> {
-        let grammar = Grammar(Form::Gbnf(Gbnf::parse(text)?));
-        let top_level = grammar.top_level(None)?;
-        check(top_level).map_err(GrammarError::TooLarge)?;
-        Ok(grammar)
+        Ok(Grammar(Form::Gbnf(Gbnf::parse(text)?)))
     }
 
-    fn top_level(&self, vocabulary: Option<&GrammarVocabulary>) -> Result<TopLevelGrammar> {
-        Ok(match &self.0 {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
-            Form::Regex(text) => TopLevelGrammar::from_regex(text),
-            Form::Gbnf(gbnf) => {
-                let tokenizer = vocabulary.map(|vocabulary| &**vocabulary.tokenizer());
-                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer)?)
-            }
-        })
+    /// Whether the engine takes it, where no vocabulary is known.
+    ///
+    /// # Errors
+    /// What contradicts itself, or is too large.
+    pub fn check(&self) -> Result<()> {
+        let factory = byte_factory().map_err(GrammarError::TooLarge)?;
+        self.begin(&factory, None).map(drop)
     }
 
     /// The grammar at the beginning of a text in tokens of this vocabulary.
     ///
     /// # Errors
-    /// If it names tokens that the vocabulary does not have, or is too large for the engine.
+    /// As [`check`](Self::check), or if it names tokens that the vocabulary does not have.
     pub fn constraint(&self, vocabulary: &GrammarVocabulary) -> Result<GrammarConstraint> {
-        let grammar = self.top_level(Some(vocabulary))?;
-        let matcher = start(&vocabulary.shared().factory, grammar);
-        let matcher = matcher.map_err(GrammarError::TooLarge)?;
+        let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary.tokenizer()))?;
         let is_schema = matches!(self.0, Form::Schema(_));
         Ok(GrammarConstraint::new(vocabulary, matcher, is_schema))
     }
-}
 
-/// Whether the engine takes a grammar, where no vocabulary is known.
-fn check(grammar: TopLevelGrammar) -> Result<(), String> {
-    start(&byte_factory()?, grammar).map(drop)
+    fn begin(
+        &self,
+        factory: &ParserFactory,
+        tokenizer: Option<&Arc<Tokenizer>>,
+    ) -> Result<Matcher> {
+        let grammar = match &self.0 {
+            Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Form::Regex(text) => TopLevelGrammar::from_regex(text),
+            Form::Gbnf(gbnf) => {
+                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer.map(|tokenizer| &**tokenizer))?)
+            }
+        };
+        start(factory, grammar).map_err(|message| match &self.0 {
+            Form::Schema(schema) => schema::refusal(factory, schema, message),
+            Form::Regex(_) => GrammarError::Regex(message),
+            Form::Gbnf(_) => GrammarError::TooLarge(message),
+        })
+    }
 }
 
 /// A parser of a grammar at the beginning of a text.

@@ -5,7 +5,6 @@
 
 use crate::error::{GrammarError, Result};
 use crate::grammar::start;
-use crate::vocabulary::byte_factory;
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
@@ -68,7 +67,7 @@ const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
 const WITH_MAP: &[&str] = &["properties", "patternProperties"];
 
-/// The schema as the engine takes it.
+/// The schema as the engine takes it; it may still refuse parts that contradict each other.
 pub fn prepare(text: &str) -> Result<Value> {
     if text.len() > MOST_BYTES {
         let message = format!(
@@ -101,19 +100,12 @@ pub fn prepare(text: &str) -> Result<Value> {
         .as_object_mut()
         .map(|schema| schema.remove("$schema"));
     set_options(&mut schema);
-    let factory = byte_factory().map_err(GrammarError::TooLarge)?;
-    if let Err(message) = compile(&factory, &schema) {
-        let mut trials = 0;
-        return Err(locate(
-            &factory,
-            &schema,
-            "#",
-            &schema,
-            message,
-            &mut trials,
-        ));
-    }
     Ok(schema)
+}
+
+/// Why the engine refuses a schema, by place; `message` is what it says.
+pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> GrammarError {
+    locate(factory, schema, "#", schema, message, &mut 0)
 }
 
 fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {

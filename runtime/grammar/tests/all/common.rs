@@ -1,6 +1,6 @@
 //! Vocabularies, and texts in their tokens.
 
-use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary};
+use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary, Result};
 use samite_text::{Constraint, Rng, Tokenizer, TokenizerModel, VocabData};
 use std::sync::Arc;
 
@@ -8,6 +8,13 @@ use std::sync::Arc;
 pub const END: u32 = 2;
 pub const CALL: u32 = 3;
 pub const OTHER: u32 = 4;
+
+/// A grammar that the engine takes, too.
+pub fn checked(grammar: Result<Grammar>) -> Result<Grammar> {
+    let grammar = grammar?;
+    grammar.check()?;
+    Ok(grammar)
+}
 
 /// A vocabulary with control tokens, every byte, and `words`.
 pub fn tokenizer(words: &[&str]) -> Arc<Tokenizer> {

@@ -1,6 +1,6 @@
 //! JSON schema: what comes out is valid, and what is valid can come out. The crate `jsonschema` is the judge.
 
-use crate::common::{END, over_bytes, takes};
+use crate::common::{END, checked, over_bytes, takes};
 use proptest::prelude::*;
 use samite_grammar::{Grammar, GrammarConstraint};
 use samite_text::{Constraint, Rng};
@@ -333,7 +333,7 @@ fn what_is_not_enforced_is_refused_with_its_place() {
         (json!([]), "#: must be an object or a boolean"),
         (deep, ": more than 64 schemas in each other"),
     ] {
-        let message = Grammar::json_schema(&schema.to_string())
+        let message = checked(Grammar::json_schema(&schema.to_string()))
             .unwrap_err()
             .to_string();
         assert!(message.contains(expected), "{message}\nexpected {expected}");
@@ -428,7 +428,7 @@ proptest! {
     fn random_schemas(schema in schemas(), values in prop::collection::vec(values(), 8), seed: u64) {
         // References of the generator are to the root's definitions only.
         prop_assume!(schema.to_string().matches("$defs\":").count() <= usize::from(schema.get("$defs").is_some()));
-        let Ok(grammar) = Grammar::json_schema(&schema.to_string()) else {
+        let Ok(grammar) = checked(Grammar::json_schema(&schema.to_string())) else {
             return Ok(());
         };
         let (judge, constraint) = (judge(&schema), over_bytes(&grammar));
