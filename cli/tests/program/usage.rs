@@ -94,6 +94,16 @@ fn values_out_of_range() {
         ("--mirostat 3", "mirostat is 3"),
         ("--dry-base -1", "dry_base is -1"),
         ("--adaptive-target 1.5", "adaptive_target is 1.5"),
+        (
+            "--grammar root::=a",
+            "--grammar: line 1, column 8, in rule 'root': there is no rule 'a'",
+        ),
+        ("-j {", "--json-schema: #: this is no JSON"),
+        (
+            "-j {\"not\":{}}",
+            "--json-schema: #/not: the keyword 'not' is not enforced",
+        ),
+        ("-j {} --grammar root::=[a]", "cannot be used with"),
         ("--logit-bias 5", "--logit-bias"),
         ("-hf owner/name", "downloads nothing"),
         ("-cnv", "does not chat"),
