@@ -1,5 +1,7 @@
 //! Each sampler against its definition, written down without any thought of speed, over random logits.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
 use samite_text::{Rng, Sampler, SamplerParams, Stage, Tokenizer, TokenizerModel, VocabData};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
