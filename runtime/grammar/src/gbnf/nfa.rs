@@ -52,7 +52,7 @@ impl Nfa {
     /// Whether a text of `self`, at whose end the lexeme is to stop if one of the bytes `behind` follows, can go on in `other` with one of these
     /// bytes: the engine would go on. Also true if it takes more than `budget` steps to tell.
     pub fn runs_into(&self, other: &Nfa, behind: &Bytes, budget: &mut usize) -> bool {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = std::collections::BTreeSet::new();
         let mut todo: Vec<(u32, u32)> = Vec::new();
         let mut meet = |from: &[u32],
                         to: &[u32],
