@@ -10,11 +10,14 @@ mod commands;
 mod cpu_args;
 mod failure;
 mod files;
+#[cfg(feature = "grammar")]
+mod grammar;
 #[cfg(feature = "hub")]
 mod hub;
 mod interrupt;
 mod log;
 mod progress;
+mod sampling;
 mod shown;
 mod spelling;
 mod trace_file;

@@ -17,6 +17,7 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-tb", "--threads-batch"),
+    ("-jf", "--json-schema-file"),
     ("-Cr", "--cpu-range"),
     ("-Cb", "--cpu-mask-batch"),
     ("-Crb", "--cpu-range-batch"),
@@ -76,7 +77,15 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
 const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
 
 /// Flags whose value may be any text: what comes behind is no flag.
-const TEXT_FLAGS: &[&str] = &["-p", "--prompt", "--stop"];
+const TEXT_FLAGS: &[&str] = &[
+    "-p",
+    "--prompt",
+    "--stop",
+    "--dry-sequence-breaker",
+    "--grammar",
+    "-j",
+    "--json-schema",
+];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {

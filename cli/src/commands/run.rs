@@ -4,12 +4,14 @@ use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
 use crate::files::Source;
+use crate::sampling::SamplingArgs;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
 use crate::watch::WatchArgs;
 use crate::{files, interrupt};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use samite::llm::sampler_params;
 use samite::llm::{Finish, GenerateOptions, Session};
 use samite::text::{Sampler, SamplerParams};
 use std::io::Write;
@@ -22,6 +24,7 @@ use std::path::PathBuf;
   samite run \"Once upon a time\"
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
   samite run -m model.gguf -p \"The sky is\" --stop \".\"
+  samite run -m model.gguf -p \"A person: \" -j '{\"type\": \"object\"}'
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
@@ -82,105 +85,17 @@ pub struct RunArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
-}
 
-/// How tokens are picked.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-struct SamplingArgs {
-    /// Randomness; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
-    temp: f32,
-    /// Only the K most likely tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = SamplerParams::default().top_k)]
-    top_k: usize,
-    /// Only the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p, allow_negative_numbers = true)]
-    top_p: f32,
-    /// Only tokens at least P times as likely as the most likely one
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p, allow_negative_numbers = true)]
-    min_p: f32,
-    /// Divides the logits of recent tokens; 1 for no effect
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repeat_penalty, allow_negative_numbers = true)]
-    repeat_penalty: f32,
-    /// Subtracted from the logits of recent tokens for each time they came
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().frequency_penalty, allow_negative_numbers = true)]
-    frequency_penalty: f32,
-    /// Subtracted from the logits of recent tokens
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().presence_penalty, allow_negative_numbers = true)]
-    presence_penalty: f32,
-    /// How many recent tokens the penalties look at
-    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().last_n)]
-    repeat_last_n: usize,
-    /// Only the tokens that are about as surprising as is to be expected, with this probability together; 1 for all
-    #[arg(long, visible_alias = "typical-p", value_name = "P", default_value_t = SamplerParams::default().typical_p, allow_negative_numbers = true)]
-    typical: f32,
-    /// Adds to the logit of a token: `ID+X` or `ID-X`; `ID-inf` bans it
-    #[arg(short, long, value_name = "ID+X", value_parser = bias)]
-    logit_bias: Vec<(u32, f32)>,
-    /// Same seed, same text; -1 for a random one, which is printed at the end
-    #[arg(short, long, value_name = "N", default_value = "-1", value_parser = seed, allow_negative_numbers = true)]
-    seed: Seed,
-}
-
-/// A seed; `None` for a random one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seed(Option<u64>);
-
-fn seed(text: &str) -> Result<Seed, String> {
-    match text {
-        "-1" => Ok(Seed(None)),
-        text => text
-            .parse()
-            .map(|seed| Seed(Some(seed)))
-            .map_err(|_| "must be a number from 0, or -1 for a random one".to_owned()),
-    }
-}
-
-/// A token and what is added to its logit.
-fn bias(text: &str) -> Result<(u32, f32), String> {
-    let parts = || {
-        let end = text.find(|c: char| !c.is_ascii_digit())?;
-        let (id, bias) = text.split_at(end);
-        let is_signed = bias.starts_with(['+', '-']);
-        let bias = bias
-            .parse::<f32>()
-            .ok()
-            .filter(|bias| is_signed && !bias.is_nan())?;
-        Some((id.parse().ok()?, bias))
-    };
-    parts().ok_or_else(|| "must be a token's number and what is added, such as 15+1.5".to_owned())
-}
-
-impl SamplingArgs {
-    fn params(&self) -> SamplerParams {
-        // Any number that differs from run to run does.
-        let random = || {
-            std::time::SystemTime::UNIX_EPOCH
-                .elapsed()
-                .map_or(0, |time| u64::from(time.subsec_nanos()) ^ time.as_secs())
-        };
-        SamplerParams {
-            seed: self.seed.0.unwrap_or_else(random),
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repeat_penalty: self.repeat_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            last_n: self.repeat_last_n,
-            typical_p: self.typical,
-            logit_bias: self.logit_bias.clone(),
-        }
-    }
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    grammar: crate::grammar::GrammarArgs,
 }
 
 pub fn run(args: RunArgs) -> Outcome {
     // Everything that can be wrong with the flags is found before a large file is loaded.
-    let params = args.sampling.params();
-    let seed = params.seed;
-    let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
+    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    #[cfg(feature = "grammar")]
+    let grammar = args.grammar.read()?;
     let trace_file = files::create(&args.trace)?;
     let watching = args.watch.prepare()?;
     let source = match (args.prompt.or(args.text), &args.file) {
@@ -193,11 +108,18 @@ pub fn run(args: RunArgs) -> Outcome {
     args.cpu.apply(&mut context_options);
     let model = args.model.load(&args.cpu, &cancel)?;
     let load_time = model.load_time();
+    let params = args.sampling.params(sampler_params(model.metadata())?)?;
+    let seed = params.seed;
+    let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
     let mut session = Session::new(args.model.context(model, context_options)?)?;
     // Only now it is known how much of an endless text is enough.
     let n_ctx = session.context().n_ctx();
     let mut prompt = String::new();
     let tokenizer = session.tokenizer();
+    #[cfg(feature = "grammar")]
+    if let Some(grammar) = grammar {
+        sampler.set_constraint(Some(grammar.constraint(tokenizer)?));
+    }
     let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
     if tokens.is_empty() {
         return Err(Failure::usage(
@@ -231,6 +153,7 @@ pub fn run(args: RunArgs) -> Outcome {
         stop: args.stop,
         ignore_end: args.ignore_eos,
         keep_when_full: args.keep,
+        log_probabilities: None,
     };
     let mut broken = None;
     let generation = session.generate_with(&tokens, &mut sampler, &options, |context, piece| {
@@ -276,21 +199,4 @@ pub fn run(args: RunArgs) -> Outcome {
         ));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seeds_and_biases_are_read() {
-        assert_eq!(seed("7"), Ok(Seed(Some(7))));
-        assert_eq!(seed("-1"), Ok(Seed(None)));
-        assert!(seed("-2").is_err() && seed("x").is_err());
-        assert_eq!(bias("15+1.5"), Ok((15, 1.5)));
-        assert_eq!(bias("15-inf"), Ok((15, f32::NEG_INFINITY)));
-        for wrong in ["15", "+1", "15+", "15+nan", "15*2", "-1+2"] {
-            assert!(bias(wrong).is_err(), "{wrong}");
-        }
-    }
 }

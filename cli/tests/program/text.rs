@@ -117,3 +117,47 @@ fn a_biased_token_comes_or_does_not() {
     let text = with_model(&model, &format!("{line} 259+1000 -l 259-inf -l 260+500")).ok();
     assert_eq!(text, "bbb\n");
 }
+
+#[test]
+#[cfg(feature = "grammar")]
+fn what_a_grammar_asks_for_is_written() {
+    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":8},"age":{"type":"integer","minimum":3,"maximum":12}},"required":["name","age"],"additionalProperties":false}"#;
+    let start = [
+        "run",
+        "Once upon a time",
+        "-q",
+        "--no-display-prompt",
+        "-n",
+        "100",
+        "--seed",
+    ];
+    for seed in ["1", "2", "3"] {
+        let text = samite(start.iter().chain(&[seed, "-j", schema])).ok();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let age = value["age"].as_i64().unwrap();
+        assert!((3..=12).contains(&age) && value["name"].as_str().unwrap().chars().count() <= 8);
+        let grammar = r#"root ::= (" dog" | " cat"){2} "!""#;
+        let text = samite(start.iter().chain(&[seed, "--grammar", grammar])).ok();
+        let animals = text.trim_end().strip_suffix('!').unwrap();
+        assert_eq!(
+            animals.replace(" dog", "").replace(" cat", ""),
+            "",
+            "{text}"
+        );
+        assert_eq!(animals.len(), 8, "{text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.gbnf");
+    std::fs::write(&file, "root ::= <[100000]>").unwrap();
+    let run = samite(
+        start
+            .iter()
+            .map(std::ffi::OsStr::new)
+            .chain(["1", "--grammar-file"].map(AsRef::as_ref))
+            .chain([file.as_os_str()]),
+    );
+    run.fails(
+        1,
+        &["a.gbnf: line 1, column 10, in rule 'root': there is no token 100000"],
+    );
+}

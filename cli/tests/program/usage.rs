@@ -90,6 +90,23 @@ fn values_out_of_range() {
         ("--stop ''", "--stop"),
         ("--seed -2", "--seed"),
         ("--typical 2", "typical_p is 2"),
+        ("--samplers top_k;tipp", "--samplers: 'tipp' is no sampler"),
+        ("--sampler-seq kZ", "--sampler-seq: 'Z' is no sampler"),
+        ("--samplers top_k --sampler-seq k", "cannot be used with"),
+        ("--xtc-probability 2", "xtc_probability is 2"),
+        ("--mirostat 3", "mirostat is 3"),
+        ("--dry-base -1", "dry_base is -1"),
+        ("--adaptive-target 1.5", "adaptive_target is 1.5"),
+        (
+            "--grammar root::=a",
+            "--grammar: line 1, column 8, in rule 'root': there is no rule 'a'",
+        ),
+        ("-j {", "--json-schema: #: this is no JSON"),
+        (
+            "-j {\"not\":{}}",
+            "--json-schema: #/not: the keyword 'not' is not enforced",
+        ),
+        ("-j {} --grammar root::=[a]", "cannot be used with"),
         ("--logit-bias 5", "--logit-bias"),
         #[cfg(feature = "hub")]
         ("-mu http://x/y.gguf", "with -hf"),

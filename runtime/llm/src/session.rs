@@ -4,7 +4,7 @@ use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::saved::SavedSequence;
-use samite_text::{Sampler, StopSequences, Tokenizer, Utf8Stream};
+use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ pub struct GenerateOptions {
     /// When the context is full, forgets half of what comes after so many first tokens and goes on. `None` ends the
     /// generation there.
     pub keep_when_full: Option<usize>,
+    /// Finds how likely the model thought each token, and this many of the likeliest beside it.
+    pub log_probabilities: Option<usize>,
 }
 
 /// Why a generation ended.
@@ -31,6 +33,8 @@ pub enum Finish {
     EndToken(u32),
     /// The stop string of this number came.
     StopString(usize),
+    /// Nothing can follow by the sampler's [`Constraint`](samite_text::Constraint).
+    Constraint,
     /// As many tokens as wanted.
     MaxTokens,
     /// The context is full.
@@ -79,6 +83,8 @@ fn per_second(count: usize, time: Duration) -> f64 {
 pub struct Generation {
     /// The tokens, with one that ended the text.
     pub tokens: Vec<u32>,
+    /// For each token, if [asked for](GenerateOptions::log_probabilities).
+    pub log_probabilities: Vec<LogProbabilities>,
     /// Why it ended.
     pub finish: Finish,
     /// How long it took.
@@ -218,8 +224,8 @@ impl Session {
     /// gets the text in pieces as it comes, without the prompt.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] if the prompt does not fit; as [`Context::decode`]; [`Error::Sampler`]. The session can be
-    /// used on.
+    /// [`Error::ContextFull`] if the prompt does not fit; as [`Context::decode`]; [`Error::Sampler`], also if the model ends a text that the sampler's
+    /// constraint does not let end. The session can be used on.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -248,13 +254,14 @@ impl Session {
         let start = clock.now();
         self.decode_prompt(prompt, &mut timings)?;
         timings.prompt = clock.now().saturating_duration_since(start);
-        sampler.reset();
-        sampler.suppress(self.tokenizer.suppressed());
-        prompt.iter().for_each(|&token| sampler.accept(token));
+        sampler.reset()?;
+        sampler.set_vocabulary(&self.tokenizer);
+        sampler.accept_prompt(prompt);
 
         let start = clock.now();
         let mut text = Utf8Stream::new();
         let mut tokens = Vec::new();
+        let mut log_probabilities = Vec::new();
         let mut row = self.batch.len() - 1;
         let finish = loop {
             if options.max_tokens.is_some_and(|most| tokens.len() >= most) {
@@ -265,7 +272,10 @@ impl Session {
                 .logits(row)
                 .ok_or_else(|| Error::invalid("there are no logits"))?;
             let token = sampler.sample(logits)?;
-            sampler.accept(token);
+            sampler.accept(token)?;
+            if let Some(count) = options.log_probabilities {
+                log_probabilities.extend(LogProbabilities::new(logits, token, count));
+            }
             tokens.push(token);
             if self.tokenizer.is_eog(token) && !options.ignore_end {
                 break Finish::EndToken(token);
@@ -277,6 +287,9 @@ impl Session {
             }
             if let Some(number) = step.stopped {
                 break Finish::StopString(number);
+            }
+            if sampler.is_finished() {
+                break Finish::Constraint;
             }
             if options.max_tokens == Some(tokens.len()) {
                 break Finish::MaxTokens;
@@ -301,6 +314,7 @@ impl Session {
         timings.generation = clock.now().saturating_duration_since(start);
         Ok(Generation {
             tokens,
+            log_probabilities,
             finish,
             timings,
         })

@@ -11,10 +11,11 @@
 //! | [`sched`] | running a graph on several of them, with an explanation |
 //! | [`gguf`], [`quant`] | model files and block formats |
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
+//! | `grammar` | text that keeps to a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default. `default-features = false, features = ["cpu"]`
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote` and `grammar` are not. `default-features = false, features = ["cpu"]`
 //! links the CPU device alone.
 //!
 //! A graph on the best device of this machine:
@@ -49,6 +50,8 @@ pub use samite_core::{
     counted, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
 };
 pub use samite_gguf as gguf;
+#[cfg(feature = "grammar")]
+pub use samite_grammar as grammar;
 #[cfg(feature = "hub")]
 pub use samite_hub as hub;
 pub use samite_llm as llm;

@@ -34,8 +34,9 @@
 //!
 //! # Sampling
 //!
-//! [`Sampler`] is llama.cpp's default chain: logit bias, penalties, top-k, typical-p, top-p, min-p,
-//! temperature, draw. Parameters are checked at construction and errors name the parameter
+//! [`Sampler`] is a chain of stages ([`Stage`]), each with a file in `sampler/`: llama.cpp's, with its defaults, in any order.
+//! Stages that look back know the text by `accept`. A [`Constraint`] says which tokens may come at all; the crate
+//! `samite-grammar` makes them from schemas and grammars. Parameters are checked at construction and errors name the parameter
 //! ([`SamplerError`]). Logits may be anything: NaN counts as "never", infinities are clamped, and
 //! only logits without a single usable token are an error.
 //!
@@ -68,7 +69,10 @@ mod wpm;
 
 pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;
-pub use sampler::{Candidate, Candidates, Penalties, Rng, Sampler, SamplerError, SamplerParams};
+pub use sampler::{
+    AdaptiveP, Breakers, Candidate, Candidates, Constraint, ConstraintError, Dry, DryParams,
+    LogProbabilities, Mirostat, Penalties, Rng, Sampler, SamplerError, SamplerParams, Stage,
+};
 pub use stop::{StopError, StopSequences, StopStep};
 pub use tokenizer::{TokenStream, Tokenizer};
 pub use utf8::Utf8Stream;

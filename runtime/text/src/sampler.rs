@@ -1,147 +1,42 @@
 //! Samplers: they choose the next token.
 
+mod adaptive;
 mod candidates;
+mod chain;
+mod constraint;
+mod dry;
 mod error;
+mod infill;
+mod log_probabilities;
+mod mirostat;
+mod params;
 mod penalties;
 mod rng;
+mod sigma;
+mod stage;
+mod temperature;
+mod xtc;
 
+pub use adaptive::AdaptiveP;
 pub use candidates::{Candidate, Candidates};
+pub use constraint::{Constraint, ConstraintError};
+pub use dry::{Breakers, Dry, DryParams};
 pub use error::SamplerError;
+pub use log_probabilities::LogProbabilities;
+pub use mirostat::Mirostat;
+pub use params::SamplerParams;
 pub use penalties::Penalties;
 pub use rng::Rng;
+pub use stage::Stage;
 
-/// How to choose tokens. The defaults are llama.cpp's; each stage can be switched off.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SamplerParams {
-    /// Starts the random generator: the same seed gives the same choices. Default 0.
-    pub seed: u64,
-    /// Logits are divided by it: above 0 and below 1 sharpens, above 1 flattens; 0 always takes the
-    /// likeliest token. Default 0.8.
-    pub temperature: f32,
-    /// Keep this many of the likeliest tokens; 0 keeps all. Default 40.
-    pub top_k: usize,
-    /// Keep the likeliest tokens that together have this probability; 1 keeps all. Default 0.95.
-    pub top_p: f32,
-    /// Keep tokens with at least this share of the likeliest token's probability; 0 keeps all.
-    /// Default 0.05.
-    pub min_p: f32,
-    /// Keep the tokens whose surprise is closest to the expected one, up to this probability
-    /// together; 1 keeps all. Default 1.
-    pub typical_p: f32,
-    /// Divides positive logits of tokens seen lately, and multiplies negative ones; 1 is off.
-    /// Default 1.
-    pub repeat_penalty: f32,
-    /// Subtracted from the logit of a token for each time it was seen lately; 0 is off. Default 0.
-    pub frequency_penalty: f32,
-    /// Subtracted from the logit of a token that was seen lately; 0 is off. Default 0.
-    pub presence_penalty: f32,
-    /// How many of the last tokens "lately" means; 0 switches the penalties off. Default 64.
-    pub last_n: usize,
-    /// Added to the logits of these tokens; minus infinity bans a token. If a token is named twice,
-    /// both count. Default none.
-    pub logit_bias: Vec<(u32, f32)>,
-}
+use crate::tokenizer::Tokenizer;
+use chain::{Chain, Need};
+use std::sync::Arc;
 
-impl Default for SamplerParams {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            typical_p: 1.0,
-            repeat_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            last_n: 64,
-            logit_bias: Vec::new(),
-        }
-    }
-}
-
-impl SamplerParams {
-    /// Always the likeliest token, without any penalty.
-    pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
-    }
-
-    /// Whether no stage takes away the likeliest token before it is chosen.
-    fn is_greedy(&self) -> bool {
-        self.temperature == 0.0 && self.typical_p >= 1.0
-    }
-
-    /// The stages behind bias and penalties, and the draw.
-    fn draw_from(&self, candidates: &mut Candidates, rng: &mut Rng) -> Result<u32, SamplerError> {
-        if self.is_greedy() {
-            candidates.temperature(0.0);
-        } else {
-            candidates.top_k(self.top_k);
-            candidates.typical_p(self.typical_p)?;
-            candidates.top_p(self.top_p)?;
-            candidates.min_p(self.min_p);
-            candidates.temperature(self.temperature);
-        }
-        candidates.draw(rng)
-    }
-
-    /// Checks each parameter.
-    ///
-    /// # Errors
-    /// The first parameter outside its range, by name.
-    pub fn validate(&self) -> Result<(), SamplerError> {
-        /// A range in words, and as a test.
-        type Range = (&'static str, fn(f32) -> bool);
-        const SHARE: Range = ("between 0 and 1", |value| (0.0..=1.0).contains(&value));
-        const FINITE: Range = ("a finite number", f32::is_finite);
-        let checks: [(&'static str, f32, Range); 7] = [
-            (
-                "temperature",
-                self.temperature,
-                ("0 or a positive finite number", |value| {
-                    value >= 0.0 && value.is_finite()
-                }),
-            ),
-            ("top_p", self.top_p, SHARE),
-            ("min_p", self.min_p, SHARE),
-            ("typical_p", self.typical_p, SHARE),
-            (
-                "repeat_penalty",
-                self.repeat_penalty,
-                ("a positive finite number", |value| {
-                    value > 0.0 && value.is_finite()
-                }),
-            ),
-            ("frequency_penalty", self.frequency_penalty, FINITE),
-            ("presence_penalty", self.presence_penalty, FINITE),
-        ];
-        for (parameter, value, (expected, holds)) in checks {
-            if !holds(value) {
-                return Err(SamplerError::Parameter {
-                    parameter,
-                    value,
-                    expected,
-                });
-            }
-        }
-        match self
-            .logit_bias
-            .iter()
-            .find(|(_, bias)| bias.is_nan() || *bias == f32::INFINITY)
-        {
-            Some(&(token, value)) => Err(SamplerError::LogitBias { token, value }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Chooses tokens from logits, one after another: llama.cpp's default chain, in its order. Logit
-/// bias, penalties, top-k, typical-p, top-p, min-p, temperature, draw.
+/// Chooses tokens from logits, one after another, by a chain of [stages](Stage): llama.cpp's, and in its order unless
+/// [`SamplerParams::stages`] says another one. Logit bias comes first, the draw last.
 ///
-/// Tell it every token of the text by [`accept`](Self::accept), those of the prompt too: penalties
+/// Tell it every token of the text by [`accept`](Self::accept), those of the prompt by [`accept_prompt`](Self::accept_prompt): penalties
 /// go by them.
 ///
 /// ```
@@ -149,17 +44,22 @@ impl SamplerParams {
 ///
 /// let mut sampler = Sampler::new(SamplerParams { top_k: 2, seed: 7, ..Default::default() })?;
 /// let token = sampler.sample(&[0.1, 3.0, 2.9, -1.0])?;
-/// sampler.accept(token);
+/// sampler.accept(token)?;
 /// assert!(token == 1 || token == 2);
 /// # Ok::<(), samite_text::SamplerError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
-    penalties: Penalties,
+    chain: Chain,
     rng: Rng,
     candidates: Candidates,
     suppressed: Vec<u32>,
+    vocabulary: Option<Arc<Tokenizer>>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// The tokens whose logits change; kept for its memory, as the next one.
+    changed: Vec<u32>,
+    masked: Vec<f32>,
 }
 
 impl Sampler {
@@ -169,17 +69,15 @@ impl Sampler {
     /// A parameter outside its range.
     pub fn new(params: SamplerParams) -> Result<Self, SamplerError> {
         params.validate()?;
-        let penalties = Penalties::new(
-            params.last_n,
-            params.repeat_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        );
         Ok(Self {
-            penalties,
+            chain: Chain::new(&params),
             rng: Rng::new(params.seed),
             candidates: Candidates::new(),
             suppressed: Vec::new(),
+            vocabulary: None,
+            constraint: None,
+            changed: Vec::new(),
+            masked: Vec::new(),
             params,
         })
     }
@@ -196,40 +94,118 @@ impl Sampler {
         self.suppressed.extend_from_slice(tokens);
     }
 
+    /// Takes note of which texts the tokens stand for. What the vocabulary rules out is [suppressed](Self::suppress); stages that look at texts need it:
+    /// infill, and the breakers of DRY.
+    pub fn set_vocabulary(&mut self, vocabulary: &Arc<Tokenizer>) {
+        self.suppress(vocabulary.suppressed());
+        let is_same = |old: &Arc<Tokenizer>| Arc::ptr_eq(old, vocabulary);
+        if self.vocabulary.as_ref().is_some_and(is_same) {
+            return;
+        }
+        if self.chain.needs_breakers() {
+            let breakers = Breakers::new(&self.params.dry_breakers, vocabulary);
+            self.chain.set_breakers(&breakers);
+        }
+        self.vocabulary = Some(Arc::clone(vocabulary));
+    }
+
+    /// What the text keeps to from now on, from its beginning; `None` for nothing.
+    pub fn set_constraint(&mut self, constraint: Option<Box<dyn Constraint>>) {
+        self.constraint = constraint;
+    }
+
+    /// What the text keeps to.
+    pub fn constraint(&self) -> Option<&dyn Constraint> {
+        self.constraint.as_deref()
+    }
+
+    /// Whether the text must end: nothing can follow by the constraint.
+    pub fn is_finished(&self) -> bool {
+        self.constraint().is_some_and(Constraint::is_finished)
+    }
+
     /// Chooses a token; `logits[id]` belongs to token `id`. Does not [`accept`](Self::accept) it.
+    ///
+    /// With a [constraint](Self::set_constraint), a choice that it refuses is made anew among the tokens that it allows.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if the logits and biases leave nothing,
-    /// [`SamplerError::LogitBiasToken`]. The sampler can be used on.
+    /// [`SamplerError::NothingAllowed`] if the constraint does, [`SamplerError::LogitBiasToken`],
+    /// [`SamplerError::NeedsVocabulary`], [`SamplerError::Constraint`]. The sampler can be used on.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
-        let (params, candidates) = (&self.params, &mut self.candidates);
-        // Few tokens of a large vocabulary matter where no logit changes.
-        let unchanged = params.logit_bias.is_empty()
-            && self.suppressed.is_empty()
-            && self.penalties.change_nothing();
-        let loaded = unchanged
-            && if params.is_greedy() {
-                candidates.load_best(logits)
-            } else {
-                candidates.load_top(logits, params.top_k)
-            };
-        if !loaded {
-            candidates.load(logits)?;
+        let token = self.choose(logits)?;
+        let Some(constraint) = &mut self.constraint else {
+            return Ok(token);
+        };
+        if constraint.allows(token)? {
+            return Ok(token);
         }
-        for &(token, bias) in &params.logit_bias {
-            if token as usize >= logits.len() {
-                return Err(SamplerError::LogitBiasToken {
-                    token,
-                    count: logits.len(),
-                });
-            }
-            candidates.change_logit(token, |logit| logit + bias);
+        let mask = constraint.mask()?;
+        let mut masked = std::mem::take(&mut self.masked);
+        mask_logits(logits, mask, &mut masked);
+        let token = self.choose(&masked);
+        self.masked = masked;
+        token.map_err(|error| match error {
+            SamplerError::NoCandidate { .. } => SamplerError::NothingAllowed,
+            error => error,
+        })
+    }
+
+    /// As [`sample`](Self::sample), without the constraint.
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SamplerError> {
+        let mut wrong = self.params.logit_bias.iter();
+        if let Some(&(token, _)) = wrong.find(|(token, _)| *token as usize >= logits.len()) {
+            return Err(SamplerError::LogitBiasToken {
+                token,
+                count: logits.len(),
+            });
+        }
+        let needs_breakers = !self.params.dry_breakers.is_empty() && self.chain.needs_breakers();
+        if self.vocabulary.is_none() && needs_breakers {
+            let stage = Stage::Dry.name();
+            return Err(SamplerError::NeedsVocabulary { stage });
+        }
+        self.load(logits)?;
+        for &(token, bias) in &self.params.logit_bias {
+            self.candidates.change_logit(token, |logit| logit + bias);
         }
         for &token in &self.suppressed {
-            candidates.change_logit(token, |_| f32::NEG_INFINITY);
+            self.candidates.change_logit(token, |_| f32::NEG_INFINITY);
         }
-        self.penalties.apply(candidates);
-        params.draw_from(candidates, &mut self.rng)
+        let vocabulary = self.vocabulary.as_deref();
+        let (candidates, rng) = (&mut self.candidates, &mut self.rng);
+        self.chain.choose(candidates, logits.len(), vocabulary, rng)
+    }
+
+    /// Loads all candidates that can be chosen. Of a large vocabulary, these are few.
+    fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
+        let Self {
+            params,
+            chain,
+            candidates,
+            suppressed,
+            changed,
+            ..
+        } = self;
+        changed.clear();
+        let need = chain.need(changed);
+        changed.extend(params.logit_bias.iter().map(|bias| bias.0));
+        changed.extend_from_slice(suppressed);
+        changed.sort_unstable();
+        changed.dedup();
+        // Whatever becomes of those that change, the likeliest of the others are loaded.
+        let loaded = changed.len() <= MOST_CHANGED
+            && match need {
+                Need::All => false,
+                Need::Best if changed.is_empty() => candidates.load_best(logits),
+                Need::Best => candidates.load_top(logits, 1 + changed.len()),
+                Need::Top(k) => candidates.load_top(logits, k.saturating_add(changed.len())),
+            };
+        match loaded {
+            true => candidates.add(changed, logits),
+            false => candidates.load(logits)?,
+        }
+        Ok(())
     }
 
     /// What the last [`sample`](Self::sample) drew from: the tokens left, with their probabilities.
@@ -237,16 +213,60 @@ impl Sampler {
         &self.candidates
     }
 
-    /// Takes note of a token of the text.
-    pub fn accept(&mut self, token: u32) {
-        self.penalties.accept(token);
+    /// Takes note of a token of the text, behind the prompt.
+    ///
+    /// # Errors
+    /// If the constraint does not allow it.
+    pub fn accept(&mut self, token: u32) -> Result<(), SamplerError> {
+        self.chain.accept(token);
+        match &mut self.constraint {
+            Some(constraint) => Ok(constraint.accept(token)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes note of the prompt, which no constraint holds for.
+    pub fn accept_prompt(&mut self, tokens: &[u32]) {
+        tokens.iter().for_each(|&token| self.chain.accept(token));
     }
 
     /// Back to the beginning: no token seen, the generator at its seed.
-    pub fn reset(&mut self) {
-        self.penalties.reset();
+    ///
+    /// # Errors
+    /// If the constraint cannot begin anew.
+    pub fn reset(&mut self) -> Result<(), SamplerError> {
+        self.chain.reset();
         self.rng = Rng::new(self.params.seed);
+        match &mut self.constraint {
+            Some(constraint) => Ok(constraint.reset()?),
+            None => Ok(()),
+        }
     }
+}
+
+/// With more changed logits than this, all are loaded.
+const MOST_CHANGED: usize = 512;
+
+/// Writes the logits of the tokens whose bit is set, and minus infinity for others.
+fn mask_logits(logits: &[f32], mask: &[u32], masked: &mut Vec<f32>) {
+    masked.clear();
+    for (part, word) in logits.chunks(32).zip(mask) {
+        match *word {
+            0 => masked.resize(masked.len() + part.len(), f32::NEG_INFINITY),
+            u32::MAX => masked.extend_from_slice(part),
+            word => {
+                masked.extend(
+                    part.iter()
+                        .enumerate()
+                        .map(|(bit, logit)| match word >> bit & 1 {
+                            0 => f32::NEG_INFINITY,
+                            _ => *logit,
+                        }),
+                )
+            }
+        }
+    }
+    masked.resize(logits.len(), f32::NEG_INFINITY);
 }
 
 #[cfg(test)]
@@ -393,9 +413,9 @@ mod tests {
         })
         .unwrap();
         assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(0));
-        sampler.accept(0);
+        sampler.accept(0).unwrap();
         assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(1));
-        sampler.reset();
+        sampler.reset().unwrap();
         assert_eq!(sampler.sample(&[2.0, 1.5]), Ok(0));
     }
 
@@ -409,7 +429,7 @@ mod tests {
             })
             .unwrap();
             let first: Vec<u32> = (0..20).map(|_| sampler.sample(&logits).unwrap()).collect();
-            sampler.reset();
+            sampler.reset().unwrap();
             let second: Vec<u32> = (0..20).map(|_| sampler.sample(&logits).unwrap()).collect();
             assert_eq!(first, second);
             first
@@ -453,8 +473,7 @@ mod tests {
                 seed, temperature, top_k, top_p, min_p, typical_p, repeat_penalty, frequency_penalty, ..Default::default()
             };
             let mut sampler = Sampler::new(params).unwrap();
-            sampler.accept(0);
-            sampler.accept(1_000_000);
+            sampler.accept_prompt(&[0, 1_000_000]);
             match sampler.sample(&logits) {
                 Ok(token) => {
                     let logit = logits[token as usize];
@@ -507,7 +526,16 @@ mod tests {
         rng: &mut Rng,
     ) -> Result<u32, SamplerError> {
         all.load(logits)?;
-        params.draw_from(all, rng)
+        if params.temperature == 0.0 && params.typical_p >= 1.0 {
+            all.temperature(0.0);
+        } else {
+            all.top_k(params.top_k);
+            all.typical_p(params.typical_p)?;
+            all.top_p(params.top_p)?;
+            all.min_p(params.min_p);
+            all.temperature(params.temperature);
+        }
+        all.draw(rng)
     }
 
     /// A sampler draws the same twice, from the same candidates, as from all.

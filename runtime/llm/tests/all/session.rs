@@ -5,7 +5,7 @@ use samite_llm::{
     Context, ContextOptions, Error, Finish, GenerateOptions, Generation, Model, ModelOptions,
     Session, perplexity,
 };
-use samite_text::{Sampler, SamplerParams};
+use samite_text::{Constraint, ConstraintError, Sampler, SamplerParams};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -160,6 +160,84 @@ fn ends_are_told() {
         ControlFlow::Continue(())
     });
     assert_eq!(ended.unwrap().finish, Finish::EndToken(2));
+}
+
+/// Lets the tokens 5, 6 and so on come, each once, up to an end.
+#[derive(Clone, Debug)]
+struct Counting {
+    next: u32,
+    end: u32,
+    mask: Vec<u32>,
+}
+
+impl Constraint for Counting {
+    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        Ok(token == self.next && token < self.end)
+    }
+
+    fn mask(&mut self) -> Result<&[u32], ConstraintError> {
+        self.mask = vec![0; 4];
+        if !self.is_finished() {
+            self.mask[self.next as usize / 32] = 1 << (self.next % 32);
+        }
+        Ok(&self.mask)
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        let message = format!("{token} does not come now");
+        self.allows(token)?
+            .then(|| self.next += 1)
+            .ok_or(ConstraintError { message })
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.is_finished()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.next == self.end
+    }
+
+    fn reset(&mut self) -> Result<(), ConstraintError> {
+        self.next = 5;
+        Ok(())
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_text_keeps_to_a_constraint_and_ends_with_it() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let mut session = session(&model, 64);
+    let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
+    let counting = Counting {
+        next: 5,
+        end: 9,
+        mask: Vec::new(),
+    };
+    sampler.set_constraint(Some(Box::new(counting)));
+    // The prompt need not keep to it; each text does from its beginning.
+    for _ in 0..2 {
+        let options = GenerateOptions {
+            log_probabilities: Some(2),
+            ..some(20)
+        };
+        let generation = session.generate(&tokens(6), &mut sampler, &options, |_| {
+            ControlFlow::Continue(())
+        });
+        let generation = generation.unwrap();
+        assert_eq!(generation.tokens, [5, 6, 7, 8]);
+        assert_eq!(generation.finish, Finish::Constraint);
+        // As the model finds it, whatever the constraint says.
+        assert_eq!(generation.log_probabilities.len(), 4);
+        for found in generation.log_probabilities {
+            assert!(found.token < 0.0 && found.top.len() == 2);
+            assert!(found.top[0].1 >= found.top[1].1 && found.top[0].1 >= found.token);
+        }
+    }
 }
 
 #[test]

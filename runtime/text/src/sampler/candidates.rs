@@ -13,9 +13,8 @@ const FIRST_SORTED: usize = 256;
 const MAX_BLOCK: usize = 512;
 /// Logits that are tested together for whether one of them matters.
 const BLOCK: usize = 64;
-/// Vocabularies with fewer tokens than this for each one wanted, of at least a block, are loaded
-/// as a whole.
-const WORTH_FILTERING: usize = 32;
+/// Vocabularies with fewer blocks than this for each token wanted are loaded as a whole.
+const WORTH_FILTERING: usize = 4;
 
 /// A token that may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,15 +29,27 @@ pub struct Candidate {
 }
 
 /// The tokens that may still be chosen. Each method is one stage of a sampler chain; all but
-/// typical-p keep the likeliest token. Equal logits go by token id, so every stage is
+/// typical-p, XTC and infill keep the likeliest token. Equal logits go by token id, so every stage is
 /// deterministic.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     items: Vec<Candidate>,
-    /// Likeliest first.
-    sorted: bool,
-    /// All tokens are there and `items[id].id == id`.
-    by_id: bool,
+    order: Order,
+    /// The largest logit of each block; kept for its memory, as the next one.
+    maxima: Vec<f32>,
+    ranked: Vec<f32>,
+}
+
+/// The order of the candidates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Order {
+    #[default]
+    Any,
+    LikeliestFirst,
+    /// By token id.
+    Ascending,
+    /// By token id, and no token is missing.
+    Whole,
 }
 
 impl Candidates {
@@ -55,8 +66,7 @@ impl Candidates {
     pub fn load(&mut self, logits: &[f32]) -> Result<(), SamplerError> {
         self.items.clear();
         self.items.extend((0..).zip(logits).map(candidate));
-        self.sorted = false;
-        self.by_id = true;
+        self.order = Order::Whole;
         self.best().map(drop)
     }
 
@@ -76,60 +86,38 @@ impl Candidates {
             let place = block.iter().position(|logit| *logit >= max)?;
             Some(candidate(((start + place) as u32, &block[place])))
         }));
-        self.sorted = true;
-        self.by_id = false;
+        self.order = Order::LikeliestFirst;
         !self.items.is_empty()
     }
 
-    /// Makes candidates of the `k` likeliest tokens and a few others: all that matter if
+    /// Makes candidates of the `k` likeliest tokens and some others: all that matter if
     /// [`top_k`](Self::top_k) comes next. Returns false where this is not less work than to load
-    /// all, or no logit is above minus infinity; then [`load`](Self::load) must follow.
+    /// all, or so many logits are not above minus infinity; then [`load`](Self::load) must follow.
     pub(super) fn load_top(&mut self, logits: &[f32], k: usize) -> bool {
-        if k == 0 || logits.len() / WORTH_FILTERING < k.max(BLOCK) {
+        if k == 0 || logits.len() / BLOCK / WORTH_FILTERING < k {
             return false;
         }
-        let (rest, blocks) = logits[2 * k.max(BLOCK)..].as_rchunks::<BLOCK>();
-        let limit = 2 * k.max(BLOCK) + rest.len();
+        // If `k` blocks have a logit as large as this, so have the `k` likeliest tokens.
+        self.maxima.clear();
+        self.maxima.extend(logits.chunks(BLOCK).map(max_of));
+        self.ranked.clone_from(&self.maxima);
+        let (_, floor, _) = self
+            .ranked
+            .select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+        let floor = tamed(*floor);
+        if floor == f32::NEG_INFINITY {
+            return false;
+        }
         self.items.clear();
-        self.items
-            .extend((0..).zip(&logits[..limit]).map(candidate));
-        self.sorted = false;
-        self.by_id = false;
-        let mut floor = self.drop_unlikely(k);
-        for (first, block) in (limit as u32..).step_by(BLOCK).zip(blocks) {
-            // Zeros compare as equal, but the positive one counts as likelier.
-            let bound = if floor.to_bits() == (-0.0f32).to_bits() {
-                floor.next_down()
-            } else {
-                floor
-            };
-            let mut any = false;
-            for logit in block {
-                any |= *logit > bound;
-            }
-            if !any {
-                continue;
-            }
-            for entry in (first..).zip(block) {
-                let candidate = candidate(entry);
-                if candidate.logit.total_cmp(&floor).is_gt() {
-                    self.items.push(candidate);
-                    if self.items.len() == limit {
-                        floor = self.drop_unlikely(k);
-                    }
-                }
+        let blocks = (0..).step_by(BLOCK).zip(logits.chunks(BLOCK));
+        for (max, (first, block)) in self.maxima.iter().zip(blocks) {
+            if *max >= floor {
+                let likely = (first..).zip(block).filter(|(_, logit)| **logit >= floor);
+                self.items.extend(likely.map(candidate));
             }
         }
-        self.best().is_ok()
-    }
-
-    /// Keeps the `k` likeliest in no particular order, and gives the lowest logit among them. Tokens
-    /// that come later need a higher one, as equal logits go by id.
-    fn drop_unlikely(&mut self, k: usize) -> f32 {
-        let (_, last, _) = self.items.select_nth_unstable_by(k - 1, likeliest_first);
-        let floor = last.logit;
-        self.items.truncate(k);
-        floor
+        self.order = Order::Ascending;
+        true
     }
 
     /// The candidates, in no particular order unless a stage has sorted them.
@@ -139,14 +127,14 @@ impl Candidates {
 
     /// Changes the logit of one token, if it is a candidate.
     pub fn change_logit(&mut self, id: u32, change: impl FnOnce(f32) -> f32) {
-        let item = if self.by_id {
-            self.items.get_mut(id as usize)
-        } else {
-            self.items.iter_mut().find(|candidate| candidate.id == id)
+        let place = match self.order {
+            Order::Whole => Some(id as usize),
+            Order::Ascending => self.items.binary_search_by_key(&id, |item| item.id).ok(),
+            _ => self.items.iter().position(|item| item.id == id),
         };
-        if let Some(item) = item {
+        if let Some(item) = place.and_then(|place| self.items.get_mut(place)) {
             item.logit = tamed(change(item.logit));
-            self.sorted = false;
+            self.not_sorted();
         }
     }
 
@@ -198,13 +186,11 @@ impl Candidates {
             return;
         }
         let least = max + libm::log(f64::from(p)) as f32;
-        let count = self.items.len();
         if least > max {
             self.keep_only(best);
         } else {
-            self.items.retain(|candidate| candidate.logit >= least);
+            self.retain(|candidate| candidate.logit >= least);
         }
-        self.by_id &= self.items.len() == count;
     }
 
     /// Keeps those whose surprise (the negative logarithm of the probability) is closest to the
@@ -245,23 +231,8 @@ impl Candidates {
         self.items.clear();
         self.items
             .extend(shifted.into_iter().map(|(_, candidate)| candidate));
-        self.sorted = false;
-        self.by_id = false;
+        self.order = Order::Any;
         Ok(())
-    }
-
-    /// Divides the logits by `temperature`; 0 or less keeps the likeliest candidate alone.
-    pub fn temperature(&mut self, temperature: f32) {
-        if temperature <= 0.0 {
-            if let Ok((best, _)) = self.best() {
-                self.keep_only(best);
-                self.by_id = false;
-            }
-            return;
-        }
-        for candidate in &mut self.items {
-            candidate.logit = tamed(candidate.logit / temperature);
-        }
     }
 
     /// Gives each candidate its probability. Returns the sum of all weights where the likeliest has
@@ -289,6 +260,17 @@ impl Candidates {
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
     pub fn draw(&mut self, rng: &mut Rng) -> Result<u32, SamplerError> {
+        Ok(self.draw_candidate(rng)?.id)
+    }
+
+    /// As [`draw`](Self::draw), with the token's probability.
+    pub(super) fn draw_candidate(&mut self, rng: &mut Rng) -> Result<Candidate, SamplerError> {
+        let place = self.draw_place(rng)?;
+        Ok(self.items[place])
+    }
+
+    /// As [`draw`](Self::draw), but gives the candidate's place.
+    pub(super) fn draw_place(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
         self.softmax()?;
         let sum: f64 = self
             .items
@@ -298,15 +280,13 @@ impl Candidates {
         let target = rng.uniform() * sum;
         let mut running = 0.0;
         let mut chosen = None;
-        for candidate in self
-            .items
-            .iter()
-            .filter(|candidate| candidate.probability > 0.0)
-        {
-            chosen = Some(candidate.id);
-            running += f64::from(candidate.probability);
-            if running > target {
-                break;
+        for (place, candidate) in self.items.iter().enumerate() {
+            if candidate.probability > 0.0 {
+                chosen = Some(place);
+                running += f64::from(candidate.probability);
+                if running > target {
+                    break;
+                }
             }
         }
         chosen.ok_or(SamplerError::NoCandidate {
@@ -314,14 +294,75 @@ impl Candidates {
         })
     }
 
-    /// Place and logit of the likeliest candidate.
-    fn best(&self) -> Result<(usize, f32), SamplerError> {
+    /// The candidates, to change their logits.
+    pub(super) fn items_mut(&mut self) -> &mut [Candidate] {
+        self.not_sorted();
+        &mut self.items
+    }
+
+    /// Keeps what `is_kept` says, in its order.
+    pub(super) fn retain(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
+        self.items.retain(is_kept);
+        if self.order == Order::Whole {
+            self.order = Order::Ascending;
+        }
+    }
+
+    /// As [`retain`](Self::retain), but keeps the likeliest if nothing is to be kept.
+    pub(super) fn retain_or_best(&mut self, is_kept: impl FnMut(&Candidate) -> bool) {
+        let best = self.best().map(|(place, _)| self.items[place]);
+        self.retain(is_kept);
+        if let (true, Ok(best)) = (self.items.is_empty(), best) {
+            self.items.push(best);
+        }
+    }
+
+    /// Drops the `count` likeliest.
+    pub(super) fn drop_first(&mut self, count: usize) {
+        self.sort_first(count);
+        self.items.drain(..count);
+    }
+
+    /// Makes one token the only candidate, whether it was one or not.
+    pub(super) fn keep_token(&mut self, id: u32) {
+        self.items.clear();
+        self.items.push(candidate((id, &0.0)));
+        self.order = Order::LikeliestFirst;
+    }
+
+    /// Makes these tokens candidates, too, as far as they have logits and are none; behind [`load_top`](Self::load_top).
+    pub(super) fn add(&mut self, tokens: &[u32], logits: &[f32]) {
+        let loaded = self.items.len();
+        for &token in tokens {
+            let place = self.items[..loaded].binary_search_by_key(&token, |item| item.id);
+            if let (Err(_), Some(logit)) = (place, logits.get(token as usize)) {
+                self.items.push(candidate((token, logit)));
+            }
+        }
+        if self.items.len() > loaded {
+            self.items.sort_unstable_by_key(|item| item.id);
+        }
+    }
+
+    /// Logits changed.
+    fn not_sorted(&mut self) {
+        if self.order == Order::LikeliestFirst {
+            self.order = Order::Any;
+        }
+    }
+
+    /// Place and logit of the likeliest candidate; of equal ones, that with the lowest id.
+    pub(super) fn best(&self) -> Result<(usize, f32), SamplerError> {
         let mut best = None;
-        let mut max = f32::NEG_INFINITY;
-        let look_at = if self.sorted { 1 } else { self.items.len() };
+        let (mut max, mut max_id) = (f32::NEG_INFINITY, 0);
+        let look_at = match self.order {
+            Order::LikeliestFirst => 1,
+            _ => self.items.len(),
+        };
         for (index, candidate) in self.items.iter().enumerate().take(look_at) {
-            if candidate.logit > max {
-                (best, max) = (Some(index), candidate.logit);
+            let is_first = candidate.logit == max && candidate.id < max_id;
+            if candidate.logit > max || is_first {
+                (best, max, max_id) = (Some(index), candidate.logit, candidate.id);
             }
         }
         best.map(|index| (index, max))
@@ -331,28 +372,28 @@ impl Candidates {
     }
 
     /// Puts the `count` likeliest first, in order.
-    fn sort_first(&mut self, count: usize) {
-        if self.sorted || count == 0 {
+    pub(super) fn sort_first(&mut self, count: usize) {
+        if self.order == Order::LikeliestFirst || count == 0 {
             return;
         }
         if count < self.items.len() {
             self.items
                 .select_nth_unstable_by(count - 1, likeliest_first);
             self.items[..count].sort_unstable_by(likeliest_first);
+            self.order = Order::Any;
         } else {
             self.items.sort_unstable_by(likeliest_first);
-            self.sorted = true;
+            self.order = Order::LikeliestFirst;
         }
-        self.by_id = false;
     }
 
     /// Drops all behind the first `count`, which must be in order.
     fn truncate(&mut self, count: usize) {
         self.items.truncate(count);
-        self.sorted = true;
+        self.order = Order::LikeliestFirst;
     }
 
-    fn keep_only(&mut self, index: usize) {
+    pub(super) fn keep_only(&mut self, index: usize) {
         self.items.swap(0, index);
         self.truncate(1);
     }
@@ -389,7 +430,7 @@ fn max_of(logits: &[f32]) -> f32 {
 }
 
 /// A logit that arithmetic can be done with.
-fn tamed(logit: f32) -> f32 {
+pub(super) fn tamed(logit: f32) -> f32 {
     if logit.is_nan() {
         f32::NEG_INFINITY
     } else {

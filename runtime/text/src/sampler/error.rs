@@ -1,5 +1,7 @@
 //! Errors of samplers.
 
+use super::constraint::ConstraintError;
+
 /// Parameters that a sampler cannot work with, or logits that leave nothing to choose.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -13,6 +15,20 @@ pub enum SamplerError {
         value: f32,
         /// The range allowed, in words.
         expected: &'static str,
+    },
+    /// A stage that does not exist.
+    #[error("'{name}' is no sampler; there are {known}")]
+    UnknownStage {
+        /// The name or letter given.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// A stage looks at the tokens' texts, and there is no vocabulary.
+    #[error("the sampler {stage} needs a vocabulary")]
+    NeedsVocabulary {
+        /// The stage's name.
+        stage: &'static str,
     },
     /// A bias that is not a number or infinitely large.
     #[error("logit_bias for token {token} is {value}, must be a number or -inf")]
@@ -36,4 +52,12 @@ pub enum SamplerError {
         /// How many logits there are.
         count: usize,
     },
+    /// The constraint allows no token that has a logit.
+    #[error(
+        "no token can be chosen: the grammar allows none of those that the model and the biases leave"
+    )]
+    NothingAllowed,
+    /// The constraint failed.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
 }

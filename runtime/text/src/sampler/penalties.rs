@@ -49,8 +49,13 @@ impl Penalties {
         *self.counts.entry(token).or_insert(0) += 1;
     }
 
+    /// The tokens whose logits fall, in no particular order.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = u32> {
+        self.counts.keys().copied()
+    }
+
     /// Whether [`apply`](Self::apply) leaves all logits as they are.
-    pub(super) fn change_nothing(&self) -> bool {
+    fn change_nothing(&self) -> bool {
         let off = self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0;
         off || self.counts.is_empty()
     }

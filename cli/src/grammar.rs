@@ -1,0 +1,100 @@
+//! Flags that say what a text keeps to.
+
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use samite::grammar::{Grammar, GrammarError, GrammarVocabulary};
+use samite::text::{Constraint, Tokenizer};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A grammar.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Grammar")]
+pub struct GrammarArgs {
+    /// Only text that this grammar derives, in GBNF: `root ::= "yes" | "no"`
+    #[arg(
+        long,
+        value_name = "GRAMMAR",
+        allow_hyphen_values = true,
+        group = "keeps_to"
+    )]
+    grammar: Option<String>,
+
+    /// The same with the grammar in a file
+    #[arg(long, value_name = "FILE", group = "keeps_to")]
+    grammar_file: Option<PathBuf>,
+
+    /// Only JSON that this schema describes; `{}` for any JSON
+    #[arg(short, long, value_name = "SCHEMA", group = "keeps_to")]
+    json_schema: Option<String>,
+
+    /// The same with the schema in a file [also: -jf]
+    #[arg(long, value_name = "FILE", group = "keeps_to")]
+    json_schema_file: Option<PathBuf>,
+}
+
+/// What a text keeps to, and what messages call it.
+pub struct Named {
+    grammar: Grammar,
+    name: String,
+}
+
+impl GrammarArgs {
+    /// The grammar that the flags ask for.
+    pub fn read(&self) -> Outcome<Option<Named>> {
+        type Form = fn(&str) -> Result<Grammar, GrammarError>;
+        let text =
+            |flag: &str, text: &Option<String>| text.clone().map(|text| (flag.to_owned(), text));
+        let file = |path: &Option<PathBuf>| path.as_deref().map(read_file).transpose();
+        let all: [(Form, _); 4] = [
+            (Grammar::gbnf, text("--grammar", &self.grammar)),
+            (Grammar::gbnf, file(&self.grammar_file)?),
+            (
+                Grammar::json_schema,
+                text("--json-schema", &self.json_schema),
+            ),
+            (Grammar::json_schema, file(&self.json_schema_file)?),
+        ];
+        let given = all.into_iter().find_map(|(form, text)| Some((form, text?)));
+        given
+            .map(|(form, (name, text))| match form(&text).and_then(checked) {
+                Ok(grammar) => Ok(Named { grammar, name }),
+                Err(error) => Err(Failure::usage(format_args!("{name}: {error}"))),
+            })
+            .transpose()
+    }
+}
+
+impl Named {
+    /// What the sampler asks.
+    pub fn constraint(&self, tokenizer: &Arc<Tokenizer>) -> Outcome<Box<dyn Constraint>> {
+        let vocabulary = GrammarVocabulary::new(tokenizer).map_err(Failure::error)?;
+        match self.grammar.constraint(&vocabulary) {
+            Ok(constraint) => Ok(Box::new(constraint)),
+            Err(error) => Err(Failure::error(format_args!("{}: {error}", self.name))),
+        }
+    }
+}
+
+/// A grammar that is found wrong now, if it is, and not when a large file was loaded.
+fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
+    grammar.check()?;
+    Ok(grammar)
+}
+
+/// The file's name, and its text.
+fn read_file(path: &Path) -> Outcome<(String, String)> {
+    // Larger than any grammar or schema that is taken.
+    const MOST_BYTES: u64 = 2 << 20;
+    let name = path.display().to_string();
+    let read = || {
+        use std::io::Read;
+        let mut text = String::new();
+        let file = std::fs::File::open(path)?;
+        file.take(MOST_BYTES).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    read()
+        .map(|text| (name.clone(), text))
+        .map_err(|error: std::io::Error| Failure::error(format_args!("{name}: {error}")))
+}

@@ -1,0 +1,227 @@
+//! A grammar at work on a text.
+
+use crate::vocabulary::{GrammarVocabulary, text_of};
+use llguidance::Matcher;
+use llguidance::toktrie::SimpleVob;
+use samite_text::{Constraint, ConstraintError, Tokenizer};
+use std::fmt;
+use std::sync::Arc;
+
+/// How a text goes on by a grammar. Clones go their own ways.
+#[derive(Clone)]
+pub struct GrammarConstraint {
+    vocabulary: GrammarVocabulary,
+    beginning: Matcher,
+    matcher: Matcher,
+    mask: SimpleVob,
+    /// Whether `mask` is that of the text so far.
+    is_masked: bool,
+    is_finished: bool,
+    /// Whether the text ends where only white space could follow.
+    ends_before_space: bool,
+    accepted: usize,
+}
+
+impl fmt::Debug for GrammarConstraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarConstraint")
+            .field("accepted", &self.accepted)
+            .field("is_finished", &self.is_finished)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GrammarConstraint {
+    pub(crate) fn new(
+        vocabulary: &GrammarVocabulary,
+        matcher: Matcher,
+        ends_before_space: bool,
+    ) -> Self {
+        GrammarConstraint {
+            vocabulary: vocabulary.clone(),
+            beginning: matcher.deep_clone(),
+            matcher,
+            mask: SimpleVob::new(),
+            is_masked: false,
+            is_finished: false,
+            ends_before_space,
+            accepted: 0,
+        }
+    }
+
+    /// How many tokens of the text were accepted.
+    pub fn accepted(&self) -> usize {
+        self.accepted
+    }
+
+    /// Takes the last `count` tokens back.
+    ///
+    /// # Errors
+    /// If there were not so many.
+    pub fn rollback(&mut self, count: usize) -> Result<(), ConstraintError> {
+        if count > self.accepted {
+            return Err(ConstraintError {
+                message: format!(
+                    "{count} tokens to take back, but {} were accepted",
+                    self.accepted
+                ),
+            });
+        }
+        self.matcher.rollback(count).map_err(engine_error)?;
+        self.accepted -= count;
+        self.is_masked = false;
+        self.is_finished = false;
+        Ok(())
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        self.vocabulary.tokenizer()
+    }
+
+    /// Takes note of a part of the text that need not be whole tokens.
+    pub(crate) fn accept_text(&mut self, text: &[u8]) -> Result<(), ConstraintError> {
+        let environment = self.vocabulary.shared().factory.tok_env();
+        let tokens = environment.tok_trie().greedy_tokenize(text);
+        if environment.tok_trie().decode_raw(&tokens) != text {
+            return Err(ConstraintError {
+                message: format!(
+                    "no tokens stand for the text {:?}",
+                    String::from_utf8_lossy(text)
+                ),
+            });
+        }
+        tokens.iter().try_for_each(|&token| self.accept(token))
+    }
+
+    /// Takes note of a token, or of its text where the grammar wants that.
+    pub(crate) fn accept_token_or_text(&mut self, token: u32) -> Result<(), ConstraintError> {
+        if self.allows(token)? {
+            return self.accept(token);
+        }
+        let tokenizer = Arc::clone(self.tokenizer());
+        self.accept_text(tokenizer.token_to_piece(token, true).unwrap_or_default())
+    }
+
+    /// The token that stands for this one in the engine: one with the same text, unless this one is meant by its number.
+    fn canonical(&mut self, token: u32) -> Result<u32, ConstraintError> {
+        match self.vocabulary.shared().twins.get(&token).copied() {
+            Some(twin) if !self.is_valid(token)? => Ok(twin),
+            _ => Ok(token),
+        }
+    }
+
+    fn is_valid(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        let count = self.matcher.validate_tokens(&[token]);
+        Ok(count.map_err(engine_error)? > 0)
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        self.vocabulary.tokenizer().is_eog(token)
+    }
+
+    fn is_known(&self, token: u32) -> bool {
+        (token as usize) < self.vocabulary.tokenizer().vocab_size()
+    }
+
+    /// Whether all that may come next is white space.
+    fn only_space_follows(&mut self) -> Result<bool, ConstraintError> {
+        let tokenizer = Arc::clone(self.vocabulary.tokenizer());
+        let words = self.mask()?;
+        let tokens = words.iter().enumerate().filter(|(_, word)| **word != 0);
+        let mut tokens = tokens.flat_map(|(index, word)| {
+            (0..32)
+                .filter(move |bit| word >> bit & 1 != 0)
+                .map(move |bit| index as u32 * 32 + bit)
+        });
+        Ok(tokens.all(|token| {
+            let text = text_of(&tokenizer, token);
+            text.iter().all(u8::is_ascii_whitespace)
+        }))
+    }
+}
+
+impl Constraint for GrammarConstraint {
+    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        if !self.is_known(token) {
+            return Ok(false);
+        }
+        if self.is_end(token) {
+            return Ok(self.is_complete());
+        }
+        if self.is_finished {
+            return Ok(false);
+        }
+        let token = self.canonical(token)?;
+        self.is_valid(token)
+    }
+
+    fn mask(&mut self) -> Result<&[u32], ConstraintError> {
+        if !self.is_masked {
+            self.mask = self.matcher.compute_mask_or_eos().map_err(engine_error)?;
+            // The engine knows one end token, and one token for each text.
+            let is_complete = self.is_complete();
+            for &end in self.vocabulary.tokenizer().eog_tokens() {
+                self.mask.set(end as usize, is_complete);
+            }
+            for (&token, &twin) in &self.vocabulary.shared().twins {
+                if self.mask.is_allowed(twin) {
+                    self.mask.allow_token(token);
+                }
+            }
+            self.is_masked = true;
+        }
+        Ok(self.mask.as_slice())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        if !self.allows(token)? {
+            return Err(ConstraintError {
+                message: match self.is_end(token) {
+                    true => "the text ends where the grammar does not let it end".to_owned(),
+                    false => format!("the grammar does not allow token {token} here"),
+                },
+            });
+        }
+        self.accepted += 1;
+        self.is_masked = false;
+        if self.is_end(token) {
+            self.is_finished = true;
+            return Ok(());
+        }
+        let token = self.canonical(token)?;
+        self.matcher.consume_token(token).map_err(engine_error)?;
+        self.is_finished = self.matcher.is_stopped();
+        if self.ends_before_space && !self.is_finished && self.is_complete() {
+            self.is_finished = self.only_space_follows()?;
+        }
+        Ok(())
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.is_finished || self.matcher.is_accepting().unwrap_or(false)
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    fn reset(&mut self) -> Result<(), ConstraintError> {
+        self.matcher = self.beginning.clone();
+        self.accepted = 0;
+        self.is_masked = false;
+        self.is_finished = false;
+        Ok(())
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+fn engine_error(error: impl fmt::Display) -> ConstraintError {
+    let message = error.to_string();
+    let message = message.lines().next().unwrap_or_default();
+    ConstraintError {
+        message: format!("the grammar cannot be followed: {message}"),
+    }
+}

@@ -1,0 +1,298 @@
+//! Which parts of a grammar the engine gets as lexemes.
+//!
+//! The engine reads text in two steps: a lexer finds lexemes, each a regular expression, and a parser fits rules to them. The lexer goes on with a
+//! lexeme as long as it can and never turns back, which GBNF knows nothing of: `[a-z]+ "z"` derives `az`, but a lexeme `[a-z]+` would swallow the
+//! `z`. Single characters as lexemes are always right, and slow. So the largest parts that are regular become lexemes first; where one could
+//! run on into text that something behind another one begins with, it is divided, until there is none.
+
+use super::charset::Bytes;
+use super::check::recursive;
+use super::lark::expression;
+use super::nfa::Nfa;
+use super::{Gbnf, Kind, Node};
+use std::collections::BTreeMap;
+
+/// Deeper parts, with what they refer to, are no lexemes.
+const DEEPEST: usize = 60;
+/// Parts with more characters, each counted as often as it can be repeated, are no lexemes.
+const MOST_CHARACTERS: u64 = 10_000;
+/// Steps in comparing automata, in all.
+const BUDGET: usize = 5_000_000;
+
+/// Which nodes are lexemes.
+pub struct Lexemes {
+    /// For each node: of which lexeme it is, if it is one.
+    of_node: Vec<Option<usize>>,
+    pub all: Vec<Lexeme>,
+}
+
+/// A lexeme.
+pub struct Lexeme {
+    pub expression: String,
+    pub automaton: Nfa,
+    nodes: Vec<usize>,
+    /// The first bytes of what can come behind it.
+    behind: Bytes,
+}
+
+impl Lexemes {
+    /// The number of a node's lexeme, if it is one.
+    pub fn of(&self, node: &Node) -> Option<usize> {
+        self.of_node[node.id]
+    }
+}
+
+/// How deep and how large a part is; `None` if it is not regular.
+type Extent = Option<(usize, u64)>;
+
+pub fn choose(grammar: &Gbnf) -> Lexemes {
+    let is_recursive = recursive(grammar);
+    let mut rules = vec![Extent::None; grammar.rules.len()];
+    let mut is_known = is_recursive.clone();
+    let mut divided = vec![false; grammar.nodes];
+    // Rules in an order in which what they refer to comes before them.
+    let mut todo: Vec<usize> = (0..grammar.rules.len()).collect();
+    while let Some(rule) = todo.pop() {
+        if is_known[rule] {
+            continue;
+        }
+        let mut missing = Vec::new();
+        needed(&grammar.rules[rule].body, &is_known, &mut missing);
+        if missing.is_empty() {
+            rules[rule] = extent(&grammar.rules[rule].body, &rules);
+            is_known[rule] = true;
+        } else {
+            todo.push(rule);
+            todo.extend(missing);
+        }
+    }
+    let mut budget = BUDGET;
+    loop {
+        let mut lexemes = Lexemes {
+            of_node: vec![None; grammar.nodes],
+            all: Vec::new(),
+        };
+        Collector {
+            grammar,
+            rules: &rules,
+            divided: &mut divided,
+            lexemes: &mut lexemes,
+            by_expression: BTreeMap::new(),
+            seen: vec![false; grammar.rules.len()],
+        }
+        .collect();
+        find_behind(grammar, &mut lexemes);
+        let mut is_right = true;
+        for a in &lexemes.all {
+            for b in &lexemes.all {
+                budget = budget.saturating_sub(1);
+                let meet = a.automaton.first_bytes.meets(&b.automaton.first_bytes);
+                if meet && a.automaton.runs_into(&b.automaton, &a.behind, &mut budget) {
+                    for &node in &b.nodes {
+                        is_right &= std::mem::replace(&mut divided[node], true);
+                    }
+                }
+            }
+        }
+        if is_right {
+            return lexemes;
+        }
+    }
+}
+
+/// The rules without a known extent that a node refers to.
+fn needed(node: &Node, is_known: &[bool], missing: &mut Vec<usize>) {
+    match &node.kind {
+        Kind::Chars(_) | Kind::Token { .. } => {}
+        Kind::Rule(rule) if is_known[*rule] => {}
+        Kind::Rule(rule) => missing.push(*rule),
+        Kind::Repeat { node, .. } => needed(node, is_known, missing),
+        Kind::Sequence(nodes) | Kind::Choice(nodes) => {
+            nodes
+                .iter()
+                .for_each(|node| needed(node, is_known, missing));
+        }
+    }
+}
+
+fn extent(node: &Node, rules: &[Extent]) -> Extent {
+    let (depth, size) = match &node.kind {
+        Kind::Chars(_) => (0, 1),
+        Kind::Token { .. } => return None,
+        Kind::Rule(rule) => rules[*rule]?,
+        Kind::Sequence(nodes) | Kind::Choice(nodes) => {
+            let (mut deepest, mut sum) = (0, 0u64);
+            for node in nodes {
+                let (depth, size) = extent(node, rules)?;
+                deepest = deepest.max(depth);
+                sum = sum.saturating_add(size);
+            }
+            (deepest, sum)
+        }
+        Kind::Repeat { node, least, most } => {
+            let (depth, size) = extent(node, rules)?;
+            let times = most.map_or(least + 1, |most| most);
+            (depth, size.saturating_mul(u64::from(times)))
+        }
+    };
+    (depth < DEEPEST && size <= MOST_CHARACTERS).then_some((depth + 1, size))
+}
+
+struct Collector<'c> {
+    grammar: &'c Gbnf,
+    rules: &'c [Extent],
+    divided: &'c mut [bool],
+    lexemes: &'c mut Lexemes,
+    by_expression: BTreeMap<String, usize>,
+    seen: Vec<bool>,
+}
+
+impl Collector<'_> {
+    fn collect(mut self) {
+        let grammar = self.grammar;
+        let mut todo = vec![grammar.root];
+        while let Some(rule) = todo.pop() {
+            if !std::mem::replace(&mut self.seen[rule], true) {
+                self.node(&grammar.rules[rule].body, &mut todo);
+            }
+        }
+    }
+
+    fn node(&mut self, node: &Node, todo: &mut Vec<usize>) {
+        if !self.divided[node.id] && extent(node, self.rules).is_some() {
+            match Nfa::new(self.grammar, node) {
+                Some(automaton) => return self.lexeme(node, automaton),
+                None => self.divided[node.id] = true,
+            }
+        }
+        match &node.kind {
+            Kind::Chars(_) | Kind::Token { .. } => {}
+            Kind::Rule(rule) => todo.push(*rule),
+            Kind::Repeat { node, .. } => self.node(node, todo),
+            Kind::Sequence(nodes) | Kind::Choice(nodes) => {
+                nodes.iter().for_each(|node| self.node(node, todo));
+            }
+        }
+    }
+
+    fn lexeme(&mut self, node: &Node, automaton: Nfa) {
+        let expression = expression(self.grammar, node);
+        let all = &mut self.lexemes.all;
+        let number = *self
+            .by_expression
+            .entry(expression)
+            .or_insert_with_key(|expression| {
+                all.push(Lexeme {
+                    expression: expression.clone(),
+                    automaton,
+                    nodes: Vec::new(),
+                    behind: Bytes::default(),
+                });
+                all.len() - 1
+            });
+        all[number].nodes.push(node.id);
+        self.lexemes.of_node[node.id] = Some(number);
+    }
+}
+
+/// The bytes with which something begins, and whether it can be empty.
+type Beginning = (Bytes, bool);
+
+/// Finds what can come behind each lexeme.
+fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
+    let mut first = vec![Beginning::default(); grammar.rules.len()];
+    loop {
+        let mut is_new = false;
+        for (number, rule) in grammar.rules.iter().enumerate() {
+            let (bytes, is_nullable) = beginning(&rule.body, lexemes, &first);
+            is_new |= first[number].0.add(&bytes) | (is_nullable && !first[number].1);
+            first[number].1 |= is_nullable;
+        }
+        if !is_new {
+            break;
+        }
+    }
+    let mut behind_rule = vec![Bytes::default(); grammar.rules.len()];
+    loop {
+        let mut is_new = false;
+        for (number, rule) in grammar.rules.iter().enumerate() {
+            let after = behind_rule[number];
+            is_new |= behind(&rule.body, after, lexemes, &first, &mut behind_rule);
+        }
+        if !is_new {
+            return;
+        }
+    }
+}
+
+fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
+    if let Some(lexeme) = lexemes.of(node) {
+        let automaton = &lexemes.all[lexeme].automaton;
+        return (automaton.first_bytes, automaton.is_nullable);
+    }
+    match &node.kind {
+        // Of tokens no text begins; rules without lexemes are not reached.
+        Kind::Chars(_) | Kind::Token { .. } => Beginning::default(),
+        Kind::Rule(rule) => first[*rule],
+        Kind::Repeat { node, least, .. } => {
+            let (bytes, is_nullable) = beginning(node, lexemes, first);
+            (bytes, is_nullable || *least == 0)
+        }
+        Kind::Choice(options) => {
+            let mut all = Beginning::default();
+            for option in options {
+                let (bytes, is_nullable) = beginning(option, lexemes, first);
+                all.0.add(&bytes);
+                all.1 |= is_nullable;
+            }
+            all
+        }
+        Kind::Sequence(items) => {
+            let mut all = (Bytes::default(), true);
+            for item in items {
+                let (bytes, is_nullable) = beginning(item, lexemes, first);
+                all.0.add(&bytes);
+                all.1 &= is_nullable;
+                if !is_nullable {
+                    break;
+                }
+            }
+            all
+        }
+    }
+}
+
+/// Takes note of what comes behind the lexemes and rules in a node if `after` comes behind it. Says whether anything was new.
+fn behind(
+    node: &Node,
+    mut after: Bytes,
+    lexemes: &mut Lexemes,
+    first: &[Beginning],
+    behind_rule: &mut [Bytes],
+) -> bool {
+    if let Some(lexeme) = lexemes.of(node) {
+        return lexemes.all[lexeme].behind.add(&after);
+    }
+    match &node.kind {
+        Kind::Chars(_) | Kind::Token { .. } => false,
+        Kind::Rule(rule) => behind_rule[*rule].add(&after),
+        Kind::Repeat { node, most, .. } => {
+            if most.is_none_or(|most| most > 1) {
+                after.add(&beginning(node, lexemes, first).0);
+            }
+            behind(node, after, lexemes, first, behind_rule)
+        }
+        Kind::Choice(options) => options.iter().fold(false, |is_new, option| {
+            behind(option, after, lexemes, first, behind_rule) | is_new
+        }),
+        Kind::Sequence(items) => items.iter().rev().fold(false, |is_new, item| {
+            let is_newer = behind(item, after, lexemes, first, behind_rule);
+            let (bytes, is_nullable) = beginning(item, lexemes, first);
+            match is_nullable {
+                true => drop(after.add(&bytes)),
+                false => after = bytes,
+            }
+            is_newer | is_new
+        }),
+    }
+}

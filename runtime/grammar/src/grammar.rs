@@ -1,0 +1,113 @@
+//! What a text can keep to.
+
+use crate::constraint::GrammarConstraint;
+use crate::error::{GrammarError, Result};
+use crate::gbnf::Gbnf;
+use crate::schema;
+use crate::vocabulary::{GrammarVocabulary, byte_factory};
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory, panic_utils};
+use samite_text::Tokenizer;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Longest regular expression.
+const LONGEST_REGEX: usize = 1 << 16;
+
+/// What a text keeps to. What can be seen without the engine was found sound; the engine sees the rest when it
+/// [begins](Self::constraint), or before ([`check`](Self::check)).
+#[derive(Clone, Debug)]
+pub struct Grammar(Form);
+
+#[derive(Clone, Debug)]
+enum Form {
+    Schema(Value),
+    Regex(String),
+    Gbnf(Gbnf),
+}
+
+impl Grammar {
+    /// Text in JSON that a schema describes: the members of objects come in its order.
+    ///
+    /// # Errors
+    /// [`GrammarError::Schema`] if this is no schema, or has a part that cannot be enforced.
+    pub fn json_schema(text: &str) -> Result<Self> {
+        schema::prepare(text).map(|schema| Grammar(Form::Schema(schema)))
+    }
+
+    /// Text that is matched as a whole by a regular expression: that of the crate `regex`, so without look-around and back-references.
+    ///
+    /// # Errors
+    /// [`GrammarError::Regex`].
+    pub fn regex(text: &str) -> Result<Self> {
+        if text.len() > LONGEST_REGEX {
+            let message = format!("it has {} bytes; {LONGEST_REGEX} are allowed", text.len());
+            return Err(GrammarError::Regex(message));
+        }
+        let escapes = text.len() - text.trim_end_matches('\\').len();
+        if !escapes.is_multiple_of(2) {
+            return Err(GrammarError::Regex("nothing follows '\\'".to_owned()));
+        }
+        // The whole text is matched in any case.
+        let text = text.strip_prefix('^').unwrap_or(text);
+        let is_escaped = text.ends_with("\\$");
+        let unanchored = text.strip_suffix('$').filter(|_| !is_escaped);
+        Ok(Grammar(Form::Regex(unanchored.unwrap_or(text).to_owned())))
+    }
+
+    /// Text that a grammar in GBNF derives.
+    ///
+    /// # Errors
+    /// [`GrammarError::Gbnf`] with the place of what is wrong.
+    pub fn gbnf(text: &str) -> Result<Self> {
+        Ok(Grammar(Form::Gbnf(Gbnf::parse(text)?)))
+    }
+
+    /// Whether the engine takes it, where no vocabulary is known.
+    ///
+    /// # Errors
+    /// What contradicts itself, or is too large.
+    pub fn check(&self) -> Result<()> {
+        let factory = byte_factory().map_err(GrammarError::TooLarge)?;
+        self.begin(&factory, None).map(drop)
+    }
+
+    /// The grammar at the beginning of a text in tokens of this vocabulary.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), or if it names tokens that the vocabulary does not have.
+    pub fn constraint(&self, vocabulary: &GrammarVocabulary) -> Result<GrammarConstraint> {
+        let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary.tokenizer()))?;
+        let is_schema = matches!(self.0, Form::Schema(_));
+        Ok(GrammarConstraint::new(vocabulary, matcher, is_schema))
+    }
+
+    fn begin(
+        &self,
+        factory: &ParserFactory,
+        tokenizer: Option<&Arc<Tokenizer>>,
+    ) -> Result<Matcher> {
+        let grammar = match &self.0 {
+            Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Form::Regex(text) => TopLevelGrammar::from_regex(text),
+            Form::Gbnf(gbnf) => {
+                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer.map(|tokenizer| &**tokenizer))?)
+            }
+        };
+        start(factory, grammar).map_err(|message| match &self.0 {
+            Form::Schema(schema) => schema::refusal(factory, schema, message),
+            Form::Regex(_) => GrammarError::Regex(message),
+            Form::Gbnf(_) => GrammarError::TooLarge(message),
+        })
+    }
+}
+
+/// A parser of a grammar at the beginning of a text.
+pub(crate) fn start(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let parser = std::panic::AssertUnwindSafe(|| factory.create_parser(grammar));
+    let parser = panic_utils::catch_unwind(parser).map_err(|error| {
+        let message = format!("{error:#}");
+        message.lines().next().unwrap_or_default().to_owned()
+    })?;
+    Ok(Matcher::new(Ok(parser)))
+}

@@ -1,0 +1,226 @@
+//! A grammar that begins at a trigger.
+
+use crate::constraint::GrammarConstraint;
+use crate::error::{GrammarError, Result};
+use fancy_regex::Regex;
+use samite_text::{Constraint, ConstraintError};
+use std::sync::Arc;
+
+/// Longest text in which triggers are looked for: of longer ones, the end.
+const MOST_BYTES: usize = 1 << 18;
+
+/// What begins the grammar.
+#[derive(Clone, Debug)]
+pub enum Trigger {
+    /// A token. It is part of the grammar's text.
+    Token(u32),
+    /// A word anywhere in the text. It is part of the grammar's text.
+    Word(String),
+    /// An expression that matches anywhere in the text. The grammar's text begins with its first group that is not empty, or else with the match.
+    Pattern(String),
+    /// The same for the whole text.
+    FullPattern(String),
+}
+
+/// A constraint that allows everything until a trigger comes, and then keeps to a grammar.
+#[derive(Clone, Debug)]
+pub struct Lazy {
+    inner: GrammarConstraint,
+    tokens: Vec<u32>,
+    words: Vec<String>,
+    patterns: Vec<Regex>,
+    all: Vec<u32>,
+    text: Vec<u8>,
+    /// The tokens of `text`, each with where it ends.
+    ends: Vec<(u32, usize)>,
+    is_triggered: bool,
+    is_asleep: bool,
+    is_ended: bool,
+}
+
+impl Lazy {
+    /// Keeps to `inner` from the first of `triggers` on.
+    ///
+    /// # Errors
+    /// [`GrammarError::Trigger`] for an expression that is wrong, an empty word, or no trigger at all.
+    pub fn new(inner: GrammarConstraint, triggers: &[Trigger]) -> Result<Self> {
+        let wrong = |trigger: &str, message: String| GrammarError::Trigger {
+            trigger: trigger.to_owned(),
+            message,
+        };
+        let pattern = |text: &str, expression: &str| {
+            Regex::new(expression).map_err(|error| wrong(text, error.to_string()))
+        };
+        let (mut tokens, mut words, mut patterns) = (Vec::new(), Vec::new(), Vec::new());
+        for trigger in triggers {
+            match trigger {
+                Trigger::Token(token) => tokens.push(*token),
+                Trigger::Word(word) if word.is_empty() => {
+                    return Err(wrong(word, "the word is empty".to_owned()));
+                }
+                Trigger::Word(word) => words.push(word.clone()),
+                Trigger::Pattern(text) => patterns.push(pattern(text, text)?),
+                Trigger::FullPattern(text) => {
+                    patterns.push(pattern(text, &format!("^(?:{text})$"))?);
+                }
+            }
+        }
+        if triggers.is_empty() {
+            return Err(wrong(
+                "",
+                "there is none, so the grammar would never begin".to_owned(),
+            ));
+        }
+        let count = inner.tokenizer().vocab_size();
+        let mut all = vec![u32::MAX; count / 32];
+        if !count.is_multiple_of(32) {
+            all.push((1 << (count % 32)) - 1);
+        }
+        Ok(Lazy {
+            inner,
+            tokens,
+            words,
+            patterns,
+            all,
+            text: Vec::new(),
+            ends: Vec::new(),
+            is_triggered: false,
+            is_asleep: false,
+            is_ended: false,
+        })
+    }
+
+    /// Whether the grammar has begun.
+    pub fn is_triggered(&self) -> bool {
+        self.is_triggered
+    }
+
+    /// While it is asleep, nothing is a trigger: inside of reasoning, for example. What was said before counts no more.
+    pub fn set_asleep(&mut self, is_asleep: bool) {
+        self.is_asleep = is_asleep;
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+    }
+
+    /// Where the grammar's text begins, if a trigger is in the text.
+    fn trigger(&self, new_from: usize) -> Option<usize> {
+        let words = self.words.iter().filter_map(|word| {
+            let from = new_from.saturating_sub(word.len() - 1);
+            let found = self.text[from..].windows(word.len());
+            let at = found.into_iter().position(|part| part == word.as_bytes())?;
+            Some(from + at)
+        });
+        let mut places: Vec<usize> = words.collect();
+        if !self.patterns.is_empty() {
+            // Of the same length as the bytes, so that places are the same.
+            let mut view = String::with_capacity(self.text.len());
+            for chunk in self.text.utf8_chunks() {
+                view.push_str(chunk.valid());
+                view.extend(chunk.invalid().iter().map(|_| '\u{1A}'));
+            }
+            for pattern in &self.patterns {
+                // An expression that takes too long is as one that does not match.
+                if let Ok(Some(found)) = pattern.captures(&view) {
+                    let group = found
+                        .iter()
+                        .skip(1)
+                        .flatten()
+                        .find(|group| !group.as_str().is_empty());
+                    places.extend(group.or_else(|| found.get(0)).map(|found| found.start()));
+                }
+            }
+        }
+        places.into_iter().min()
+    }
+
+    /// Begins the grammar with what of the text stands behind `start`.
+    fn begin(&mut self, start: usize) -> Result<(), ConstraintError> {
+        self.is_triggered = true;
+        let text = std::mem::take(&mut self.text);
+        let mut from = 0;
+        for (token, end) in std::mem::take(&mut self.ends) {
+            if end > start {
+                if from < start {
+                    self.inner.accept_text(&text[start..end])?;
+                } else {
+                    self.inner.accept_token_or_text(token)?;
+                }
+            }
+            from = end;
+        }
+        Ok(())
+    }
+}
+
+impl Constraint for Lazy {
+    fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        match self.is_triggered {
+            true => self.inner.allows(token),
+            false => Ok((token as usize) < self.inner.tokenizer().vocab_size()),
+        }
+    }
+
+    fn mask(&mut self) -> Result<&[u32], ConstraintError> {
+        match self.is_triggered {
+            true => self.inner.mask(),
+            false => Ok(&self.all),
+        }
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        if self.is_triggered {
+            return self.inner.accept(token);
+        }
+        if self.inner.tokenizer().is_eog(token) {
+            self.is_ended = true;
+            return Ok(());
+        }
+        if self.is_asleep {
+            return Ok(());
+        }
+        if self.tokens.contains(&token) {
+            self.is_triggered = true;
+            self.forget();
+            return self.inner.accept_token_or_text(token);
+        }
+        let new_from = self.text.len();
+        let tokenizer = Arc::clone(self.inner.tokenizer());
+        let piece = tokenizer.token_to_piece(token, true);
+        self.text.extend_from_slice(piece.unwrap_or_default());
+        self.ends.push((token, self.text.len()));
+        if let Some(start) = self.trigger(new_from) {
+            return self.begin(start);
+        }
+        if self.text.len() > MOST_BYTES {
+            let dropped = self.text.len() - MOST_BYTES / 2;
+            self.text.drain(..dropped);
+            self.ends.retain(|(_, end)| *end > dropped);
+            self.ends.iter_mut().for_each(|(_, end)| *end -= dropped);
+        }
+        Ok(())
+    }
+
+    fn is_complete(&mut self) -> bool {
+        !self.is_triggered || self.inner.is_complete()
+    }
+
+    fn is_finished(&self) -> bool {
+        self.is_ended || (self.is_triggered && self.inner.is_finished())
+    }
+
+    fn reset(&mut self) -> Result<(), ConstraintError> {
+        self.forget();
+        self.is_triggered = false;
+        self.is_asleep = false;
+        self.is_ended = false;
+        self.inner.reset()
+    }
+
+    fn clone_box(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,53 @@
+//! Text that keeps to a grammar.
+//!
+//! A [`Grammar`] is a JSON schema, a regular expression or GBNF, llama.cpp's form of grammars. With a [`GrammarVocabulary`] it becomes a
+//! [`GrammarConstraint`], which a [`Sampler`](samite_text::Sampler) asks which tokens may come:
+//!
+//! ```
+//! use samite_grammar::{Grammar, GrammarVocabulary};
+//! use samite_text::{Sampler, SamplerParams};
+//! # use samite_text::{Tokenizer, TokenizerModel, VocabData};
+//! # let texts = ["<unk>", "<s>", "</s>", "yes", "no", "maybe"];
+//! # let mut data = VocabData::new(TokenizerModel::Llama, texts.map(|text| text.as_bytes().to_vec()).to_vec());
+//! # data.token_types = Some(vec![2, 3, 3, 1, 1, 1]);
+//! # let tokenizer = std::sync::Arc::new(Tokenizer::new(data)?);
+//!
+//! let grammar = Grammar::gbnf(r#"root ::= "yes" | "no""#)?;
+//! let vocabulary = GrammarVocabulary::new(&tokenizer)?;
+//! let mut sampler = Sampler::new(SamplerParams::greedy())?;
+//! sampler.set_constraint(Some(Box::new(grammar.constraint(&vocabulary)?)));
+//!
+//! // The likeliest token is "maybe", which is no answer.
+//! let token = sampler.sample(&[0.0, 0.0, 0.0, 1.0, 0.5, 2.0])?;
+//! sampler.accept(token)?;
+//! assert_eq!(token, 3);
+//! assert!(sampler.is_finished());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `grammar.rs` | [`Grammar`]: what there is to keep to |
+//! | `schema.rs` | what of JSON schema is enforced; the rest is refused by name and place |
+//! | `gbnf.rs` | [`Gbnf`]: read (`parse.rs`), checked (`check.rs`), cut into lexemes (`lexemes.rs`), printed for the engine (`lark.rs`) |
+//! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, made once |
+//! | `constraint.rs` | [`GrammarConstraint`]: a text on its way |
+//! | `lazy.rs` | [`Lazy`]: a constraint that begins at a trigger |
+//!
+//! The engine is llguidance. A grammar that comes from outside is limited in size, depth and in the time that it takes; nothing here panics on one.
+#![forbid(unsafe_code)]
+
+mod constraint;
+mod error;
+mod gbnf;
+mod grammar;
+mod lazy;
+mod schema;
+mod vocabulary;
+
+pub use constraint::GrammarConstraint;
+pub use error::{GrammarError, Result};
+pub use gbnf::Gbnf;
+pub use grammar::Grammar;
+pub use lazy::{Lazy, Trigger};
+pub use vocabulary::GrammarVocabulary;

@@ -1,0 +1,474 @@
+//! What of JSON schema is enforced.
+//!
+//! The engine's compiler takes the schema; before, everything that it would not enforce is refused with its place, and references are written as it
+//! reads them.
+
+use crate::error::{GrammarError, Result};
+use crate::grammar::start;
+use llguidance::ParserFactory;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+const MOST_BYTES: usize = 1 << 20;
+/// Deepest schema in schemas.
+const DEEPEST: usize = 64;
+/// How many parts are tried to find the one at fault.
+const MOST_TRIALS: usize = 100;
+/// White space between two parts of JSON: a space, or line ends with what stands before the next line.
+const WHITE_SPACE: &str = r"\x20|\n{1,2}[\x20\t]{0,20}";
+
+/// Keywords that say something of values and are not enforced.
+const REFUSED: &[&str] = &[
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+    "contentSchema",
+];
+
+/// Days that there are: February ends on the 29th in leap years only.
+const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))\
+     |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
+/// Times of day with a zone, without leap seconds, which only few minutes have.
+const TIME: &str =
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+
+/// What holds for a format where the engine's expression lets too much through, and whether it says everything.
+fn more_about(format: &str) -> Option<(Value, bool)> {
+    Some(match format {
+        "date" => (json!({ "pattern": format!("^{DATE}$") }), true),
+        "time" => (json!({ "pattern": format!("^{TIME}$") }), true),
+        "date-time" => (json!({ "pattern": format!("^{DATE}[tT]{TIME}$") }), true),
+        // How long names and their parts may be.
+        "email" => {
+            let parts = "^[^@]{1,64}@[^.]{1,63}([.][^.]{1,63})*$";
+            (json!({ "pattern": parts, "maxLength": 254 }), false)
+        }
+        "hostname" => (json!({ "maxLength": 253 }), false),
+        _ => return None,
+    })
+}
+
+/// Keywords with a schema, with a list of schemas, and with schemas by name.
+const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
+const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
+const WITH_MAP: &[&str] = &["properties", "patternProperties"];
+
+/// The schema as the engine takes it; it may still refuse parts that contradict each other.
+pub fn prepare(text: &str) -> Result<Value> {
+    if text.len() > MOST_BYTES {
+        let message = format!(
+            "the schema has {} bytes; {MOST_BYTES} are allowed",
+            text.len()
+        );
+        return Err(GrammarError::TooLarge(message));
+    }
+    let root: Value = serde_json::from_str(text)
+        .map_err(|error| refuse("#", format!("this is no JSON: {error}")))?;
+    let mut walk = Walk {
+        root: &root,
+        aliases: BTreeMap::new(),
+        seen: BTreeMap::new(),
+        todo: vec![("#".to_owned(), 0)],
+    };
+    while let Some((pointer, depth)) = walk.todo.pop() {
+        walk.check(&pointer, depth)?;
+    }
+    let aliases = walk.aliases;
+    let mut schema = match root.clone() {
+        Value::Object(_) => root.clone(),
+        _ => json!({ "allOf": [root.clone()] }),
+    };
+    rewrite(&mut schema, &aliases, 0);
+    add_targets(&mut schema, &aliases);
+    inline_options(&mut schema, &root, 0);
+    // What is not known to the engine is taken as the newest draft.
+    schema
+        .as_object_mut()
+        .map(|schema| schema.remove("$schema"));
+    set_options(&mut schema);
+    Ok(schema)
+}
+
+/// Why the engine refuses a schema, by place; `message` is what it says.
+pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> GrammarError {
+    locate(factory, schema, "#", schema, message, &mut 0)
+}
+
+fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {
+    GrammarError::Schema {
+        pointer: pointer.to_owned(),
+        message: message.into(),
+    }
+}
+
+/// A pointer to a part.
+fn join(pointer: &str, part: &str) -> String {
+    format!("{pointer}/{}", part.replace('~', "~0").replace('/', "~1"))
+}
+
+/// What a pointer in a fragment refers to.
+fn find<'v>(root: &'v Value, pointer: &str) -> Option<&'v Value> {
+    root.pointer(pointer.strip_prefix('#')?)
+}
+
+/// Goes through all schemas that count.
+struct Walk<'v> {
+    root: &'v Value,
+    /// Pointers by references that the engine would not read.
+    aliases: BTreeMap<String, String>,
+    seen: BTreeMap<String, ()>,
+    /// Pointers to schemas, and how deep in others they are.
+    todo: Vec<(String, usize)>,
+}
+
+impl Walk<'_> {
+    fn check(&mut self, pointer: &str, depth: usize) -> Result<()> {
+        if self.seen.insert(pointer.to_owned(), ()).is_some() {
+            return Ok(());
+        }
+        if depth > DEEPEST {
+            return Err(refuse(
+                pointer,
+                format!("more than {DEEPEST} schemas in each other"),
+            ));
+        }
+        let schema = match find(self.root, pointer) {
+            Some(Value::Object(schema)) => schema,
+            Some(Value::Bool(_)) => return Ok(()),
+            _ => return Err(refuse(pointer, "must be an object or a boolean")),
+        };
+        for (keyword, value) in schema {
+            let place = join(pointer, keyword);
+            if REFUSED.contains(&&**keyword) && *value != Value::Bool(false) {
+                return Err(refuse(
+                    &place,
+                    format!("the keyword '{keyword}' is not enforced"),
+                ));
+            }
+            if keyword == "minProperties" {
+                // The engine counts a name that comes twice as two.
+                let required = schema.get("required").and_then(Value::as_array);
+                let most = required.map_or(0, Vec::len) as u64 + 1;
+                if value.as_u64().is_some_and(|least| least > most) {
+                    let message = "more than one beside what is required is not enforced";
+                    return Err(refuse(&place, message));
+                }
+            }
+            if keyword == "$ref" {
+                self.reference(&place, value, depth)?;
+            }
+            self.parts(&place, keyword, value, depth + 1)?;
+        }
+        Ok(())
+    }
+
+    fn parts(&mut self, place: &str, keyword: &str, value: &Value, depth: usize) -> Result<()> {
+        match value {
+            Value::Array(list) if WITH_LIST.contains(&keyword) => {
+                let places = (0..list.len()).map(|index| format!("{place}/{index}"));
+                self.todo.extend(places.map(|place| (place, depth)));
+            }
+            _ if WITH_ONE.contains(&keyword) => self.todo.push((place.to_owned(), depth)),
+            _ if WITH_LIST.contains(&keyword) => {
+                return Err(refuse(place, "must be an array of schemas"));
+            }
+            Value::Object(map) if WITH_MAP.contains(&keyword) => {
+                let places = map.keys().map(|name| join(place, name));
+                self.todo.extend(places.map(|place| (place, depth)));
+            }
+            _ if WITH_MAP.contains(&keyword) => {
+                return Err(refuse(place, "must be an object of schemas"));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reference(&mut self, place: &str, value: &Value, depth: usize) -> Result<()> {
+        let Some(reference) = value.as_str() else {
+            return Err(refuse(place, "must be a string"));
+        };
+        let Some(fragment) = reference.strip_prefix('#') else {
+            let message =
+                format!("'{reference}' is outside of this schema, and nothing is fetched");
+            return Err(refuse(place, message));
+        };
+        let target = match fragment {
+            "" | "/" => Some("#".to_owned()),
+            _ if fragment.starts_with('/') => unescaped(fragment).map(|path| format!("#{path}")),
+            anchor => find_anchor(self.root, anchor, "#", 0),
+        };
+        let target = target.filter(|target| find(self.root, target).is_some());
+        let Some(target) = target else {
+            return Err(refuse(place, format!("'{reference}' refers to nothing")));
+        };
+        if target != reference || target.contains('~') {
+            self.aliases.insert(reference.to_owned(), target.clone());
+        }
+        // References go around in circles, but not deeper.
+        self.todo.push((target, depth));
+        Ok(())
+    }
+}
+
+/// A fragment without percent signs.
+fn unescaped(fragment: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = fragment.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The pointer to the schema with this anchor.
+fn find_anchor(value: &Value, anchor: &str, pointer: &str, depth: usize) -> Option<String> {
+    if depth > 2 * DEEPEST {
+        return None;
+    }
+    match value {
+        Value::Object(map) => {
+            if map.get("$anchor").and_then(Value::as_str) == Some(anchor) {
+                return Some(pointer.to_owned());
+            }
+            map.iter()
+                .find_map(|(key, part)| find_anchor(part, anchor, &join(pointer, key), depth + 1))
+        }
+        Value::Array(list) => list.iter().enumerate().find_map(|(index, part)| {
+            find_anchor(part, anchor, &format!("{pointer}/{index}"), depth + 1)
+        }),
+        _ => None,
+    }
+}
+
+/// An expression as JSON schema means it, JavaScript's, for the engine: `.` leaves out more line ends, and `\s` is other white space.
+fn in_rust(pattern: &str) -> String {
+    const SPACE: &str =
+        r"\t\n\x0B\x0C\r \u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF";
+    let mut text = String::new();
+    let mut in_class = false;
+    let mut rest = pattern.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' => match rest.next() {
+                Some('s') if in_class => text.push_str(SPACE),
+                Some('s') => text.push_str(&format!("[{SPACE}]")),
+                Some('S') if !in_class => text.push_str(&format!("[^{SPACE}]")),
+                escaped => text.extend(['\\'].into_iter().chain(escaped)),
+            },
+            '.' if !in_class => text.push_str(r"[^\n\r\u2028\u2029]"),
+            _ => {
+                in_class = c == '[' || (in_class && c != ']');
+                text.push(c);
+            }
+        }
+    }
+    text
+}
+
+fn alias_name(aliases: &BTreeMap<String, String>, reference: &str) -> Option<String> {
+    let number = aliases.keys().position(|other| other == reference)?;
+    Some(format!("samite-{number}"))
+}
+
+/// Writes references and formats as the engine reads them, and leaves out what it would take for its own or what says nothing.
+fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) {
+    if depth > 4 * DEEPEST {
+        return;
+    }
+    match value {
+        Value::Object(map) => {
+            map.remove("x-guidance");
+            map.retain(|key, value| !(REFUSED.contains(&&**key) && *value == Value::Bool(false)));
+            let format = map.get("format").and_then(Value::as_str);
+            if let Some((more, is_all)) = format.and_then(more_about) {
+                if is_all {
+                    map.remove("format");
+                }
+                let all = map.entry("allOf").or_insert_with(|| json!([]));
+                if let Value::Array(all) = all {
+                    all.push(more);
+                }
+            }
+            if let Some(Value::String(pattern)) = map.get_mut("pattern") {
+                *pattern = in_rust(pattern);
+            }
+            if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
+                let old = std::mem::take(patterns);
+                patterns.extend(old.into_iter().map(|(key, value)| (in_rust(&key), value)));
+            }
+            if let Some(Value::String(reference)) = map.get_mut("$ref")
+                && let Some(name) = alias_name(aliases, reference)
+            {
+                *reference = match &*aliases[&*reference] {
+                    "#" => "#".to_owned(),
+                    _ => format!("#/$defs/{name}"),
+                };
+            }
+            for (key, value) in map.iter_mut() {
+                // Values are no schemas.
+                if !["const", "enum", "default", "examples"].contains(&&**key) {
+                    rewrite(value, aliases, depth + 1);
+                }
+            }
+        }
+        Value::Array(list) => {
+            for value in list {
+                rewrite(value, aliases, depth + 1);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Puts what rewritten references refer to where they say.
+fn add_targets(schema: &mut Value, aliases: &BTreeMap<String, String>) {
+    let targets: Vec<(String, Value)> = aliases
+        .iter()
+        .filter(|(_, target)| *target != "#")
+        .filter_map(|(reference, target)| {
+            let target = find(schema, target)?.clone();
+            Some((alias_name(aliases, reference)?, target))
+        })
+        .collect();
+    if let (Value::Object(map), false) = (schema, targets.is_empty()) {
+        let definitions = map.entry("$defs").or_insert_with(|| json!({}));
+        if let Value::Object(definitions) = definitions {
+            definitions.extend(targets);
+        }
+    }
+}
+
+/// Puts what alternatives of `oneOf` refer to in their place: the engine does not look through references to see that they exclude each other.
+fn inline_options(value: &mut Value, root: &Value, depth: usize) {
+    if depth > 2 * DEEPEST {
+        return;
+    }
+    match value {
+        Value::Object(map) => {
+            if let Some(Value::Array(options)) = map.get_mut("oneOf") {
+                for option in options {
+                    let target = option
+                        .as_object()
+                        .filter(|option| option.len() == 1)
+                        .and_then(|option| option.get("$ref")?.as_str())
+                        .and_then(|reference| find(root, reference));
+                    if let Some(target) = target {
+                        *option = target.clone();
+                    }
+                }
+            }
+            for (key, value) in map.iter_mut() {
+                if !["const", "enum", "default", "examples"].contains(&&**key) {
+                    inline_options(value, root, depth + 1);
+                }
+            }
+        }
+        Value::Array(list) => {
+            for value in list {
+                inline_options(value, root, depth + 1);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn set_options(schema: &mut Value) {
+    if let Value::Object(map) = schema {
+        let options = json!({ "whitespace_pattern": WHITE_SPACE });
+        map.insert("x-guidance".to_owned(), options);
+    }
+}
+
+fn compile(factory: &ParserFactory, schema: &Value) -> Result<(), String> {
+    let grammar = TopLevelGrammar::from_json_schema(schema.clone());
+    start(factory, grammar).map(drop)
+}
+
+/// The smallest part of a schema that the engine refuses by itself; `message` is what it says about the part at `pointer`.
+fn locate(
+    factory: &ParserFactory,
+    root: &Value,
+    pointer: &str,
+    part: &Value,
+    message: String,
+    trials: &mut usize,
+) -> GrammarError {
+    let empty = Map::new();
+    for (keyword, value) in part.as_object().unwrap_or(&empty) {
+        let place = join(pointer, keyword);
+        let parts: Vec<(String, &Value)> = match value {
+            Value::Array(list) if WITH_LIST.contains(&&**keyword) => {
+                let indexed = list.iter().enumerate();
+                indexed
+                    .map(|(i, part)| (format!("{place}/{i}"), part))
+                    .collect()
+            }
+            Value::Object(map) if WITH_MAP.contains(&&**keyword) => map
+                .iter()
+                .map(|(name, part)| (join(&place, name), part))
+                .collect(),
+            _ if WITH_ONE.contains(&&**keyword) => vec![(place, value)],
+            Value::String(reference) if keyword == "$ref" && reference != "#" => {
+                let target = find(root, reference);
+                target
+                    .map(|target| (reference.clone(), target))
+                    .into_iter()
+                    .collect()
+            }
+            _ => continue,
+        };
+        for (place, part) in parts {
+            if *trials >= MOST_TRIALS || part.is_boolean() {
+                continue;
+            }
+            *trials += 1;
+            let mut alone = part.clone();
+            for definitions in ["$defs", "definitions"] {
+                if let (Value::Object(map), Some(all)) = (&mut alone, root.get(definitions)) {
+                    map.entry(definitions).or_insert_with(|| all.clone());
+                }
+            }
+            set_options(&mut alone);
+            if let Err(message) = compile(factory, &alone) {
+                return locate(factory, root, &place, part, message, trials);
+            }
+        }
+    }
+    refuse(pointer, in_words(&message))
+}
+
+/// What the engine says, in words that tell what to do.
+fn in_words(message: &str) -> String {
+    if message.contains("coerce_one_of") {
+        return "the alternatives of 'oneOf' may overlap: let them differ in their types or in a required property with 'const', or use 'anyOf'"
+            .to_owned();
+    }
+    if let Some(format) = message.strip_prefix("Unknown format: ") {
+        return format!("the format '{format}' is not known");
+    }
+    if let Some(reason) = message.strip_prefix("Unsatisfiable schema: ") {
+        return format!("no value is valid: {reason}");
+    }
+    message.to_owned()
+}

@@ -1,0 +1,123 @@
+//! The texts of all tokens, as the engine wants them: made once for a vocabulary.
+
+use crate::error::{GrammarError, Result};
+use llguidance::ParserFactory;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie,
+};
+use samite_text::{TokenAttributes, Tokenizer};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Longer tokens never come in a constrained text; the engine's trie is not deeper.
+const LONGEST_TOKEN: usize = 1023;
+/// What the engine's trie has room for.
+const MOST_BYTES: usize = 4_000_000;
+const MOST_TOKENS: usize = 1 << 23;
+
+/// A vocabulary for grammars. Clones share it.
+#[derive(Clone)]
+pub struct GrammarVocabulary(Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub factory: ParserFactory,
+    pub tokenizer: Arc<Tokenizer>,
+    /// Tokens with the same text as an earlier one, and that one.
+    pub twins: BTreeMap<u32, u32>,
+}
+
+impl fmt::Debug for GrammarVocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GrammarVocabulary")
+            .field(&self.0.tokenizer.vocab_size())
+            .finish()
+    }
+}
+
+impl GrammarVocabulary {
+    /// Takes the texts of all tokens. It takes about a tenth of a second for 100,000 of them.
+    ///
+    /// # Errors
+    /// [`GrammarError::Vocabulary`] if there are too many tokens, or their texts are too long.
+    pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Self> {
+        let count = tokenizer.vocab_size();
+        let mut words = Vec::with_capacity(count);
+        let mut twins = BTreeMap::new();
+        let mut first = BTreeMap::new();
+        for id in 0..count as u32 {
+            let mut text = text_of(tokenizer, id);
+            if !text.is_empty() {
+                match first.get(text) {
+                    None => drop(first.insert(text, id)),
+                    Some(&twin) => {
+                        twins.insert(id, twin);
+                        text = &[];
+                    }
+                }
+            }
+            words.push(text.to_vec());
+        }
+        let bytes: usize = words.iter().map(Vec::len).sum();
+        if count == 0 || count > MOST_TOKENS || bytes > MOST_BYTES {
+            return Err(GrammarError::Vocabulary(format!(
+                "{count} tokens with texts of {bytes} bytes; there may be up to {MOST_TOKENS} tokens with texts of {MOST_BYTES} bytes",
+            )));
+        }
+        let ends = tokenizer.eog_tokens();
+        let end = ends.first().copied().unwrap_or(INVALID_TOKEN);
+        let mut trie = TokTrie::from(&TokRxInfo::new(count as u32, end), &words);
+        if !ends.is_empty() {
+            trie = trie.with_eos_tokens(ends);
+        }
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let factory = factory(&environment, &SlicedBiasComputer::general_slices());
+        Ok(GrammarVocabulary(Arc::new(Shared {
+            factory: factory.map_err(GrammarError::Vocabulary)?,
+            tokenizer: Arc::clone(tokenizer),
+            twins,
+        })))
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.0.tokenizer
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// What a token stands for in a constrained text; nothing for one that never comes in it but by name.
+pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
+    let no_text = TokenAttributes::CONTROL
+        .union(TokenAttributes::UNKNOWN)
+        .union(TokenAttributes::UNUSED);
+    let attributes = tokenizer.attributes(id).unwrap_or_default();
+    if attributes.intersects(no_text) || tokenizer.is_eog(id) {
+        return &[];
+    }
+    let text = tokenizer.token_to_piece(id, false).unwrap_or_default();
+    // No text in UTF-8 has this byte, with which the engine marks tokens that are no text.
+    let is_marked = text.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
+    if is_marked || text.len() > LONGEST_TOKEN {
+        return &[];
+    }
+    text
+}
+
+/// A maker of parsers that says nothing, and stops where a grammar takes too long.
+fn factory(environment: &TokEnv, slices: &[String]) -> Result<ParserFactory, String> {
+    let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), slices)
+        .map_err(|error| error.to_string())?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    Ok(factory)
+}
+
+/// A maker of parsers over a vocabulary of single bytes, to check grammars where no vocabulary is known yet.
+pub(crate) fn byte_factory() -> Result<ParserFactory, String> {
+    factory(&ApproximateTokEnv::single_byte_env(), &[])
+}

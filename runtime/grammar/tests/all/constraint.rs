@@ -1,0 +1,196 @@
+//! A text on its way: ends, tokens by name, copies, ways back.
+
+use crate::common::{CALL, END, OTHER, has, over_bytes, takes, tokenizer};
+use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary};
+use samite_text::{Constraint, Rng, Sampler, SamplerParams};
+
+fn byte(c: u8) -> u32 {
+    5 + u32::from(c)
+}
+
+fn gbnf(text: &str, words: &[&str]) -> (GrammarConstraint, GrammarVocabulary) {
+    let vocabulary = GrammarVocabulary::new(&tokenizer(words)).unwrap();
+    let constraint = Grammar::gbnf(text)
+        .unwrap()
+        .constraint(&vocabulary)
+        .unwrap();
+    (constraint, vocabulary)
+}
+
+fn allowed(constraint: &mut GrammarConstraint) -> Vec<u32> {
+    let mask = constraint.mask().unwrap().to_vec();
+    (0..mask.len() as u32 * 32)
+        .filter(|token| has(&mask, *token))
+        .collect()
+}
+
+#[test]
+fn a_text_ends_only_where_it_is_complete() {
+    let (mut constraint, _) = gbnf("root ::= \"ab\" \"c\"?", &["abc"]);
+    assert!(!constraint.allows(END).unwrap());
+    let message = constraint.clone().accept(END).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "the text ends where the grammar does not let it end"
+    );
+    constraint.accept(byte(b'a')).unwrap();
+    let message = constraint.accept(byte(b'x')).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        format!("the grammar does not allow token {} here", byte(b'x'))
+    );
+    constraint.accept(byte(b'b')).unwrap();
+    assert!(constraint.is_complete() && !constraint.is_finished());
+    assert_eq!(allowed(&mut constraint), [END, byte(b'c')]);
+    let mut ended = constraint.clone();
+    ended.accept(END).unwrap();
+    assert!(ended.is_finished() && !ended.allows(byte(b'c')).unwrap());
+    constraint.accept(byte(b'c')).unwrap();
+    assert!(constraint.is_finished());
+    assert_eq!(allowed(&mut constraint), [END]);
+    assert!(constraint.allows(END).unwrap() && !constraint.allows(byte(b'c')).unwrap());
+}
+
+#[test]
+fn tokens_by_number_and_name() {
+    let (mut constraint, _) = gbnf("root ::= <call> \"x\" !<[3]> <[4]>?", &["xy"]);
+    assert_eq!(allowed(&mut constraint), [CALL]);
+    constraint.accept(CALL).unwrap();
+    assert!(!constraint.allows(CALL).unwrap());
+    constraint.accept(byte(b'x')).unwrap();
+    // Any token but that one, also one that is no text.
+    assert!(!constraint.allows(CALL).unwrap());
+    for token in [OTHER, 1, byte(b'z'), 261] {
+        assert!(constraint.allows(token).unwrap(), "{token}");
+        let mut copy = constraint.clone();
+        copy.accept(token).unwrap();
+        assert!(copy.is_complete());
+        assert_eq!(allowed(&mut copy), [END, OTHER]);
+    }
+}
+
+#[test]
+fn control_tokens_are_no_text() {
+    let (mut constraint, _) = gbnf("root ::= .*", &["a<call>b"]);
+    for token in [0, 1, CALL, OTHER] {
+        assert!(!constraint.allows(token).unwrap(), "{token}");
+    }
+    let all = allowed(&mut constraint);
+    // All of ASCII, the first bytes of characters in UTF-8, the word, and the end.
+    assert_eq!(all.len(), 128 + 0xF5 - 0xC2 + 1 + 1);
+    assert!(!constraint.allows(100_000).unwrap());
+}
+
+#[test]
+fn tokens_with_the_same_text_are_the_same() {
+    let (mut constraint, vocabulary) = gbnf("root ::= \"ab\" <[261]>", &["a", "b"]);
+    let (a, b) = (261, 262);
+    assert_eq!(vocabulary.tokenizer().find("a"), Some(a));
+    assert_eq!(allowed(&mut constraint), [byte(b'a'), a]);
+    constraint.accept(a).unwrap();
+    assert_eq!(allowed(&mut constraint), [byte(b'b'), b]);
+    constraint.accept(byte(b'b')).unwrap();
+    // Here that one is meant, not its text.
+    assert!(!constraint.allows(byte(b'a')).unwrap());
+    constraint.accept(a).unwrap();
+    assert!(constraint.is_finished());
+}
+
+#[test]
+fn ways_back() {
+    let (beginning, _) = gbnf("root ::= (\"a\" | <[3]>)+ \"b\" \"c\"", &["aa", "ab"]);
+    let mut rng = Rng::new(4);
+    for _ in 0..200 {
+        let mut constraint = beginning.clone();
+        let mut masks = Vec::new();
+        while !constraint.is_finished() {
+            masks.push(allowed(&mut constraint));
+            let choices = &masks[masks.len() - 1];
+            constraint
+                .accept(choices[rng.below(choices.len())])
+                .unwrap();
+        }
+        let back = 1 + rng.below(masks.len());
+        constraint.rollback(back).unwrap();
+        assert_eq!(constraint.accepted(), masks.len() - back);
+        assert_eq!(allowed(&mut constraint), masks[masks.len() - back]);
+        constraint.reset().unwrap();
+        assert_eq!(allowed(&mut constraint), masks[0]);
+        assert!(constraint.rollback(1).is_err());
+        // What is refused leaves everything as it was.
+        assert!(constraint.accept(byte(b'c')).is_err());
+        assert_eq!(allowed(&mut constraint), masks[0]);
+    }
+}
+
+#[test]
+fn copies_go_their_own_ways() {
+    let (mut constraint, _) = gbnf("root ::= \"a\" \"b\" | \"a\" \"c\"", &[]);
+    constraint.accept(byte(b'a')).unwrap();
+    let mut copy = constraint.clone();
+    copy.accept(byte(b'b')).unwrap();
+    assert_eq!(allowed(&mut constraint), [byte(b'b'), byte(b'c')]);
+    constraint.accept(byte(b'c')).unwrap();
+    assert!(copy.is_finished() && constraint.is_finished());
+}
+
+#[test]
+fn regular_expressions_match_the_whole_text() {
+    for (expression, good, bad) in [
+        (
+            "[0-9]{3}-?[a-f]+",
+            vec!["123-a", "000ff"],
+            vec!["12-a", "123-", "123-ag"],
+        ),
+        ("^a|b$", vec!["a", "b"], vec!["ab", ""]),
+        ("\\$|x\\$", vec!["$", "x$"], vec!["x"]),
+        ("(?i)yes|no", vec!["YES", "nO"], vec!["y"]),
+        ("[^a]*é", vec!["é", "bé"], vec!["aé"]),
+        ("a/b", vec!["a/b"], vec!["a"]),
+    ] {
+        let constraint = over_bytes(&Grammar::regex(expression).unwrap());
+        for text in good {
+            assert!(takes(&constraint, text), "{expression} refuses {text}");
+        }
+        for text in bad {
+            assert!(!takes(&constraint, text), "{expression} takes {text}");
+        }
+    }
+}
+
+#[test]
+fn a_sampler_keeps_to_it() {
+    let (constraint, vocabulary) = gbnf("root ::= [a-c]{5} | \"x\"+", &["ab", "bc"]);
+    let count = vocabulary.tokenizer().vocab_size();
+    for seed in 0..50 {
+        let params = SamplerParams {
+            seed,
+            temperature: 1.5,
+            ..SamplerParams::default()
+        };
+        let mut sampler = Sampler::new(params).unwrap();
+        sampler.set_constraint(Some(Box::new(constraint.clone())));
+        let mut rng = Rng::new(seed);
+        let mut texts = Vec::new();
+        for _ in 0..2 {
+            let mut text = Vec::new();
+            while !sampler.is_finished() && text.len() < 100 {
+                let logits: Vec<f32> = (0..count).map(|_| rng.uniform() as f32 * 8.0).collect();
+                let token = sampler.sample(&logits).unwrap();
+                sampler.accept(token).unwrap();
+                text.extend(vocabulary.tokenizer().token_to_piece(token, false).unwrap());
+            }
+            texts.push(String::from_utf8(text).unwrap());
+            sampler.reset().unwrap();
+        }
+        for text in texts {
+            let letters = text.len() == 5 && text.bytes().all(|c| (b'a'..=b'c').contains(&c));
+            assert!(letters || text.bytes().all(|c| c == b'x'), "{text}");
+        }
+    }
+    // Where the grammar's tokens have no logits, nothing is chosen.
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    sampler.set_constraint(Some(Box::new(constraint)));
+    let message = sampler.sample(&[1.0, 2.0, 3.0]).unwrap_err().to_string();
+    assert!(message.contains("the grammar allows none"), "{message}");
+}

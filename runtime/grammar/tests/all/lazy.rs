@@ -1,0 +1,167 @@
+//! Grammars that begin at a trigger.
+
+use crate::common::{CALL, END, OTHER, tokenizer};
+use samite_grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
+use samite_text::Constraint;
+
+fn lazy(grammar: &str, triggers: &[Trigger], words: &[&str]) -> (Lazy, GrammarVocabulary) {
+    let vocabulary = GrammarVocabulary::new(&tokenizer(words)).unwrap();
+    let inner = Grammar::gbnf(grammar)
+        .unwrap()
+        .constraint(&vocabulary)
+        .unwrap();
+    (Lazy::new(inner, triggers).unwrap(), vocabulary)
+}
+
+/// Accepts a text as the tokens that its words are, `|` between them; says how far it came.
+fn say(lazy: &mut Lazy, vocabulary: &GrammarVocabulary, text: &str) -> Result<(), String> {
+    for word in text.split('|') {
+        let found = vocabulary.tokenizer().find(word.replace(' ', "▁"));
+        let bytes = || word.bytes().map(|byte| 5 + u32::from(byte)).collect();
+        let tokens: Vec<u32> = found.map_or_else(bytes, |token| vec![token]);
+        for token in tokens {
+            lazy.accept(token)
+                .map_err(|error| format!("{word}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn until_the_trigger_everything_is_allowed() {
+    let (mut lazy, vocabulary) = lazy(
+        "root ::= \"[x]\"",
+        &[Trigger::Word("[x".into())],
+        &["a[", "x]"],
+    );
+    assert!(lazy.is_complete() && !lazy.is_finished());
+    assert!(
+        lazy.allows(END).unwrap() && lazy.allows(CALL).unwrap() && !lazy.allows(10_000).unwrap()
+    );
+    let count = vocabulary.tokenizer().vocab_size();
+    let set: u32 = lazy
+        .mask()
+        .unwrap()
+        .iter()
+        .map(|word| word.count_ones())
+        .sum();
+    assert_eq!(set as usize, count);
+    say(&mut lazy, &vocabulary, "free|[y").unwrap();
+    assert!(!lazy.is_triggered());
+    // The word begins in the middle of a token, and ends in the middle of another one.
+    say(&mut lazy, &vocabulary, "a[|x]").unwrap();
+    assert!(lazy.is_triggered() && lazy.is_finished());
+}
+
+#[test]
+fn what_follows_the_trigger_keeps_to_the_grammar() {
+    let triggers = [Trigger::Word("<t>".into())];
+    let (beginning, vocabulary) = lazy(
+        "root ::= \"<t>\" [0-9]+ \"</t>\"",
+        &triggers,
+        &["<t", ">1", "<t>x"],
+    );
+    let mut text = beginning.clone();
+    say(&mut text, &vocabulary, "so: |<t|>1|2").unwrap();
+    assert!(text.is_triggered() && !text.is_complete() && !text.allows(END).unwrap());
+    assert!(say(&mut text, &vocabulary, "x").is_err());
+    say(&mut text, &vocabulary, "</t>").unwrap();
+    assert!(text.is_finished());
+    // What follows in the same token must keep to it, too.
+    let mut text = beginning.clone();
+    assert!(say(&mut text, &vocabulary, "<t>x").is_err());
+    text.reset().unwrap();
+    assert!(!text.is_triggered());
+    text.accept(END).unwrap();
+    assert!(text.is_finished());
+}
+
+#[test]
+fn tokens_are_triggers() {
+    let grammar = "root ::= (<call> | \"<other>\") \"a\"";
+    let (beginning, vocabulary) =
+        lazy(grammar, &[Trigger::Token(CALL), Trigger::Token(OTHER)], &[]);
+    for trigger in [CALL, OTHER] {
+        let mut text = beginning.clone();
+        say(&mut text, &vocabulary, "words").unwrap();
+        text.accept(trigger).unwrap();
+        assert!(text.is_triggered());
+        assert!(say(&mut text, &vocabulary, "b").is_err());
+        say(&mut text, &vocabulary, "a").unwrap();
+        assert!(text.is_finished());
+    }
+}
+
+#[test]
+fn expressions_are_triggers() {
+    let pattern = |text: &str| [Trigger::Pattern(text.into())];
+    // From the first group that is not empty, or from the whole match.
+    for (expression, text, rest) in [
+        ("call: *(f[0-9])", "I call:  f7", "("),
+        ("call: *(x)?(f[0-9])", "call: f7", "("),
+        ("f[0-9]", "ä f7", "("),
+        ("(?:^|\n)(f7)", "f6\nf7", "("),
+    ] {
+        let (mut lazy, vocabulary) =
+            lazy("root ::= \"f7(\" [a-z]* \")\"", &pattern(expression), &[]);
+        say(&mut lazy, &vocabulary, text).unwrap();
+        assert!(lazy.is_triggered(), "{expression}");
+        assert!(
+            say(&mut lazy.clone(), &vocabulary, "x").is_err(),
+            "{expression}"
+        );
+        say(&mut lazy, &vocabulary, rest).unwrap();
+        say(&mut lazy, &vocabulary, "abc)").unwrap();
+        assert!(lazy.is_finished(), "{expression}");
+    }
+    let full = [Trigger::FullPattern("\\s*(\\{)".into())];
+    let (beginning, vocabulary) = lazy("root ::= \"{\" \"}\"", &full, &[" {}"]);
+    let mut text = beginning.clone();
+    say(&mut text, &vocabulary, "a {}").unwrap();
+    assert!(!text.is_triggered());
+    let mut text = beginning.clone();
+    say(&mut text, &vocabulary, " |{").unwrap();
+    assert!(text.is_triggered() && !text.is_finished());
+    say(&mut text, &vocabulary, "}").unwrap();
+    assert!(text.is_finished());
+}
+
+#[test]
+fn while_it_is_asleep_nothing_is_a_trigger() {
+    let (mut lazy, vocabulary) = lazy("root ::= \"go\" \"!\"", &[Trigger::Word("go".into())], &[]);
+    say(&mut lazy, &vocabulary, "g").unwrap();
+    lazy.set_asleep(true);
+    say(&mut lazy, &vocabulary, "ogo").unwrap();
+    lazy.set_asleep(false);
+    say(&mut lazy, &vocabulary, "o").unwrap();
+    assert!(!lazy.is_triggered());
+    say(&mut lazy, &vocabulary, "go").unwrap();
+    assert!(lazy.is_triggered());
+}
+
+#[test]
+fn long_texts_before_the_trigger() {
+    let (mut lazy, vocabulary) = lazy("root ::= \"go\" \"!\"", &[Trigger::Word("go".into())], &[]);
+    for _ in 0..1000 {
+        say(&mut lazy, &vocabulary, &"x".repeat(1000)).unwrap();
+    }
+    say(&mut lazy, &vocabulary, "go!").unwrap();
+    assert!(lazy.is_finished());
+}
+
+#[test]
+fn triggers_that_are_wrong() {
+    let vocabulary = GrammarVocabulary::new(&tokenizer(&[])).unwrap();
+    let inner = Grammar::gbnf("root ::= \"a\"")
+        .unwrap()
+        .constraint(&vocabulary)
+        .unwrap();
+    for (triggers, part) in [
+        (vec![], "there is none"),
+        (vec![Trigger::Word(String::new())], "the word is empty"),
+        (vec![Trigger::Pattern("(".into())], "trigger '(': "),
+    ] {
+        let message = Lazy::new(inner.clone(), &triggers).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+}

@@ -1,0 +1,84 @@
+//! Adaptive-p: draws tokens that have about a certain probability.
+
+use super::candidates::Candidates;
+use super::error::SamplerError;
+use super::rng::Rng;
+
+/// The logit of a token exactly at the target.
+const PEAK: f32 = 5.0;
+/// How fast logits fall away from it.
+const SHARPNESS: f32 = 10.0;
+/// What counts as a distance of 1.
+const WIDTH: f32 = 0.3;
+
+/// The draw of adaptive-p, with the probabilities drawn so far.
+#[derive(Debug, Clone)]
+pub struct AdaptiveP {
+    target: f32,
+    decay: f32,
+    /// Probabilities drawn so far, older ones with less weight; and the sum of the weights.
+    sum: f32,
+    weight: f32,
+    /// The token of the last draw, and its probability.
+    drawn: Option<(u32, f32)>,
+    probabilities: Vec<f32>,
+}
+
+impl AdaptiveP {
+    /// See [`SamplerParams`](crate::SamplerParams).
+    pub fn new(target: f32, decay: f32) -> Self {
+        let weight = 1.0 / (1.0 - decay);
+        AdaptiveP {
+            target,
+            decay,
+            sum: target * weight,
+            weight,
+            drawn: None,
+            probabilities: Vec::new(),
+        }
+    }
+
+    /// Draws a token.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn draw(
+        &mut self,
+        candidates: &mut Candidates,
+        rng: &mut Rng,
+    ) -> Result<u32, SamplerError> {
+        candidates.softmax()?;
+        let target = (2.0 * self.target - self.sum / self.weight).clamp(0.0, 1.0);
+        self.probabilities.clear();
+        for candidate in candidates.items_mut() {
+            self.probabilities.push(candidate.probability);
+            if candidate.logit > f32::NEG_INFINITY {
+                let distance = (candidate.probability - target).abs() / WIDTH;
+                candidate.logit = PEAK - SHARPNESS * distance * distance / (1.0 + distance);
+            }
+        }
+        let place = candidates.draw_place(rng)?;
+        let token = candidates.as_slice()[place].id;
+        self.drawn = Some((token, self.probabilities[place]));
+        Ok(token)
+    }
+
+    /// Takes note of a token of the text, which counts if it is the one drawn last.
+    pub fn accept(&mut self, token: u32) {
+        if let Some((drawn, probability)) = self.drawn.take()
+            && drawn == token
+        {
+            self.sum = probability + self.decay * self.sum;
+            self.weight = 1.0 + self.decay * self.weight;
+        }
+    }
+
+    /// Back to the beginning.
+    pub fn reset(&mut self) {
+        let probabilities = std::mem::take(&mut self.probabilities);
+        *self = AdaptiveP {
+            probabilities,
+            ..AdaptiveP::new(self.target, self.decay)
+        };
+    }
+}

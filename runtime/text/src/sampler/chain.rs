@@ -1,0 +1,291 @@
+//! The stages of a sampler as they run, with what they know of the text.
+
+use super::adaptive::AdaptiveP;
+use super::candidates::Candidates;
+use super::dry::{Breakers, Dry, DryParams};
+use super::error::SamplerError;
+use super::mirostat::Mirostat;
+use super::params::SamplerParams;
+use super::penalties::Penalties;
+use super::rng::Rng;
+use super::stage::Stage;
+use crate::tokenizer::Tokenizer;
+
+/// A stage that is on.
+#[derive(Debug, Clone)]
+enum Step {
+    Penalties(Penalties),
+    Dry(Dry),
+    TopNSigma(f32),
+    TopK(usize),
+    TypicalP(f32),
+    TopP(f32),
+    MinP(f32),
+    Xtc {
+        chance: f32,
+        threshold: f32,
+    },
+    Temperature {
+        value: f32,
+        range: f32,
+        exponent: f32,
+    },
+    Infill,
+}
+
+impl Step {
+    /// The step of a stage, unless it is off.
+    fn new(stage: Stage, params: &SamplerParams) -> Option<Self> {
+        let step = match stage {
+            Stage::Penalties => Step::Penalties(Penalties::new(
+                params.last_n,
+                params.repeat_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+            )),
+            Stage::Dry => Step::Dry(Dry::new(
+                DryParams {
+                    multiplier: params.dry_multiplier,
+                    base: params.dry_base,
+                    allowed_length: params.dry_allowed_length,
+                    last_n: params.dry_last_n,
+                },
+                Breakers::default(),
+            )),
+            Stage::TopNSigma => Step::TopNSigma(params.top_n_sigma),
+            Stage::TopK => Step::TopK(params.top_k),
+            Stage::TypicalP => Step::TypicalP(params.typical_p),
+            Stage::TopP => Step::TopP(params.top_p),
+            Stage::MinP => Step::MinP(params.min_p),
+            Stage::Xtc => Step::Xtc {
+                chance: params.xtc_probability,
+                threshold: params.xtc_threshold,
+            },
+            Stage::Temperature => Step::Temperature {
+                value: params.temperature,
+                range: params.dynatemp_range,
+                exponent: params.dynatemp_exponent,
+            },
+            Stage::Infill => Step::Infill,
+            Stage::AdaptiveP => return None,
+        };
+        let is_on = match step {
+            Step::Penalties(_) => {
+                params.last_n > 0
+                    && (params.repeat_penalty != 1.0
+                        || params.frequency_penalty != 0.0
+                        || params.presence_penalty != 0.0)
+            }
+            Step::Dry(_) => {
+                params.dry_multiplier > 0.0 && params.dry_base >= 1.0 && params.dry_last_n > 0
+            }
+            Step::TopNSigma(n) => n > 0.0,
+            Step::TopK(k) => k > 0,
+            Step::TypicalP(p) | Step::TopP(p) => p < 1.0,
+            Step::MinP(p) => p > 0.0,
+            Step::Xtc { chance, threshold } => chance > 0.0 && threshold <= 0.5,
+            Step::Temperature { value, range, .. } => value != 1.0 || range > 0.0,
+            Step::Infill => true,
+        };
+        is_on.then_some(step)
+    }
+
+    fn changes_logits(&self) -> bool {
+        matches!(self, Step::Penalties(_) | Step::Dry(_))
+    }
+
+    fn takes_the_likeliest(&self) -> bool {
+        matches!(self, Step::Temperature { value, range, .. } if *value <= 0.0 && *range <= 0.0)
+    }
+
+    /// Whether the step changes neither logits nor which candidate is the likeliest.
+    fn keeps_the_likeliest(&self) -> bool {
+        matches!(
+            self,
+            Step::TopNSigma(_) | Step::TopK(_) | Step::TopP(_) | Step::MinP(_)
+        )
+    }
+
+    fn apply(
+        &mut self,
+        candidates: &mut Candidates,
+        vocabulary: Option<&Tokenizer>,
+        rng: &mut Rng,
+    ) -> Result<(), SamplerError> {
+        match self {
+            Step::Penalties(penalties) => penalties.apply(candidates),
+            Step::Dry(dry) => dry.apply(candidates),
+            Step::TopNSigma(n) => candidates.top_n_sigma(*n),
+            Step::TopK(k) => candidates.top_k(*k),
+            Step::TypicalP(p) => candidates.typical_p(*p)?,
+            Step::TopP(p) => candidates.top_p(*p)?,
+            Step::MinP(p) => candidates.min_p(*p),
+            Step::Xtc { chance, threshold } => candidates.xtc(*chance, *threshold, rng)?,
+            Step::Temperature {
+                value,
+                range,
+                exponent,
+            } => candidates.dynamic_temperature(*value, *range, *exponent)?,
+            Step::Infill => {
+                let stage = Stage::Infill.name();
+                let vocabulary = vocabulary.ok_or(SamplerError::NeedsVocabulary { stage })?;
+                candidates.infill(vocabulary)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a token is drawn of those that are left.
+#[derive(Debug, Clone)]
+enum Draw {
+    ByProbability,
+    Mirostat(Mirostat),
+    AdaptiveP(AdaptiveP),
+}
+
+/// Which candidates the stages need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    All,
+    /// So many of the likeliest, and those whose logits change before.
+    Top(usize),
+    /// The likeliest, and the same.
+    Best,
+}
+
+/// All stages, and the draw.
+#[derive(Debug, Clone)]
+pub(super) struct Chain {
+    steps: Vec<Step>,
+    draw: Draw,
+}
+
+impl Chain {
+    pub fn new(params: &SamplerParams) -> Self {
+        let stages: &[Stage] = match params.mirostat {
+            0 => &params.stages,
+            _ => &[Stage::Temperature],
+        };
+        let steps = stages
+            .iter()
+            .filter_map(|stage| Step::new(*stage, params))
+            .collect();
+        let draw = match params.mirostat {
+            0 if params.adaptive_target >= 0.0 => Draw::AdaptiveP(AdaptiveP::new(
+                params.adaptive_target,
+                params.adaptive_decay,
+            )),
+            0 => Draw::ByProbability,
+            version => Draw::Mirostat(Mirostat::new(
+                version,
+                params.mirostat_tau,
+                params.mirostat_eta,
+            )),
+        };
+        let mut chain = Chain { steps, draw };
+        chain.leave_out_needless();
+        chain
+    }
+
+    /// Where the likeliest token is taken, what does not change which one that is, and all that comes behind, is left out.
+    fn leave_out_needless(&mut self) {
+        let Some(taken) = self.steps.iter().position(Step::takes_the_likeliest) else {
+            return;
+        };
+        let changing = self.changing();
+        if self.steps[changing..taken]
+            .iter()
+            .all(Step::keeps_the_likeliest)
+        {
+            self.steps.drain(changing..taken);
+            self.steps.truncate(changing + 1);
+        }
+    }
+
+    /// How many of the first steps change logits and do nothing else.
+    fn changing(&self) -> usize {
+        let steps = self.steps.iter();
+        steps.take_while(|step| step.changes_logits()).count()
+    }
+
+    /// What the steps need; `changed` gets the tokens whose logits change before most others are dropped.
+    pub fn need(&mut self, changed: &mut Vec<u32>) -> Need {
+        let changing = self.changing();
+        for step in &mut self.steps[..changing] {
+            match step {
+                Step::Penalties(penalties) => changed.extend(penalties.tokens()),
+                Step::Dry(dry) => changed.extend(dry.penalties().iter().map(|entry| entry.0)),
+                _ => {}
+            }
+        }
+        match self.steps.get(changing) {
+            Some(Step::TopK(k)) => Need::Top(*k),
+            Some(step) if step.takes_the_likeliest() => Need::Best,
+            _ => Need::All,
+        }
+    }
+
+    /// Runs all stages on `candidates` and draws one of what is left. `count` is the size of the vocabulary.
+    pub fn choose(
+        &mut self,
+        candidates: &mut Candidates,
+        count: usize,
+        vocabulary: Option<&Tokenizer>,
+        rng: &mut Rng,
+    ) -> Result<u32, SamplerError> {
+        for step in &mut self.steps {
+            step.apply(candidates, vocabulary, rng)?;
+        }
+        match &mut self.draw {
+            Draw::ByProbability => candidates.draw(rng),
+            Draw::Mirostat(mirostat) => mirostat.draw(candidates, count, rng),
+            Draw::AdaptiveP(adaptive) => adaptive.draw(candidates, rng),
+        }
+    }
+
+    /// Whether a stage that is on looks at breakers.
+    pub fn needs_breakers(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Dry(_)))
+    }
+
+    pub fn set_breakers(&mut self, breakers: &Breakers) {
+        for step in &mut self.steps {
+            if let Step::Dry(dry) = step {
+                dry.set_breakers(breakers.clone());
+            }
+        }
+    }
+
+    /// Takes note of a token of the text.
+    pub fn accept(&mut self, token: u32) {
+        for step in &mut self.steps {
+            match step {
+                Step::Penalties(penalties) => penalties.accept(token),
+                Step::Dry(dry) => dry.accept(token),
+                _ => {}
+            }
+        }
+        match &mut self.draw {
+            Draw::ByProbability => {}
+            Draw::Mirostat(mirostat) => mirostat.accept(token),
+            Draw::AdaptiveP(adaptive) => adaptive.accept(token),
+        }
+    }
+
+    /// Back to the beginning.
+    pub fn reset(&mut self) {
+        for step in &mut self.steps {
+            match step {
+                Step::Penalties(penalties) => penalties.reset(),
+                Step::Dry(dry) => dry.reset(),
+                _ => {}
+            }
+        }
+        match &mut self.draw {
+            Draw::ByProbability => {}
+            Draw::Mirostat(mirostat) => mirostat.reset(),
+            Draw::AdaptiveP(adaptive) => adaptive.reset(),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Mirostat: draws so that the text keeps a surprise.
+
+use super::candidates::{Candidate, Candidates};
+use super::error::SamplerError;
+use super::rng::Rng;
+
+/// From so many of the likeliest tokens, version 1 estimates how probabilities fall.
+const ESTIMATED_FROM: usize = 100;
+
+/// The draw of mirostat, with what it knows of the text so far.
+#[derive(Debug, Clone)]
+pub struct Mirostat {
+    version: u8,
+    tau: f32,
+    eta: f32,
+    /// The greatest surprise allowed now.
+    mu: f64,
+    /// The token of the last draw, and how surprising it was.
+    drawn: Option<(u32, f64)>,
+}
+
+impl Mirostat {
+    /// Version 1 or 2; see [`SamplerParams`](crate::SamplerParams) for the rest.
+    pub fn new(version: u8, tau: f32, eta: f32) -> Self {
+        Mirostat {
+            version,
+            tau,
+            eta,
+            mu: 2.0 * f64::from(tau),
+            drawn: None,
+        }
+    }
+
+    /// Draws a token of a vocabulary of `vocabulary` tokens.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn draw(
+        &mut self,
+        candidates: &mut Candidates,
+        vocabulary: usize,
+        rng: &mut Rng,
+    ) -> Result<u32, SamplerError> {
+        candidates.softmax()?;
+        if self.version == 1 {
+            candidates.sort_first(ESTIMATED_FROM.min(candidates.as_slice().len()));
+            candidates.top_k(self.how_many(candidates.as_slice(), vocabulary));
+        } else {
+            let least = libm::exp2(-self.mu) as f32;
+            candidates.retain_or_best(|candidate| candidate.probability >= least);
+        }
+        let Candidate {
+            id, probability, ..
+        } = candidates.draw_candidate(rng)?;
+        self.drawn = Some((id, -libm::log2(f64::from(probability))));
+        Ok(id)
+    }
+
+    /// How many of the likeliest have the surprise allowed, if probabilities fall as Zipf's law says.
+    fn how_many(&self, likeliest: &[Candidate], vocabulary: usize) -> usize {
+        let (mut products, mut squares) = (0.0, 0.0);
+        let likeliest = &likeliest[..ESTIMATED_FROM.min(likeliest.len())];
+        for (rank, pair) in likeliest.windows(2).enumerate() {
+            let rank = rank as f64;
+            let distance = libm::log((rank + 2.0) / (rank + 1.0));
+            let fall = libm::log(f64::from(pair[0].probability) / f64::from(pair[1].probability));
+            if fall.is_finite() {
+                products += distance * fall;
+                squares += distance * distance;
+            }
+        }
+        let s = products / squares;
+        let epsilon = s - 1.0;
+        let all = 1.0 - libm::pow(vocabulary as f64, -epsilon);
+        let count = libm::pow(epsilon * libm::exp2(self.mu) / all, 1.0 / s);
+        // Neither a number nor finite where there is one candidate, or all are the same.
+        match count.is_nan() {
+            true => likeliest.len().max(1),
+            false => (count as usize).max(1),
+        }
+    }
+
+    /// Takes note of a token of the text: the allowed surprise moves if it is the one drawn last.
+    pub fn accept(&mut self, token: u32) {
+        if let Some((drawn, surprise)) = self.drawn.take()
+            && drawn == token
+        {
+            self.mu -= f64::from(self.eta) * (surprise - f64::from(self.tau));
+        }
+    }
+
+    /// Back to the beginning.
+    pub fn reset(&mut self) {
+        *self = Mirostat::new(self.version, self.tau, self.eta);
+    }
+}

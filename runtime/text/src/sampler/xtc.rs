@@ -1,0 +1,29 @@
+//! XTC ("exclude top choices"): sometimes the likeliest tokens are left out.
+
+use super::candidates::Candidates;
+use super::error::SamplerError;
+use super::rng::Rng;
+
+impl Candidates {
+    /// With probability `chance`, drops all candidates with at least the probability `threshold` but the least likely of them. Takes one number from
+    /// `rng`, whatever the candidates are.
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn xtc(&mut self, chance: f32, threshold: f32, rng: &mut Rng) -> Result<(), SamplerError> {
+        let drawn = rng.uniform();
+        if drawn >= f64::from(chance) || threshold > 0.5 || self.as_slice().len() < 2 {
+            return Ok(());
+        }
+        self.softmax()?;
+        let likely = self
+            .as_slice()
+            .iter()
+            .filter(|candidate| candidate.probability >= threshold)
+            .count();
+        if likely > 1 {
+            self.drop_first(likely - 1);
+        }
+        Ok(())
+    }
+}
