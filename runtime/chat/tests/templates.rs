@@ -1,0 +1,113 @@
+//! Templates beside Python's jinja2: `fixtures/make.py` made what is expected.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_chat::{DateTime, Template, TemplateError};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// 29 February 2024, 12:34:56.
+fn now() -> DateTime {
+    DateTime::new(1_709_210_096, 0)
+}
+
+fn conversations() -> BTreeMap<String, Value> {
+    serde_json::from_str(include_str!("fixtures/conversations.json")).unwrap()
+}
+
+#[test]
+fn own_templates_are_rendered_as_jinja2_renders_them() {
+    let expected: BTreeMap<String, BTreeMap<String, Value>> =
+        serde_json::from_str(include_str!("fixtures/renderings.json")).unwrap();
+    let conversations = conversations();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    assert!(!expected.is_empty());
+    for (name, renderings) in expected {
+        let source = std::fs::read_to_string(folder.join(&name).with_extension("jinja")).unwrap();
+        let template = Template::new(&source).unwrap();
+        for (conversation, expected) in renderings {
+            let result = template.render(&conversations[&conversation], now());
+            match expected {
+                Value::String(text) => {
+                    assert_eq!(result.as_ref(), Ok(&text), "{name}, {conversation}")
+                }
+                other => match other.get("refused") {
+                    Some(message) => {
+                        let message = message.as_str().unwrap().to_owned();
+                        assert_eq!(
+                            result,
+                            Err(TemplateError::Refused(message)),
+                            "{name}, {conversation}"
+                        );
+                    }
+                    None => assert!(result.is_err(), "{name}, {conversation}: {other}"),
+                },
+            }
+        }
+    }
+}
+
+#[test]
+fn templates_of_models_are_rendered_as_jinja2_renders_them() {
+    let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") else {
+        return samite_testing::skipped(
+            "SAMITE_TEST_CHAT_TEMPLATES does not name a folder with templates of models",
+        );
+    };
+    let conversations = conversations();
+    let mut wrong = Vec::new();
+    let mut templates: BTreeMap<String, Template> = BTreeMap::new();
+    for line in include_str!("fixtures/upstream.txt").lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (name, conversation) = (fields[0], fields[1]);
+        if !templates.contains_key(name) {
+            let path = Path::new(&folder).join(format!("{name}.jinja"));
+            let source = std::fs::read_to_string(path).unwrap().replace("\r\n", "\n");
+            match Template::new(&source) {
+                Ok(template) => templates.insert(name.to_owned(), template),
+                Err(error) => {
+                    wrong.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
+        }
+        let result = templates[name].render(&conversations[conversation], now());
+        let is_equal = match (&result, fields[2]) {
+            (Err(TemplateError::Refused(_)), "refused") => true,
+            // Values that Python's operators refuse, such as a missing content.
+            (_, "error") => true,
+            (Ok(text), sum) => {
+                format!("{:08x}", crc32fast::hash(text.as_bytes())) == sum
+                    && fields[3] == text.len().to_string()
+            }
+            _ => false,
+        };
+        if !is_equal {
+            let shown = match &result {
+                Ok(text) => {
+                    if let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEXTS") {
+                        std::fs::write(
+                            Path::new(&folder).join(format!("{name}.{conversation}.txt")),
+                            text,
+                        )
+                        .unwrap();
+                    }
+                    "another text".to_owned()
+                }
+                Err(error) => error.to_string(),
+            };
+            wrong.push(format!(
+                "{name}, {conversation}: {shown} instead of {}",
+                fields[2]
+            ));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {} differ:\n{}",
+        wrong.len(),
+        1820,
+        wrong.join("\n")
+    );
+}
