@@ -45,11 +45,16 @@ impl Capabilities {
     pub fn probe(template: &Template, bos: &str, eos: &str) -> Self {
         let [system, user, tool, first, second, argument, result, thought] = WORDS;
         let shown = |messages: Value, tools: bool| {
-            let mut context = json!({"messages": messages, "bos_token": bos, "eos_token": eos, "add_generation_prompt": true});
+            let mut context = json!({
+                "messages": messages, "bos_token": bos, "eos_token": eos, "add_generation_prompt": true,
+                "functions": "[]", "date_string": "01 Jan 1970", "datetime": "Jan 01 1970 00:00:00 GMT"
+            });
             if tools {
                 let parameters =
                     json!({"type": "object", "properties": {"probe_argument": {"type": "string"}}});
-                context["tools"] = json!([{"type": "function", "function": {"name": tool, "description": "", "parameters": parameters}}]);
+                let tools = json!([{"type": "function", "function": {"name": tool, "description": "", "parameters": parameters}}]);
+                context["functions"] = tools.to_string().into();
+                context["tools"] = tools;
             }
             template
                 .render(&context, DateTime::new(0, 0))

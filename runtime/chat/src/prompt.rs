@@ -253,7 +253,12 @@ impl ChatTemplate {
             for tool in tools.as_array_mut().into_iter().flatten() {
                 guard.mark_all(&mut tool["function"]);
             }
+            let functions = serde_json::to_string_pretty(&tools).unwrap_or_default();
+            context.insert("functions".to_owned(), functions.into());
             context.insert("tools".to_owned(), tools);
+        } else {
+            // One template adds it to a text without asking whether it is there.
+            context.insert("functions".to_owned(), "[]".into());
         }
         let text = |text: &str| Value::from(text);
         context.insert("bos_token".to_owned(), text(&self.bos));
@@ -479,10 +484,11 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
     shown.insert("content".to_owned(), content);
     if let Some(reasoning) = &message.reasoning_content {
         // Templates know one or the other name.
-        shown.insert("reasoning_content".to_owned(), mark(reasoning));
+        let reasoning = guard.mark(reasoning, |_| false);
         if !can.reasoning {
-            shown.insert("thinking".to_owned(), mark(reasoning));
+            shown.insert("thinking".to_owned(), reasoning.clone().into());
         }
+        shown.insert("reasoning_content".to_owned(), reasoning.into());
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(|call| {

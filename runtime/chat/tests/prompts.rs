@@ -98,8 +98,8 @@ fn arguments_become_objects_where_the_template_shows_those() {
     assert!(shown(ALL, "").contains("!f{};"));
     // Broken ones pass as a text.
     assert!(shown(ALL, r#"{"b":"#).contains(r#"!f"{\"b\":";"#));
-    let as_text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '!' + c.function.arguments }}{% endfor %}{% endfor %}";
-    assert_eq!(shown(as_text, r#"{"b":1}"#), r#"u!{"b":1}"#);
+    let as_text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '!' + c.function.name + c.function.arguments }}{% endfor %}{% endfor %}";
+    assert_eq!(shown(as_text, r#"{"b":1}"#), r#"u!f{"b":1}"#);
 }
 
 #[test]
@@ -274,9 +274,6 @@ fn templates_that_harm_are_refused() {
     assert!(is_limit(
         "{% set ns = namespace(x=1) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}"
     ));
-    assert!(is_limit(
-        "{% set ns = namespace(x=[1]) %}{% for i in range(999) %}{% set ns.x = [ns.x, 1] %}{% endfor %}{{ ns.x|tojson }}"
-    ));
     assert!(is_limit(&"x".repeat(300_000)));
     let deep = "{% set x = [1] %}".to_owned() + &"{% set x = [x] %}".repeat(10_000) + "{{ x }}";
     assert!(is_limit(&deep));
@@ -284,7 +281,6 @@ fn templates_that_harm_are_refused() {
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append(ns) %}{{ ns }}",
-        "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append(ns.x) %}{{ ns.x }}",
         "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append([{'a': ns}]) %}{{ ns.x }}",
         "{% set ns = namespace() %}{% set ns.x = {'a': [ns]} %}{{ ns }}",
         "{% include 'other' %}",
@@ -292,6 +288,8 @@ fn templates_that_harm_are_refused() {
     ] {
         assert!(render(source).is_err(), "{source}");
     }
+    let kept = "{% set ns = namespace(a=[1], b=[]) %}{% set ns.b = ns.b + [ns.a, {'a': ns.a}] %}{% set _ = ns.a.append(2) %}{{ ns.a }}{{ ns.b }}";
+    assert_eq!(render(kept).unwrap(), "[1, 2][[1], {'a': [1]}]");
     let nested = "(".repeat(50_000);
     assert!(matches!(
         Template::new(&format!("{{{{ {nested} }}}}")),

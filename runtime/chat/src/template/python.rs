@@ -66,6 +66,10 @@ pub(super) fn add_to(environment: &mut Environment<'_>) {
     environment.add_function(super::source::KEEP, |state: &mut State, value: Value| {
         keep(state, value)
     });
+    environment.add_function(
+        super::source::KEEP_INSIDE,
+        |state: &mut State, value: Value| keep_inside(state, value),
+    );
     // They make values nest without a trace, and no template uses them.
     for name in ["batch", "slice", "groupby", "zip", "chain"] {
         environment.remove_filter(name);
@@ -81,47 +85,60 @@ fn namespace(state: &mut State, defaults: Option<ValueOrKwargs>) -> Result<Value
     let mut pairs = Vec::new();
     if defaults.kind() == ValueKind::Map {
         for name in defaults.try_iter()? {
-            let value = keep(state, defaults.get_item(&name)?)?;
-            let value = if value.kind() == ValueKind::Seq {
-                List::value(&value)?
-            } else {
-                value
-            };
-            pairs.push((name.to_string(), value));
+            pairs.push((
+                name.to_string(),
+                keep_inside(state, defaults.get_item(&name)?)?,
+            ));
         }
     }
     let pairs: Kwargs = pairs.into_iter().collect();
     built_in.call(state, &[pairs.into()])
 }
 
-/// Lets a value pass that neither contains a namespace or a list that grows, which could contain itself, nor nests too deeply: to show such a
-/// value, or to forget it, would need more stack than there is. What is such a thing itself may pass, as a name for it.
+/// Lets a value pass that neither contains a namespace, which could contain itself, nor nests too deeply: to show such a value, or to forget it, would
+/// need more stack than there is. A list that grows is copied if it is within another value. A namespace itself may pass, as a name for it.
 fn keep(state: &State, value: Value) -> Result<Value, Error> {
-    if !is_shared(&value) {
-        check_nesting(state, &value, 0)?;
+    if is_list(&value) || is_namespace(&value) {
+        return Ok(value);
     }
-    Ok(value)
+    frozen(state, value, 0)
 }
 
-/// What may go where it stays within another value.
-fn keep_inside(state: &State, value: &Value) -> Result<(), Error> {
-    check_nesting(state, value, 0)
+/// What is kept in a namespace: no namespace, and a list as one that grows.
+fn keep_inside(state: &State, value: Value) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Seq {
+        return frozen(state, value, 0);
+    }
+    let items: Result<_, Error> = value
+        .try_iter()?
+        .map(|item| frozen(state, item, 1))
+        .collect();
+    Ok(Value::from_object(List(Mutex::new(items?))))
 }
 
-fn is_shared(value: &Value) -> bool {
+fn is_list(value: &Value) -> bool {
     value.downcast_object_ref::<List>().is_some()
-        || value
-            .as_object()
-            .is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-fn check_nesting(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
+fn is_namespace(value: &Value) -> bool {
+    value
+        .as_object()
+        .is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// The same value with copies of the lists that grow.
+fn frozen(state: &State, value: Value, depth: usize) -> Result<Value, Error> {
+    Ok(changed(state, &value, depth)?.unwrap_or(value))
+}
+
+/// The value with copies of the lists that grow, if there are any in it.
+fn changed(state: &State, value: &Value, depth: usize) -> Result<Option<Value>, Error> {
     let kind = value.kind();
     if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
-        return Ok(());
+        return Ok(None);
     }
-    if is_shared(value) {
-        let message = "a namespace, or a list of one, cannot be kept within another value";
+    if is_namespace(value) {
+        let message = "a namespace cannot be kept within another value";
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
     if depth > DEEPEST {
@@ -129,15 +146,22 @@ fn check_nesting(state: &State, value: &Value, depth: usize) -> Result<(), Error
         return Err(Error::new(ErrorKind::OutOfFuel, message));
     }
     state.consume_fuel(1)?;
-    for item in value.try_iter()? {
-        let inner = if kind == ValueKind::Map {
-            value.get_item(&item)?
+    let mut pairs = Vec::new();
+    let mut is_changed = is_list(value) || kind == ValueKind::Iterable;
+    for key in value.try_iter()? {
+        let item = if kind == ValueKind::Map {
+            value.get_item(&key)?
         } else {
-            item
+            key.clone()
         };
-        check_nesting(state, &inner, depth + 1)?;
+        let other = changed(state, &item, depth + 1)?;
+        is_changed |= other.is_some();
+        pairs.push((key, other.unwrap_or(item)));
     }
-    Ok(())
+    Ok(is_changed.then(|| match kind {
+        ValueKind::Map => Value::from_pairs(pairs),
+        _ => pairs.into_iter().map(|(_, item)| item).collect(),
+    }))
 }
 
 /// A list that can grow.
@@ -145,11 +169,6 @@ fn check_nesting(state: &State, value: &Value, depth: usize) -> Result<(), Error
 struct List(Mutex<Vec<Value>>);
 
 impl List {
-    fn value(items: &Value) -> Result<Value, Error> {
-        let items = items.try_iter()?.collect();
-        Ok(Value::from_object(List(Mutex::new(items))))
-    }
-
     fn items(&self) -> std::sync::MutexGuard<'_, Vec<Value>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -260,21 +279,24 @@ fn change_list(
     match name {
         "append" => {
             let (item,): (Value,) = from_args(arguments)?;
-            keep_inside(state, &item)?;
+            let item = frozen(state, item, 1)?;
             list.items().push(item);
             Ok(Value::from(()))
         }
         "extend" => {
             let (more,): (Value,) = from_args(arguments)?;
-            let more: Vec<Value> = more.try_iter()?.collect();
+            let more: Result<Vec<Value>, Error> = more
+                .try_iter()?
+                .map(|item| frozen(state, item, 1))
+                .collect();
+            let more = more?;
             state.consume_fuel(more.len() as u64)?;
-            more.iter().try_for_each(|item| keep_inside(state, item))?;
             list.items().extend(more);
             Ok(Value::from(()))
         }
         "insert" => {
             let (at, item): (i64, Value) = from_args(arguments)?;
-            keep_inside(state, &item)?;
+            let item = frozen(state, item, 1)?;
             let mut items = list.items();
             let length = items.len();
             items.insert(position(Some(at), length).unwrap_or(0).min(length), item);

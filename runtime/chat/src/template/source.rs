@@ -2,6 +2,8 @@
 
 /// The name of the function that looks at every value that a template keeps.
 pub(super) const KEEP: &str = "_samite_keep";
+/// The same for what is kept in a namespace.
+pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 
 /// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
 /// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
@@ -45,7 +47,12 @@ pub(super) fn prepare(source: &str) -> String {
             "set" if is_block && !is_raw => match assigned(tag) {
                 Some((start, end)) => {
                     let (target, value, end) = (&tag[..start], &tag[start..end], &tag[end..]);
-                    result.extend([target, " ", KEEP, "((", value, "))", end]);
+                    let keep = if target.contains('.') {
+                        KEEP_INSIDE
+                    } else {
+                        KEEP
+                    };
+                    result.extend([target, " ", keep, "((", value, "))", end]);
                 }
                 None => result.push_str(tag),
             },
@@ -114,7 +121,7 @@ mod tests {
             ("{% set x = 1 -%}", "{% set x = _samite_keep(( 1 ))-%}"),
             (
                 "{%- set a.b='=%}' %}",
-                "{%- set a.b= _samite_keep(('=%}' ))%}",
+                "{%- set a.b= _samite_keep_inside(('=%}' ))%}",
             ),
             ("{% set x %}=", "{% set x %}="),
             (
