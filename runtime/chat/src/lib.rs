@@ -1,6 +1,7 @@
 //! Conversations with language models: a conversation becomes the prompt that a model knows, and its answer becomes text, thoughts and calls.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod capabilities;
 mod error;
 mod guard;
@@ -8,6 +9,10 @@ mod message;
 mod prompt;
 mod template;
 
+pub use answer::{
+    Answer, AnswerCall, AnswerOptions, AnswerParser, CallKeys, Calls, Channels, Event, FORMATS,
+    Format, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat, Style, TaggedCalls,
+};
 pub use capabilities::Capabilities;
 pub use error::TemplateError;
 pub use guard::{Guard, Piece};

@@ -82,9 +82,19 @@ pub(super) enum Header {
     /// It is none.
     Broken,
     /// The arguments begin here, and behind them so many brackets close.
-    Arguments { name: String, id: Option<String>, at: usize, depth: usize },
+    Arguments {
+        name: String,
+        id: Option<String>,
+        at: usize,
+        depth: usize,
+    },
     /// All of it is there; it ends here.
-    Whole { name: String, id: Option<String>, arguments: String, end: usize },
+    Whole {
+        name: String,
+        id: Option<String>,
+        arguments: String,
+        end: usize,
+    },
 }
 
 /// Reads the beginning of an object that may be a call.
@@ -98,7 +108,8 @@ pub(super) fn header(text: &str, keys: &CallKeys) -> Header {
 }
 
 fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Header, Stop> {
-    let (mut name, mut id, mut arguments): (Option<String>, Option<String>, Option<String>) = (None, None, None);
+    let (mut name, mut id, mut arguments): (Option<String>, Option<String>, Option<String>) =
+        (None, None, None);
     let mut inner = None;
     reader.expect(b'{')?;
     let mut is_first = true;
@@ -118,17 +129,37 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
             if next != b'{' || key.is_empty() {
                 return Err(Stop::Broken);
             }
-            return Ok(Header::Arguments { name: key, id: None, at: reader.at, depth });
+            return Ok(Header::Arguments {
+                name: key,
+                id: None,
+                at: reader.at,
+                depth,
+            });
         }
         let is = |names: &[&str]| names.contains(&key.as_str());
         if next == b'{' && key == "function" && depth == 1 {
             match object(reader, keys, 2)? {
-                Header::Whole { name: n, id: i, arguments: a, .. } => {
+                Header::Whole {
+                    name: n,
+                    id: i,
+                    arguments: a,
+                    ..
+                } => {
                     inner = Some((n, a));
                     id = id.or(i);
                 }
-                Header::Arguments { name, id: inner_id, at, depth } => {
-                    return Ok(Header::Arguments { name, id: id.or(inner_id), at, depth });
+                Header::Arguments {
+                    name,
+                    id: inner_id,
+                    at,
+                    depth,
+                } => {
+                    return Ok(Header::Arguments {
+                        name,
+                        id: id.or(inner_id),
+                        at,
+                        depth,
+                    });
                 }
                 other => return Ok(other),
             }
@@ -142,7 +173,12 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
             match (&name, next) {
                 (Some(name), b'{') if !keys.id_is_last => {
                     let name = name.clone();
-                    return Ok(Header::Arguments { name, id, at: reader.at, depth });
+                    return Ok(Header::Arguments {
+                        name,
+                        id,
+                        at: reader.at,
+                        depth,
+                    });
                 }
                 // As a text that has JSON in it.
                 (_, b'"') => arguments = Some(reader.string()?),
@@ -161,7 +197,12 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
         (_, Some(inner)) => inner,
         _ => return Err(Stop::Broken),
     };
-    Ok(Header::Whole { name, id, arguments, end: reader.at })
+    Ok(Header::Whole {
+        name,
+        id,
+        arguments,
+        end: reader.at,
+    })
 }
 
 /// What closes an object of a call behind its arguments: members that do not matter, and brackets. Says where it ends.
@@ -204,7 +245,10 @@ impl<'a> Reader<'a> {
     /// The next byte that is no white space.
     fn peek(&mut self) -> Result<u8, Stop> {
         let rest = &self.text.as_bytes()[self.at..];
-        let space = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
+        let space = rest
+            .iter()
+            .take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'))
+            .count();
         self.at += space;
         rest.get(space).copied().ok_or(Stop::More)
     }
@@ -250,7 +294,8 @@ impl<'a> Reader<'a> {
                 Scanned::End(length) => {
                     self.at += length;
                     let value = &self.text[start..self.at];
-                    serde_json::from_str::<serde::de::IgnoredAny>(value).map_err(|_| Stop::Broken)?;
+                    serde_json::from_str::<serde::de::IgnoredAny>(value)
+                        .map_err(|_| Stop::Broken)?;
                     Ok(value)
                 }
                 Scanned::All => Err(Stop::More),
@@ -258,8 +303,11 @@ impl<'a> Reader<'a> {
             },
             _ => {
                 let rest = &self.text[start..];
-                let end = rest.find([',', '}', ']', ' ', '\n', '\t', '\r']).ok_or(Stop::More)?;
-                serde_json::from_str::<serde::de::IgnoredAny>(&rest[..end]).map_err(|_| Stop::Broken)?;
+                let end = rest
+                    .find([',', '}', ']', ' ', '\n', '\t', '\r'])
+                    .ok_or(Stop::More)?;
+                serde_json::from_str::<serde::de::IgnoredAny>(&rest[..end])
+                    .map_err(|_| Stop::Broken)?;
                 self.at += end;
                 Ok(&rest[..end])
             }
@@ -282,20 +330,59 @@ mod tests {
     #[test]
     fn calls_are_read_in_any_order_and_nesting() {
         let text = r#"{"name": "f", "arguments": {"a": 1}}"#;
-        let Header::Arguments { name, at, depth, .. } = header(text, &KEYS) else { panic!() };
-        assert_eq!((name.as_str(), &text[at..], depth), ("f", r#"{"a": 1}}"#, 1));
+        let Header::Arguments {
+            name, at, depth, ..
+        } = header(text, &KEYS)
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (name.as_str(), &text[at..], depth),
+            ("f", r#"{"a": 1}}"#, 1)
+        );
         for (text, arguments) in [
-            (r#"{"arguments": {"a": 1}, "id": "7", "name": "f"} "#, r#"{"a": 1}"#),
+            (
+                r#"{"arguments": {"a": 1}, "id": "7", "name": "f"} "#,
+                r#"{"a": 1}"#,
+            ),
             (r#"{"id": 7, "name": "f"}"#, "{}"),
-            (r#"{"type":"function","id":"7","function":{"arguments":"{\"a\": 1}","name":"f"}}"#, r#"{"a": 1}"#),
+            (
+                r#"{"type":"function","id":"7","function":{"arguments":"{\"a\": 1}","name":"f"}}"#,
+                r#"{"a": 1}"#,
+            ),
         ] {
-            let Header::Whole { name, id, arguments: got, .. } = header(text, &KEYS) else { panic!("{text}") };
-            assert_eq!((name.as_str(), id.as_deref(), got.as_str()), ("f", Some("7"), arguments));
+            let Header::Whole {
+                name,
+                id,
+                arguments: got,
+                ..
+            } = header(text, &KEYS)
+            else {
+                panic!("{text}")
+            };
+            assert_eq!(
+                (name.as_str(), id.as_deref(), got.as_str()),
+                ("f", Some("7"), arguments)
+            );
             for end in 0..text.trim_end().len() {
-                assert_eq!(header(&text[..end], &KEYS), Header::More, "{}", &text[..end]);
+                assert_eq!(
+                    header(&text[..end], &KEYS),
+                    Header::More,
+                    "{}",
+                    &text[..end]
+                );
             }
         }
-        for broken in ["x", "{x", "{}", r#"{"name" "f"}"#, r#"{"name": }"#, r#"{"a": "b"}"#, "{\"na\nme\": 1}", r#"{"name": ""}"#] {
+        for broken in [
+            "x",
+            "{x",
+            "{}",
+            r#"{"name" "f"}"#,
+            r#"{"name": }"#,
+            r#"{"a": "b"}"#,
+            "{\"na\nme\": 1}",
+            r#"{"name": ""}"#,
+        ] {
             assert_eq!(header(broken, &KEYS), Header::Broken, "{broken}");
         }
     }

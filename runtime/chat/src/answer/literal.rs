@@ -15,9 +15,13 @@ pub enum Style {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     /// Of the call itself, or an object of Gemma.
-    Named { close: char },
+    Named {
+        close: char,
+    },
     Dict,
-    List { close: char },
+    List {
+        close: char,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,12 @@ impl Literals {
     /// Behind the bracket that opens the arguments, for which "{" was written.
     pub(super) fn new(style: Style) -> Self {
         let close = if style == Style::Gemma { '}' } else { ')' };
-        Self { style, levels: vec![Level::Named { close }], expect: Expect::ItemOrEnd, needs_comma: false }
+        Self {
+            style,
+            levels: vec![Level::Named { close }],
+            expect: Expect::ItemOrEnd,
+            needs_comma: false,
+        }
     }
 
     /// Turns what it can of `text` and appends it to `json`. Says how many bytes are done with.
@@ -85,8 +94,16 @@ impl Literals {
         }
         let trimmed = text.trim_start();
         let space = text.len() - trimmed.len();
-        let Some(first) = trimmed.chars().next() else { return if space > 0 { Ok(space) } else { Err(Turned::More) } };
-        let Some(&level) = self.levels.last() else { return Err(Turned::End) };
+        let Some(first) = trimmed.chars().next() else {
+            return if space > 0 {
+                Ok(space)
+            } else {
+                Err(Turned::More)
+            };
+        };
+        let Some(&level) = self.levels.last() else {
+            return Err(Turned::End);
+        };
         let close = match level {
             Level::Named { close } | Level::List { close } => close,
             Level::Dict => '}',
@@ -98,7 +115,11 @@ impl Literals {
                 Ok(space + 1)
             }
             Expect::CommaOrEnd | Expect::ItemOrEnd if first == close => {
-                json.push(if matches!(level, Level::List { .. }) { ']' } else { '}' });
+                json.push(if matches!(level, Level::List { .. }) {
+                    ']'
+                } else {
+                    '}'
+                });
                 self.levels.pop();
                 self.needs_comma = false;
                 self.expect = Expect::CommaOrEnd;
@@ -113,7 +134,9 @@ impl Literals {
                 self.expect = Expect::Value;
                 Ok(space + length)
             }
-            _ => self.value(trimmed, is_end, json).map(|length| space + length),
+            _ => self
+                .value(trimmed, is_end, json)
+                .map(|length| space + length),
         }
     }
 
@@ -125,7 +148,11 @@ impl Literals {
 
     /// A name and what stands between it and its value.
     fn key(&self, text: &str, level: Level) -> Result<(String, usize), Turned> {
-        let separator = if level == Level::Dict || self.style == Style::Gemma { ':' } else { '=' };
+        let separator = if level == Level::Dict || self.style == Style::Gemma {
+            ':'
+        } else {
+            '='
+        };
         for quote in [GEMMA_QUOTE, "\"", "'"] {
             match begins(text, quote, false) {
                 Begins::No => continue,
@@ -134,7 +161,11 @@ impl Literals {
             }
             let inner = &text[quote.len()..];
             let Some(end) = inner.find(quote) else {
-                return Err(if text.len() > LONGEST_WORD { Turned::Broken } else { Turned::More });
+                return Err(if text.len() > LONGEST_WORD {
+                    Turned::Broken
+                } else {
+                    Turned::More
+                });
             };
             let rest = &inner[end + quote.len()..];
             let behind = rest.trim_start();
@@ -151,7 +182,12 @@ impl Literals {
         match end {
             None if text.len() > LONGEST_WORD => Err(Turned::Broken),
             None => Err(Turned::More),
-            Some(end) if end > 0 && end <= LONGEST_WORD && text[end..].starts_with(separator) && level != Level::Dict => {
+            Some(end)
+                if end > 0
+                    && end <= LONGEST_WORD
+                    && text[end..].starts_with(separator)
+                    && level != Level::Dict =>
+            {
                 Ok((text[..end].trim_end().to_owned(), end + 1))
             }
             Some(_) => Err(Turned::Broken),
@@ -211,7 +247,13 @@ impl Literals {
     }
 
     /// Goes on in a text.
-    fn text(&mut self, text: &str, quote: &'static str, is_end: bool, json: &mut String) -> Result<usize, Turned> {
+    fn text(
+        &mut self,
+        text: &str,
+        quote: &'static str,
+        is_end: bool,
+        json: &mut String,
+    ) -> Result<usize, Turned> {
         if quote == GEMMA_QUOTE {
             return match find(text, [quote].into_iter(), is_end) {
                 Found::Mark { at, .. } => {
@@ -272,22 +314,43 @@ fn escape(text: &str) -> Option<(char, usize)> {
         _ => return Some(('\\', 1)),
     };
     let end = 2 + digits;
-    let have = text.as_bytes().iter().skip(2).take(digits).take_while(|byte| byte.is_ascii_hexdigit()).count();
+    let have = text
+        .as_bytes()
+        .iter()
+        .skip(2)
+        .take(digits)
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
     if have < digits {
-        return if text.len() < end && 2 + have == text.len() { None } else { Some(('\\', 1)) };
+        return if text.len() < end && 2 + have == text.len() {
+            None
+        } else {
+            Some(('\\', 1))
+        };
     }
     let number = u32::from_str_radix(&text[2..end], 16).ok();
     match number {
         // Half of a pair: the other half must follow.
         Some(high @ 0xd800..0xdc00) if kind == 'u' => {
             let rest = &text[end..];
-            let low = rest.strip_prefix("\\u").and_then(|rest| rest.get(..4)).and_then(|low| u32::from_str_radix(low, 16).ok());
+            let low = rest
+                .strip_prefix("\\u")
+                .and_then(|rest| rest.get(..4))
+                .and_then(|low| u32::from_str_radix(low, 16).ok());
             match low {
                 Some(low @ 0xdc00..0xe000) => {
                     let number = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
                     Some((char::from_u32(number).unwrap_or('\u{fffd}'), end + 6))
                 }
-                None if rest.len() < 6 && "\\uffff".len() > rest.len() && (rest.is_empty() || "\\u".starts_with(rest) || rest.starts_with("\\u") && rest[2..].bytes().all(|b| b.is_ascii_hexdigit())) => None,
+                None if rest.len() < 6
+                    && "\\uffff".len() > rest.len()
+                    && (rest.is_empty()
+                        || "\\u".starts_with(rest)
+                        || rest.starts_with("\\u")
+                            && rest[2..].bytes().all(|b| b.is_ascii_hexdigit())) =>
+                {
+                    None
+                }
                 _ => Some(('\u{fffd}', end)),
             }
         }
@@ -318,7 +381,11 @@ mod tests {
                 done += more;
                 result = end;
             }
-            assert_eq!((&other, done, result), (&json, at, turned), "{text} cut at {cut}");
+            assert_eq!(
+                (&other, done, result),
+                (&json, at, turned),
+                "{text} cut at {cut}"
+            );
         }
         (json, at, turned)
     }
@@ -327,16 +394,37 @@ mod tests {
     fn literals_become_json() {
         for (style, text, expected) in [
             (Style::Gemma, "}", "{}"),
-            (Style::Gemma, "city:<|\"|>a \"b\"\n<|\"|>,n:-1.5,t:true,o:{x:[1,<|\"|>y<|\"|>],z:None},w:word}", r#"{"city": "a \"b\"\n", "n": -1.5, "t": true, "o": {"x": [1, "y"], "z": null}, "w": "word"}"#),
+            (
+                Style::Gemma,
+                "city:<|\"|>a \"b\"\n<|\"|>,n:-1.5,t:true,o:{x:[1,<|\"|>y<|\"|>],z:None},w:word}",
+                r#"{"city": "a \"b\"\n", "n": -1.5, "t": true, "o": {"x": [1, "y"], "z": null}, "w": "word"}"#,
+            ),
             (Style::Python, ")", "{}"),
-            (Style::Python, "a='x', b=\"y'\", c=[1, 2.5,], d={'k': True, \"l\": None}, e=(1, False))", r#"{"a": "x", "b": "y'", "c": [1, 2.5], "d": {"k": true, "l": null}, "e": [1, false]}"#),
-            (Style::Python, r"a='\n\x41\u00e9\'\q\\ \ud83d\ude00'  )", "{\"a\": \"\\nAé'\\\\q\\\\ 😀\"}"),
+            (
+                Style::Python,
+                "a='x', b=\"y'\", c=[1, 2.5,], d={'k': True, \"l\": None}, e=(1, False))",
+                r#"{"a": "x", "b": "y'", "c": [1, 2.5], "d": {"k": true, "l": null}, "e": [1, false]}"#,
+            ),
+            (
+                Style::Python,
+                r"a='\n\x41\u00e9\'\q\\ \ud83d\ude00'  )",
+                "{\"a\": \"\\nAé'\\\\q\\\\ 😀\"}",
+            ),
         ] {
             let (json, at, end) = turned(style, text);
-            assert_eq!((json.as_str(), at, end), (expected, text.len(), Turned::End));
+            assert_eq!(
+                (json.as_str(), at, end),
+                (expected, text.len(), Turned::End)
+            );
             assert!(serde_json::from_str::<Value>(&json).is_ok());
         }
-        for (style, broken) in [(Style::Python, "a=x)"), (Style::Python, "1)"), (Style::Gemma, "a}"), (Style::Gemma, "a:1 b}"), (Style::Python, "a=[1})")] {
+        for (style, broken) in [
+            (Style::Python, "a=x)"),
+            (Style::Python, "1)"),
+            (Style::Gemma, "a}"),
+            (Style::Gemma, "a:1 b}"),
+            (Style::Python, "a=[1})"),
+        ] {
             assert!(turned(style, broken).2 != Turned::End, "{broken}");
         }
     }

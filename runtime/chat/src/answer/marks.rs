@@ -10,7 +10,11 @@ pub(super) enum Found {
 }
 
 /// The first of `marks` in `text`, the longest of those that begin at one place. `is_end` says that nothing comes any more.
-pub(super) fn find<'a>(text: &str, marks: impl Iterator<Item = &'a str> + Clone, is_end: bool) -> Found {
+pub(super) fn find<'a>(
+    text: &str,
+    marks: impl Iterator<Item = &'a str> + Clone,
+    is_end: bool,
+) -> Found {
     // Marks begin with few different bytes.
     let mut starts = [false; 256];
     let mut longest = 0;

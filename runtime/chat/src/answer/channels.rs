@@ -1,0 +1,215 @@
+//! The machine that reads answers of messages with headers: gpt-oss's "harmony".
+//!
+//! `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`
+
+use super::Sink;
+use super::format::Channels;
+use super::marks::{Found, find};
+
+/// Longest header.
+const LONGEST_HEADER: usize = 512;
+
+#[derive(Clone, Debug)]
+pub(super) struct ChannelMachine {
+    channels: Channels,
+    has_tools: bool,
+    buffer: String,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Between messages. Directly behind the prompt, a header may go on without a mark.
+    Outside {
+        may_go_on: bool,
+    },
+    Body(Body),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Content,
+    Thought,
+    Arguments,
+}
+
+impl ChannelMachine {
+    pub(super) fn new(channels: Channels, has_tools: bool, prompt: &str) -> Self {
+        let mut machine = Self {
+            channels,
+            has_tools,
+            buffer: String::new(),
+            state: State::Outside { may_go_on: true },
+        };
+        // The prompt may end within a header or a message.
+        let last = |mark: &str| prompt.rfind(mark);
+        let start = channels.starts.iter().filter_map(|mark| last(mark)).max();
+        if let Some(message) = last(channels.message) {
+            let ended = channels.ends.iter().filter_map(|mark| last(mark)).max();
+            if ended.is_none_or(|ended| ended < message) {
+                let header = &prompt[start.filter(|start| *start < message).unwrap_or(0)..message];
+                let is_thought = channels.thoughts.iter().any(|word| header.contains(word));
+                machine.state = State::Body(if is_thought {
+                    Body::Thought
+                } else {
+                    Body::Content
+                });
+            }
+        } else if let Some(channel) =
+            start.filter(|&start| prompt[start..].starts_with("<|channel|>"))
+        {
+            machine.buffer.push_str(&prompt[channel..]);
+        }
+        machine
+    }
+
+    pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
+        self.buffer.push_str(text);
+        while self.step(is_end, sink) {}
+        if is_end {
+            sink.end();
+        }
+    }
+
+    fn step(&mut self, is_end: bool, sink: &mut Sink) -> bool {
+        if self.buffer.is_empty() {
+            return false;
+        }
+        match self.state {
+            State::Outside { may_go_on } => self.outside(may_go_on, is_end, sink),
+            State::Body(body) => self.body(body, is_end, sink),
+        }
+    }
+
+    fn outside(&mut self, may_go_on: bool, is_end: bool, sink: &mut Sink) -> bool {
+        let starts = self.channels.starts;
+        if may_go_on {
+            // ` to=functions.f<|channel|>commentary json<|message|>`
+            let begin = self.buffer.trim_start();
+            if !is_end && begin.len() < 3 && "to=".starts_with(begin) {
+                return false;
+            }
+            if begin.starts_with("to=") {
+                return self.header(0, is_end, sink);
+            }
+        }
+        match find(
+            &self.buffer,
+            starts
+                .iter()
+                .copied()
+                .chain(self.channels.ends.iter().copied()),
+            is_end,
+        ) {
+            Found::Mark { at: 0, number } if number >= starts.len() => {
+                self.buffer
+                    .drain(..self.channels.ends[number - starts.len()].len());
+                true
+            }
+            Found::Mark { at: 0, number } => self.header(starts[number].len(), is_end, sink),
+            Found::Mark { at, .. } => {
+                self.between(at, sink);
+                true
+            }
+            Found::None { until } => {
+                let until = if is_end {
+                    until
+                } else {
+                    self.buffer[..until].trim_end().len()
+                };
+                self.between(until, sink);
+                until > 0
+            }
+        }
+    }
+
+    /// Text between messages, which should not be there.
+    fn between(&mut self, length: usize, sink: &mut Sink) {
+        if !self.buffer[..length].trim().is_empty() {
+            sink.content(&self.buffer[..length]);
+            self.state = State::Outside { may_go_on: false };
+        }
+        self.buffer.drain(..length);
+    }
+
+    /// A header, whose first mark is so long.
+    fn header(&mut self, mark: usize, is_end: bool, sink: &mut Sink) -> bool {
+        let held = self.buffer.floor_char_boundary(LONGEST_HEADER);
+        let rest = &self.buffer[mark..held];
+        // An end, or a second start, shows that this is no header.
+        let marks = [self.channels.message]
+            .into_iter()
+            .chain(self.channels.ends.iter().copied());
+        let is_last = is_end || held < self.buffer.len();
+        match find(rest, marks, is_last) {
+            Found::Mark { at, number: 0 } => {
+                let header = rest[..at].to_owned();
+                self.buffer.drain(..mark + at + self.channels.message.len());
+                self.state = State::Body(self.body_of(&header, sink));
+                true
+            }
+            Found::None { .. } if !is_last && self.buffer.len() < LONGEST_HEADER => false,
+            _ => {
+                let length = mark.max(self.buffer.chars().next().map_or(0, char::len_utf8));
+                sink.content(&self.buffer[..length]);
+                self.buffer.drain(..length);
+                self.state = State::Outside { may_go_on: false };
+                true
+            }
+        }
+    }
+
+    fn body_of(&self, header: &str, sink: &mut Sink) -> Body {
+        if let Some(at) = header.find(self.channels.tool).filter(|_| self.has_tools) {
+            let name = &header[at + self.channels.tool.len()..];
+            let end = name
+                .find(|c: char| c.is_whitespace() || c == '<')
+                .unwrap_or(name.len());
+            if end > 0 {
+                sink.start(&name[..end], None);
+                return Body::Arguments;
+            }
+        }
+        if self
+            .channels
+            .thoughts
+            .iter()
+            .any(|word| header.contains(word))
+        {
+            Body::Thought
+        } else {
+            Body::Content
+        }
+    }
+
+    fn body(&mut self, body: Body, is_end: bool, sink: &mut Sink) -> bool {
+        // A message without an end ends where the next one begins.
+        let ends = self.channels.ends;
+        let marks = ends.iter().copied().chain([self.channels.starts[0]]);
+        match find(&self.buffer, marks, is_end) {
+            Found::Mark { at, number } => {
+                self.tell(body, at, sink);
+                sink.end();
+                if let Some(end) = ends.get(number) {
+                    self.buffer.drain(..end.len());
+                }
+                self.state = State::Outside { may_go_on: false };
+                true
+            }
+            Found::None { until } => {
+                self.tell(body, until, sink);
+                until > 0
+            }
+        }
+    }
+
+    fn tell(&mut self, body: Body, length: usize, sink: &mut Sink) {
+        let text = &self.buffer[..length];
+        match body {
+            Body::Content => sink.content(text),
+            Body::Thought => sink.thought(text),
+            Body::Arguments => sink.arguments(text),
+        }
+        self.buffer.drain(..length);
+    }
+}
