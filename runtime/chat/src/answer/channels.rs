@@ -4,6 +4,7 @@
 
 use super::Sink;
 use super::format::Channels;
+use super::machine::{Machine, is_name};
 use super::marks::{Found, find};
 
 /// Longest header.
@@ -15,6 +16,8 @@ pub(super) struct ChannelMachine {
     has_tools: bool,
     buffer: String,
     state: State,
+    /// Reads what is said, where calls may stand in it.
+    inner: Option<Machine>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,14 @@ enum State {
         may_go_on: bool,
     },
     Body(Body),
+}
+
+/// What a header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Meaning {
+    Content,
+    Thought,
+    Call(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +51,10 @@ impl ChannelMachine {
             has_tools,
             buffer: String::new(),
             state: State::Outside { may_go_on: true },
+            inner: None,
         };
         // The prompt may end within a header or a message.
+        machine.renew();
         let last = |mark: &str| prompt.rfind(mark);
         let start = channels.starts.iter().filter_map(|mark| last(mark)).max();
         if let Some(message) = last(channels.message) {
@@ -63,10 +76,19 @@ impl ChannelMachine {
         machine
     }
 
+    /// Another message begins.
+    fn renew(&mut self) {
+        let inner = self.channels.inner;
+        self.inner = inner.map(|format| Machine::new(format, self.has_tools, ""));
+    }
+
     pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
         self.buffer.push_str(text);
         while self.step(is_end, sink) {}
         if is_end {
+            if let Some(inner) = &mut self.inner {
+                inner.run("", true, sink);
+            }
             sink.end();
         }
     }
@@ -142,10 +164,19 @@ impl ChannelMachine {
             .chain(self.channels.ends.iter().copied());
         let is_last = is_end || held < self.buffer.len();
         match find(rest, marks, is_last) {
-            Found::Mark { at, number: 0 } => {
-                let header = rest[..at].to_owned();
+            Found::Mark { at, number: 0 }
+                if let Some(meaning) = self.meaning(&rest[..at], sink) =>
+            {
                 self.buffer.drain(..mark + at + self.channels.message.len());
-                self.state = State::Body(self.body_of(&header, sink));
+                let body = match meaning {
+                    Meaning::Call(name) => {
+                        sink.start(&name, None);
+                        Body::Arguments
+                    }
+                    Meaning::Thought => Body::Thought,
+                    Meaning::Content => Body::Content,
+                };
+                self.state = State::Body(body);
                 true
             }
             Found::None { .. } if !is_last && self.buffer.len() < LONGEST_HEADER => false,
@@ -159,27 +190,41 @@ impl ChannelMachine {
         }
     }
 
-    fn body_of(&self, header: &str, sink: &mut Sink) -> Body {
-        if let Some(at) = header.find(self.channels.tool).filter(|_| self.has_tools) {
-            let name = &header[at + self.channels.tool.len()..];
-            let end = name
-                .find(|c: char| c.is_whitespace() || c == '<')
-                .unwrap_or(name.len());
-            if end > 0 {
-                sink.start(&name[..end], None);
-                return Body::Arguments;
+    /// What a header says, if all of it is known.
+    fn meaning(&self, header: &str, sink: &Sink) -> Option<Meaning> {
+        let header = self
+            .channels
+            .marks
+            .iter()
+            .fold(header.to_owned(), |header, mark| header.replace(mark, " "));
+        let mut meaning = Meaning::Content;
+        for word in header.split_whitespace() {
+            if self.channels.thoughts.contains(&word) {
+                if meaning == Meaning::Content {
+                    meaning = Meaning::Thought;
+                }
+            } else if let Some(recipient) = word
+                .strip_prefix("to=")
+                .filter(|recipient| !self.channels.words.contains(recipient))
+            {
+                let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
+                if !self.has_tools || !is_name(name) {
+                    return None;
+                }
+                if self.channels.inner.is_none() {
+                    meaning = Meaning::Call(name.to_owned());
+                } else if !sink.arguments.contains_key(name) {
+                    return None;
+                }
+            } else if !self
+                .channels
+                .words
+                .contains(&word.strip_prefix("to=").unwrap_or(word))
+            {
+                return None;
             }
         }
-        if self
-            .channels
-            .thoughts
-            .iter()
-            .any(|word| header.contains(word))
-        {
-            Body::Thought
-        } else {
-            Body::Content
-        }
+        Some(meaning)
     }
 
     fn body(&mut self, body: Body, is_end: bool, sink: &mut Sink) -> bool {
@@ -189,6 +234,10 @@ impl ChannelMachine {
         match find(&self.buffer, marks, is_end) {
             Found::Mark { at, number } => {
                 self.tell(body, at, sink);
+                if let Some(inner) = &mut self.inner {
+                    inner.run("", true, sink);
+                }
+                self.renew();
                 sink.end();
                 if let Some(end) = ends.get(number) {
                     self.buffer.drain(..end.len());
@@ -206,7 +255,10 @@ impl ChannelMachine {
     fn tell(&mut self, body: Body, length: usize, sink: &mut Sink) {
         let text = &self.buffer[..length];
         match body {
-            Body::Content => sink.content(text),
+            Body::Content => match &mut self.inner {
+                Some(inner) => inner.run(text, false, sink),
+                None => sink.content(text),
+            },
             Body::Thought => sink.thought(text),
             Body::Arguments => sink.arguments(text),
         }

@@ -137,8 +137,12 @@ pub struct Channels {
     pub ends: &'static [&'static str],
     /// Words in headers of thoughts.
     pub thoughts: &'static [&'static str],
-    /// What comes before the name of a tool.
-    pub tool: &'static str,
+    /// Marks in headers that mean no more than white space.
+    pub marks: &'static [&'static str],
+    /// Words in headers that are known, and whom messages are to that are no calls. A message to somebody else has arguments.
+    pub words: &'static [&'static str],
+    /// How messages call tools otherwise.
+    pub inner: Option<&'static Format>,
 }
 
 const USUAL: CallKeys = CallKeys {
@@ -322,6 +326,7 @@ pub const FORMATS: &[(&Format, &[&str])] = &[
     (&GIGACHAT3, &["function call<|role_sep|>"]),
     (&NEMOTRON_V2, &["<TOOLCALL>"]),
     (&GRANITE33, &["<|tool_call|>"]),
+    (&APRIEL, &["<tool_calls>", "[BEGIN FINAL RESPONSE]"]),
     (&TOOL_CALLS, &["<tool_calls>"]),
     (&FIREFUNCTION, &["functools["]),
     (&COMMAND_R, &["Action:", "```json"]),
@@ -332,9 +337,17 @@ pub const FORMATS: &[(&Format, &[&str])] = &[
 
 /// Qwen 2.5 and 3, Hermes, Granite 4, SmolLM3 and many more; also of models whose template knows no tools.
 pub const HERMES: Format = json("hermes", &["<tool_call>"], &["</tool_call>"]);
-/// MiniMax M1, Apriel.
-pub const TOOL_CALLS: Format = thinking(
-    json("tool_calls", &["<tool_calls>"], &["</tool_calls>"]),
+/// MiniMax M1.
+pub const TOOL_CALLS: Format = json("tool_calls", &["<tool_calls>"], &["</tool_calls>"]);
+/// Apriel: with the ids behind the arguments.
+pub const APRIEL: Format = thinking(
+    keyed(
+        json("apriel", &["<tool_calls>"], &["</tool_calls>"]),
+        CallKeys {
+            id_is_last: true,
+            ..USUAL
+        },
+    ),
     &[
         ("<think>", "</think>"),
         ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
@@ -671,30 +684,49 @@ pub const HARMONY: Format = Format {
         message: "<|message|>",
         ends: &["<|end|>", "<|call|>", "<|return|>"],
         thoughts: &["analysis"],
-        tool: "to=functions.",
+        marks: &["<|channel|>", "<|constrain|>"],
+        words: &[
+            "assistant",
+            "user",
+            "analysis",
+            "commentary",
+            "final",
+            "json",
+            "code",
+        ],
+        inner: None,
     }),
     ids: Ids::Made,
 };
 /// Muse: channels, with tags within those of tools.
 pub const MUSE: Format = Format {
     name: "muse",
-    thoughts: &[("to=self<|message|>", "<|eom|>")],
-    hidden: &[
-        "<|start|>assistant",
-        "to=user<|message|>",
-        "<|message|>",
-        "<|eom|>",
-        "<|eot|>",
-    ],
-    calls: Calls::Tagged(TaggedCalls {
-        section: Some(("<atem:function_calls>", "</atem:function_calls>")),
-        open: "<atem:invoke name=\"",
-        key_open: "<atem:parameter name=\"",
-        value_close: "</atem:parameter>",
-        close: "</atem:invoke>",
-        ..INVOKE
+    thoughts: &[],
+    hidden: &[],
+    calls: Calls::Channels(Channels {
+        starts: &["<|start|>"],
+        message: "<|message|>",
+        ends: &["<|eom|>", "<|eot|>"],
+        thoughts: &["to=self"],
+        marks: &[],
+        words: &["assistant", "user", "self", "tool"],
+        inner: Some(&MUSE_TAGS),
     }),
     ids: Ids::Made,
+};
+const MUSE_TAGS: Format = Format {
+    thoughts: &[],
+    ..tagged(
+        "muse-tags",
+        TaggedCalls {
+            section: Some(("<atem:function_calls>", "</atem:function_calls>")),
+            open: "<atem:invoke name=\"",
+            key_open: "<atem:parameter name=\"",
+            value_close: "</atem:parameter>",
+            close: "</atem:invoke>",
+            ..INVOKE
+        },
+    )
 };
 /// Thoughts, and no calls.
 pub const PLAIN: Format = Format {
@@ -764,7 +796,8 @@ impl Format {
             Calls::Literal(calls) => marks.extend([calls.open, calls.close, "<|\"|>"]),
             Calls::Channels(calls) => {
                 marks.extend(calls.starts.iter().chain(calls.ends));
-                marks.extend([calls.message, "<|constrain|>"]);
+                marks.extend([calls.message].iter().chain(calls.marks));
+                marks.extend(calls.inner.map(Format::marks).unwrap_or_default());
             }
         }
         marks.retain(|mark| !mark.trim().is_empty());

@@ -136,38 +136,39 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
                 depth,
             });
         }
+        // What is not known, or there already, could be lost: such an object is no call.
         let is = |names: &[&str]| names.contains(&key.as_str());
-        if next == b'{' && key == "function" && depth == 1 {
+        if next == b'{' && key == "function" && depth == 1 && inner.is_none() {
             match object(reader, keys, 2)? {
                 Header::Whole {
-                    name: n,
-                    id: i,
-                    arguments: a,
+                    name: inner_name,
+                    id: inner_id,
+                    arguments,
                     ..
                 } => {
-                    inner = Some((n, a));
-                    id = id.or(i);
+                    inner = Some((inner_name, arguments));
+                    id = join(id, inner_id)?;
                 }
                 Header::Arguments {
-                    name,
+                    name: inner_name,
                     id: inner_id,
                     at,
                     depth,
-                } => {
+                } if name.is_none() => {
                     return Ok(Header::Arguments {
-                        name,
-                        id: id.or(inner_id),
+                        name: inner_name,
+                        id: join(id, inner_id)?,
                         at,
                         depth,
                     });
                 }
-                other => return Ok(other),
+                _ => return Err(Stop::Broken),
             }
-        } else if is(keys.name) && next == b'"' {
+        } else if is(keys.name) && next == b'"' && name.is_none() {
             name = Some(reader.string()?);
-        } else if is(keys.id) && next == b'"' {
+        } else if is(keys.id) && next == b'"' && id.is_none() {
             id = Some(reader.string()?);
-        } else if is(keys.id) && next.is_ascii_digit() {
+        } else if is(keys.id) && next.is_ascii_digit() && id.is_none() {
             id = Some(reader.skip()?.to_owned());
         } else if is(keys.arguments) && arguments.is_none() {
             match (&name, next) {
@@ -188,13 +189,19 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
                 }
                 _ => arguments = Some(reader.skip()?.to_owned()),
             }
+        } else if key == "type" && next == b'"' {
+            if reader.string()? != "function" {
+                return Err(Stop::Broken);
+            }
         } else {
-            reader.skip()?;
+            return Err(Stop::Broken);
         }
     }
     let (name, arguments) = match (name, inner) {
-        (Some(name), _) if !name.is_empty() => (name, arguments.unwrap_or_else(|| "{}".to_owned())),
-        (_, Some(inner)) => inner,
+        (Some(name), None) if !name.is_empty() => {
+            (name, arguments.unwrap_or_else(|| "{}".to_owned()))
+        }
+        (None, Some(inner)) if arguments.is_none() => inner,
         _ => return Err(Stop::Broken),
     };
     Ok(Header::Whole {
@@ -205,7 +212,16 @@ fn object(reader: &mut Reader<'_>, keys: &CallKeys, depth: usize) -> Result<Head
     })
 }
 
-/// What closes an object of a call behind its arguments: members that do not matter, and brackets. Says where it ends.
+/// The id of a call, which may stand in one of two places.
+fn join(a: Option<String>, b: Option<String>) -> Result<Option<String>, Stop> {
+    if a.is_some() && b.is_some() {
+        Err(Stop::Broken)
+    } else {
+        Ok(a.or(b))
+    }
+}
+
+/// What closes an object of a call behind its arguments. Says where it ends.
 pub(super) fn tail(text: &str, depth: usize) -> Result<usize, Stop> {
     let mut reader = Reader { text, at: 0 };
     let mut depth = depth;
@@ -215,11 +231,14 @@ pub(super) fn tail(text: &str, depth: usize) -> Result<usize, Stop> {
                 reader.at += 1;
                 depth -= 1;
             }
+            // `, "type": "function"`
             b',' => {
                 reader.at += 1;
-                reader.string()?;
+                let key = reader.string()?;
                 reader.expect(b':')?;
-                reader.skip()?;
+                if key != "type" || reader.peek()? != b'"' || reader.string()? != "function" {
+                    return Err(Stop::Broken);
+                }
             }
             _ => return Err(Stop::Broken),
         }
@@ -389,7 +408,8 @@ mod tests {
 
     #[test]
     fn what_closes_a_call_is_skipped() {
-        assert_eq!(tail(r#" , "id": [1]}]"#, 1), Ok(13));
+        assert_eq!(tail(r#" , "type": "function"}]"#, 1), Ok(22));
+        assert_eq!(tail(r#", "other": 1}]"#, 1), Err(Stop::Broken));
         assert_eq!(tail("}}", 2), Ok(2));
         assert_eq!(tail("}", 2), Err(Stop::More));
         assert_eq!(tail("x", 1), Err(Stop::Broken));

@@ -422,7 +422,6 @@ mod tests {
             (Style::Python, "a=x)"),
             (Style::Python, "1)"),
             (Style::Gemma, "a}"),
-            (Style::Gemma, "a:1 b}"),
             (Style::Python, "a=[1})"),
         ] {
             assert!(turned(style, broken).2 != Turned::End, "{broken}");

@@ -23,6 +23,10 @@ pub(super) struct Machine {
     is_fresh: bool,
     /// White space that comes next belongs to the mark before it.
     skips_space: bool,
+    /// That mark was one of thoughts.
+    is_thought_space: bool,
+    /// So many bytes at the beginning of the buffer are the prompt's.
+    borrowed: usize,
     /// An object at the beginning turned out to be no call.
     is_no_bare_call: bool,
 }
@@ -67,6 +71,8 @@ struct TagValue {
     close: String,
     /// Whether some of it was told of.
     is_begun: bool,
+    /// So many bytes of the buffer have no end in them.
+    seen: usize,
 }
 
 /// What may be found in a text.
@@ -95,6 +101,8 @@ impl Machine {
             state: State::Text,
             is_fresh: true,
             skips_space: false,
+            is_thought_space: false,
+            borrowed: 0,
             is_no_bare_call: false,
         };
         machine.begin(prompt);
@@ -135,6 +143,7 @@ impl Machine {
             .max_by_key(|mark| mark.len());
         if let (Some(open), State::Text) = (open, &self.state) {
             self.buffer.push_str(open);
+            self.borrowed = open.len();
         }
     }
 
@@ -149,7 +158,7 @@ impl Machine {
     fn step(&mut self, is_end: bool, sink: &mut Sink) -> Step {
         if self.skips_space {
             let space = self.buffer.len() - self.buffer.trim_start().len();
-            if matches!(self.state, State::Thought(_)) {
+            if self.is_thought_space {
                 sink.thought_mark(&self.buffer[..space]);
             }
             self.buffer.drain(..space);
@@ -170,7 +179,7 @@ impl Machine {
                 depth,
                 in_list,
             } => self.json(scanner, depth, in_list, sink),
-            State::Tail { depth, in_list } => self.tail(depth, in_list, is_end, sink),
+            State::Tail { depth, in_list } => self.tail(depth, in_list, is_end),
             State::Between { name, is_first } => self.between(name, is_first, is_end, sink),
             State::Value(value) => self.value(value, is_end, sink),
             State::Literal(literals, in_list) => self.literal(literals, in_list, is_end, sink),
@@ -255,6 +264,10 @@ impl Machine {
                 let before = self.buffer[..at].trim_end().len();
                 let is_fresh = self.is_fresh && before == 0;
                 match kind {
+                    Mark::ThoughtEnd if !is_fresh && self.format.hidden.contains(&mark) => {
+                        self.say(at, sink);
+                        self.buffer.drain(..mark.len());
+                    }
                     Mark::Thought(_) | Mark::ThoughtEnd if !is_fresh => {
                         self.say(at + mark.len(), sink)
                     }
@@ -262,16 +275,20 @@ impl Machine {
                         sink.thought_mark(&self.buffer[..at + mark.len()]);
                         self.buffer.drain(..at + mark.len());
                         self.skips_space = true;
+                        self.is_thought_space = true;
                         self.state = State::Thought(close);
                     }
                     Mark::ThoughtEnd => {
                         sink.thought_mark(&self.buffer[..at + mark.len()]);
                         self.buffer.drain(..at + mark.len());
                         self.skips_space = true;
+                        self.is_thought_space = true;
                     }
                     Mark::Hidden => {
-                        self.say(at, sink);
-                        self.buffer.drain(..mark.len());
+                        // White space before the first word belongs to the mark.
+                        self.say(if is_fresh { 0 } else { at }, sink);
+                        let at = if is_fresh { at } else { 0 };
+                        self.buffer.drain(..at + mark.len());
                     }
                     Mark::Call => {
                         self.say(before, sink);
@@ -288,7 +305,8 @@ impl Machine {
 
     /// The first bytes of the buffer are content.
     fn say(&mut self, length: usize, sink: &mut Sink) {
-        let text = &self.buffer[..length];
+        let own = std::mem::take(&mut self.borrowed).min(length);
+        let text = &self.buffer[own..length];
         if !text.trim().is_empty() {
             self.is_fresh = false;
         }
@@ -304,6 +322,7 @@ impl Machine {
                 sink.thought_mark(&self.buffer[text..at + close.len()]);
                 self.buffer.drain(..at + close.len());
                 self.skips_space = true;
+                self.is_thought_space = true;
                 self.is_fresh = true;
                 self.go(State::Text)
             }
@@ -345,6 +364,9 @@ impl Machine {
             Calls::Literal(calls) => open_literal(calls, rest, in_list, is_last),
             Calls::None | Calls::Channels(_) => Err(Stop::Broken),
         };
+        if opened.is_ok() {
+            self.borrowed = 0;
+        }
         match opened {
             Err(Stop::More) if !is_end && !is_too_long => {
                 self.wait(State::Opening { lead, in_list })
@@ -425,7 +447,7 @@ impl Machine {
         }
     }
 
-    fn tail(&mut self, depth: usize, in_list: bool, is_end: bool, sink: &mut Sink) -> Step {
+    fn tail(&mut self, depth: usize, in_list: bool, is_end: bool) -> Step {
         let held = self.buffer.floor_char_boundary(MOST_HELD);
         match tail(&self.buffer[..held], depth) {
             Ok(end) => {
@@ -437,7 +459,6 @@ impl Machine {
             }
             Err(_) => {
                 // What is missing is not missed; what is there instead is text.
-                let _ = sink;
                 self.go(State::Behind { in_list })
             }
         }
@@ -494,6 +515,7 @@ impl Machine {
                     kind,
                     close,
                     is_begun: false,
+                    seen: 0,
                 }))
             }
             Err(Stop::More) if !is_end && trimmed.len() < MOST_HELD => {
@@ -501,7 +523,6 @@ impl Machine {
             }
             Err(_) if waits => self.wait(State::Between { name, is_first }),
             Err(_) => {
-                sink.arguments(if is_first { "{}" } else { "}" });
                 sink.end();
                 self.is_fresh = false;
                 self.go(State::Text)
@@ -514,8 +535,14 @@ impl Machine {
             return self.go(State::Text);
         };
         let streams = value.kind == ArgumentKind::Text && !calls.has_cdata;
-        match find(&self.buffer, [value.close.as_str()].into_iter(), is_end) {
+        let seen = value.seen;
+        match find(
+            &self.buffer[seen..],
+            [value.close.as_str()].into_iter(),
+            is_end,
+        ) {
             Found::Mark { at, .. } => {
+                let at = seen + at;
                 let text = &self.buffer[..at];
                 let text = if value.is_begun {
                     text
@@ -572,7 +599,10 @@ impl Machine {
                 ));
                 self.go(State::Text)
             }
-            Found::None { .. } => self.wait(State::Value(value)),
+            Found::None { until } => {
+                value.seen += until;
+                self.wait(State::Value(value))
+            }
         }
     }
 
@@ -782,7 +812,9 @@ fn behind<'a>(text: &'a str, mark: &str, is_end: bool) -> Result<&'a str, Stop> 
 /// A name and what follows the mark that ends it.
 fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a str), Stop> {
     match find(text, [end].into_iter(), is_end) {
-        Found::Mark { at, .. } if at <= LONGEST_NAME => Ok((&text[..at], &text[at + end.len()..])),
+        Found::Mark { at, .. } if is_name(text[..at].trim()) => {
+            Ok((text[..at].trim(), &text[at + end.len()..]))
+        }
         Found::None { until } if until <= LONGEST_NAME && !is_end => {
             if is_name(text[..until].trim()) || text[..until].trim().is_empty() {
                 Err(Stop::More)
@@ -795,7 +827,7 @@ fn name_before<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &
 }
 
 /// Whether it may be the name of a tool.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONGEST_NAME
         && name
@@ -863,6 +895,9 @@ fn open_named(
     let (name, behind_name) = match calls.id_open {
         None => name_before(rest, calls.middle, is_end)?,
         Some(id_open) => match find(rest, [id_open, calls.middle].into_iter(), is_end) {
+            Found::None { until } if !is_end && is_name(rest[..until].trim()) => {
+                return Err(Stop::More);
+            }
             Found::Mark { at, number: 0 } => {
                 let (text, behind) =
                     name_before(&rest[at + id_open.len()..], calls.middle, is_end)?;
@@ -970,17 +1005,33 @@ fn open_tagged(calls: &TaggedCalls, mark: &str, text: &str, is_end: bool) -> Res
     })
 }
 
-/// What stands between a name and the mark that ends its head, and what follows.
+/// What stands between a name and the mark that ends its head, and what follows. Only words that are known may stand there.
 fn name_head<'a>(text: &'a str, end: &str, is_end: bool) -> Result<(&'a str, &'a str), Stop> {
+    const WORDS: [&str; 9] = [
+        "string=\"true\"",
+        "string=\"false\"",
+        "type=\"string\"",
+        "type=\"number\"",
+        "type=\"integer\"",
+        "type=\"boolean\"",
+        "type=\"null\"",
+        "type=\"object\"",
+        "type=\"array\"",
+    ];
+    let is_known = |word: &str| {
+        let index = word
+            .strip_prefix("index=\"")
+            .and_then(|word| word.strip_suffix('"'));
+        WORDS.contains(&word)
+            || index.is_some_and(|index| index.bytes().all(|byte| byte.is_ascii_digit()))
+    };
     match find(text, [end].into_iter(), is_end) {
-        Found::Mark { at, .. } if at <= LONGEST_NAME && !text[..at].contains('\n') => {
+        Found::Mark { at, .. }
+            if at <= LONGEST_NAME && text[..at].split_whitespace().all(is_known) =>
+        {
             Ok((&text[..at], &text[at + end.len()..]))
         }
-        Found::None { until }
-            if until <= LONGEST_NAME && !is_end && !text[..until].contains('\n') =>
-        {
-            Err(Stop::More)
-        }
+        Found::None { until } if until <= LONGEST_NAME && !is_end => Err(Stop::More),
         _ => Err(Stop::Broken),
     }
 }
