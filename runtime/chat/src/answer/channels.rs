@@ -130,28 +130,24 @@ impl ChannelMachine {
             }
             Found::Mark { at: 0, number } => self.header(starts[number].len(), is_end, sink),
             Found::Mark { at, .. } => {
-                self.between(at, sink);
+                self.between(at, true, sink);
                 true
             }
-            Found::None { until } => {
-                let until = if is_end {
-                    until
-                } else {
-                    self.buffer[..until].trim_end().len()
-                };
-                self.between(until, sink);
-                until > 0
-            }
+            Found::None { until } => self.between(until, is_end, sink),
         }
     }
 
-    /// Text between messages, which should not be there.
-    fn between(&mut self, length: usize, sink: &mut Sink) {
-        if !self.buffer[..length].trim().is_empty() {
-            sink.content(&self.buffer[..length]);
+    /// Text between messages, which should not be there. White space before a mark, or at the end, is left out.
+    fn between(&mut self, length: usize, is_all: bool, sink: &mut Sink) -> bool {
+        let text = self.buffer[..length].trim_end().len();
+        if text > 0 {
+            sink.content(&self.buffer[..text]);
             self.state = State::Outside { may_go_on: false };
+            self.buffer.drain(..text);
+        } else if is_all {
+            self.buffer.drain(..length);
         }
-        self.buffer.drain(..length);
+        text > 0 || is_all && length > 0
     }
 
     /// A header, whose first mark is so long.
