@@ -6,6 +6,7 @@
 
 mod channels;
 mod format;
+mod head;
 mod json;
 mod literal;
 mod machine;

@@ -4,7 +4,8 @@
 
 use super::Sink;
 use super::format::Channels;
-use super::machine::{Machine, is_name};
+use super::head::is_name;
+use super::machine::Machine;
 use super::marks::{Found, find};
 
 /// Longest header.
@@ -204,7 +205,7 @@ impl ChannelMachine {
                 .filter(|recipient| !self.channels.words.contains(recipient))
             {
                 let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
-                if !self.has_tools || !is_name(name) {
+                if !self.has_tools || !is_name(name) || matches!(meaning, Meaning::Call(_)) {
                     return None;
                 }
                 if self.channels.inner.is_none() {

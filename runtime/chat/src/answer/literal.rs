@@ -92,14 +92,12 @@ impl Literals {
         if let Expect::Text(quote) = self.expect {
             return self.text(text, quote, is_end, json);
         }
-        let trimmed = text.trim_start();
-        let space = text.len() - trimmed.len();
-        let Some(first) = trimmed.chars().next() else {
-            return if space > 0 {
-                Ok(space)
-            } else {
-                Err(Turned::More)
-            };
+        let space = text.len() - text.trim_start().len();
+        if space > 0 {
+            return Ok(space);
+        }
+        let Some(first) = text.chars().next() else {
+            return Err(Turned::More);
         };
         let Some(&level) = self.levels.last() else {
             return Err(Turned::End);
@@ -112,7 +110,7 @@ impl Literals {
             Expect::CommaOrEnd if first == ',' => {
                 self.expect = Expect::ItemOrEnd;
                 self.needs_comma = true;
-                Ok(space + 1)
+                Ok(1)
             }
             Expect::CommaOrEnd | Expect::ItemOrEnd if first == close => {
                 json.push(if matches!(level, Level::List { .. }) {
@@ -123,20 +121,18 @@ impl Literals {
                 self.levels.pop();
                 self.needs_comma = false;
                 self.expect = Expect::CommaOrEnd;
-                Ok(space + 1)
+                Ok(1)
             }
             Expect::CommaOrEnd => Err(Turned::Broken),
             Expect::ItemOrEnd if !matches!(level, Level::List { .. }) => {
-                let (key, length) = self.key(trimmed, level)?;
+                let (key, length) = self.key(text, level)?;
                 self.comma(json);
                 json.push_str(&Value::from(key).to_string());
                 json.push_str(": ");
                 self.expect = Expect::Value;
-                Ok(space + length)
+                Ok(length)
             }
-            _ => self
-                .value(trimmed, is_end, json)
-                .map(|length| space + length),
+            _ => self.value(text, is_end, json),
         }
     }
 
