@@ -13,7 +13,8 @@ mod machine;
 mod marks;
 
 pub use format::{
-    Calls, Channels, FORMATS, Format, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, TaggedCalls,
+    Calls, Channels, FORMATS, Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN,
+    TaggedCalls,
 };
 pub use json::CallKeys;
 pub use literal::Style;

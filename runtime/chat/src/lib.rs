@@ -11,7 +11,8 @@ mod template;
 
 pub use answer::{
     Answer, AnswerCall, AnswerOptions, AnswerParser, CallKeys, Calls, Channels, Event, FORMATS,
-    Format, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat, Style, TaggedCalls,
+    Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat, Style,
+    TaggedCalls,
 };
 pub use capabilities::Capabilities;
 pub use error::TemplateError;

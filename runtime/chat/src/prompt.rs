@@ -1,5 +1,6 @@
 //! From a conversation to a prompt: which template, what it is shown, and what comes of it.
 
+use crate::answer::{Calls, Format, HERMES};
 use crate::capabilities::Capabilities;
 use crate::error::TemplateError;
 use crate::guard::{Guard, Piece, pieces, unmarked};
@@ -205,6 +206,21 @@ impl ChatTemplate {
     /// The compiled template for a conversation with or without tools.
     pub fn template(&self, has_tools: bool) -> &Template {
         &self.variant(has_tools).template
+    }
+
+    /// How the model answers. Where the template knows no tools, they are explained as those of Hermes.
+    pub fn format(&self, has_tools: bool) -> &'static Format {
+        let variant = self.variant(has_tools);
+        match Format::of_template(variant.template.source()) {
+            format
+                if matches!(format.calls, Calls::None)
+                    && has_tools
+                    && !variant.capabilities.tools =>
+            {
+                &HERMES
+            }
+            format => format,
+        }
     }
 
     fn variant(&self, has_tools: bool) -> &Variant {

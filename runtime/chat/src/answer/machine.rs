@@ -230,21 +230,17 @@ impl Machine {
         marks.extend(self.call_marks().into_iter().map(|mark| (mark, Mark::Call)));
         marks.extend(self.format.hidden.iter().map(|mark| (*mark, Mark::Hidden)));
         let trimmed = self.buffer.trim_start();
-        if self.is_fresh
-            && !self.is_no_bare_call
-            && self.has_tools
-            && trimmed.starts_with(['{', '['])
-        {
-            if matches!(
-                self.format.calls,
-                Calls::Json(JsonCalls { is_bare: true, .. })
-            ) {
-                let lead = self.buffer.len() - trimmed.len();
-                return self.go(State::Opening {
-                    lead,
-                    in_list: false,
-                });
-            }
+        let is_bare = matches!(
+            self.format.calls,
+            Calls::Json(JsonCalls { is_bare: true, .. })
+        );
+        let may_be_bare = is_bare && self.has_tools && self.is_fresh && !self.is_no_bare_call;
+        if may_be_bare && trimmed.starts_with(['{', '[']) {
+            let lead = self.buffer.len() - trimmed.len();
+            return self.go(State::Opening {
+                lead,
+                in_list: false,
+            });
         }
         match find(&self.buffer, marks.iter().map(|mark| mark.0), is_end) {
             Found::None { until } => {
