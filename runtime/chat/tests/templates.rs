@@ -22,7 +22,7 @@ fn own_templates_are_rendered_as_jinja2_renders_them() {
         serde_json::from_str(include_str!("fixtures/renderings.json")).unwrap();
     let conversations = conversations();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
-    assert!(!expected.is_empty());
+    assert!(expected.contains_key("small"));
     for (name, renderings) in expected {
         let source = std::fs::read_to_string(folder.join(&name).with_extension("jinja")).unwrap();
         let template = Template::new(&source).unwrap();

@@ -302,7 +302,8 @@ impl Machine {
 
     /// The first bytes of the buffer are content.
     fn say(&mut self, length: usize, sink: &mut Sink) {
-        let own = std::mem::take(&mut self.borrowed).min(length);
+        let own = self.borrowed.min(length);
+        self.borrowed -= own;
         let text = &self.buffer[own..length];
         if !text.trim().is_empty() {
             self.is_fresh = false;
