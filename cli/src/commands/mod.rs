@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod bench;
+mod chat;
 mod compare;
 mod completions;
 mod devices;
@@ -31,6 +32,8 @@ use clap::Subcommand;
 pub enum Command {
     /// Write text with a language model
     Run(Box<run::RunArgs>),
+    /// Talk with a language model
+    Chat(Box<chat::ChatArgs>),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
     /// Explain how a model would be spread over devices, from the header of its file
@@ -84,6 +87,7 @@ impl Command {
         }
         match self {
             Command::Run(args) => run::run(*args),
+            Command::Chat(args) => chat::run(*args),
             Command::Devices(args) => devices::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Inspect(args) => inspect::run(args),

@@ -82,7 +82,7 @@ pub struct RunArgs {
 /// How tokens are picked.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
-struct SamplingArgs {
+pub(super) struct SamplingArgs {
     /// Randomness; 0 always takes the most likely token
     #[arg(long, value_name = "T", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
     temp: f32,
@@ -148,7 +148,7 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
-    fn params(&self) -> SamplerParams {
+    pub(super) fn params(&self) -> SamplerParams {
         // Any number that differs from run to run does.
         let random = || {
             std::time::SystemTime::UNIX_EPOCH
@@ -221,6 +221,7 @@ pub fn run(args: RunArgs) -> Outcome {
     let options = GenerateOptions {
         max_tokens: args.n_predict,
         stop: args.stop,
+        shown: Vec::new(),
         ignore_end: args.ignore_eos,
         keep_when_full: args.keep,
     };

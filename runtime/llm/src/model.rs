@@ -11,6 +11,7 @@ use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::vocab_data;
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
+use samite_chat::Sources;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::{DeviceSet, Fallback};
@@ -270,6 +271,28 @@ impl Model {
     pub fn name(&self) -> &str {
         let name = self.metadata.get::<&str>("general.name").ok().flatten();
         name.unwrap_or(self.architecture.name)
+    }
+
+    /// The chat templates of the file, and the texts of the tokens that begin and end a text, which templates write.
+    pub fn chat_sources(&self) -> Sources {
+        const TEMPLATE: &str = "tokenizer.chat_template";
+        let named = self.metadata.iter().filter_map(|(key, _)| {
+            let name = key.strip_prefix(TEMPLATE)?.strip_prefix('.')?;
+            let source = self.metadata.get::<&str>(key).ok().flatten()?;
+            Some((name.to_owned(), source.to_owned()))
+        });
+        let text = |id: Option<u32>| {
+            let tokenizer = self.tokenizer.as_ref()?;
+            let piece = tokenizer.token_to_piece(id?, true).ok()?;
+            Some(String::from_utf8_lossy(piece).into_owned())
+        };
+        let tokenizer = self.tokenizer.as_deref();
+        Sources {
+            default: self.metadata.get(TEMPLATE).ok().flatten(),
+            named: named.collect(),
+            bos: text(tokenizer.and_then(Tokenizer::bos)).unwrap_or_default(),
+            eos: text(tokenizer.and_then(Tokenizer::eos)).unwrap_or_default(),
+        }
     }
 
     /// All keys and values of the file.

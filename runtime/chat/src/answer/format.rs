@@ -2,6 +2,7 @@
 
 use super::json::CallKeys;
 use super::literal::Style;
+use samite_text::{TokenAttributes, Tokenizer};
 
 /// How a model writes what is not plain text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -755,6 +756,20 @@ impl Format {
             .map(|(format, _)| *format)
             .chain([&PLAIN])
             .find(|format| format.name == name)
+    }
+
+    /// The control tokens that marks consist of: their names must be part of the text that is parsed.
+    pub fn shown_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let marks = self.marks();
+        let is_part = |id: &u32| {
+            let is_control = tokenizer
+                .attributes(*id)
+                .is_ok_and(|attributes| attributes.intersects(TokenAttributes::CONTROL));
+            let name = tokenizer.token_to_piece(*id, true).unwrap_or_default();
+            let name = std::str::from_utf8(name).unwrap_or_default();
+            is_control && !name.is_empty() && marks.iter().any(|mark| mark.contains(name))
+        };
+        (0..tokenizer.vocab_size() as u32).filter(is_part).collect()
     }
 
     /// All marks: where tokens stand for them, their text must be part of what is parsed.
