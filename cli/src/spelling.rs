@@ -19,12 +19,13 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-Cr", "--cpu-range"),
     ("-Cb", "--cpu-mask-batch"),
     ("-Crb", "--cpu-range-batch"),
+    ("-sys", "--system"),
 ];
 
 const NO_DOWNLOADS: &str =
     "samite downloads nothing: get the GGUF file yourself and name it with -m";
-const NO_CHAT: &str = "samite continues a text and does not chat yet: put the whole prompt, with the words that the \
-     model expects around it, into -p";
+const CHAT: &str =
+    "`samite chat` holds a conversation, and `samite run --chat` answers one message";
 const NO_DRAFTS: &str = "samite has no speculative decoding yet: leave the draft model out";
 const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
 const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
@@ -39,13 +40,10 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     ("--hf-repo", NO_DOWNLOADS),
     ("--hf-file", NO_DOWNLOADS),
     ("--model-url", NO_DOWNLOADS),
-    ("-cnv", NO_CHAT),
-    ("-sys", NO_CHAT),
-    ("-sysf", NO_CHAT),
-    ("-st", NO_CHAT),
-    ("--conversation", NO_CHAT),
-    ("--system-prompt", NO_CHAT),
-    ("--chat-template", NO_CHAT),
+    ("-cnv", CHAT),
+    ("-sysf", CHAT),
+    ("-st", CHAT),
+    ("--conversation", CHAT),
     ("-md", NO_DRAFTS),
     ("-ngld", NO_DRAFTS),
     ("-devd", NO_DRAFTS),
@@ -60,7 +58,15 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
 const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
 
 /// Flags whose value may be any text: what comes behind is no flag.
-const TEXT_FLAGS: &[&str] = &["-p", "--prompt", "--stop"];
+const TEXT_FLAGS: &[&str] = &[
+    "-p",
+    "--prompt",
+    "--stop",
+    "-sys",
+    "--system",
+    "--system-prompt",
+    "--chat-template",
+];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {

@@ -14,7 +14,7 @@ use samite::chat::{
     Answer, AnswerOptions, AnswerParser, ChatTemplate, DateTime, Event, Guard, Message,
     PromptOptions, ReasoningFormat, Role,
 };
-use samite::llm::{Error, Finish, GenerateOptions, Generation, Session};
+use samite::llm::{Error, Finish, GenerateOptions, Generation, Model, Session};
 use samite::text::{Sampler, SamplerParams};
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -37,15 +37,6 @@ pub struct ChatArgs {
     #[command(flatten)]
     cpu: CpuArgs,
 
-    /// How the model is to behave [also: -sys]
-    #[arg(
-        long,
-        visible_alias = "system-prompt",
-        value_name = "TEXT",
-        allow_hyphen_values = true
-    )]
-    system: Option<String>,
-
     /// The first message
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -54,13 +45,8 @@ pub struct ChatArgs {
     #[arg(short = 'n', long, value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
 
-    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a template's text; the model's own by default
-    #[arg(long, value_name = "NAME|TEXT")]
-    chat_template: Option<String>,
-
-    /// The same, from a file
-    #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
-    chat_template_file: Option<PathBuf>,
+    #[command(flatten)]
+    template: TemplateArgs,
 
     /// Whether thoughts are told apart from what the model says
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
@@ -76,6 +62,77 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// How a conversation becomes a text.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Conversation")]
+pub(super) struct TemplateArgs {
+    /// How the model is to behave [also: -sys]
+    #[arg(
+        long,
+        visible_alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true
+    )]
+    system: Option<String>,
+
+    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a template's text; the model's own by default
+    #[arg(long, value_name = "NAME|TEXT")]
+    chat_template: Option<String>,
+
+    /// The same, from a file
+    #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
+    chat_template_file: Option<PathBuf>,
+}
+
+impl TemplateArgs {
+    /// Whether any of it was given.
+    pub(super) fn is_given(&self) -> bool {
+        self.system.is_some() || self.chat_template.is_some() || self.chat_template_file.is_some()
+    }
+
+    /// The text or the name of the template, if one was given.
+    fn wanted(&self) -> Outcome<Option<String>> {
+        match &self.chat_template_file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.map_err(|error| {
+                    Failure::usage(format_args!(
+                        "--chat-template-file: {}: {error}",
+                        path.display()
+                    ))
+                });
+                text.map(Some)
+            }
+            None => Ok(self.chat_template.clone()),
+        }
+    }
+
+    /// The template for a model.
+    fn choose(&self, model: &Model) -> Outcome<ChatTemplate> {
+        let wanted = self.wanted()?;
+        let sources = model.chat_sources();
+        let template = ChatTemplate::choose(&sources, wanted.as_deref()).map_err(Failure::usage)?;
+        for warning in template.warnings() {
+            say(format_args!("warning: {}", escaped(warning)));
+        }
+        Ok(template)
+    }
+
+    /// The tokens of a conversation of one message.
+    pub(super) fn tokens(&self, model: &Model, message: &str) -> Outcome<Vec<u32>> {
+        let template = self.choose(model)?;
+        let tokenizer = model.tokenizer()?;
+        let guard = Guard::for_template(tokenizer, template.source(false));
+        let system = self.system.as_deref().map(Message::system);
+        let messages: Vec<Message> = system.into_iter().chain([Message::user(message)]).collect();
+        let prompt = template.prompt(&messages, &PromptOptions::new(now()), &guard);
+        prompt
+            .map_err(Failure::error)?
+            .tokens(tokenizer)
+            .map_err(Failure::error)
+    }
 }
 
 fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
@@ -97,27 +154,15 @@ const STORIES: &str = "{{ messages[-1].content }}";
 pub fn run(args: ChatArgs) -> Outcome {
     let params = args.sampling.params();
     Sampler::new(params.clone()).map_err(Failure::usage)?;
-    let given = match &args.chat_template_file {
-        Some(path) => Some(std::fs::read_to_string(path).map_err(|error| {
-            Failure::usage(format_args!(
-                "--chat-template-file: {}: {error}",
-                path.display()
-            ))
-        })?),
-        None => args.chat_template.clone(),
-    };
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut context_options);
     let model = args.model.load(&args.cpu, &cancel)?;
-    let wanted = match &given {
-        None if args.model.is_embedded() => Some(STORIES),
-        given => given.as_deref(),
+    let template = if args.model.is_embedded() && args.template.wanted()?.is_none() {
+        ChatTemplate::choose(&Default::default(), Some(STORIES)).map_err(Failure::error)?
+    } else {
+        args.template.choose(&model)?
     };
-    let template = ChatTemplate::choose(&model.chat_sources(), wanted).map_err(Failure::usage)?;
-    for warning in template.warnings() {
-        say(format_args!("warning: {}", escaped(warning)));
-    }
     let session = Session::new(args.model.context(Arc::clone(&model), context_options)?)?;
     let tokenizer = Arc::clone(session.tokenizer());
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
@@ -131,7 +176,7 @@ pub fn run(args: ChatArgs) -> Outcome {
         session,
         params,
         options,
-        system: args.system,
+        system: args.template.system,
         messages: Vec::new(),
         n_predict: args.n_predict,
         reasoning: args.reasoning_format,

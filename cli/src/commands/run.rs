@@ -1,5 +1,6 @@
 //! `samite run`: continues a text with a language model.
 
+use super::chat::TemplateArgs;
 use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
@@ -15,6 +16,7 @@ use samite::text::{Sampler, SamplerParams};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -63,6 +65,13 @@ pub struct RunArgs {
     /// Do not repeat the prompt in the output
     #[arg(long)]
     no_display_prompt: bool,
+
+    /// The text is a message, and the model answers it: put it into the form that the model knows
+    #[arg(long)]
+    chat: bool,
+
+    #[command(flatten)]
+    template: TemplateArgs,
 
     /// Record what runs when, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
@@ -173,6 +182,11 @@ impl SamplingArgs {
 
 pub fn run(args: RunArgs) -> Outcome {
     // Everything that can be wrong with the flags is found before a large file is loaded.
+    if args.template.is_given() && !args.chat {
+        return Err(Failure::usage(
+            "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
+        ));
+    }
     let params = args.sampling.params();
     let seed = params.seed;
     let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
@@ -188,12 +202,16 @@ pub fn run(args: RunArgs) -> Outcome {
     args.cpu.apply(&mut context_options);
     let model = args.model.load(&args.cpu, &cancel)?;
     let load_time = model.load_time();
-    let mut session = Session::new(args.model.context(model, context_options)?)?;
+    let context = args.model.context(Arc::clone(&model), context_options)?;
+    let mut session = Session::new(context)?;
     // Only now it is known how much of an endless text is enough.
     let n_ctx = session.context().n_ctx();
     let mut prompt = String::new();
     let tokenizer = session.tokenizer();
-    let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+    let mut tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+    if args.chat {
+        tokens = args.template.tokens(&model, &prompt)?;
+    }
     if tokens.is_empty() {
         return Err(Failure::usage(
             "the text to continue is empty: give one with -p",
@@ -214,7 +232,7 @@ pub fn run(args: RunArgs) -> Outcome {
     };
 
     let mut out = std::io::stdout().lock();
-    if !args.no_display_prompt {
+    if !args.no_display_prompt && !args.chat {
         write!(out, "{prompt}")?;
         out.flush()?;
     }
