@@ -191,7 +191,7 @@ pub fn run(args: ChatArgs) -> Outcome {
         ));
         if args.model.is_embedded() {
             say(
-                "This small model only tells stories: begin one, such as \"Once upon a time\". For a conversation, give a model with -m.",
+                "This small model only tells stories: begin one with \"Once upon a time\".\nFor a conversation, give a model with -m.",
             );
         }
     }
@@ -249,29 +249,13 @@ impl Input {
 
     /// The next message, of several lines if they say so; `None` at the end.
     fn next(&mut self) -> Outcome<Option<String>> {
-        let Some(mut text) = self.line("> ")? else {
-            return Ok(None);
+        let text = loop {
+            match self.message()? {
+                Line::Text(text) => break text,
+                Line::Cancelled => {}
+                Line::End => return Ok(None),
+            }
         };
-        if let Some(begun) = text.strip_prefix("\"\"\"") {
-            text = begun.to_owned();
-            while !text.ends_with("\"\"\"") {
-                let Some(line) = self.line("… ")? else {
-                    break;
-                };
-                text = text + "\n" + &line;
-            }
-            text = text
-                .trim_end_matches("\"\"\"")
-                .trim_matches('\n')
-                .to_owned();
-        } else {
-            while let Some(begun) = text.strip_suffix('\\') {
-                let Some(line) = self.line("… ")? else {
-                    break;
-                };
-                text = format!("{begun}\n{line}");
-            }
-        }
         if let Self::Terminal { editor, history } = self {
             let _ = editor.add_history_entry(&text);
             if let Some(history) = history {
@@ -283,20 +267,60 @@ impl Input {
         Ok(Some(text))
     }
 
-    fn line(&mut self, prompt: &str) -> Outcome<Option<String>> {
-        interrupt::at_once(|| match self {
-            Self::Pipe(lines) => Ok(lines.next().transpose()?),
-            Self::Terminal { editor, .. } => loop {
-                match editor.readline(prompt) {
-                    Ok(line) => return Ok(Some(line)),
-                    // It clears the line; nothing is to be stopped.
-                    Err(ReadlineError::Interrupted) => {}
-                    Err(ReadlineError::Eof) => return Ok(None),
-                    Err(error) => return Err(Failure::error(error)),
+    fn message(&mut self) -> Outcome<Line> {
+        let mut text = match self.line("> ")? {
+            Line::Text(text) => text,
+            other => return Ok(other),
+        };
+        let is_quoted = text.starts_with("\"\"\"");
+        if is_quoted {
+            text.drain(..3);
+        }
+        // What ends without its mark is taken as it is.
+        while if is_quoted {
+            !text.ends_with("\"\"\"")
+        } else {
+            text.ends_with('\\')
+        } {
+            match self.line("… ")? {
+                Line::Text(line) => {
+                    if !is_quoted {
+                        text.pop();
+                    }
+                    text = text + "\n" + &line;
                 }
+                Line::Cancelled => return Ok(Line::Cancelled),
+                Line::End => break,
+            }
+        }
+        if is_quoted {
+            text = text
+                .trim_end_matches("\"\"\"")
+                .trim_matches('\n')
+                .to_owned();
+        }
+        Ok(Line::Text(text))
+    }
+
+    fn line(&mut self, prompt: &str) -> Outcome<Line> {
+        interrupt::at_once(|| match self {
+            Self::Pipe(lines) => Ok(lines.next().transpose()?.map_or(Line::End, Line::Text)),
+            Self::Terminal { editor, .. } => match editor.readline(prompt) {
+                Ok(line) => Ok(Line::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(Line::Cancelled),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(error) => Err(Failure::error(error)),
             },
         })
     }
+}
+
+/// What was typed.
+enum Line {
+    Text(String),
+    /// Ctrl-C: what was typed so far does not count.
+    Cancelled,
+    End,
 }
 
 const HELP: &str = "\
@@ -503,6 +527,7 @@ impl Chat {
             is_dim: false,
         };
         let mut broken = None;
+        let mut out = std::io::stdout().lock();
         let options = GenerateOptions {
             max_tokens: self.n_predict,
             shown: self.shown.clone(),
@@ -512,7 +537,7 @@ impl Chat {
             .session
             .generate(&tokens, &mut sampler, &options, |piece| {
                 let events = parser.push(piece);
-                let printed = printer.print(&events);
+                let printed = printer.print(&events, &mut out);
                 answer.add(events);
                 match printed {
                     Ok(()) => ControlFlow::Continue(()),
@@ -526,9 +551,9 @@ impl Chat {
             return Err(error.into());
         }
         let events = parser.finish();
-        printer.print(&events)?;
+        printer.print(&events, &mut out)?;
         answer.add(events);
-        printer.end()?;
+        printer.end(&mut out)?;
         let is_interrupted = self.cancel.is_cancelled();
         if is_interrupted {
             // Only Ctrl-C is about the answer alone.
@@ -593,8 +618,7 @@ struct Printer {
 }
 
 impl Printer {
-    fn print(&mut self, events: &[Event]) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
+    fn print(&mut self, events: &[Event], out: &mut impl Write) -> std::io::Result<()> {
         for event in events {
             match event {
                 Event::Reasoning(text) if self.is_terminal => {
@@ -619,8 +643,7 @@ impl Printer {
         out.flush()
     }
 
-    fn end(&mut self) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
+    fn end(&mut self, out: &mut impl Write) -> std::io::Result<()> {
         if std::mem::take(&mut self.is_dim) {
             write!(out, "\x1b[0m")?;
         }
@@ -643,6 +666,27 @@ fn on_terminal(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thoughts_are_dimmed_on_a_terminal_and_nowhere_else() {
+        let shown = |is_terminal| {
+            let mut printer = Printer {
+                is_terminal,
+                is_dim: false,
+            };
+            let mut out = Vec::new();
+            for events in [
+                vec![Event::Reasoning("a".into())],
+                vec![Event::Reasoning("b".into()), Event::Content("c".into())],
+            ] {
+                printer.print(&events, &mut out).unwrap();
+            }
+            printer.end(&mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(shown(true), "\x1b[2mab\x1b[0m\n\nc\n");
+        assert_eq!(shown(false), "c\n");
+    }
 
     #[test]
     fn answers_do_nothing_to_the_terminal() {

@@ -176,3 +176,143 @@ fn an_interrupt_stops_the_answer_and_not_the_program() {
         "{notes}"
     );
 }
+
+/// A conversation in a terminal of our own.
+#[cfg(unix)]
+struct Terminal {
+    child: std::process::Child,
+    keys: std::fs::File,
+    shown: std::sync::mpsc::Receiver<Vec<u8>>,
+    text: String,
+    _folder: tempfile::TempDir,
+}
+
+#[cfg(unix)]
+impl Terminal {
+    /// `None` if the system has no terminals to give.
+    fn new(arguments: &[&str]) -> Option<Self> {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        use std::fs::File;
+        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).ok()?;
+        grantpt(&main).and_then(|()| unlockpt(&main)).ok()?;
+        let name = ptsname(&main, Vec::new()).ok()?;
+        let size = rustix::termios::Winsize {
+            ws_row: 24,
+            ws_col: 80,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        rustix::termios::tcsetwinsize(&main, size).ok()?;
+        let side = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(name.to_str().unwrap())
+                .ok()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let child = command(["chat"].iter().chain(arguments))
+            .env("TERM", "xterm")
+            .env("XDG_CACHE_HOME", folder.path())
+            .stdin(side()?)
+            .stdout(side()?)
+            .stderr(side()?)
+            .spawn()
+            .unwrap();
+        let keys = File::from(main);
+        let mut screen = keys.try_clone().unwrap();
+        let (send, shown) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = screen.read(&mut bytes) {
+                if send.send(bytes[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Some(Self {
+            child,
+            keys,
+            shown,
+            text: String::new(),
+            _folder: folder,
+        })
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until this is shown, and gives what was shown before it.
+    #[track_caller]
+    fn wait_for(&mut self, part: &str) -> String {
+        loop {
+            if let Some(at) = self.text.find(part) {
+                let before = self.text[..at].to_owned();
+                self.text.drain(..at + part.len());
+                return before;
+            }
+            match self.shown.recv_timeout(std::time::Duration::from_secs(20)) {
+                Ok(bytes) => self.text += &String::from_utf8_lossy(&bytes),
+                Err(error) => panic!("{error}: no {part:?} in {:?}", self.text),
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_terminal_has_line_editing_history_and_interrupts() {
+    let Some(mut terminal) = Terminal::new(&["-c", "4096", "--seed", "3", "-n", "5"]) else {
+        return samite_testing::skipped("the system gives no pseudo-terminals");
+    };
+    terminal.wait_for("only tells stories");
+    terminal.wait_for("> ");
+    // A slip of the finger is corrected.
+    terminal.press("Once upon a tine\x7f\x7fme\r");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    // Ctrl-C drops what was typed, in the first line and in further ones.
+    terminal.press("half a line\x03");
+    terminal.wait_for("> ");
+    terminal.press("one \\\r");
+    terminal.wait_for("… ");
+    terminal.press("two\x03");
+    terminal.wait_for("> ");
+    // The last message again: the prompt and the answer before it are known.
+    terminal.press("\x1b[A\r");
+    terminal.wait_for("Once upon a time");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    terminal.press("\"\"\"\r");
+    terminal.wait_for("… ");
+    terminal.press("a\r");
+    terminal.wait_for("… ");
+    terminal.press("b\"\"\"\r");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    // An answer is stopped.
+    terminal.press("/set n all\r");
+    terminal.wait_for("> ");
+    for setting in ["temp 2", "min-p 0", "top-p 1", "top-k 0"] {
+        terminal.press(&format!("/set {setting}\r"));
+        terminal.wait_for("> ");
+    }
+    terminal.press("A cat\r");
+    terminal.wait_for("A cat");
+    terminal.wait_for("\n");
+    let pid = terminal.child.id().to_string();
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    terminal.wait_for("(stopped)");
+    terminal.wait_for("> ");
+    // Ctrl-D ends.
+    terminal.press("\x04");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}
