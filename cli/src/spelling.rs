@@ -122,6 +122,7 @@ mod tests {
     #[test]
     fn short_words_become_long_ones() {
         assert_eq!(translated("run -ngl 3 -n 4"), "run --ngl 3 -n 4");
+        assert_eq!(translated("chat -sys -ngl"), "chat --system -ngl");
         assert_eq!(
             translated("-ngl=3 -ot=a=cpu"),
             "--ngl=3 --override-tensor=a=cpu"
@@ -142,8 +143,7 @@ mod tests {
     fn what_is_not_there_is_told() {
         for (line, part) in [
             ("run -hf a/b", "-hf: samite downloads nothing"),
-            ("run -cnv", "-cnv: samite continues"),
-            ("run -sys=x", "-sys: samite continues"),
+            ("run -cnv", "-cnv: `samite chat`"),
             (
                 "run -md draft.gguf",
                 "-md: samite has no speculative decoding",

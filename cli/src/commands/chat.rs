@@ -23,13 +23,15 @@ use std::sync::Arc;
 
 /// Flags of `samite chat`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. \
+Ctrl-C stops an answer, Ctrl-D ends the conversation.
+
+Examples:
   samite chat -m model.gguf
   samite chat -m model.gguf --system \"Answer in one sentence.\" --temp 0.3
-  echo \"What is a llama?\" | samite chat -m model.gguf -q
-
-A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several lines. Type /help for commands. Ctrl-C stops an answer,
-Ctrl-D ends the conversation.")]
+  echo \"What is a llama?\" | samite chat -m model.gguf -q"
+)]
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,

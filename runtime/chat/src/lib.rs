@@ -45,7 +45,7 @@
 //! | `template.rs` | a compiled template and its limits; `python.rs` has what templates take for granted of Python, `builtin.rs` the formats by name |
 //! | `capabilities.rs`, `prompt.rs` | what a template can show; from messages to a prompt |
 //! | `guard.rs` | what users write stays text |
-//! | `answer.rs` | events and their sum; `format.rs` has all formats, `machine.rs` and `channels.rs` read them, `head.rs` the heads of calls |
+//! | `answer.rs` | events and their sum; `format.rs` says what a format is, and `table.rs` has all of them; `machine.rs` and `channels.rs` read answers, `head.rs` the heads of calls |
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_chat::{DateTime, Template, TemplateError};
+use samite_chat::{BUILTIN, DateTime, Limits, Template, TemplateError};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -110,4 +110,90 @@ fn templates_of_models_are_rendered_as_jinja2_renders_them() {
         1820,
         wrong.join("\n")
     );
+}
+
+/// Parts of templates, put together anew: each is rendered or refused, in bounded time and memory, and none ends the program.
+#[test]
+fn broken_templates_are_errors() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let mut sources: Vec<String> = BUILTIN
+        .iter()
+        .map(|(_, source)| (*source).to_owned())
+        .collect();
+    sources.push(std::fs::read_to_string(folder.join("small.jinja")).unwrap());
+    if let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") {
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "jinja")
+            {
+                sources.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let conversations = conversations();
+    let contexts: Vec<&Value> = conversations.values().collect();
+    let limits = Limits {
+        steps: 20_000,
+        output: 1 << 20,
+        ..Limits::default()
+    };
+    let mut state = 1u64;
+    let mut below = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % limit.max(1) as u64) as usize
+    };
+    let mut rendered = 0;
+    for _ in 0..4000 {
+        let source = &sources[below(sources.len())];
+        let mut text: Vec<char> = source.chars().collect();
+        for _ in 0..=below(3) {
+            let at = below(text.len() + 1);
+            let end = (at + below(30)).min(text.len());
+            match below(4) {
+                0 => drop(text.drain(at..end)),
+                1 => {
+                    let other: Vec<char> = sources[below(sources.len())].chars().collect();
+                    let from = below(other.len());
+                    let to = (from + below(80)).min(other.len());
+                    text.splice(at..at, other[from..to].iter().copied());
+                }
+                2 => {
+                    let words = [
+                        "{%",
+                        "%}",
+                        "{{",
+                        "}}",
+                        "-",
+                        "(",
+                        ")",
+                        "[",
+                        "]",
+                        "'",
+                        "|",
+                        "set ",
+                        "ns.x = ns",
+                        "* 999",
+                        "~",
+                        "namespace()",
+                    ];
+                    text.splice(at..at, words[below(words.len())].chars());
+                }
+                _ => {
+                    let copy = text[at..end].to_vec();
+                    let to = below(text.len() + 1);
+                    text.splice(to..to, copy);
+                }
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let context = contexts[below(contexts.len())];
+        let result = Template::with_limits(&text, limits)
+            .and_then(|template| template.render(context, now()));
+        rendered += usize::from(result.is_ok());
+    }
+    assert!(rendered > 400, "{rendered}");
 }
