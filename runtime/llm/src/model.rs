@@ -9,7 +9,7 @@ use crate::fit::{Fit, FitOptions, Fitter};
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
-use crate::vocab::vocab_data;
+use crate::vocab::{chat_sources, vocab_data};
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
 use samite_chat::Sources;
 use samite_core::{CancelToken, Device, Environment};
@@ -275,24 +275,7 @@ impl Model {
 
     /// The chat templates of the file, and the texts of the tokens that begin and end a text, which templates write.
     pub fn chat_sources(&self) -> Sources {
-        const TEMPLATE: &str = "tokenizer.chat_template";
-        let named = self.metadata.iter().filter_map(|(key, _)| {
-            let name = key.strip_prefix(TEMPLATE)?.strip_prefix('.')?;
-            let source = self.metadata.get::<&str>(key).ok().flatten()?;
-            Some((name.to_owned(), source.to_owned()))
-        });
-        let text = |id: Option<u32>| {
-            let tokenizer = self.tokenizer.as_ref()?;
-            let piece = tokenizer.token_to_piece(id?, true).ok()?;
-            Some(String::from_utf8_lossy(piece).into_owned())
-        };
-        let tokenizer = self.tokenizer.as_deref();
-        Sources {
-            default: self.metadata.get(TEMPLATE).ok().flatten(),
-            named: named.collect(),
-            bos: text(tokenizer.and_then(Tokenizer::bos)).unwrap_or_default(),
-            eos: text(tokenizer.and_then(Tokenizer::eos)).unwrap_or_default(),
-        }
+        chat_sources(&self.metadata, self.tokenizer.as_deref())
     }
 
     /// All keys and values of the file.
