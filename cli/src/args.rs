@@ -580,6 +580,11 @@ impl ModelArgs {
         self.load_on(devices, cancel)
     }
 
+    /// Whether the model is the one that is part of the program.
+    pub fn is_embedded(&self) -> bool {
+        self.model.is_none()
+    }
+
     /// Loads the model twice, once for each of two devices, which are named and keep the order of operations.
     pub fn load_pair(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
         let [first, second] = self.devices.pair(cpu)?;

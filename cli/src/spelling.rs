@@ -29,14 +29,15 @@ const SHORT_WORDS: &[(&str, &str)] = &[
     ("-hff", "--hf-file"),
     #[cfg(feature = "hub")]
     ("-hft", "--hf-token"),
+    ("-sys", "--system"),
 ];
 
 #[cfg(not(feature = "hub"))]
 const NO_DOWNLOADS: &str =
     "this samite was built without downloads: get the GGUF file yourself and name it with -m";
 const ADDRESSES: &str = "models are named by their repository, with -hf: or get the GGUF file yourself and name it with -m";
-const NO_CHAT: &str = "samite continues a text and does not chat yet: put the whole prompt, with the words that the \
-     model expects around it, into -p";
+const CHAT: &str =
+    "`samite chat` holds a conversation, and `samite run --chat` answers one message";
 const NO_DRAFTS: &str = "samite has no speculative decoding yet: leave the draft model out";
 const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
 const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
@@ -57,13 +58,10 @@ const UNKNOWN_WORDS: &[(&str, &str)] = &[
     #[cfg(not(feature = "hub"))]
     ("--hf-file", NO_DOWNLOADS),
     ("--model-url", ADDRESSES),
-    ("-cnv", NO_CHAT),
-    ("-sys", NO_CHAT),
-    ("-sysf", NO_CHAT),
-    ("-st", NO_CHAT),
-    ("--conversation", NO_CHAT),
-    ("--system-prompt", NO_CHAT),
-    ("--chat-template", NO_CHAT),
+    ("-cnv", CHAT),
+    ("-sysf", CHAT),
+    ("-st", CHAT),
+    ("--conversation", CHAT),
     ("-md", NO_DRAFTS),
     ("-ngld", NO_DRAFTS),
     ("-devd", NO_DRAFTS),
@@ -85,6 +83,10 @@ const TEXT_FLAGS: &[&str] = &[
     "--grammar",
     "-j",
     "--json-schema",
+    "-sys",
+    "--system",
+    "--system-prompt",
+    "--chat-template",
 ];
 
 /// Arguments with llama.cpp's spellings replaced, up to `--`.
@@ -141,6 +143,7 @@ mod tests {
     #[test]
     fn short_words_become_long_ones() {
         assert_eq!(translated("run -ngl 3 -n 4"), "run --ngl 3 -n 4");
+        assert_eq!(translated("chat -sys -ngl"), "chat --system -ngl");
         assert_eq!(
             translated("-ngl=3 -ot=a=cpu"),
             "--ngl=3 --override-tensor=a=cpu"
@@ -160,8 +163,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_told() {
         for (line, part) in [
-            ("run -cnv", "-cnv: samite continues"),
-            ("run -sys=x", "-sys: samite continues"),
+            ("run -cnv", "-cnv: `samite chat`"),
             (
                 "run -md draft.gguf",
                 "-md: samite has no speculative decoding",

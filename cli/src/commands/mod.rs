@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod bench;
+mod chat;
 mod compare;
 mod completions;
 mod devices;
@@ -42,6 +43,8 @@ pub enum Command {
     /// List or delete downloaded models
     #[cfg(feature = "hub")]
     Models(models::ModelsArgs),
+    /// Talk with a language model
+    Chat(Box<chat::ChatArgs>),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
     /// Explain how a model would be spread over devices, from the header of its file
@@ -101,6 +104,7 @@ impl Command {
             Command::Pull(args) => pull::run(args),
             #[cfg(feature = "hub")]
             Command::Models(args) => models::run(args),
+            Command::Chat(args) => chat::run(*args),
             Command::Devices(args) => devices::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Inspect(args) => inspect::run(args),

@@ -1,5 +1,6 @@
 //! `samite run`: continues a text with a language model.
 
+use super::chat::TemplateArgs;
 use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
@@ -17,6 +18,7 @@ use samite::text::{Sampler, SamplerParams};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -72,6 +74,13 @@ pub struct RunArgs {
     #[arg(long, visible_alias = "prompt-cache", value_name = "FILE")]
     session: Option<PathBuf>,
 
+    /// The text is a message, and the model answers it: put it into the form that the model knows
+    #[arg(long)]
+    chat: bool,
+
+    #[command(flatten)]
+    template: TemplateArgs,
+
     /// Record what runs when, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -93,6 +102,11 @@ pub struct RunArgs {
 
 pub fn run(args: RunArgs) -> Outcome {
     // Everything that can be wrong with the flags is found before a large file is loaded.
+    if args.template.is_given() && !args.chat {
+        return Err(Failure::usage(
+            "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
+        ));
+    }
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
@@ -111,7 +125,8 @@ pub fn run(args: RunArgs) -> Outcome {
     let params = args.sampling.params(sampler_params(model.metadata())?)?;
     let seed = params.seed;
     let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
-    let mut session = Session::new(args.model.context(model, context_options)?)?;
+    let context = args.model.context(Arc::clone(&model), context_options)?;
+    let mut session = Session::new(context)?;
     // Only now it is known how much of an endless text is enough.
     let n_ctx = session.context().n_ctx();
     let mut prompt = String::new();
@@ -120,7 +135,10 @@ pub fn run(args: RunArgs) -> Outcome {
     if let Some(grammar) = grammar {
         sampler.set_constraint(Some(grammar.constraint(tokenizer)?));
     }
-    let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+    let mut tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+    if args.chat {
+        tokens = args.template.tokens(&model, &prompt)?;
+    }
     if tokens.is_empty() {
         return Err(Failure::usage(
             "the text to continue is empty: give one with -p",
@@ -144,13 +162,14 @@ pub fn run(args: RunArgs) -> Outcome {
     };
 
     let mut out = std::io::stdout().lock();
-    if !args.no_display_prompt {
+    if !args.no_display_prompt && !args.chat {
         write!(out, "{prompt}")?;
         out.flush()?;
     }
     let options = GenerateOptions {
         max_tokens: args.n_predict,
         stop: args.stop,
+        shown: Vec::new(),
         ignore_end: args.ignore_eos,
         keep_when_full: args.keep,
         log_probabilities: None,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 #[cfg(unix)]
+mod chat;
 mod compare;
 mod embed;
 mod files;

@@ -110,8 +110,9 @@ fn values_out_of_range() {
         ("--logit-bias 5", "--logit-bias"),
         #[cfg(feature = "hub")]
         ("-mu http://x/y.gguf", "with -hf"),
-        ("-cnv", "does not chat"),
-        ("-sys text", "does not chat"),
+        ("-cnv", "samite chat"),
+        ("-st", "run --chat"),
+        ("-sys text", "--chat"),
         ("-md draft.gguf", "speculative"),
         ("-fa on", "--no-flash"),
         ("-f text -q again", "cannot be used with"),

@@ -9,8 +9,9 @@ use crate::fit::{Fit, FitOptions, Fitter};
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
 use crate::rules::{Choice, PlacementRule};
-use crate::vocab::vocab_data;
+use crate::vocab::{chat_sources, vocab_data};
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
+use samite_chat::Sources;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata};
 use samite_sched::{DeviceSet, Fallback};
@@ -270,6 +271,11 @@ impl Model {
     pub fn name(&self) -> &str {
         let name = self.metadata.get::<&str>("general.name").ok().flatten();
         name.unwrap_or(self.architecture.name)
+    }
+
+    /// The chat templates of the file, and the texts of the tokens that begin and end a text, which templates write.
+    pub fn chat_sources(&self) -> Sources {
+        chat_sources(&self.metadata, self.tokenizer.as_deref())
     }
 
     /// All keys and values of the file.

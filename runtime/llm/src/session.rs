@@ -17,6 +17,8 @@ pub struct GenerateOptions {
     pub max_tokens: Option<usize>,
     /// Strings that end the generation. They are not part of the text.
     pub stop: Vec<String>,
+    /// Control tokens whose names are part of the text, as those are that a parser of answers looks for.
+    pub shown: Vec<u32>,
     /// Goes on after tokens that end a text.
     pub ignore_end: bool,
     /// When the context is full, forgets half of what comes after so many first tokens and goes on. `None` ends the
@@ -280,7 +282,8 @@ impl Session {
             if self.tokenizer.is_eog(token) && !options.ignore_end {
                 break Finish::EndToken(token);
             }
-            let step = stop.push(self.tokenizer.token_to_piece(token, false)?);
+            let is_shown = options.shown.contains(&token);
+            let step = stop.push(self.tokenizer.token_to_piece(token, is_shown)?);
             let piece = text.push(step.emit);
             if !piece.is_empty() && on_text(&mut self.context, &piece).is_break() {
                 break Finish::Callback;

@@ -1,8 +1,9 @@
 //! The vocabulary in a file's metadata, as the text layer wants it.
 
 use crate::error::Result;
+use samite_chat::Sources;
 use samite_gguf::{Array, Metadata, StringArray, Value};
-use samite_text::{TokenizerModel, VocabData};
+use samite_text::{Tokenizer, TokenizerModel, VocabData};
 
 const MODEL: &str = "tokenizer.ggml.model";
 
@@ -64,6 +65,26 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
             .unwrap_or_default(),
         ..VocabData::new(model, bytes(tokens))
     }))
+}
+
+/// The chat templates of a file, and the texts of the tokens that begin and end a text.
+pub(crate) fn chat_sources(metadata: &Metadata, tokenizer: Option<&Tokenizer>) -> Sources {
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    let named = metadata.iter().filter_map(|(key, _)| {
+        let name = key.strip_prefix(TEMPLATE)?.strip_prefix('.')?;
+        let source = metadata.get::<&str>(key).ok().flatten()?;
+        Some((name.to_owned(), source.to_owned()))
+    });
+    let text = |id: Option<u32>| {
+        let piece = tokenizer?.token_to_piece(id?, true).ok()?;
+        Some(String::from_utf8_lossy(piece).into_owned())
+    };
+    Sources {
+        default: metadata.get(TEMPLATE).ok().flatten(),
+        named: named.collect(),
+        bos: text(tokenizer.and_then(Tokenizer::bos)).unwrap_or_default(),
+        eos: text(tokenizer.and_then(Tokenizer::eos)).unwrap_or_default(),
+    }
 }
 
 /// Bytes, which some converters write with signs.
@@ -130,6 +151,34 @@ mod tests {
         assert_eq!(data.precompiled_charsmap, Some(vec![255, 1]));
         assert_eq!(data.suppress_tokens, [3]);
         assert!(samite_text::Tokenizer::new(data).is_ok());
+    }
+
+    #[test]
+    fn chat_templates_are_found_by_name() {
+        let mut metadata = metadata();
+        let tokenizer = Tokenizer::new(vocab_data(&metadata).unwrap().unwrap()).unwrap();
+        assert_eq!(chat_sources(&metadata, None), Sources::default());
+        for (key, text) in [
+            ("", "one"),
+            (".tool_use", "two"),
+            ("s", "no"),
+            (".rag", "three"),
+        ] {
+            metadata
+                .set(&format!("tokenizer.chat_template{key}"), text)
+                .unwrap();
+        }
+        let sources = chat_sources(&metadata, Some(&tokenizer));
+        assert_eq!(sources.default.as_deref(), Some("one"));
+        let named = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        assert_eq!(
+            sources.named,
+            [named("tool_use", "two"), named("rag", "three")]
+        );
+        assert_eq!(
+            (sources.bos.as_str(), sources.eos.as_str()),
+            ("<s>", "</s>")
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | [`registry`] | which devices there are |
 //! | [`sched`] | running a graph on several of them, with an explanation |
 //! | [`gguf`], [`quant`] | model files and block formats |
+//! | [`chat`] | conversations: chat templates, answers parsed back |
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
 //! | `grammar` | text that keeps to a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
@@ -41,6 +42,7 @@
 
 #![forbid(unsafe_code)]
 
+pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
     DeviceKind, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout, Location,

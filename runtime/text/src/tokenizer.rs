@@ -90,6 +90,66 @@ impl Tokenizer {
         Ok(output)
     }
 
+    /// Tokenizes a text that was put together from parts: of each, whether special tokens are recognized in it, user-defined ones included. What
+    /// lies between two special tokens is one text, also where parts meet in it.
+    ///
+    /// `add_special` is as in [`tokenize`](Self::tokenize), but a text that begins with the begin-of-text token gets no second one.
+    ///
+    /// # Errors
+    /// As for [`tokenize`](Self::tokenize).
+    pub fn tokenize_parts<'a>(
+        &self,
+        parts: impl IntoIterator<Item = (&'a str, bool)>,
+        add_special: bool,
+    ) -> Result<Vec<u32>, TokenizeError> {
+        let mut output = Vec::new();
+        let mut text = String::new();
+        let mut length = 0usize;
+        let mut after_special = true;
+        for (part, parse_special) in parts {
+            length = length.saturating_add(part.len());
+            check_length(length)?;
+            let fragments = match parse_special {
+                true => self.special.partition(part, true),
+                false => vec![Fragment::Text(part)],
+            };
+            for fragment in fragments {
+                match fragment {
+                    Fragment::Text(part) => text.push_str(part),
+                    Fragment::Token(id) => {
+                        self.tokenize_between(&mut text, after_special, &mut output)?;
+                        output.push(id);
+                        after_special = true;
+                    }
+                }
+            }
+        }
+        self.tokenize_between(&mut text, after_special, &mut output)?;
+        if add_special {
+            let bos = self.vocab.special.bos.filter(|_| self.add_bos);
+            if bos.is_some() && output.first().copied() != bos {
+                output.splice(..0, bos);
+            }
+            self.end(&mut output);
+        }
+        Ok(output)
+    }
+
+    /// Tokenizes what lies between two special tokens, and forgets it.
+    fn tokenize_between(
+        &self,
+        text: &mut String,
+        after_special: bool,
+        output: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
+        if !text.is_empty() {
+            let space = self.add_space_prefix && after_special;
+            self.model.tokenize(&self.vocab, text, space, output)?;
+            text.clear();
+        }
+        Ok(())
+    }
+
     /// The token that begins a text, where the vocabulary asks for one.
     fn begin(&self, output: &mut Vec<u32>) {
         if self.add_bos {
@@ -332,6 +392,48 @@ mod tests {
         data.scores = Some(tokens.iter().map(|token| token.1).collect());
         data.token_types = Some(tokens.iter().map(|token| token.2).collect());
         data
+    }
+
+    #[test]
+    fn parts_are_one_text_with_special_tokens_in_some_of_them() {
+        let tokenizer = Tokenizer::new(small_spm()).unwrap();
+        for text in ["ab<tool>b", "a</s>bb", "", "<s>ab", "b<tool><tool>a"] {
+            let whole = tokenizer.tokenize(text, false, true).unwrap();
+            for cut in 0..=text.len() {
+                // A special token that is cut is none.
+                if [&text[..cut], &text[cut..]].iter().any(|part| {
+                    part.contains(['<', '>'])
+                        && part.matches('<').count() != part.matches('>').count()
+                }) {
+                    continue;
+                }
+                let parts = [(&text[..cut], true), (&text[cut..], true)];
+                assert_eq!(tokenizer.tokenize_parts(parts, false).unwrap(), whole);
+            }
+        }
+        let tool = tokenizer.find("<tool>").unwrap();
+        let parts = |parse| {
+            tokenizer
+                .tokenize_parts([("a<tool>", true), ("<tool>b</s>", parse)], true)
+                .unwrap()
+        };
+        assert_eq!(parts(true)[0], 1);
+        assert_eq!(
+            parts(true)
+                .iter()
+                .filter(|&&id| id == tool || id == 2)
+                .count(),
+            3
+        );
+        assert_eq!(
+            parts(false)
+                .iter()
+                .filter(|&&id| id == tool || id == 2)
+                .count(),
+            1
+        );
+        let begun = tokenizer.tokenize_parts([("<s>a", true)], true).unwrap();
+        assert_eq!(begun, tokenizer.tokenize("a", true, true).unwrap());
     }
 
     fn small_spm() -> VocabData {

@@ -379,6 +379,29 @@ fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
 }
 
 #[test]
+fn control_tokens_are_shown_where_somebody_looks_for_them() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let text = |shown: Vec<u32>| {
+        let params = SamplerParams {
+            logit_bias: vec![(2, 1e6)],
+            ..SamplerParams::greedy()
+        };
+        let mut sampler = Sampler::new(params).unwrap();
+        let options = GenerateOptions { shown, ..some(2) };
+        let mut text = String::new();
+        let mut session = session(&model, 16);
+        let result = session.generate(&tokens(3), &mut sampler, &options, |piece| {
+            text += piece;
+            ControlFlow::Continue(())
+        });
+        assert_eq!(result.unwrap().tokens, [2, 2]);
+        text
+    };
+    assert_eq!(text(Vec::new()), "");
+    assert_eq!(text(vec![1, 2]), "</s></s>");
+}
+
+#[test]
 fn prompts_that_cannot_be_are_refused() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 16);

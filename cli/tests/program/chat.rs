@@ -1,0 +1,318 @@
+//! `samite chat`: conversations over pipes, and what Ctrl-C does.
+
+use crate::{command, samite, tiny};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Stdio;
+
+/// Runs a conversation and gives its answers and notes.
+fn talk(arguments: &[&str], input: &str) -> (Option<i32>, String, String) {
+    let mut child = command(["chat"].iter().chain(arguments))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+const STORY: [&str; 4] = ["-n", "12", "--seed", "1"];
+
+#[test]
+fn a_conversation_remembers_is_regenerated_and_taken_back() {
+    let (code, answers, notes) = talk(
+        &STORY,
+        "Once upon a time\n/regen\n/undo\n/regen\n/quit\nnot read\n",
+    );
+    assert_eq!(code, Some(0), "{notes}");
+    let lines: Vec<&str> = answers.lines().collect();
+    assert_eq!(lines.len(), 2, "{answers}");
+    assert_eq!(lines[0], lines[1]);
+    assert!(
+        notes.contains("12 tokens") && notes.contains("4 of them known"),
+        "{notes}"
+    );
+    assert!(
+        notes.contains("0 messages") && notes.contains("there is nothing to answer yet"),
+        "{notes}"
+    );
+}
+
+#[test]
+fn messages_have_several_lines_and_are_saved_and_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("saved.json");
+    let path = file.to_str().unwrap();
+    let (code, _, notes) = talk(
+        &STORY,
+        &format!("One\\\ntwo\n\"\"\"\na\n\nb\"\"\"\n/system Be kind.\n/save {path}\n"),
+    );
+    assert_eq!(code, Some(0), "{notes}");
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let said: Vec<&str> = saved["messages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|message| message["content"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (said[0], said[1], said[3]),
+        ("Be kind.", "One\ntwo", "a\n\nb")
+    );
+    let (_, answers, notes) = talk(&STORY, &format!("/load {path}\n/load {path}.not\n/regen\n"));
+    assert!(
+        notes.starts_with("5 messages\n/load ") && answers.lines().next() == said[4].lines().next(),
+        "{notes}{answers}"
+    );
+}
+
+#[test]
+fn settings_are_changed_and_wrong_ones_named() {
+    let input = "/set temp 0\n/set top-k x\n/set what 1\n/set temp -1\n/set\n/set thinking off\n/nothing\n/image cat.png\n/help\n";
+    let (code, answers, notes) = talk(&STORY, input);
+    assert_eq!((code, answers.as_str()), (Some(0), ""));
+    for part in [
+        "/set top-k: 'x'",
+        "/set what: there is no",
+        "/set temp: ",
+        "temp 0, top-k 40",
+        "no command /nothing",
+        "no pictures",
+        "/regen",
+    ] {
+        assert!(notes.contains(part), "no {part} in {notes}");
+    }
+}
+
+#[test]
+fn templates_are_chosen_and_refuse() {
+    let (_folder, model) = tiny();
+    let model = model.to_str().unwrap();
+    let with = |more: &[&str]| talk(&[&["-m", model, "-n", "2", "-q"], more].concat(), "a\n");
+    let (code, _, notes) = with(&[]);
+    assert_eq!(code, Some(0));
+    assert!(
+        notes.contains("warning: the model has no chat template"),
+        "{notes}"
+    );
+    let (code, answers, notes) = with(&[
+        "--chat-template",
+        "{{ raise_exception('no ' + messages[0].content) }}",
+    ]);
+    assert_eq!((code, answers.as_str()), (Some(0), ""));
+    assert!(notes.contains("refuses this conversation: no a"), "{notes}");
+    for (wrong, part) in [
+        (["--chat-template", "mistrall"], "mistral-v7"),
+        (["--chat-template", "{% if %}"], "line 1"),
+        (["--chat-template-file", "/nonexistent/x"], "/nonexistent/x"),
+    ] {
+        let (code, _, notes) = with(&wrong);
+        assert_eq!(code, Some(2), "{notes}");
+        assert!(notes.contains(part), "{notes}");
+    }
+}
+
+#[test]
+fn a_single_message_is_answered() {
+    let run = |line: &str| samite(line.split_whitespace()).ok();
+    let plain = run("run -n 8 --seed 1 --temp 0 -q --no-display-prompt Once");
+    let chat =
+        run("run -n 8 --seed 1 --temp 0 -q --chat --chat-template {{messages[-1].content}} Once");
+    assert_eq!(plain, chat);
+    samite(["run", "--system", "x", "Once"]).fails(2, &["--chat"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_stops_the_answer_and_not_the_program() {
+    let mut child = command(["chat", "-c", "4096", "--temp", "2", "--seed", "3"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    // An answer that does not end by itself soon.
+    input
+        .write_all(b"/set min-p 0\n/set top-p 1\n/set top-k 0\nOnce upon a time\n")
+        .unwrap();
+    answers.read_exact(&mut [0; 40]).unwrap();
+    let pid = child.id().to_string();
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    answers.read_line(&mut String::new()).unwrap();
+    input.write_all(b"/set n 3\nThe end\n").unwrap();
+    drop(input);
+    let mut rest = String::new();
+    answers.read_to_string(&mut rest).unwrap();
+    let mut notes = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut notes)
+        .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{notes}");
+    assert!(
+        notes.contains("(stopped)") && notes.contains("(3 tokens"),
+        "{notes}"
+    );
+}
+
+/// A conversation in a terminal of our own.
+#[cfg(unix)]
+struct Terminal {
+    child: std::process::Child,
+    keys: std::fs::File,
+    shown: std::sync::mpsc::Receiver<Vec<u8>>,
+    text: String,
+    _folder: tempfile::TempDir,
+}
+
+#[cfg(unix)]
+impl Terminal {
+    /// `None` if the system has no terminals to give.
+    fn new(arguments: &[&str]) -> Option<Self> {
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        use std::fs::File;
+        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).ok()?;
+        grantpt(&main).and_then(|()| unlockpt(&main)).ok()?;
+        let name = ptsname(&main, Vec::new()).ok()?;
+        let size = rustix::termios::Winsize {
+            ws_row: 24,
+            ws_col: 80,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        rustix::termios::tcsetwinsize(&main, size).ok()?;
+        let side = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(name.to_str().unwrap())
+                .ok()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let child = command(["chat"].iter().chain(arguments))
+            .env("TERM", "xterm")
+            .env("XDG_CACHE_HOME", folder.path())
+            .stdin(side()?)
+            .stdout(side()?)
+            .stderr(side()?)
+            .spawn()
+            .unwrap();
+        let keys = File::from(main);
+        let mut screen = keys.try_clone().unwrap();
+        let (send, shown) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(length @ 1..) = screen.read(&mut bytes) {
+                if send.send(bytes[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Some(Self {
+            child,
+            keys,
+            shown,
+            text: String::new(),
+            _folder: folder,
+        })
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until this is shown, and gives what was shown before it.
+    #[track_caller]
+    fn wait_for(&mut self, part: &str) -> String {
+        loop {
+            if let Some(at) = self.text.find(part) {
+                let before = self.text[..at].to_owned();
+                self.text.drain(..at + part.len());
+                return before;
+            }
+            match self.shown.recv_timeout(std::time::Duration::from_secs(20)) {
+                Ok(bytes) => self.text += &String::from_utf8_lossy(&bytes),
+                Err(error) => panic!("{error}: no {part:?} in {:?}", self.text),
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_terminal_has_line_editing_history_and_interrupts() {
+    let Some(mut terminal) = Terminal::new(&["-c", "4096", "--seed", "3", "-n", "5"]) else {
+        return samite_testing::skipped("the system gives no pseudo-terminals");
+    };
+    terminal.wait_for("only tells stories");
+    terminal.wait_for("> ");
+    // A slip of the finger is corrected.
+    terminal.press("Once upon a tine\x7f\x7fme\r");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    // Ctrl-C drops what was typed, in the first line and in further ones.
+    terminal.press("half a line\x03");
+    terminal.wait_for("> ");
+    terminal.press("one \\\r");
+    terminal.wait_for("… ");
+    terminal.press("two\x03");
+    terminal.wait_for("> ");
+    // The last message again: the prompt and the answer before it are known.
+    terminal.press("\x1b[A\r");
+    terminal.wait_for("Once upon a time");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    terminal.press("\"\"\"\r");
+    terminal.wait_for("… ");
+    terminal.press("a\r");
+    terminal.wait_for("… ");
+    terminal.press("b\"\"\"\r");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    // An answer is stopped.
+    terminal.press("/set n all\r");
+    terminal.wait_for("> ");
+    for setting in ["temp 2", "min-p 0", "top-p 1", "top-k 0"] {
+        terminal.press(&format!("/set {setting}\r"));
+        terminal.wait_for("> ");
+    }
+    terminal.press("A cat\r");
+    terminal.wait_for("A cat");
+    terminal.wait_for("\n");
+    let pid = terminal.child.id().to_string();
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    terminal.wait_for("(stopped)");
+    terminal.wait_for("> ");
+    // Ctrl-D ends.
+    terminal.press("\x04");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+}

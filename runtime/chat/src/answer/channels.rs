@@ -1,0 +1,264 @@
+//! The machine that reads answers of messages with headers: gpt-oss's "harmony".
+//!
+//! `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>`
+
+use super::Sink;
+use super::format::Channels;
+use super::head::is_name;
+use super::machine::Machine;
+use super::marks::{Found, find};
+
+/// Longest header.
+const LONGEST_HEADER: usize = 512;
+
+#[derive(Clone, Debug)]
+pub(super) struct ChannelMachine {
+    channels: Channels,
+    has_tools: bool,
+    buffer: String,
+    state: State,
+    /// Reads what is said, where calls may stand in it.
+    inner: Option<Machine>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Between messages. Directly behind the prompt, a header may go on without a mark.
+    Outside {
+        may_go_on: bool,
+    },
+    Body(Body),
+}
+
+/// What a header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Meaning {
+    Content,
+    Thought,
+    Call(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Content,
+    Thought,
+    Arguments,
+}
+
+impl ChannelMachine {
+    pub(super) fn new(channels: Channels, has_tools: bool, prompt: &str) -> Self {
+        let mut machine = Self {
+            channels,
+            has_tools,
+            buffer: String::new(),
+            state: State::Outside { may_go_on: true },
+            inner: None,
+        };
+        // The prompt may end within a header or a message.
+        machine.renew();
+        let last = |mark: &str| prompt.rfind(mark);
+        let start = channels.starts.iter().filter_map(|mark| last(mark)).max();
+        if let Some(message) = last(channels.message) {
+            let ended = channels.ends.iter().filter_map(|mark| last(mark)).max();
+            if ended.is_none_or(|ended| ended < message) {
+                let header = &prompt[start.filter(|start| *start < message).unwrap_or(0)..message];
+                let is_thought = channels.thoughts.iter().any(|word| header.contains(word));
+                machine.state = State::Body(if is_thought {
+                    Body::Thought
+                } else {
+                    Body::Content
+                });
+            }
+        } else if let Some(channel) =
+            start.filter(|&start| prompt[start..].starts_with("<|channel|>"))
+        {
+            machine.buffer.push_str(&prompt[channel..]);
+        }
+        machine
+    }
+
+    /// Another message begins.
+    fn renew(&mut self) {
+        let inner = self.channels.inner;
+        self.inner = inner.map(|format| Machine::new(format, self.has_tools, ""));
+    }
+
+    pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
+        self.buffer.push_str(text);
+        while self.step(is_end, sink) {}
+        if is_end {
+            if let Some(inner) = &mut self.inner {
+                inner.run("", true, sink);
+            }
+            sink.end();
+        }
+    }
+
+    fn step(&mut self, is_end: bool, sink: &mut Sink) -> bool {
+        if self.buffer.is_empty() {
+            return false;
+        }
+        match self.state {
+            State::Outside { may_go_on } => self.outside(may_go_on, is_end, sink),
+            State::Body(body) => self.body(body, is_end, sink),
+        }
+    }
+
+    fn outside(&mut self, may_go_on: bool, is_end: bool, sink: &mut Sink) -> bool {
+        let starts = self.channels.starts;
+        if may_go_on {
+            // ` to=functions.f<|channel|>commentary json<|message|>`
+            let begin = self.buffer.trim_start();
+            if !is_end && begin.len() < 3 && "to=".starts_with(begin) {
+                return false;
+            }
+            if begin.starts_with("to=") {
+                return self.header(0, is_end, sink);
+            }
+        }
+        match find(
+            &self.buffer,
+            starts
+                .iter()
+                .copied()
+                .chain(self.channels.ends.iter().copied()),
+            is_end,
+        ) {
+            Found::Mark { at: 0, number } if number >= starts.len() => {
+                self.buffer
+                    .drain(..self.channels.ends[number - starts.len()].len());
+                true
+            }
+            Found::Mark { at: 0, number } => self.header(starts[number].len(), is_end, sink),
+            Found::Mark { at, .. } => {
+                self.between(at, true, sink);
+                true
+            }
+            Found::None { until } => self.between(until, is_end, sink),
+        }
+    }
+
+    /// Text between messages, which should not be there. White space before a mark, or at the end, is left out.
+    fn between(&mut self, length: usize, is_all: bool, sink: &mut Sink) -> bool {
+        let text = self.buffer[..length].trim_end().len();
+        if text > 0 {
+            sink.content(&self.buffer[..text]);
+            self.state = State::Outside { may_go_on: false };
+            self.buffer.drain(..text);
+        } else if is_all {
+            self.buffer.drain(..length);
+        }
+        text > 0 || is_all && length > 0
+    }
+
+    /// A header, whose first mark is so long.
+    fn header(&mut self, mark: usize, is_end: bool, sink: &mut Sink) -> bool {
+        let held = self.buffer.floor_char_boundary(LONGEST_HEADER);
+        let rest = &self.buffer[mark..held];
+        // An end, or a second start, shows that this is no header.
+        let marks = [self.channels.message]
+            .into_iter()
+            .chain(self.channels.ends.iter().copied());
+        let is_last = is_end || held < self.buffer.len();
+        match find(rest, marks, is_last) {
+            Found::Mark { at, number: 0 }
+                if let Some(meaning) = self.meaning(&rest[..at], sink) =>
+            {
+                self.buffer.drain(..mark + at + self.channels.message.len());
+                let body = match meaning {
+                    Meaning::Call(name) => {
+                        sink.start(&name, None);
+                        Body::Arguments
+                    }
+                    Meaning::Thought => Body::Thought,
+                    Meaning::Content => Body::Content,
+                };
+                self.state = State::Body(body);
+                true
+            }
+            Found::None { .. } if !is_last && self.buffer.len() < LONGEST_HEADER => false,
+            _ => {
+                let length = mark.max(self.buffer.chars().next().map_or(0, char::len_utf8));
+                sink.content(&self.buffer[..length]);
+                self.buffer.drain(..length);
+                self.state = State::Outside { may_go_on: false };
+                true
+            }
+        }
+    }
+
+    /// What a header says, if all of it is known.
+    fn meaning(&self, header: &str, sink: &Sink) -> Option<Meaning> {
+        let header = self
+            .channels
+            .marks
+            .iter()
+            .fold(header.to_owned(), |header, mark| header.replace(mark, " "));
+        let mut meaning = Meaning::Content;
+        for word in header.split_whitespace() {
+            if self.channels.thoughts.contains(&word) {
+                if meaning == Meaning::Content {
+                    meaning = Meaning::Thought;
+                }
+            } else if let Some(recipient) = word
+                .strip_prefix("to=")
+                .filter(|recipient| !self.channels.words.contains(recipient))
+            {
+                let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
+                if !self.has_tools || !is_name(name) || matches!(meaning, Meaning::Call(_)) {
+                    return None;
+                }
+                if self.channels.inner.is_none() {
+                    meaning = Meaning::Call(name.to_owned());
+                } else if !sink.arguments.contains_key(name) {
+                    return None;
+                }
+            } else if !self
+                .channels
+                .words
+                .contains(&word.strip_prefix("to=").unwrap_or(word))
+            {
+                return None;
+            }
+        }
+        Some(meaning)
+    }
+
+    fn body(&mut self, body: Body, is_end: bool, sink: &mut Sink) -> bool {
+        // A message without an end ends where the next one begins.
+        let ends = self.channels.ends;
+        let marks = ends.iter().copied().chain([self.channels.starts[0]]);
+        match find(&self.buffer, marks, is_end) {
+            Found::Mark { at, number } => {
+                self.tell(body, at, sink);
+                if let Some(inner) = &mut self.inner {
+                    inner.run("", true, sink);
+                }
+                self.renew();
+                sink.end();
+                if let Some(end) = ends.get(number) {
+                    self.buffer.drain(..end.len());
+                }
+                self.state = State::Outside { may_go_on: false };
+                true
+            }
+            Found::None { until } => {
+                self.tell(body, until, sink);
+                until > 0
+            }
+        }
+    }
+
+    fn tell(&mut self, body: Body, length: usize, sink: &mut Sink) {
+        let text = &self.buffer[..length];
+        match body {
+            Body::Content => match &mut self.inner {
+                Some(inner) => inner.run(text, false, sink),
+                None => sink.content(text),
+            },
+            Body::Thought => sink.thought(text),
+            Body::Arguments => sink.arguments(text),
+        }
+        self.buffer.drain(..length);
+    }
+}

@@ -1,0 +1,426 @@
+//! Arguments that are not written as JSON, turned into it as they come: those of Gemma 4 and those of Python's calls.
+
+use super::marks::{Begins, Found, begins, find};
+use serde_json::Value;
+
+/// Whose literals they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// `{city:<|"|>Bern<|"|>,days:2}`
+    Gemma,
+    /// `(city="Bern", days=2)`
+    Python,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// Of the call itself, or an object of Gemma.
+    Named {
+        close: char,
+    },
+    Dict,
+    List {
+        close: char,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expect {
+    ItemOrEnd,
+    Value,
+    CommaOrEnd,
+    /// In a text that ends so.
+    Text(&'static str),
+}
+
+/// How far a text was turned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turned {
+    /// As far as it goes; more comes.
+    More,
+    /// The arguments end.
+    End,
+    /// What comes next is no literal.
+    Broken,
+}
+
+const GEMMA_QUOTE: &str = "<|\"|>";
+/// Longest name or number.
+const LONGEST_WORD: usize = 1024;
+const DEEPEST: usize = 256;
+
+/// Turns literals into JSON.
+#[derive(Clone, Debug)]
+pub(super) struct Literals {
+    style: Style,
+    levels: Vec<Level>,
+    expect: Expect,
+    needs_comma: bool,
+}
+
+impl Literals {
+    /// Behind the bracket that opens the arguments, for which "{" was written.
+    pub(super) fn new(style: Style) -> Self {
+        let close = if style == Style::Gemma { '}' } else { ')' };
+        Self {
+            style,
+            levels: vec![Level::Named { close }],
+            expect: Expect::ItemOrEnd,
+            needs_comma: false,
+        }
+    }
+
+    /// Turns what it can of `text` and appends it to `json`. Says how many bytes are done with.
+    pub(super) fn turn(&mut self, text: &str, is_end: bool, json: &mut String) -> (usize, Turned) {
+        let mut at = 0;
+        loop {
+            let before = at;
+            match self.step(&text[at..], is_end, json) {
+                Ok(length) => at += length,
+                Err(turned) => return (at, turned),
+            }
+            if self.levels.is_empty() {
+                return (at, Turned::End);
+            }
+            if at == before && at == text.len() {
+                return (at, Turned::More);
+            }
+        }
+    }
+
+    fn step(&mut self, text: &str, is_end: bool, json: &mut String) -> Result<usize, Turned> {
+        if let Expect::Text(quote) = self.expect {
+            return self.text(text, quote, is_end, json);
+        }
+        let space = text.len() - text.trim_start().len();
+        if space > 0 {
+            return Ok(space);
+        }
+        let Some(first) = text.chars().next() else {
+            return Err(Turned::More);
+        };
+        let Some(&level) = self.levels.last() else {
+            return Err(Turned::End);
+        };
+        let close = match level {
+            Level::Named { close } | Level::List { close } => close,
+            Level::Dict => '}',
+        };
+        match self.expect {
+            Expect::CommaOrEnd if first == ',' => {
+                self.expect = Expect::ItemOrEnd;
+                self.needs_comma = true;
+                Ok(1)
+            }
+            Expect::CommaOrEnd | Expect::ItemOrEnd if first == close => {
+                json.push(if matches!(level, Level::List { .. }) {
+                    ']'
+                } else {
+                    '}'
+                });
+                self.levels.pop();
+                self.needs_comma = false;
+                self.expect = Expect::CommaOrEnd;
+                Ok(1)
+            }
+            Expect::CommaOrEnd => Err(Turned::Broken),
+            Expect::ItemOrEnd if !matches!(level, Level::List { .. }) => {
+                let (key, length) = self.key(text, level)?;
+                self.comma(json);
+                json.push_str(&Value::from(key).to_string());
+                json.push_str(": ");
+                self.expect = Expect::Value;
+                Ok(length)
+            }
+            _ => self.value(text, is_end, json),
+        }
+    }
+
+    fn comma(&mut self, json: &mut String) {
+        if std::mem::take(&mut self.needs_comma) {
+            json.push_str(", ");
+        }
+    }
+
+    /// A name and what stands between it and its value.
+    fn key(&self, text: &str, level: Level) -> Result<(String, usize), Turned> {
+        let separator = if level == Level::Dict || self.style == Style::Gemma {
+            ':'
+        } else {
+            '='
+        };
+        for quote in [GEMMA_QUOTE, "\"", "'"] {
+            match begins(text, quote, false) {
+                Begins::No => continue,
+                Begins::Perhaps => return Err(Turned::More),
+                Begins::Yes => {}
+            }
+            let inner = &text[quote.len()..];
+            let Some(end) = inner.find(quote) else {
+                return Err(if text.len() > LONGEST_WORD {
+                    Turned::Broken
+                } else {
+                    Turned::More
+                });
+            };
+            let rest = &inner[end + quote.len()..];
+            let behind = rest.trim_start();
+            return match behind.chars().next() {
+                None => Err(Turned::More),
+                Some(c) if c == separator && end <= LONGEST_WORD => {
+                    Ok((inner[..end].to_owned(), text.len() - behind.len() + 1))
+                }
+                Some(_) => Err(Turned::Broken),
+            };
+        }
+        let is_name = |c: char| c.is_alphanumeric() || "_-.$/".contains(c);
+        let end = text.find(|c: char| !is_name(c) && c != ' ');
+        match end {
+            None if text.len() > LONGEST_WORD => Err(Turned::Broken),
+            None => Err(Turned::More),
+            Some(end)
+                if end > 0
+                    && end <= LONGEST_WORD
+                    && text[end..].starts_with(separator)
+                    && level != Level::Dict =>
+            {
+                Ok((text[..end].trim_end().to_owned(), end + 1))
+            }
+            Some(_) => Err(Turned::Broken),
+        }
+    }
+
+    fn value(&mut self, text: &str, is_end: bool, json: &mut String) -> Result<usize, Turned> {
+        for quote in [GEMMA_QUOTE, "\"", "'"] {
+            match begins(text, quote, is_end) {
+                Begins::No => {}
+                Begins::Perhaps => return Err(Turned::More),
+                Begins::Yes => {
+                    self.comma(json);
+                    json.push('"');
+                    self.expect = Expect::Text(quote);
+                    return Ok(quote.len());
+                }
+            }
+        }
+        let opened = match (text.as_bytes().first(), self.style) {
+            (Some(b'{'), Style::Gemma) => Some((Level::Named { close: '}' }, '{')),
+            (Some(b'{'), Style::Python) => Some((Level::Dict, '{')),
+            (Some(b'['), _) => Some((Level::List { close: ']' }, '[')),
+            (Some(b'('), Style::Python) => Some((Level::List { close: ')' }, '[')),
+            _ => None,
+        };
+        if let Some((level, bracket)) = opened {
+            if self.levels.len() == DEEPEST {
+                return Err(Turned::Broken);
+            }
+            self.comma(json);
+            json.push(bracket);
+            self.levels.push(level);
+            self.expect = Expect::ItemOrEnd;
+            return Ok(1);
+        }
+        let end = text.find([',', '}', ']', ')', '\n']);
+        let end = match end {
+            Some(end) if end <= LONGEST_WORD => end,
+            None if text.len() <= LONGEST_WORD => return Err(Turned::More),
+            _ => return Err(Turned::Broken),
+        };
+        let word = text[..end].trim_end();
+        let word = match word {
+            "True" | "true" => "true".to_owned(),
+            "False" | "false" => "false".to_owned(),
+            "None" | "null" | "none" => "null".to_owned(),
+            "" => return Err(Turned::Broken),
+            word if serde_json::from_str::<serde_json::Number>(word).is_ok() => word.to_owned(),
+            word if self.style == Style::Gemma => Value::from(word).to_string(),
+            _ => return Err(Turned::Broken),
+        };
+        self.comma(json);
+        json.push_str(&word);
+        self.expect = Expect::CommaOrEnd;
+        Ok(end)
+    }
+
+    /// Goes on in a text.
+    fn text(
+        &mut self,
+        text: &str,
+        quote: &'static str,
+        is_end: bool,
+        json: &mut String,
+    ) -> Result<usize, Turned> {
+        if quote == GEMMA_QUOTE {
+            return match find(text, [quote].into_iter(), is_end) {
+                Found::Mark { at, .. } => {
+                    push_escaped(json, &text[..at]);
+                    json.push('"');
+                    self.expect = Expect::CommaOrEnd;
+                    Ok(at + quote.len())
+                }
+                Found::None { until: 0 } => Err(Turned::More),
+                Found::None { until } => {
+                    push_escaped(json, &text[..until]);
+                    Ok(until)
+                }
+            };
+        }
+        let mut at = 0;
+        while let Some(c) = text[at..].chars().next() {
+            if text[at..].starts_with(quote) {
+                json.push('"');
+                self.expect = Expect::CommaOrEnd;
+                return Ok(at + quote.len());
+            }
+            if c != '\\' {
+                push_escaped(json, &text[at..at + c.len_utf8()]);
+                at += c.len_utf8();
+                continue;
+            }
+            match escape(&text[at..]) {
+                Some((c, length)) => {
+                    push_escaped(json, c.encode_utf8(&mut [0; 4]));
+                    at += length;
+                }
+                None if is_end => {
+                    push_escaped(json, &text[at..]);
+                    return Ok(text.len());
+                }
+                None => break,
+            }
+        }
+        if at == 0 { Err(Turned::More) } else { Ok(at) }
+    }
+}
+
+/// The character that an escape of Python's stands for, and its length; a backslash that begins none stands for itself. `None` if the escape
+/// is not all there.
+fn escape(text: &str) -> Option<(char, usize)> {
+    let kind = text[1..].chars().next()?;
+    let digits = match kind {
+        'n' => return Some(('\n', 2)),
+        't' => return Some(('\t', 2)),
+        'r' => return Some(('\r', 2)),
+        'b' => return Some(('\u{8}', 2)),
+        'f' => return Some(('\u{c}', 2)),
+        '\\' | '\'' | '"' => return Some((kind, 2)),
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        _ => return Some(('\\', 1)),
+    };
+    let end = 2 + digits;
+    let have = text
+        .as_bytes()
+        .iter()
+        .skip(2)
+        .take(digits)
+        .take_while(|byte| byte.is_ascii_hexdigit())
+        .count();
+    if have < digits {
+        return if text.len() < end && 2 + have == text.len() {
+            None
+        } else {
+            Some(('\\', 1))
+        };
+    }
+    let number = u32::from_str_radix(&text[2..end], 16).ok();
+    match number {
+        // Half of a pair: the other half must follow.
+        Some(high @ 0xd800..0xdc00) if kind == 'u' => {
+            let rest = &text[end..];
+            let low = rest
+                .strip_prefix("\\u")
+                .and_then(|rest| rest.get(..4))
+                .and_then(|low| u32::from_str_radix(low, 16).ok());
+            match low {
+                Some(low @ 0xdc00..0xe000) => {
+                    let number = 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                    Some((char::from_u32(number).unwrap_or('\u{fffd}'), end + 6))
+                }
+                None if rest.len() < 6
+                    && "\\uffff".len() > rest.len()
+                    && (rest.is_empty()
+                        || "\\u".starts_with(rest)
+                        || rest.starts_with("\\u")
+                            && rest[2..].bytes().all(|b| b.is_ascii_hexdigit())) =>
+                {
+                    None
+                }
+                _ => Some(('\u{fffd}', end)),
+            }
+        }
+        number => Some((number.and_then(char::from_u32).unwrap_or('\u{fffd}'), end)),
+    }
+}
+
+/// Appends a text as it stands within a string of JSON.
+pub(super) fn push_escaped(json: &mut String, text: &str) {
+    let quoted = Value::from(text).to_string();
+    json.push_str(&quoted[1..quoted.len() - 1]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turned(style: Style, text: &str) -> (String, usize, Turned) {
+        let mut json = "{".to_owned();
+        let (at, turned) = Literals::new(style).turn(text, true, &mut json);
+        // However it is cut, it is the same.
+        for cut in (0..=text.len()).filter(|&cut| text.is_char_boundary(cut)) {
+            let mut literals = Literals::new(style);
+            let mut other = "{".to_owned();
+            let (mut done, mut result) = literals.turn(&text[..cut], false, &mut other);
+            if result == Turned::More {
+                let (more, end) = literals.turn(&text[done..], true, &mut other);
+                done += more;
+                result = end;
+            }
+            assert_eq!(
+                (&other, done, result),
+                (&json, at, turned),
+                "{text} cut at {cut}"
+            );
+        }
+        (json, at, turned)
+    }
+
+    #[test]
+    fn literals_become_json() {
+        for (style, text, expected) in [
+            (Style::Gemma, "}", "{}"),
+            (
+                Style::Gemma,
+                "city:<|\"|>a \"b\"\n<|\"|>,n:-1.5,t:true,o:{x:[1,<|\"|>y<|\"|>],z:None},w:word}",
+                r#"{"city": "a \"b\"\n", "n": -1.5, "t": true, "o": {"x": [1, "y"], "z": null}, "w": "word"}"#,
+            ),
+            (Style::Python, ")", "{}"),
+            (
+                Style::Python,
+                "a='x', b=\"y'\", c=[1, 2.5,], d={'k': True, \"l\": None}, e=(1, False))",
+                r#"{"a": "x", "b": "y'", "c": [1, 2.5], "d": {"k": true, "l": null}, "e": [1, false]}"#,
+            ),
+            (
+                Style::Python,
+                r"a='\n\x41\u00e9\'\q\\ \ud83d\ude00'  )",
+                "{\"a\": \"\\nAé'\\\\q\\\\ 😀\"}",
+            ),
+        ] {
+            let (json, at, end) = turned(style, text);
+            assert_eq!(
+                (json.as_str(), at, end),
+                (expected, text.len(), Turned::End)
+            );
+            assert!(serde_json::from_str::<Value>(&json).is_ok());
+        }
+        for (style, broken) in [
+            (Style::Python, "a=x)"),
+            (Style::Python, "1)"),
+            (Style::Gemma, "a}"),
+            (Style::Python, "a=[1})"),
+        ] {
+            assert!(turned(style, broken).2 != Turned::End, "{broken}");
+        }
+    }
+}

@@ -1,0 +1,584 @@
+//! The machine that reads answers with marks in them.
+
+mod tagged;
+
+use super::format::{Calls, Format, JsonCalls};
+use super::head::{Arguments, Opened, open_json, open_literal, open_named, open_tagged, space};
+use super::json::{Scanned, Scanner, Stop, tail};
+use super::literal::{Literals, Turned, push_escaped};
+use super::marks::{Begins, Found, begins, find};
+use super::{ArgumentKind, Sink};
+
+/// Most bytes that are held back to see whether they begin a call.
+const MOST_HELD: usize = 64 << 10;
+
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    format: &'static Format,
+    has_tools: bool,
+    /// What is not told of yet.
+    buffer: String,
+    state: State,
+    /// Nothing was said since the beginning or since the last thoughts or calls.
+    is_fresh: bool,
+    /// White space that comes next belongs to the mark before it.
+    skips_space: bool,
+    /// That mark was one of thoughts.
+    is_thought_space: bool,
+    /// So many bytes at the beginning of the buffer are the prompt's.
+    borrowed: usize,
+    /// An object at the beginning turned out to be no call.
+    is_no_bare_call: bool,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Text,
+    /// Within thoughts that end so.
+    Thought(&'static str),
+    /// The buffer begins with a mark of so many bytes, white space before it included, that may open a call.
+    Opening {
+        lead: usize,
+        in_list: bool,
+    },
+    Json {
+        scanner: Scanner,
+        depth: usize,
+        in_list: bool,
+    },
+    /// Behind arguments in JSON.
+    Tail {
+        depth: usize,
+        in_list: bool,
+    },
+    /// Between arguments.
+    Between {
+        name: String,
+        is_first: bool,
+    },
+    Value(TagValue),
+    Literal(Literals, bool),
+    /// Behind a call.
+    Behind {
+        in_list: bool,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct TagValue {
+    tool: String,
+    kind: ArgumentKind,
+    close: String,
+    /// Whether some of it was told of.
+    is_begun: bool,
+    /// So many bytes of the buffer have no end in them.
+    seen: usize,
+}
+
+/// What may be found in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    Thought(&'static str),
+    ThoughtEnd,
+    Hidden,
+    Call,
+}
+
+/// What a step did.
+enum Step {
+    /// Something; there may be more to do.
+    Done,
+    /// Nothing, before more text comes.
+    More,
+}
+
+impl Machine {
+    pub(super) fn new(format: &'static Format, has_tools: bool, prompt: &str) -> Self {
+        let mut machine = Self {
+            format,
+            has_tools,
+            buffer: String::new(),
+            state: State::Text,
+            is_fresh: true,
+            skips_space: false,
+            is_thought_space: false,
+            borrowed: 0,
+            is_no_bare_call: false,
+        };
+        machine.begin(prompt);
+        machine
+    }
+
+    /// The prompt may have begun thoughts or a call, or text that is gone on with.
+    fn begin(&mut self, prompt: &str) {
+        let last = |mark: &'static str| prompt.rfind(mark).map(|at| at + mark.len());
+        let opened = self
+            .format
+            .thoughts
+            .iter()
+            .filter_map(|(open, close)| last(open).map(|at| (at, *close)))
+            .max();
+        let closed = self
+            .format
+            .thoughts
+            .iter()
+            .filter_map(|(_, close)| last(close))
+            .max();
+        match (opened, closed) {
+            (Some((opened, close)), closed) if closed.is_none_or(|closed| closed < opened) => {
+                self.state = State::Thought(close);
+                self.skips_space = prompt[opened..].trim().is_empty();
+            }
+            (_, Some(closed)) => {
+                self.is_fresh = prompt[closed..].trim().is_empty();
+                self.skips_space = self.is_fresh;
+            }
+            _ => {}
+        }
+        // The mark of a call at the end is read with what follows.
+        let open = self
+            .call_marks()
+            .into_iter()
+            .filter(|mark| prompt.ends_with(mark))
+            .max_by_key(|mark| mark.len());
+        if let (Some(open), State::Text) = (open, &self.state) {
+            self.buffer.push_str(open);
+            self.borrowed = open.len();
+        }
+    }
+
+    pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
+        self.buffer.push_str(text);
+        while let Step::Done = self.step(is_end, sink) {}
+        if is_end {
+            sink.end();
+        }
+    }
+
+    fn step(&mut self, is_end: bool, sink: &mut Sink) -> Step {
+        if self.skips_space {
+            let space = self.buffer.len() - self.buffer.trim_start().len();
+            if self.is_thought_space {
+                sink.thought_mark(&self.buffer[..space]);
+            }
+            self.buffer.drain(..space);
+            if self.buffer.is_empty() {
+                return Step::More;
+            }
+            self.skips_space = false;
+        }
+        if self.buffer.is_empty() && !is_end {
+            return Step::More;
+        }
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.text(is_end, sink),
+            State::Thought(close) => self.thought(close, is_end, sink),
+            State::Opening { lead, in_list } => self.opening(lead, in_list, is_end, sink),
+            State::Json {
+                scanner,
+                depth,
+                in_list,
+            } => self.json(scanner, depth, in_list, sink),
+            State::Tail { depth, in_list } => self.tail(depth, in_list, is_end),
+            State::Between { name, is_first } => self.between(name, is_first, is_end, sink),
+            State::Value(value) => self.value(value, is_end, sink),
+            State::Literal(literals, in_list) => self.literal(literals, in_list, is_end, sink),
+            State::Behind { in_list } => self.behind(in_list, is_end),
+        }
+    }
+
+    /// Stays as it is until more comes.
+    fn wait(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::More
+    }
+
+    fn go(&mut self, state: State) -> Step {
+        self.state = state;
+        Step::Done
+    }
+
+    /// Marks that may open a call.
+    fn call_marks(&self) -> Vec<&'static str> {
+        let mut marks = Vec::new();
+        if self.has_tools {
+            let section =
+                |section: Option<(&'static str, &'static str)>| section.map(|(open, _)| open);
+            match &self.format.calls {
+                Calls::None | Calls::Channels(_) => {}
+                Calls::Json(calls) => marks.extend(calls.open),
+                Calls::Named(calls) => {
+                    marks.extend(section(calls.section).into_iter().chain([calls.open]))
+                }
+                Calls::Tagged(calls) => {
+                    marks.extend(section(calls.section).into_iter().chain([calls.open]))
+                }
+                Calls::Literal(calls) => marks.push(calls.open),
+            }
+        }
+        marks.retain(|mark| !mark.is_empty());
+        marks
+    }
+
+    fn text(&mut self, is_end: bool, sink: &mut Sink) -> Step {
+        let mut marks: Vec<(&'static str, Mark)> = Vec::new();
+        for (open, close) in self.format.thoughts {
+            marks.push((open, Mark::Thought(close)));
+            marks.push((close, Mark::ThoughtEnd));
+        }
+        marks.extend(self.call_marks().into_iter().map(|mark| (mark, Mark::Call)));
+        marks.extend(self.format.hidden.iter().map(|mark| (*mark, Mark::Hidden)));
+        let trimmed = self.buffer.trim_start();
+        let is_bare = matches!(
+            self.format.calls,
+            Calls::Json(JsonCalls { is_bare: true, .. })
+        );
+        let may_be_bare = is_bare && self.has_tools && self.is_fresh && !self.is_no_bare_call;
+        if may_be_bare && trimmed.starts_with(['{', '[']) {
+            let lead = self.buffer.len() - trimmed.len();
+            return self.go(State::Opening {
+                lead,
+                in_list: false,
+            });
+        }
+        match find(&self.buffer, marks.iter().map(|mark| mark.0), is_end) {
+            Found::None { until } => {
+                // White space may belong to a mark that follows.
+                let until = if is_end {
+                    until
+                } else {
+                    self.buffer[..until].trim_end().len()
+                };
+                if until == 0 {
+                    return Step::More;
+                }
+                self.say(until, sink);
+                Step::Done
+            }
+            Found::Mark { at, number } => {
+                let (mark, kind) = marks[number];
+                let before = self.buffer[..at].trim_end().len();
+                let is_fresh = self.is_fresh && before == 0;
+                match kind {
+                    Mark::ThoughtEnd if !is_fresh && self.format.hidden.contains(&mark) => {
+                        self.say(at, sink);
+                        self.buffer.drain(..mark.len());
+                    }
+                    Mark::Thought(_) | Mark::ThoughtEnd if !is_fresh => {
+                        self.say(at + mark.len(), sink)
+                    }
+                    Mark::Thought(close) => {
+                        sink.thought_mark(&self.buffer[..at + mark.len()]);
+                        self.buffer.drain(..at + mark.len());
+                        self.skips_space = true;
+                        self.is_thought_space = true;
+                        self.state = State::Thought(close);
+                    }
+                    Mark::ThoughtEnd => {
+                        sink.thought_mark(&self.buffer[..at + mark.len()]);
+                        self.buffer.drain(..at + mark.len());
+                        self.skips_space = true;
+                        self.is_thought_space = true;
+                    }
+                    Mark::Hidden => {
+                        // White space before the first word belongs to the mark.
+                        self.say(if is_fresh { 0 } else { at }, sink);
+                        let at = if is_fresh { at } else { 0 };
+                        self.buffer.drain(..at + mark.len());
+                    }
+                    Mark::Call => {
+                        self.say(before, sink);
+                        self.state = State::Opening {
+                            lead: at - before + mark.len(),
+                            in_list: false,
+                        };
+                    }
+                }
+                Step::Done
+            }
+        }
+    }
+
+    /// The first bytes of the buffer are content.
+    fn say(&mut self, length: usize, sink: &mut Sink) {
+        let own = self.borrowed.min(length);
+        self.borrowed -= own;
+        let text = &self.buffer[own..length];
+        if !text.trim().is_empty() {
+            self.is_fresh = false;
+        }
+        sink.content(text);
+        self.buffer.drain(..length);
+    }
+
+    fn thought(&mut self, close: &'static str, is_end: bool, sink: &mut Sink) -> Step {
+        match find(&self.buffer, [close].into_iter(), is_end) {
+            Found::Mark { at, .. } => {
+                let text = self.buffer[..at].trim_end().len();
+                sink.thought(&self.buffer[..text]);
+                sink.thought_mark(&self.buffer[text..at + close.len()]);
+                self.buffer.drain(..at + close.len());
+                self.skips_space = true;
+                self.is_thought_space = true;
+                self.is_fresh = true;
+                self.go(State::Text)
+            }
+            Found::None { until } => {
+                let until = if is_end {
+                    until
+                } else {
+                    self.buffer[..until].trim_end().len()
+                };
+                if until == 0 {
+                    return self.wait(State::Thought(close));
+                }
+                sink.thought(&self.buffer[..until]);
+                self.buffer.drain(..until);
+                self.go(State::Thought(close))
+            }
+        }
+    }
+
+    /// What seemed to open a call opens none.
+    fn no_call(&mut self, lead: usize, sink: &mut Sink) -> Step {
+        self.is_no_bare_call = true;
+        self.say(lead, sink);
+        self.is_fresh = false;
+        self.go(State::Text)
+    }
+
+    fn opening(&mut self, lead: usize, in_list: bool, is_end: bool, sink: &mut Sink) -> Step {
+        let all = self.buffer.len() - lead;
+        let held = self.buffer.floor_char_boundary(lead + all.min(MOST_HELD));
+        let is_too_long = all >= MOST_HELD;
+        let mark = self.buffer[..lead].trim_start();
+        let rest = &self.buffer[lead..held];
+        let is_last = is_end && !is_too_long;
+        let opened = match &self.format.calls {
+            Calls::Json(calls) => open_json(calls, rest, in_list),
+            Calls::Named(calls) => open_named(calls, self.format.ids, mark, rest, is_last),
+            Calls::Tagged(calls) => open_tagged(calls, mark, rest, is_last),
+            Calls::Literal(calls) => open_literal(calls, rest, in_list, is_last),
+            Calls::None | Calls::Channels(_) => Err(Stop::Broken),
+        };
+        if opened.is_ok() {
+            self.borrowed = 0;
+        }
+        match opened {
+            Err(Stop::More) if !is_end && !is_too_long => {
+                self.wait(State::Opening { lead, in_list })
+            }
+            Err(_) => self.no_call(lead, sink),
+            Ok(Opened::Text { length }) => {
+                self.buffer.drain(..lead + length);
+                self.is_fresh = true;
+                self.go(State::Text)
+            }
+            Ok(Opened::Whole {
+                name,
+                id,
+                arguments,
+                length,
+                in_list,
+            }) => {
+                self.buffer.drain(..lead + length);
+                sink.start(&name, id);
+                sink.arguments(&arguments);
+                sink.end();
+                self.go(State::Behind { in_list })
+            }
+            Ok(Opened::Call {
+                name,
+                id,
+                length,
+                arguments,
+            }) => {
+                self.buffer.drain(..lead + length);
+                sink.start(&name, id);
+                let state = match arguments {
+                    Arguments::Json { depth, in_list } => State::Json {
+                        scanner: Scanner::default(),
+                        depth,
+                        in_list,
+                    },
+                    Arguments::Tags => State::Between {
+                        name,
+                        is_first: true,
+                    },
+                    Arguments::Literals { in_list } => {
+                        let Calls::Literal(calls) = &self.format.calls else {
+                            return self.go(State::Text);
+                        };
+                        sink.arguments("{");
+                        State::Literal(Literals::new(calls.style), in_list)
+                    }
+                };
+                self.go(state)
+            }
+        }
+    }
+
+    fn json(&mut self, mut scanner: Scanner, depth: usize, in_list: bool, sink: &mut Sink) -> Step {
+        let scanned = scanner.scan(&self.buffer);
+        let end = match scanned {
+            Scanned::All => self.buffer.len(),
+            Scanned::End(at) | Scanned::Wrong(at) => at,
+        };
+        sink.arguments(&self.buffer[..end]);
+        self.buffer.drain(..end);
+        match scanned {
+            Scanned::All => self.wait(State::Json {
+                scanner,
+                depth,
+                in_list,
+            }),
+            Scanned::End(_) => {
+                sink.end();
+                self.go(State::Tail { depth, in_list })
+            }
+            Scanned::Wrong(_) => {
+                sink.end();
+                self.is_fresh = false;
+                self.go(State::Text)
+            }
+        }
+    }
+
+    fn tail(&mut self, depth: usize, in_list: bool, is_end: bool) -> Step {
+        let held = self.buffer.floor_char_boundary(MOST_HELD);
+        match tail(&self.buffer[..held], depth) {
+            Ok(end) => {
+                self.buffer.drain(..end);
+                self.go(State::Behind { in_list })
+            }
+            Err(Stop::More) if !is_end && self.buffer.len() < MOST_HELD => {
+                self.wait(State::Tail { depth, in_list })
+            }
+            Err(_) => {
+                // What is missing is not missed; what is there instead is text.
+                self.go(State::Behind { in_list })
+            }
+        }
+    }
+
+    fn literal(
+        &mut self,
+        mut literals: Literals,
+        in_list: bool,
+        is_end: bool,
+        sink: &mut Sink,
+    ) -> Step {
+        let mut json = String::new();
+        let (length, turned) = literals.turn(&self.buffer, is_end, &mut json);
+        sink.arguments(&json);
+        self.buffer.drain(..length);
+        match turned {
+            Turned::More if is_end => {
+                // The rest of a word that has no end.
+                let rest = self.buffer.len();
+                let mut json = String::new();
+                push_escaped(&mut json, &self.buffer);
+                sink.arguments(&json);
+                self.buffer.drain(..rest);
+                self.go(State::Text)
+            }
+            Turned::More => self.wait(State::Literal(literals, in_list)),
+            Turned::End => {
+                sink.end();
+                self.go(State::Behind { in_list })
+            }
+            Turned::Broken => {
+                sink.end();
+                self.is_fresh = false;
+                self.go(State::Text)
+            }
+        }
+    }
+
+    /// Behind a call: another one, the end of a list, closing marks.
+    fn behind(&mut self, in_list: bool, is_end: bool) -> Step {
+        self.is_fresh = true;
+        // White space belongs to the call.
+        self.buffer.drain(..space(&self.buffer));
+        let trimmed = self.buffer.as_str();
+        if trimmed.is_empty() {
+            return if is_end {
+                self.go(State::Text)
+            } else {
+                self.wait(State::Behind { in_list })
+            };
+        }
+        let mut opens: Vec<&str> = Vec::new();
+        let mut closes: Vec<&str> = Vec::new();
+        match &self.format.calls {
+            Calls::Json(calls) => {
+                closes.extend(calls.close);
+                if !calls.separator.is_empty() {
+                    opens.push(calls.separator);
+                }
+                if in_list {
+                    opens.push(",");
+                    closes.push("]");
+                } else {
+                    // Objects one behind the other.
+                    opens.push("{");
+                }
+            }
+            Calls::Named(calls) => {
+                opens.push(calls.open);
+                closes.extend(calls.close);
+                closes.extend(calls.section.map(|section| section.1));
+            }
+            Calls::Tagged(calls) => {
+                opens.push(calls.open);
+                closes.push(calls.close);
+                closes.extend(calls.section.map(|section| section.1));
+            }
+            Calls::Literal(calls) => {
+                closes.push(calls.close);
+                if in_list {
+                    opens.push(",");
+                    closes.push("]");
+                }
+            }
+            Calls::None | Calls::Channels(_) => {}
+        }
+        closes.retain(|mark| !mark.is_empty());
+        opens.retain(|mark| !mark.is_empty());
+        let mut may_be = false;
+        let mut longest: Option<(&str, bool)> = None;
+        for (mark, is_open) in closes
+            .iter()
+            .map(|mark| (*mark, false))
+            .chain(opens.iter().map(|mark| (*mark, true)))
+        {
+            match begins(trimmed, mark.trim_start(), is_end) {
+                Begins::Yes
+                    if longest.is_none_or(|longest| longest.0.len() < mark.trim_start().len()) =>
+                {
+                    longest = Some((mark.trim_start(), is_open));
+                }
+                Begins::Perhaps => may_be = true,
+                _ => {}
+            }
+        }
+        if may_be {
+            return self.wait(State::Behind { in_list });
+        }
+        match longest {
+            Some(("{", true)) => self.go(State::Opening { lead: 0, in_list }),
+            Some((mark, true)) => self.go(State::Opening {
+                lead: mark.len(),
+                in_list,
+            }),
+            Some((mark, false)) => {
+                let is_list_end = mark == "]" && in_list;
+                self.buffer.drain(..mark.len());
+                self.go(State::Behind {
+                    in_list: in_list && !is_list_end,
+                })
+            }
+            None => self.go(State::Text),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Arguments that come one by one, each between marks.
+
+use super::{MOST_HELD, Machine, State, Step, TagValue};
+use crate::answer::format::Calls;
+use crate::answer::head::key_head;
+use crate::answer::json::Stop;
+use crate::answer::literal::push_escaped;
+use crate::answer::marks::{Begins, Found, begins, find};
+use crate::answer::{ArgumentKind, Sink};
+use serde_json::Value;
+
+impl Machine {
+    pub(super) fn between(
+        &mut self,
+        name: String,
+        is_first: bool,
+        is_end: bool,
+        sink: &mut Sink,
+    ) -> Step {
+        let Calls::Tagged(calls) = &self.format.calls else {
+            return self.go(State::Text);
+        };
+        let trimmed = self.buffer.trim_start();
+        let space = self.buffer.len() - trimmed.len();
+        // What comes next: another argument, the end of the call, or of all of them.
+        let section_close = calls.section.map_or("", |(_, close)| close);
+        let ends = [calls.close, section_close, calls.value_close];
+        let mut waits = trimmed.is_empty() && !is_end;
+        for (i, end) in ends.into_iter().enumerate() {
+            if end.is_empty() {
+                continue;
+            }
+            match begins(trimmed, end, is_end) {
+                Begins::Perhaps => waits = true,
+                Begins::No => {}
+                Begins::Yes if i == 2 => {
+                    // One too many.
+                    let length = space + end.len();
+                    self.buffer.drain(..length);
+                    return self.go(State::Between { name, is_first });
+                }
+                Begins::Yes => {
+                    let is_own = i == 0;
+                    let length = space + if is_own { end.len() } else { 0 };
+                    self.buffer.drain(..length);
+                    sink.arguments(if is_first { "{}" } else { "}" });
+                    sink.end();
+                    return self.go(State::Behind { in_list: false });
+                }
+            }
+        }
+        let held = trimmed.floor_char_boundary(MOST_HELD);
+        match key_head(calls, &trimmed[..held], is_end) {
+            Ok((key, head, length)) => {
+                sink.arguments(if is_first { "{" } else { ", " });
+                sink.arguments(&Value::from(key.as_str()).to_string());
+                sink.arguments(": ");
+                let kind = match calls.is_text {
+                    Some(word) if head.contains(word) => ArgumentKind::Text,
+                    Some(_) => ArgumentKind::Json,
+                    None => sink.kind(&name, &key),
+                };
+                let close = calls.value_close.replace("{}", &key);
+                self.buffer.drain(..space + length);
+                self.go(State::Value(TagValue {
+                    tool: name,
+                    kind,
+                    close,
+                    is_begun: false,
+                    seen: 0,
+                }))
+            }
+            Err(Stop::More) if !is_end && trimmed.len() < MOST_HELD => {
+                self.wait(State::Between { name, is_first })
+            }
+            Err(_) if waits => self.wait(State::Between { name, is_first }),
+            Err(_) => {
+                sink.end();
+                self.is_fresh = false;
+                self.go(State::Text)
+            }
+        }
+    }
+
+    pub(super) fn value(&mut self, mut value: TagValue, is_end: bool, sink: &mut Sink) -> Step {
+        let Calls::Tagged(calls) = &self.format.calls else {
+            return self.go(State::Text);
+        };
+        let streams = value.kind == ArgumentKind::Text && !calls.has_cdata;
+        let seen = value.seen;
+        match find(
+            &self.buffer[seen..],
+            [value.close.as_str()].into_iter(),
+            is_end,
+        ) {
+            Found::Mark { at, .. } => {
+                let at = seen + at;
+                let text = &self.buffer[..at];
+                let text = if value.is_begun {
+                    text
+                } else {
+                    text.strip_prefix('\n').unwrap_or(text)
+                };
+                let text = text.strip_suffix('\n').unwrap_or(text);
+                if streams {
+                    end_text(text, &mut value, sink);
+                } else {
+                    sink.arguments(&whole_value(text, value.kind, calls.has_cdata));
+                }
+                self.buffer.drain(..at + value.close.len());
+                self.go(State::Between {
+                    name: value.tool,
+                    is_first: false,
+                })
+            }
+            Found::None { until } if streams => {
+                // A newline at both ends belongs to the marks.
+                let mut text = &self.buffer[..until];
+                if !is_end {
+                    text = text.strip_suffix('\n').unwrap_or(text);
+                }
+                let end = text.len();
+                if end == 0 {
+                    return self.wait(State::Value(value));
+                }
+                let begin = if value.is_begun {
+                    0
+                } else {
+                    usize::from(text.starts_with('\n'))
+                };
+                if !value.is_begun {
+                    sink.arguments("\"");
+                    value.is_begun = true;
+                }
+                let mut json = String::new();
+                push_escaped(&mut json, &text[begin..]);
+                sink.arguments(&json);
+                self.buffer.drain(..end);
+                if is_end {
+                    self.go(State::Text)
+                } else {
+                    self.go(State::Value(value))
+                }
+            }
+            Found::None { .. } if is_end => {
+                let text = std::mem::take(&mut self.buffer);
+                sink.arguments(&whole_value(
+                    text.trim_matches('\n'),
+                    value.kind,
+                    calls.has_cdata,
+                ));
+                self.go(State::Text)
+            }
+            Found::None { until } => {
+                value.seen += until;
+                self.wait(State::Value(value))
+            }
+        }
+    }
+}
+
+/// The rest of a text that was told of in part.
+fn end_text(text: &str, value: &mut TagValue, sink: &mut Sink) {
+    let mut json = String::new();
+    if !value.is_begun {
+        json.push('"');
+    }
+    push_escaped(&mut json, text);
+    json.push('"');
+    sink.arguments(&json);
+}
+
+/// A value as JSON: as it is, if it is JSON and may be; otherwise as a text.
+fn whole_value(text: &str, kind: ArgumentKind, has_cdata: bool) -> String {
+    let inner = text
+        .trim()
+        .strip_prefix("<![CDATA[")
+        .and_then(|text| text.strip_suffix("]]>"));
+    let text = match inner {
+        Some(inner) if has_cdata => inner,
+        _ => text,
+    };
+    if kind != ArgumentKind::Text {
+        let trimmed = text.trim();
+        let python = match trimmed {
+            "True" => "true",
+            "False" => "false",
+            "None" => "null",
+            other => other,
+        };
+        if serde_json::from_str::<serde::de::IgnoredAny>(python).is_ok() {
+            return python.to_owned();
+        }
+    }
+    Value::from(text).to_string()
+}

@@ -1,0 +1,223 @@
+//! What users write never becomes a control token.
+//!
+//! A template writes one text, and nothing in it says who wrote which part. So before it is rendered, the texts of special tokens within what users and
+//! tools wrote are put between two marks, characters that Unicode sets aside for such purposes; behind the template, what stands between
+//! marks is taken as plain text. So is a beginning of such a text at the end of what a user wrote, and an end at its beginning: what
+//! comes next to it may be another text of a user.
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use samite_text::{TokenAttributes, Tokenizer};
+use serde_json::Value;
+
+/// Begin and end of what is plain text. Unicode promises that no character will ever have these numbers.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// A part of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: String,
+    /// Whether special tokens are recognized in it.
+    pub parse_special: bool,
+}
+
+/// The texts that may not become tokens.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    /// `None` if there are too many for a search: then whole texts are plain.
+    whole: Option<AhoCorasick>,
+    /// Sorted.
+    texts: Vec<String>,
+    /// Read backwards, and sorted.
+    backwards: Vec<String>,
+    /// Characters of the longest.
+    longest: usize,
+}
+
+impl Guard {
+    /// Guards these texts.
+    pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
+        let mut texts: Vec<String> = texts.into_iter().filter(|text| text.len() > 1).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        let mut backwards: Vec<String> = texts
+            .iter()
+            .map(|text| text.chars().rev().collect())
+            .collect();
+        backwards.sort_unstable();
+        let whole = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(&texts);
+        let longest = texts.iter().map(|text| text.chars().count()).max();
+        Self {
+            whole: whole.ok(),
+            texts,
+            backwards,
+            longest: longest.unwrap_or(0),
+        }
+    }
+
+    /// Guards all control tokens of a vocabulary, and of the tokens that are always recognized those that the template writes itself.
+    pub fn for_template(tokenizer: &Tokenizer, template: &str) -> Self {
+        let control = TokenAttributes::CONTROL.union(TokenAttributes::UNKNOWN);
+        let ids = 0..tokenizer.vocab_size() as u32;
+        Self::new(ids.filter_map(|id| {
+            let attributes = tokenizer.attributes(id).ok()?;
+            let is_control = attributes.intersects(control);
+            if !is_control && !attributes.intersects(TokenAttributes::USER_DEFINED) {
+                return None;
+            }
+            let text = std::str::from_utf8(tokenizer.token_to_piece(id, true).ok()?).ok()?;
+            (is_control || template.contains(text.trim())).then(|| text.to_owned())
+        }))
+    }
+
+    /// Puts marks into a text. Texts for which `is_free` says so are let through.
+    pub(crate) fn mark(&self, text: &str, is_free: impl Fn(&str) -> bool) -> String {
+        let text = &text.replace(MARKS, "\u{fffd}");
+        let Some(whole) = &self.whole else {
+            return format!("{}{text}{}", MARKS[0], MARKS[1]);
+        };
+        let start = text.len() - text.trim_start().len();
+        let head = self.longest_start(text[start..].chars(), &self.backwards);
+        let end = text.trim_end().len();
+        let tail = self.longest_start(text[..end].chars().rev(), &self.texts);
+        let mut guarded: Vec<(usize, usize)> = whole
+            .find_iter(text.as_str())
+            .filter(|found| !is_free(&text[found.range()]))
+            .map(|found| (found.start(), found.end()))
+            .collect();
+        guarded.extend(
+            [(start, start + head), (end - tail, end)]
+                .into_iter()
+                .filter(|(start, end)| start < end),
+        );
+        guarded.sort_unstable();
+        let mut result = String::with_capacity(text.len() + 8 * guarded.len());
+        let mut done = 0;
+        for (start, end) in guarded {
+            if end <= done {
+                continue;
+            }
+            // One that overlaps the one before goes on with it.
+            if start < done {
+                result.pop();
+            } else {
+                result.push_str(&text[done..start]);
+                result.push(MARKS[0]);
+            }
+            result.push_str(&text[start.max(done)..end]);
+            result.push(MARKS[1]);
+            done = end;
+        }
+        result.push_str(&text[done..]);
+        result
+    }
+
+    /// Marks all texts of a value, names included.
+    pub(crate) fn mark_all(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.mark(text, |_| false),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mark_all(item)),
+            Value::Object(map) => {
+                *map = std::mem::take(map)
+                    .into_iter()
+                    .map(|(name, mut value)| {
+                        self.mark_all(&mut value);
+                        (self.mark(&name, |_| false), value)
+                    })
+                    .collect();
+            }
+            _ => {}
+        }
+    }
+
+    /// Bytes of the longest beginning of `text` that a longer one of `sorted` has at its other end: both are read in opposite directions.
+    fn longest_start(&self, text: impl Iterator<Item = char>, sorted: &[String]) -> usize {
+        let mut turned = String::new();
+        let mut found = 0;
+        for c in text.take(self.longest) {
+            turned.insert(0, c);
+            let at = sorted.partition_point(|text| text.as_str() < turned.as_str());
+            // The first of those that begin with it may be no longer than it is.
+            let mut next = sorted[at..].iter().take(2);
+            if next.any(|text| text.len() > turned.len() && text.starts_with(&turned)) {
+                found = turned.len();
+            }
+        }
+        found
+    }
+}
+
+/// Cuts what a template wrote at the marks.
+pub(crate) fn pieces(text: &str) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut parse_special = true;
+    let mut start = 0;
+    let mut add = |text: &str, parse_special: bool| match pieces.last_mut() {
+        _ if text.is_empty() => {}
+        Some(last) if last.parse_special == parse_special => last.text.push_str(text),
+        _ => pieces.push(Piece {
+            text: text.to_owned(),
+            parse_special,
+        }),
+    };
+    for (at, mark) in text.match_indices(MARKS) {
+        add(&text[start..at], parse_special);
+        start = at + mark.len();
+        parse_special = mark.starts_with(MARKS[1]);
+    }
+    add(&text[start..], parse_special);
+    pieces
+}
+
+/// A text without marks.
+pub(crate) fn unmarked(text: &str) -> String {
+    text.replace(MARKS, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard() -> Guard {
+        Guard::new(["<|im_start|>", "<|im_end|>", "<s>", "[INST]"].map(str::to_owned))
+    }
+
+    fn shown(text: &str) -> String {
+        guard()
+            .mark(text, |_| false)
+            .replace(MARKS[0], "{")
+            .replace(MARKS[1], "}")
+    }
+
+    #[test]
+    fn special_texts_are_marked_with_their_halves_at_both_ends() {
+        for (text, expected) in [
+            ("hello", "hello"),
+            ("", ""),
+            ("a<|im_start|>b<s>", "a{<|im_start|>}b{<s>}"),
+            ("a<|im_sta", "a{<|im_sta}"),
+            ("a <|im_ \n", "a {<|im_} \n"),
+            ("start|> a", "{start|>} a"),
+            ("  |> a <", "  {|>} a {<}"),
+            ("<|im_start|>|><|", "{<|im_start|>}|>{<|}"),
+            ("[INST", "{[INST}"),
+            ("NST] [[INST]]", "{NST]} [{[INST]}]"),
+            ("x\u{fdd1}<s>\u{fdd0}", "x\u{fffd}{<s>}\u{fffd}"),
+        ] {
+            assert_eq!(shown(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_cut_at_marks() {
+        let text = format!("<s>{}<s>", guard().mark("a<s>", |_| false));
+        let pieces = pieces(&text);
+        let shown: Vec<(&str, bool)> = pieces
+            .iter()
+            .map(|piece| (piece.text.as_str(), piece.parse_special))
+            .collect();
+        assert_eq!(shown, [("<s>a", true), ("<s>", false), ("<s>", true)]);
+    }
+}

@@ -1,0 +1,311 @@
+//! Conversations, as OpenAI's interface has them.
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Says how the model is to behave.
+    System,
+    /// The same, by another name.
+    Developer,
+    /// Asks.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a call.
+    Tool,
+}
+
+impl Role {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Developer => "developer",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// What a message says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// Nothing.
+    #[default]
+    None,
+    /// A text.
+    Text(String),
+    /// Several texts and pictures.
+    Parts(Vec<Part>),
+}
+
+impl Content {
+    /// Whether nothing is said.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// The texts, with a newline between those of parts; `None` if a part is no text.
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Self::None => Some(String::new()),
+            Self::Text(text) => Some(text.clone()),
+            Self::Parts(parts) => {
+                let texts = parts.iter().map(|part| match part {
+                    Part::Text { text } => Some(text.as_str()),
+                    _ => None,
+                });
+                Some(texts.collect::<Option<Vec<_>>>()?.join("\n"))
+            }
+        }
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// A part of what a message says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Part {
+    /// A text.
+    #[serde(alias = "input_text", alias = "output_text")]
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// A picture.
+    ImageUrl {
+        /// Where it is: an object with `url`.
+        image_url: Value,
+    },
+    /// Sound.
+    InputAudio {
+        /// An object with `data` and `format`.
+        input_audio: Value,
+    },
+}
+
+/// A call of a tool by the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// Its name among the calls of a conversation.
+    #[serde(default)]
+    pub id: String,
+    /// What is called: always "function".
+    #[serde(default = "function", rename = "type")]
+    pub kind: String,
+    /// The function and its arguments.
+    pub function: FunctionCall,
+}
+
+impl ToolCall {
+    /// A call of a function.
+    pub fn new(
+        id: impl Into<String>,
+        name: impl Into<String>,
+        arguments: impl Into<String>,
+    ) -> Self {
+        let function = FunctionCall {
+            name: name.into(),
+            arguments: arguments.into(),
+        };
+        Self {
+            id: id.into(),
+            kind: self::function(),
+            function,
+        }
+    }
+}
+
+fn function() -> String {
+    "function".to_owned()
+}
+
+/// A function and its arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FunctionCall {
+    /// The function.
+    pub name: String,
+    /// JSON as the model wrote it, which may be broken.
+    #[serde(default, deserialize_with = "text_or_json")]
+    pub arguments: String,
+}
+
+/// Some clients send the arguments as an object.
+fn text_or_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(match Value::deserialize(deserializer)? {
+        Value::String(text) => text,
+        Value::Null => String::new(),
+        other => other.to_string(),
+    })
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said.
+    #[serde(default)]
+    pub content: Content,
+    /// What the model thought before.
+    #[serde(
+        default,
+        alias = "reasoning",
+        alias = "thinking",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub reasoning_content: Option<String>,
+    /// The model's calls.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "null_or_list"
+    )]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call that this is the result of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// A name of who speaks, or of the tool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+fn null_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ToolCall>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl Message {
+    /// A message that says something.
+    pub fn new(role: Role, content: impl Into<Content>) -> Self {
+        Self {
+            role,
+            content: content.into(),
+            reasoning_content: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+            name: None,
+        }
+    }
+
+    /// How the model is to behave.
+    pub fn system(content: impl Into<Content>) -> Self {
+        Self::new(Role::System, content)
+    }
+
+    /// A question.
+    pub fn user(content: impl Into<Content>) -> Self {
+        Self::new(Role::User, content)
+    }
+
+    /// The model's answer.
+    pub fn assistant(content: impl Into<Content>) -> Self {
+        Self::new(Role::Assistant, content)
+    }
+
+    /// The result of a call.
+    pub fn tool(id: impl Into<String>, content: impl Into<Content>) -> Self {
+        Self {
+            tool_call_id: Some(id.into()),
+            ..Self::new(Role::Tool, content)
+        }
+    }
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tool {
+    /// What it is: always "function".
+    #[serde(default = "function", rename = "type")]
+    pub kind: String,
+    /// The function.
+    pub function: Function,
+}
+
+/// A function's name and its arguments' schema.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// The name.
+    pub name: String,
+    /// What it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// A JSON schema of an object.
+    #[serde(default = "no_parameters")]
+    pub parameters: Value,
+    /// Whether the arguments must keep to the schema.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strict: Option<bool>,
+}
+
+fn no_parameters() -> Value {
+    let pairs = [("type", "object".into()), ("properties", Map::new().into())];
+    Value::Object(
+        pairs
+            .map(|(key, value): (&str, Value)| (key.to_owned(), value))
+            .into_iter()
+            .collect(),
+    )
+}
+
+impl Tool {
+    /// A function with this schema of its arguments.
+    pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Self {
+        let function = Function {
+            name: name.into(),
+            description: Some(description.into()),
+            parameters,
+            strict: None,
+        };
+        Self {
+            kind: self::function(),
+            function,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_send_is_read() {
+        let message: Message = serde_json::from_str(
+            r#"{"role": "assistant", "content": null, "reasoning": "r", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}], "refusal": null}"#,
+        )
+        .unwrap();
+        assert_eq!(message.content, Content::None);
+        assert_eq!(message.reasoning_content.as_deref(), Some("r"));
+        assert_eq!(
+            message.tool_calls,
+            [ToolCall::new("1", "f", r#"{"b":1,"a":2}"#)]
+        );
+        let parts: Message = serde_json::from_str(
+            r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "tool_calls": null}"#,
+        )
+        .unwrap();
+        assert_eq!(parts.content.text().as_deref(), Some("a\nb"));
+        assert!(serde_json::from_str::<Message>(r#"{"role": "robot", "content": ""}"#).is_err());
+        let tool: Tool = serde_json::from_str(r#"{"function": {"name": "now"}}"#).unwrap();
+        assert_eq!(
+            serde_json::to_string(&tool.function.parameters).unwrap(),
+            r#"{"type":"object","properties":{}}"#
+        );
+    }
+}

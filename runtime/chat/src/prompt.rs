@@ -1,0 +1,538 @@
+//! From a conversation to a prompt: which template, what it is shown, and what comes of it.
+
+use crate::answer::{Calls, Format, HERMES};
+use crate::capabilities::Capabilities;
+use crate::error::TemplateError;
+use crate::guard::{Guard, Piece, pieces, unmarked};
+use crate::message::{Content, Message, Part, Role, Tool, ToolCall};
+use crate::template::{BUILTIN, DateTime, Template};
+use samite_text::{TokenizeError, Tokenizer};
+use serde_json::{Map, Value, json};
+
+/// The templates that a model brings, as its file has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// `tokenizer.chat_template`.
+    pub default: Option<String>,
+    /// `tokenizer.chat_template.NAME`, by name.
+    pub named: Vec<(String, String)>,
+    /// The text of the begin-of-text token.
+    pub bos: String,
+    /// The text of the end-of-text token.
+    pub eos: String,
+}
+
+/// How a conversation becomes a prompt.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    default: Variant,
+    /// Used instead if there are tools.
+    tool_use: Option<Variant>,
+    bos: String,
+    eos: String,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Variant {
+    template: Template,
+    capabilities: Capabilities,
+}
+
+impl Variant {
+    fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TemplateError> {
+        let template = Template::new(source)?;
+        let capabilities = Capabilities::probe(&template, bos, eos);
+        Ok(Self {
+            template,
+            capabilities,
+        })
+    }
+}
+
+/// What a prompt is made for.
+#[derive(Clone, Debug)]
+pub struct PromptOptions {
+    /// What the model may call.
+    pub tools: Vec<Tool>,
+    /// Ends the prompt where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// If the last message is the model's, the answer goes on with it.
+    pub continue_last: bool,
+    /// Whether the model thinks before it answers; `None` leaves it to the template.
+    pub enable_thinking: Option<bool>,
+    /// How much it thinks: "low", "medium", "high".
+    pub reasoning_effort: Option<String>,
+    /// Further names that the template sees.
+    pub kwargs: Map<String, Value>,
+    /// What time it is.
+    pub now: DateTime,
+}
+
+impl PromptOptions {
+    /// The usual ones.
+    pub fn new(now: DateTime) -> Self {
+        Self {
+            tools: Vec::new(),
+            add_generation_prompt: true,
+            continue_last: false,
+            enable_thinking: None,
+            reasoning_effort: None,
+            kwargs: Map::new(),
+            now,
+        }
+    }
+}
+
+/// A prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its text, in pieces with and without special tokens.
+    pub pieces: Vec<Piece>,
+    /// What of its end is the beginning of the model's answer: an [`AnswerParser`](crate::AnswerParser) reads it first.
+    pub generation_prompt: String,
+}
+
+impl Prompt {
+    /// The whole text.
+    pub fn text(&self) -> String {
+        self.pieces
+            .iter()
+            .map(|piece| piece.text.as_str())
+            .collect()
+    }
+
+    /// The tokens, with a begin-of-text token where the vocabulary asks for one and the text has none.
+    ///
+    /// # Errors
+    /// If the text is too long.
+    pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizeError> {
+        let parts = self
+            .pieces
+            .iter()
+            .map(|piece| (piece.text.as_str(), piece.parse_special));
+        let mut tokens = tokenizer.tokenize_parts(parts, tokenizer.adds_bos())?;
+        // The text goes on: nothing ends it.
+        if tokenizer.adds_bos() && tokenizer.adds_eos() {
+            tokens.pop();
+        }
+        Ok(tokens)
+    }
+}
+
+/// How tools are explained to a model whose template does not know them.
+const TOOLS_EXPLAINED: &str = "You may call these functions:\n";
+/// What follows the functions.
+const CALLS_EXPLAINED: &str = "\nTo call one, write nothing but <tool_call>{\"name\": its name, \"arguments\": {its arguments}}</tool_call>, once for each call.";
+
+impl ChatTemplate {
+    /// The template of a model, or another one: `wanted` is the name of one of the model's or of a [builtin one](BUILTIN), or a template's text. A model
+    /// without a template gets "chatml", with a warning.
+    ///
+    /// # Errors
+    /// If there is no such template, or it cannot be compiled.
+    pub fn choose(sources: &Sources, wanted: Option<&str>) -> Result<Self, TemplateError> {
+        let (bos, eos) = (sources.bos.as_str(), sources.eos.as_str());
+        let named = |name: &str| {
+            let own = sources
+                .named
+                .iter()
+                .map(|(name, source)| (name.as_str(), source.as_str()));
+            own.chain(BUILTIN.iter().copied())
+                .find(|named| named.0 == name)
+                .map(|named| named.1)
+        };
+        let mut warnings = Vec::new();
+        let source = match wanted {
+            Some(text) if text.contains("{{") || text.contains("{%") => text,
+            Some("default") if sources.default.is_some() => {
+                sources.default.as_deref().unwrap_or_default()
+            }
+            Some(name) => named(name).ok_or_else(|| {
+                let own = sources.named.iter().map(|(name, _)| name.as_str());
+                let known: Vec<&str> = own.chain(BUILTIN.iter().map(|named| named.0)).collect();
+                TemplateError::UnknownName {
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                }
+            })?,
+            None => match (&sources.default, named("chatml")) {
+                (Some(source), _) => source,
+                (None, chatml) => {
+                    warnings.push("the model has no chat template: \"chatml\" is used, which it may not know (choose one with --chat-template)".to_owned());
+                    chatml.unwrap_or_default()
+                }
+            },
+        };
+        let tool_use = sources
+            .named
+            .iter()
+            .find(|(name, _)| wanted.is_none() && name == "tool_use");
+        let tool_use = match tool_use.map(|(_, source)| Variant::new(source, bos, eos)) {
+            None => None,
+            Some(Ok(variant)) => Some(variant),
+            Some(Err(error)) => {
+                warnings.push(format!(
+                    "the chat template \"tool_use\" of the model is left out: {error}"
+                ));
+                None
+            }
+        };
+        let default = Variant::new(source, bos, eos)?;
+        Ok(Self {
+            default,
+            tool_use,
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            warnings,
+        })
+    }
+
+    /// What a person should know about the choice.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The text of the template for a conversation with or without tools.
+    pub fn source(&self, has_tools: bool) -> &str {
+        self.variant(has_tools).template.source()
+    }
+
+    /// What the template shows of a conversation with or without tools.
+    pub fn capabilities(&self, has_tools: bool) -> Capabilities {
+        self.variant(has_tools).capabilities
+    }
+
+    /// The compiled template for a conversation with or without tools.
+    pub fn template(&self, has_tools: bool) -> &Template {
+        &self.variant(has_tools).template
+    }
+
+    /// How the model answers. Where the template knows no tools, they are explained as those of Hermes.
+    pub fn format(&self, has_tools: bool) -> &'static Format {
+        let variant = self.variant(has_tools);
+        match Format::of_template(variant.template.source()) {
+            format
+                if matches!(format.calls, Calls::None)
+                    && has_tools
+                    && !variant.capabilities.tools =>
+            {
+                &HERMES
+            }
+            format => format,
+        }
+    }
+
+    fn variant(&self, has_tools: bool) -> &Variant {
+        self.tool_use
+            .as_ref()
+            .filter(|_| has_tools)
+            .unwrap_or(&self.default)
+    }
+
+    /// The prompt of a conversation. What `guard` guards does not become a token where users, tools and the model wrote it.
+    ///
+    /// # Errors
+    /// If the template refuses the conversation, fails or costs too much, or a message has what it cannot show.
+    pub fn prompt(
+        &self,
+        messages: &[Message],
+        options: &PromptOptions,
+        guard: &Guard,
+    ) -> Result<Prompt, TemplateError> {
+        let variant = self.variant(!options.tools.is_empty());
+        let (messages, begun) = match messages.split_last() {
+            Some((last, before))
+                if options.continue_last
+                    && last.role == Role::Assistant
+                    && last.tool_calls.is_empty() =>
+            {
+                let text = last.content.text().unwrap_or_default();
+                (before, guard.mark(&text, is_thought))
+            }
+            _ => (messages, String::new()),
+        };
+        let messages = fix_up(messages, options, variant.capabilities)?;
+        let mut shown = Vec::with_capacity(messages.len());
+        for (i, message) in messages.iter().enumerate() {
+            shown.push(show(message, variant.capabilities, guard).map_err(
+                |(place, message)| TemplateError::Conversation {
+                    place: format!("messages[{i}]{place}"),
+                    message,
+                },
+            )?);
+        }
+        let mut context = Map::new();
+        context.insert("messages".to_owned(), Value::Array(shown));
+        if !options.tools.is_empty() && variant.capabilities.tools {
+            let mut tools = serde_json::to_value(&options.tools).unwrap_or_default();
+            for tool in tools.as_array_mut().into_iter().flatten() {
+                guard.mark_all(&mut tool["function"]);
+            }
+            let functions = serde_json::to_string_pretty(&tools).unwrap_or_default();
+            context.insert("functions".to_owned(), functions.into());
+            context.insert("tools".to_owned(), tools);
+        } else {
+            // One template adds it to a text without asking whether it is there.
+            context.insert("functions".to_owned(), "[]".into());
+        }
+        let text = |text: &str| Value::from(text);
+        context.insert("bos_token".to_owned(), text(&self.bos));
+        context.insert("eos_token".to_owned(), text(&self.eos));
+        context.insert(
+            "date_string".to_owned(),
+            text(&options.now.format("%d %b %Y")),
+        );
+        context.insert(
+            "datetime".to_owned(),
+            text(&options.now.format("%b %d %Y %H:%M:%S GMT")),
+        );
+        if let Some(enable) = options.enable_thinking {
+            context.insert("enable_thinking".to_owned(), enable.into());
+        }
+        if let Some(effort) = &options.reasoning_effort {
+            context.insert("reasoning_effort".to_owned(), text(effort));
+        }
+        context.extend(options.kwargs.clone());
+        let mut render = |add_generation_prompt: bool| {
+            context.insert(
+                "add_generation_prompt".to_owned(),
+                add_generation_prompt.into(),
+            );
+            let value = Value::Object(std::mem::take(&mut context));
+            let result = variant.template.render(&value, options.now);
+            if let Value::Object(names) = value {
+                context = names;
+            }
+            result
+        };
+        let without = render(false);
+        if !options.add_generation_prompt && begun.is_empty() {
+            return Ok(Prompt {
+                pieces: pieces(&without?),
+                generation_prompt: String::new(),
+            });
+        }
+        let mut with = render(true)?;
+        // Some templates refuse a conversation that ends with a question.
+        let common = without.map_or(with.len(), |without| {
+            let same = with
+                .bytes()
+                .zip(without.bytes())
+                .take_while(|(a, b)| a == b)
+                .count();
+            with.floor_char_boundary(same)
+        });
+        let generation_prompt = unmarked(&with[common..]);
+        with.push_str(&begun);
+        Ok(Prompt {
+            pieces: pieces(&with),
+            generation_prompt: generation_prompt + &unmarked(&begun),
+        })
+    }
+}
+
+/// Templates look for these in what the model wrote, to leave thoughts out.
+fn is_thought(text: &str) -> bool {
+    text.to_ascii_lowercase().contains("think")
+}
+
+/// Changes what a template cannot show into what it can.
+fn fix_up(
+    messages: &[Message],
+    options: &PromptOptions,
+    can: Capabilities,
+) -> Result<Vec<Message>, TemplateError> {
+    let mut result: Vec<Message> = Vec::with_capacity(messages.len());
+    let needs_tools_explained = !options.tools.is_empty() && !can.tools;
+    // All that leads is one message of the system.
+    let leading = messages
+        .iter()
+        .take_while(|message| matches!(message.role, Role::System | Role::Developer))
+        .count();
+    let (system, rest) = messages.split_at(leading);
+    match system {
+        [one] if !needs_tools_explained => result.push(Message {
+            role: Role::System,
+            ..one.clone()
+        }),
+        [] if !needs_tools_explained => {}
+        _ => {
+            let mut texts = Vec::new();
+            for (i, message) in system.iter().enumerate() {
+                texts.push(
+                    message
+                        .content
+                        .text()
+                        .ok_or_else(|| TemplateError::Conversation {
+                            place: format!("messages[{i}].content"),
+                            message: "a message of the system has texts only".to_owned(),
+                        })?,
+                );
+            }
+            if needs_tools_explained {
+                let tools = options
+                    .tools
+                    .iter()
+                    .map(|tool| serde_json::to_string(&tool.function).unwrap_or_default());
+                let tools: Vec<String> = tools.collect();
+                texts.push(format!(
+                    "{TOOLS_EXPLAINED}{}{CALLS_EXPLAINED}",
+                    tools.join("\n")
+                ));
+            }
+            result.push(Message::system(texts.join("\n\n")));
+        }
+    }
+    let mut merged: Option<String> = None;
+    if let Some(system) = result.pop_if(|_| !can.system_role) {
+        merged = Some(system.content.text().unwrap_or_default());
+    }
+    // The ids of the last calls, whose results follow in the same order.
+    let mut calls: Vec<String> = Vec::new();
+    let mut results_from = 0;
+    for message in rest {
+        let mut message = message.clone();
+        match message.role {
+            Role::Developer => message.role = Role::System,
+            Role::Assistant => {
+                calls = message
+                    .tool_calls
+                    .iter()
+                    .map(|call| call.id.clone())
+                    .collect();
+                if !message.tool_calls.is_empty() && !can.tool_calls {
+                    let written = std::mem::take(&mut message.tool_calls);
+                    let text = message.content.text().unwrap_or_default();
+                    message.content =
+                        Content::Text(text + &written.iter().map(call_as_text).collect::<String>());
+                }
+            }
+            _ => {}
+        }
+        if message.role == Role::System && !can.system_role {
+            let text = message.content.text().unwrap_or_default();
+            merged = Some(merged.map_or_else(|| text.clone(), |before| before + "\n\n" + &text));
+            continue;
+        }
+        if message.role == Role::Tool && !can.tool_results {
+            let text = message.content.text().unwrap_or_default();
+            message = Message::user(format!("<tool_response>\n{text}\n</tool_response>"));
+        }
+        if let Some(text) = merged.take() {
+            if message.role == Role::User {
+                message.content = match message.content {
+                    Content::Parts(mut parts) => {
+                        parts.insert(
+                            0,
+                            Part::Text {
+                                text: text + "\n\n",
+                            },
+                        );
+                        Content::Parts(parts)
+                    }
+                    other => Content::Text(text + "\n\n" + &other.text().unwrap_or_default()),
+                };
+            } else {
+                result.push(Message::user(text));
+            }
+        }
+        if message.role == Role::Tool {
+            result.push(message);
+            result[results_from..].sort_by_key(|result| {
+                let id = result.tool_call_id.as_deref();
+                calls
+                    .iter()
+                    .position(|call| Some(call.as_str()) == id)
+                    .unwrap_or(usize::MAX)
+            });
+        } else {
+            result.push(message);
+            results_from = result.len();
+        }
+    }
+    result.extend(merged.map(Message::user));
+    Ok(result)
+}
+
+fn call_as_text(call: &ToolCall) -> String {
+    let name = Value::from(call.function.name.as_str());
+    let arguments = if call.function.arguments.trim().is_empty() {
+        "{}"
+    } else {
+        &call.function.arguments
+    };
+    format!("<tool_call>{{\"name\": {name}, \"arguments\": {arguments}}}</tool_call>")
+}
+
+/// A message as templates see it.
+fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (String, String)> {
+    let mut shown = Map::new();
+    shown.insert("role".to_owned(), message.role.name().into());
+    let mark = |text: &str| {
+        let is_free = |found: &str| message.role == Role::Assistant && is_thought(found);
+        Value::from(guard.mark(text, is_free))
+    };
+    let content = match &message.content {
+        Content::Parts(parts) if can.typed_content => {
+            let parts = parts.iter().map(|part| match part {
+                Part::Text { text } => json!({"type": "text", "text": mark(text)}),
+                Part::ImageUrl { .. } => json!({"type": "image"}),
+                Part::InputAudio { .. } => json!({"type": "audio"}),
+            });
+            Value::Array(parts.collect())
+        }
+        content => {
+            let text = content.text().ok_or_else(|| {
+                (
+                    ".content".to_owned(),
+                    "this model's chat template takes texts only, no pictures and no sound"
+                        .to_owned(),
+                )
+            })?;
+            if can.text_content || !can.typed_content {
+                mark(&text)
+            } else {
+                json!([{"type": "text", "text": mark(&text)}])
+            }
+        }
+    };
+    shown.insert("content".to_owned(), content);
+    if let Some(reasoning) = &message.reasoning_content {
+        // Templates know one or the other name.
+        let reasoning = guard.mark(reasoning, |_| false);
+        if !can.reasoning {
+            shown.insert("thinking".to_owned(), reasoning.clone().into());
+        }
+        shown.insert("reasoning_content".to_owned(), reasoning.into());
+    }
+    if !message.tool_calls.is_empty() {
+        let calls = message.tool_calls.iter().map(|call| {
+            let mut value = json!({"id": guard.mark(&call.id, |_| false), "type": "function", "function": {"name": guard.mark(&call.function.name, |_| false)}});
+            value["function"]["arguments"] = arguments(&call.function.arguments, can, guard);
+            value
+        });
+        shown.insert("tool_calls".to_owned(), Value::Array(calls.collect()));
+    }
+    for (name, value) in [
+        ("tool_call_id", &message.tool_call_id),
+        ("name", &message.name),
+    ] {
+        if let Some(value) = value {
+            shown.insert(name.to_owned(), guard.mark(value, |_| false).into());
+        }
+    }
+    Ok(Value::Object(shown))
+}
+
+/// Arguments as the template wants them. Those that are no object pass as a text.
+fn arguments(text: &str, can: Capabilities, guard: &Guard) -> Value {
+    if can.object_arguments || !can.text_arguments {
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        if let Ok(mut object @ Value::Object(_)) = serde_json::from_str(text) {
+            guard.mark_all(&mut object);
+            return object;
+        }
+    }
+    guard.mark(text, |_| false).into()
+}

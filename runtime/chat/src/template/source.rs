@@ -1,0 +1,135 @@
+//! Template texts, before they are compiled.
+
+/// The name of the function that looks at every value that a template keeps.
+pub(super) const KEEP: &str = "_samite_keep";
+/// The same for what is kept in a namespace.
+pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
+
+/// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
+/// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
+pub(super) fn prepare(source: &str) -> String {
+    let mut result = String::with_capacity(source.len() + source.len() / 4);
+    let mut rest = source;
+    let mut is_raw = false;
+    while let Some(start) = rest
+        .find("{%")
+        .into_iter()
+        .chain(rest.find("{#"))
+        .chain(rest.find("{{"))
+        .min()
+    {
+        let (before, tag) = rest.split_at(start);
+        result.push_str(before);
+        let is_block = tag.starts_with("{%");
+        let length = if is_raw && !is_block {
+            2
+        } else if tag.starts_with("{#") {
+            tag.find("#}").map_or(tag.len(), |end| end + 2)
+        } else {
+            expression_length(tag)
+        };
+        let (tag, after) = tag.split_at(length);
+        let name = tag.trim_start_matches(['{', '%', '-', '+', ' ', '\t', '\r', '\n']);
+        let word = name
+            .find(|c: char| !c.is_alphanumeric() && c != '_')
+            .map_or(name, |end| &name[..end]);
+        match word {
+            "raw" | "endraw" if is_block => {
+                is_raw = word == "raw";
+                result.push_str(tag);
+            }
+            "generation" if is_block && !is_raw => {
+                result.push_str(&tag.replacen("generation", "if true", 1));
+            }
+            "endgeneration" if is_block && !is_raw => {
+                result.push_str(&tag.replacen("endgeneration", "endif", 1));
+            }
+            "set" if is_block && !is_raw => match assigned(tag) {
+                Some((start, end)) => {
+                    let (target, value, end) = (&tag[..start], &tag[start..end], &tag[end..]);
+                    let keep = if target.contains('.') {
+                        KEEP_INSIDE
+                    } else {
+                        KEEP
+                    };
+                    result.extend([target, " ", keep, "((", value, "))", end]);
+                }
+                None => result.push_str(tag),
+            },
+            _ => result.push_str(tag),
+        }
+        rest = after;
+    }
+    result.push_str(rest);
+    result
+}
+
+/// Where the value stands in a tag `set`, if it has one.
+fn assigned(tag: &str) -> Option<(usize, usize)> {
+    let end = tag.strip_suffix("%}")?.trim_end_matches(['-', '+']).len();
+    let start = tag.find('=')? + 1;
+    // A block `set` may have filters, which may have arguments with names.
+    let target = &tag[..start];
+    let is_plain = start < end && !target.contains(['|', '"', '\'', '[']);
+    is_plain.then_some((start, end))
+}
+
+/// How long the tag or expression at the beginning is, strings with braces in them counted as strings.
+fn expression_length(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let end: &[u8] = if text.starts_with("{{") { b"}}" } else { b"%}" };
+    let mut quote = None;
+    let mut at = 2;
+    while at < bytes.len() {
+        match (quote, bytes[at]) {
+            (Some(_), b'\\') => at += 1,
+            (Some(open), byte) if byte == open => quote = None,
+            (None, byte @ (b'"' | b'\'')) => quote = Some(byte),
+            (None, _) if bytes[at..].starts_with(end) => return at + 2,
+            _ => {}
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_tags_are_replaced() {
+        let source = "{% if x %}{%- generation -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endgeneration %}b";
+        let expected = "{% if x %}{%- if true -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endif %}b";
+        assert_eq!(prepare(source), expected);
+        for broken in [
+            "{% endgeneration",
+            "{{ 'endgeneration",
+            "{# endgeneration",
+            "{%endgeneration'\\",
+            "{% set",
+            "{% set =%}",
+            "{% set x -",
+        ] {
+            prepare(broken);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_looked_at() {
+        for (source, expected) in [
+            ("{% set x = 1 -%}", "{% set x = _samite_keep(( 1 ))-%}"),
+            (
+                "{%- set a.b='=%}' %}",
+                "{%- set a.b= _samite_keep_inside(('=%}' ))%}",
+            ),
+            ("{% set x %}=", "{% set x %}="),
+            (
+                "{% set x | replace(a='b') %}",
+                "{% set x | replace(a='b') %}",
+            ),
+        ] {
+            assert_eq!(prepare(source), expected);
+        }
+    }
+}

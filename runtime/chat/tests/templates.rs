@@ -1,0 +1,199 @@
+//! Templates beside Python's jinja2: `fixtures/make.py` made what is expected.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_chat::{BUILTIN, DateTime, Limits, Template, TemplateError};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// 29 February 2024, 12:34:56.
+fn now() -> DateTime {
+    DateTime::new(1_709_210_096, 0)
+}
+
+fn conversations() -> BTreeMap<String, Value> {
+    serde_json::from_str(include_str!("fixtures/conversations.json")).unwrap()
+}
+
+#[test]
+fn own_templates_are_rendered_as_jinja2_renders_them() {
+    let expected: BTreeMap<String, BTreeMap<String, Value>> =
+        serde_json::from_str(include_str!("fixtures/renderings.json")).unwrap();
+    let conversations = conversations();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    assert!(expected.contains_key("small"));
+    for (name, renderings) in expected {
+        let source = std::fs::read_to_string(folder.join(&name).with_extension("jinja")).unwrap();
+        let template = Template::new(&source).unwrap();
+        for (conversation, expected) in renderings {
+            let result = template.render(&conversations[&conversation], now());
+            match expected {
+                Value::String(text) => {
+                    assert_eq!(result.as_ref(), Ok(&text), "{name}, {conversation}")
+                }
+                other => match other.get("refused") {
+                    Some(message) => {
+                        let message = message.as_str().unwrap().to_owned();
+                        assert_eq!(
+                            result,
+                            Err(TemplateError::Refused(message)),
+                            "{name}, {conversation}"
+                        );
+                    }
+                    None => assert!(result.is_err(), "{name}, {conversation}: {other}"),
+                },
+            }
+        }
+    }
+}
+
+#[test]
+fn templates_of_models_are_rendered_as_jinja2_renders_them() {
+    let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") else {
+        return samite_testing::skipped(
+            "SAMITE_TEST_CHAT_TEMPLATES does not name a folder with templates of models",
+        );
+    };
+    let conversations = conversations();
+    let mut wrong = Vec::new();
+    let mut templates: BTreeMap<String, Template> = BTreeMap::new();
+    for line in include_str!("fixtures/upstream.txt").lines() {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let (name, conversation) = (fields[0], fields[1]);
+        if !templates.contains_key(name) {
+            let path = Path::new(&folder).join(format!("{name}.jinja"));
+            let source = std::fs::read_to_string(path).unwrap().replace("\r\n", "\n");
+            match Template::new(&source) {
+                Ok(template) => templates.insert(name.to_owned(), template),
+                Err(error) => {
+                    wrong.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
+        }
+        let result = templates[name].render(&conversations[conversation], now());
+        let is_equal = match (&result, fields[2]) {
+            (Err(TemplateError::Refused(_)), "refused") => true,
+            // Values that Python's operators refuse, such as a missing content.
+            (_, "error") => true,
+            (Ok(text), sum) => {
+                format!("{:08x}", crc32fast::hash(text.as_bytes())) == sum
+                    && fields[3] == text.len().to_string()
+            }
+            _ => false,
+        };
+        if !is_equal {
+            let shown = match &result {
+                Ok(text) => {
+                    if let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEXTS") {
+                        std::fs::write(
+                            Path::new(&folder).join(format!("{name}.{conversation}.txt")),
+                            text,
+                        )
+                        .unwrap();
+                    }
+                    "another text".to_owned()
+                }
+                Err(error) => error.to_string(),
+            };
+            wrong.push(format!(
+                "{name}, {conversation}: {shown} instead of {}",
+                fields[2]
+            ));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {} differ:\n{}",
+        wrong.len(),
+        1820,
+        wrong.join("\n")
+    );
+}
+
+/// Parts of templates, put together anew: each is rendered or refused, in bounded time and memory, and none ends the program.
+#[test]
+fn broken_templates_are_errors() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let mut sources: Vec<String> = BUILTIN
+        .iter()
+        .map(|(_, source)| (*source).to_owned())
+        .collect();
+    sources.push(std::fs::read_to_string(folder.join("small.jinja")).unwrap());
+    if let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") {
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "jinja")
+            {
+                sources.push(std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let conversations = conversations();
+    let contexts: Vec<&Value> = conversations.values().collect();
+    let limits = Limits {
+        steps: 20_000,
+        output: 1 << 20,
+        ..Limits::default()
+    };
+    let mut state = 1u64;
+    let mut below = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % limit.max(1) as u64) as usize
+    };
+    let mut rendered = 0;
+    for _ in 0..4000 {
+        let source = &sources[below(sources.len())];
+        let mut text: Vec<char> = source.chars().collect();
+        for _ in 0..=below(3) {
+            let at = below(text.len() + 1);
+            let end = (at + below(30)).min(text.len());
+            match below(4) {
+                0 => drop(text.drain(at..end)),
+                1 => {
+                    let other: Vec<char> = sources[below(sources.len())].chars().collect();
+                    let from = below(other.len());
+                    let to = (from + below(80)).min(other.len());
+                    text.splice(at..at, other[from..to].iter().copied());
+                }
+                2 => {
+                    let words = [
+                        "{%",
+                        "%}",
+                        "{{",
+                        "}}",
+                        "-",
+                        "(",
+                        ")",
+                        "[",
+                        "]",
+                        "'",
+                        "|",
+                        "set ",
+                        "ns.x = ns",
+                        "* 999",
+                        "~",
+                        "namespace()",
+                    ];
+                    text.splice(at..at, words[below(words.len())].chars());
+                }
+                _ => {
+                    let copy = text[at..end].to_vec();
+                    let to = below(text.len() + 1);
+                    text.splice(to..to, copy);
+                }
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let context = contexts[below(contexts.len())];
+        let result = Template::with_limits(&text, limits)
+            .and_then(|template| template.render(context, now()));
+        rendered += usize::from(result.is_ok());
+    }
+    assert!(rendered > 400, "{rendered}");
+}
