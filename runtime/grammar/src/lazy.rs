@@ -16,6 +16,8 @@ pub enum Trigger {
     Token(u32),
     /// A word anywhere in the text. It is part of the grammar's text.
     Word(String),
+    /// A word anywhere in the text. The grammar's text begins behind it.
+    After(String),
     /// An expression that matches anywhere in the text. The grammar's text begins with its first group that is not empty, or else with the match.
     Pattern(String),
     /// The same for the whole text.
@@ -27,7 +29,8 @@ pub enum Trigger {
 pub struct Lazy {
     inner: GrammarConstraint,
     tokens: Vec<u32>,
-    words: Vec<String>,
+    /// Each with whether the grammar begins behind it.
+    words: Vec<(String, bool)>,
     patterns: Vec<Regex>,
     all: Vec<u32>,
     text: Vec<u8>,
@@ -55,10 +58,11 @@ impl Lazy {
         for trigger in triggers {
             match trigger {
                 Trigger::Token(token) => tokens.push(*token),
-                Trigger::Word(word) if word.is_empty() => {
+                Trigger::Word(word) | Trigger::After(word) if word.is_empty() => {
                     return Err(wrong(word, "the word is empty".to_owned()));
                 }
-                Trigger::Word(word) => words.push(word.clone()),
+                Trigger::Word(word) => words.push((word.clone(), false)),
+                Trigger::After(word) => words.push((word.clone(), true)),
                 Trigger::Pattern(text) => patterns.push(pattern(text, text)?),
                 Trigger::FullPattern(text) => {
                     patterns.push(pattern(text, &format!("^(?:{text})$"))?);
@@ -108,11 +112,11 @@ impl Lazy {
 
     /// Where the grammar's text begins, if a trigger is in the text.
     fn trigger(&self, new_from: usize) -> Option<usize> {
-        let words = self.words.iter().filter_map(|word| {
+        let words = self.words.iter().filter_map(|(word, is_before)| {
             let from = new_from.saturating_sub(word.len() - 1);
             let found = self.text[from..].windows(word.len());
             let at = found.into_iter().position(|part| part == word.as_bytes())?;
-            Some(from + at)
+            Some(from + at + if *is_before { word.len() } else { 0 })
         });
         let mut places: Vec<usize> = words.collect();
         if !self.patterns.is_empty() {

@@ -6,7 +6,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | the root | tensors, graphs, the device contract |
+//! | the root | [`Conversation`] with a language model; tensors, graphs, the device contract |
 //! | [`registry`] | which devices there are |
 //! | [`sched`] | running a graph on several of them, with an explanation |
 //! | [`gguf`], [`quant`] | model files and block formats |
@@ -16,7 +16,7 @@
 //! | [`llm`] | models, contexts, generation |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote` and `grammar` are not. `default-features = false, features = ["cpu"]`
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote`, `grammar`, `hub` and `async` are not. `default-features = false, features = ["cpu"]`
 //! links the CPU device alone.
 //!
 //! A graph on the best device of this machine:
@@ -42,6 +42,11 @@
 
 #![forbid(unsafe_code)]
 
+mod conversation;
+
+#[cfg(feature = "async")]
+pub use conversation::{AnswerUpdate, Answering, AsyncConversation};
+pub use conversation::{Conversation, ConversationError, ConversationOptions, Reply};
 pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,

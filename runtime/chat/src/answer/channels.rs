@@ -77,6 +77,11 @@ impl ChannelMachine {
         machine
     }
 
+    /// The header of what is said to the user, unless it was there.
+    pub(super) fn before_content(&self) -> Option<&'static str> {
+        (self.state != State::Body(Body::Content)).then_some(self.channels.to_user)
+    }
+
     /// Another message begins.
     fn renew(&mut self) {
         let inner = self.channels.inner;

@@ -138,6 +138,8 @@ pub struct Channels {
     pub starts: &'static [&'static str],
     /// What ends it.
     pub message: &'static str,
+    /// The end of the header of what is said to the user.
+    pub to_user: &'static str,
     /// What ends a message.
     pub ends: &'static [&'static str],
     /// Words in headers of thoughts.

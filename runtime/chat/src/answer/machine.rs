@@ -109,6 +109,14 @@ impl Machine {
         machine
     }
 
+    /// The mark that ends the thoughts that it is within.
+    pub(super) fn thought_end(&self) -> Option<&'static str> {
+        match self.state {
+            State::Thought(close) => Some(close),
+            _ => None,
+        }
+    }
+
     /// The prompt may have begun thoughts or a call, or text that is gone on with.
     fn begin(&mut self, prompt: &str) {
         let last = |mark: &'static str| prompt.rfind(mark).map(|at| at + mark.len());

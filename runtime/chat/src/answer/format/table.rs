@@ -542,6 +542,7 @@ pub const HARMONY: Format = Format {
     calls: Calls::Channels(Channels {
         starts: &["<|start|>", "<|channel|>"],
         message: "<|message|>",
+        to_user: "<|channel|>final<|message|>",
         ends: &["<|end|>", "<|call|>", "<|return|>"],
         thoughts: &["analysis"],
         marks: &["<|channel|>", "<|constrain|>"],
@@ -566,6 +567,7 @@ pub const MUSE: Format = Format {
     calls: Calls::Channels(Channels {
         starts: &["<|start|>"],
         message: "<|message|>",
+        to_user: "to=user<|message|>",
         ends: &["<|eom|>", "<|eot|>"],
         thoughts: &["to=self"],
         marks: &[],
