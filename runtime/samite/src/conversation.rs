@@ -1,0 +1,336 @@
+//! A conversation with a language model, for a program that embeds samite.
+
+#[cfg(feature = "async")]
+mod asynchronous;
+mod error;
+mod tools;
+#[cfg(feature = "grammar")]
+mod typed;
+
+#[cfg(feature = "async")]
+pub use asynchronous::{AnswerUpdate, Answering, AsyncConversation};
+pub use error::ConversationError;
+
+use crate::chat::{
+    Answer, AnswerOptions, AnswerParser, ChatTemplate, Content, DateTime, Event, Guard, Message,
+    Prompt, PromptOptions, ReasoningFormat,
+};
+use crate::llm::{
+    Context, ContextOptions, GenerateOptions, Generation, Model, ModelOptions, Session,
+    sampler_params,
+};
+use crate::registry::Registry;
+use crate::text::{Sampler, SamplerParams};
+use serde_json::{Map, Value};
+use std::ops::ControlFlow;
+use std::path::Path;
+use tools::Tools;
+
+type Result<T, E = ConversationError> = std::result::Result<T, E>;
+
+/// How a conversation is answered.
+#[derive(Clone, Debug)]
+pub struct ConversationOptions {
+    /// How tokens are chosen. Each answer of a conversation has another seed, which follows from this one.
+    pub sampling: SamplerParams,
+    /// Most tokens of an answer; `None` for as many as fit.
+    pub max_tokens: Option<usize>,
+    /// Strings that end an answer. They are not part of it.
+    pub stop: Vec<String>,
+    /// What becomes of thoughts.
+    pub reasoning: ReasoningFormat,
+    /// Whether the model thinks before it answers; `None` leaves it to its template.
+    pub enable_thinking: Option<bool>,
+    /// How much it thinks: "low", "medium", "high".
+    pub reasoning_effort: Option<String>,
+    /// Further names that the template sees.
+    pub kwargs: Map<String, Value>,
+    /// What time the template is told; `None` for that of the system's clock.
+    pub now: Option<DateTime>,
+    /// How often in a row the model may call tools.
+    pub max_rounds: usize,
+    /// What the text of an answer keeps to. Thoughts before it are free.
+    #[cfg(feature = "grammar")]
+    pub keeps_to: Option<crate::grammar::Grammar>,
+}
+
+impl ConversationOptions {
+    /// The usual ones, with tokens chosen like this.
+    pub fn new(sampling: SamplerParams) -> Self {
+        Self {
+            sampling,
+            max_tokens: None,
+            stop: Vec::new(),
+            reasoning: ReasoningFormat::default(),
+            enable_thinking: None,
+            reasoning_effort: None,
+            kwargs: Map::new(),
+            now: None,
+            max_rounds: 8,
+            #[cfg(feature = "grammar")]
+            keeps_to: None,
+        }
+    }
+}
+
+/// An answer, and how it came about.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// What the model said, thought and called.
+    pub answer: Answer,
+    /// Tokens and times; `None` if the answer was cancelled and is incomplete.
+    pub generation: Option<Generation>,
+}
+
+/// A conversation: its messages, and a model that answers them.
+///
+/// What answers have in common with the text before is computed once. When something fails, the messages are as they were before.
+///
+/// ```no_run
+/// use samite::Conversation;
+///
+/// let mut chat = Conversation::open("model.gguf")?;
+/// chat.system("Answer in one sentence.");
+/// println!("{}", chat.ask("Why is the sky blue?")?);
+/// chat.ask_with("And at night?", |event| {
+///     if let samite::chat::Event::Content(text) = event {
+///         print!("{text}");
+///     }
+///     std::ops::ControlFlow::Continue(())
+/// })?;
+/// # Ok::<_, samite::ConversationError>(())
+/// ```
+#[derive(Debug)]
+pub struct Conversation {
+    /// How it is answered.
+    pub options: ConversationOptions,
+    /// All messages in order, with that of the system.
+    pub messages: Vec<Message>,
+    session: Session,
+    template: ChatTemplate,
+    tools: Tools,
+    /// For a conversation without tools, and for one with.
+    words: [Option<Words>; 2],
+    #[cfg(feature = "grammar")]
+    vocabulary: Option<crate::grammar::GrammarVocabulary>,
+    /// Answers so far, also those that were taken back.
+    answers: u64,
+}
+
+/// What a template's words mean for a vocabulary.
+#[derive(Debug)]
+struct Words {
+    guard: Guard,
+    /// Control tokens that are part of an answer's text.
+    shown: Vec<u32>,
+}
+
+impl Conversation {
+    /// A conversation with the model in a file, on the best devices of this machine.
+    ///
+    /// # Errors
+    /// If the model cannot be loaded, or its chat template cannot be used.
+    pub fn open(model: impl AsRef<Path>) -> Result<Self> {
+        let devices = Registry::built_in(Default::default()).automatic();
+        let model = Model::load(model, &ModelOptions::new(devices))?;
+        Self::new(Context::new(model, ContextOptions::default())?)
+    }
+
+    /// A conversation in a context, which is cleared, by the template of its model.
+    ///
+    /// # Errors
+    /// If the model has no vocabulary, or its chat template cannot be used.
+    pub fn new(context: Context) -> Result<Self> {
+        let template = ChatTemplate::choose(&context.model().chat_sources(), None)?;
+        Self::with_template(context, template)
+    }
+
+    /// As [`new`](Self::new), by another template.
+    ///
+    /// # Errors
+    /// If the model has no vocabulary.
+    pub fn with_template(context: Context, template: ChatTemplate) -> Result<Self> {
+        let sampling = sampler_params(context.model().metadata())?;
+        Ok(Self {
+            options: ConversationOptions::new(sampling),
+            messages: Vec::new(),
+            session: Session::new(context)?,
+            template,
+            tools: Tools::default(),
+            words: [None, None],
+            #[cfg(feature = "grammar")]
+            vocabulary: None,
+            answers: 0,
+        })
+    }
+
+    /// The context, its model and its options. [`ContextOptions::cancel`] stops an answer.
+    pub fn context(&self) -> &Context {
+        self.session.context()
+    }
+
+    /// How a conversation becomes a text.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// Says how the model is to behave, in place of what was said before.
+    pub fn system(&mut self, content: impl Into<Content>) {
+        let message = Message::system(content);
+        match self.messages.first_mut() {
+            Some(first) if first.role == message.role => *first = message,
+            _ => self.messages.insert(0, message),
+        }
+    }
+
+    /// Asks, and gives what the model says, at once.
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn ask(&mut self, content: impl Into<Content>) -> Result<String> {
+        let reply = self.ask_with(content, |_| ControlFlow::Continue(()))?;
+        Ok(reply.answer.content)
+    }
+
+    /// Asks. `on_event` is told of the answer as it comes, and may end it.
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer).
+    pub fn ask_with(
+        &mut self,
+        content: impl Into<Content>,
+        on_event: impl FnMut(&Event) -> ControlFlow<()>,
+    ) -> Result<Reply> {
+        self.messages.push(Message::user(content));
+        let reply = self.answer(on_event);
+        if reply.is_err() {
+            self.messages.pop();
+        }
+        reply
+    }
+
+    /// Answers the messages, and adds the answer to them. Tools that the model calls are called, and it goes on with what they give; a call of a tool
+    /// without a function here is part of the reply. The calls of an answer that is ended early are not made.
+    ///
+    /// # Errors
+    /// If the template refuses the messages; if the text does not fit into the context; if a device fails; when cancelled before the answer begins.
+    pub fn answer(&mut self, mut on_event: impl FnMut(&Event) -> ControlFlow<()>) -> Result<Reply> {
+        let before = self.messages.len();
+        let reply = self.rounds(&mut on_event);
+        if reply.is_err() {
+            self.messages.truncate(before);
+        }
+        reply
+    }
+
+    fn rounds(&mut self, on_event: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<Reply> {
+        let mut rounds = 0;
+        loop {
+            let (reply, is_ended) = self.round(on_event)?;
+            self.messages.push(reply.answer.clone().into_message());
+            if is_ended || !self.tools.answer_all(&reply.answer.calls) {
+                return Ok(reply);
+            }
+            if rounds == self.options.max_rounds {
+                return Err(ConversationError::TooManyRounds(rounds));
+            }
+            rounds += 1;
+            for call in &reply.answer.calls {
+                self.messages.push(self.tools.call(call));
+            }
+        }
+    }
+
+    /// One answer, and whether it was ended early.
+    fn round(
+        &mut self,
+        on_event: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+    ) -> Result<(Reply, bool)> {
+        let prompt = self.prompt()?;
+        let has_tools = !self.tools.is_empty();
+        let tokens = prompt
+            .tokens(self.session.tokenizer())
+            .map_err(crate::llm::Error::from)?;
+        let answer_options = AnswerOptions {
+            tools: self.tools.list(),
+            reasoning: self.options.reasoning,
+            seed: self.answers,
+        };
+        let format = self.template.format(has_tools);
+        let mut parser = AnswerParser::new(format, &answer_options, &prompt.generation_prompt);
+        let mut sampler = Sampler::new(SamplerParams {
+            seed: self.options.sampling.seed.wrapping_add(self.answers),
+            ..self.options.sampling.clone()
+        })
+        .map_err(crate::llm::Error::from)?;
+        #[cfg(feature = "grammar")]
+        sampler.set_constraint(self.constraint(parser.before_content())?);
+        self.answers += 1;
+        let shown = self.words[usize::from(has_tools)]
+            .as_ref()
+            .map(|words| words.shown.clone());
+        let generate_options = GenerateOptions {
+            max_tokens: self.options.max_tokens,
+            stop: self.options.stop.clone(),
+            shown: shown.unwrap_or_default(),
+            ..GenerateOptions::default()
+        };
+        let mut answer = Answer::default();
+        let mut flow = ControlFlow::Continue(());
+        let mut take = |events: Vec<Event>| {
+            for event in &events {
+                if flow.is_continue() {
+                    flow = on_event(event);
+                }
+            }
+            answer.add(events);
+            flow
+        };
+        let generation = self
+            .session
+            .generate(&tokens, &mut sampler, &generate_options, |piece| {
+                take(parser.push(piece))
+            });
+        let _ = take(parser.finish());
+        let generation = match generation {
+            Ok(generation) => Some(generation),
+            Err(error) if error.is_cancelled() && answer != Answer::default() => None,
+            Err(error) => return Err(error.into()),
+        };
+        let is_ended = flow.is_break() || generation.is_none();
+        Ok((Reply { answer, generation }, is_ended))
+    }
+
+    /// What the model would be asked now.
+    ///
+    /// # Errors
+    /// If the template refuses the messages.
+    pub fn prompt(&mut self) -> Result<Prompt> {
+        let has_tools = !self.tools.is_empty();
+        let options = PromptOptions {
+            tools: self.tools.list(),
+            enable_thinking: self.options.enable_thinking,
+            reasoning_effort: self.options.reasoning_effort.clone(),
+            kwargs: self.options.kwargs.clone(),
+            ..PromptOptions::new(self.options.now.unwrap_or_else(now))
+        };
+        let words = self.words[usize::from(has_tools)].get_or_insert_with(|| {
+            let tokenizer = self.session.tokenizer();
+            Words {
+                guard: Guard::for_template(tokenizer, self.template.source(has_tools)),
+                shown: self.template.format(has_tools).shown_tokens(tokenizer),
+            }
+        });
+        Ok(self
+            .template
+            .prompt(&self.messages, &options, &words.guard)?)
+    }
+}
+
+/// What time it is, in universal time.
+fn now() -> DateTime {
+    let seconds = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .map_or(0, |time| time.as_secs());
+    DateTime::new(seconds.cast_signed(), 0)
+}

@@ -1,0 +1,98 @@
+//! Functions that a model may call.
+
+use super::Conversation;
+use crate::chat::{AnswerCall, Message, Tool};
+use serde_json::Value;
+use std::fmt;
+
+type Function = Box<dyn FnMut(Value) -> Result<String, String> + Send>;
+
+/// All of them, each with what it does if that is done here.
+#[derive(Default)]
+pub(super) struct Tools(Vec<(Tool, Option<Function>)>);
+
+impl fmt::Debug for Tools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.iter().map(|(tool, _)| &tool.function.name);
+        f.debug_set().entries(names).finish()
+    }
+}
+
+impl Tools {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn list(&self) -> Vec<Tool> {
+        self.0.iter().map(|(tool, _)| tool.clone()).collect()
+    }
+
+    fn set(&mut self, tool: Tool, function: Option<Function>) {
+        self.0
+            .retain(|(known, _)| known.function.name != tool.function.name);
+        self.0.push((tool, function));
+    }
+
+    fn find(&mut self, name: &str) -> Option<&mut (Tool, Option<Function>)> {
+        self.0
+            .iter_mut()
+            .find(|(tool, _)| tool.function.name == name)
+    }
+
+    /// Whether there are calls, and all can be answered here. One of a tool that does not exist can: with that.
+    pub fn answer_all(&mut self, calls: &[AnswerCall]) -> bool {
+        let mut answers = |call: &AnswerCall| {
+            self.find(&call.name)
+                .is_none_or(|(_, function)| function.is_some())
+        };
+        !calls.is_empty() && calls.iter().all(&mut answers)
+    }
+
+    /// The message with the result of a call. What goes wrong is told to the model, which may try again.
+    pub fn call(&mut self, call: &AnswerCall) -> Message {
+        let result = match self.find(&call.name) {
+            Some((_, Some(function))) => match serde_json::from_str(&call.arguments) {
+                Ok(arguments) => function(arguments),
+                Err(error) => Err(format!("the arguments are not valid JSON: {error}")),
+            },
+            _ => Err(format!("there is no tool \"{}\"", call.name)),
+        };
+        let text = result.unwrap_or_else(|error| format!("error: {error}"));
+        Message {
+            name: Some(call.name.clone()),
+            ..Message::tool(call.id.clone(), text)
+        }
+    }
+}
+
+impl Conversation {
+    /// Lets the model call a function, with its arguments as JSON. It gets the text that the function gives; an error, too, and may
+    /// try again. Another function of this name is replaced.
+    ///
+    /// ```no_run
+    /// use samite::{Conversation, chat::Tool};
+    /// use serde_json::json;
+    ///
+    /// let mut chat = Conversation::open("model.gguf")?;
+    /// let arguments = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    /// chat.add_tool(Tool::new("weather", "The weather in a city", arguments), |arguments| {
+    ///     let city = arguments["city"].as_str().ok_or("which city?")?;
+    ///     Ok(format!("It is sunny in {city}."))
+    /// });
+    /// println!("{}", chat.ask("Do I need an umbrella in Oslo?")?);
+    /// # Ok::<_, samite::ConversationError>(())
+    /// ```
+    pub fn add_tool(
+        &mut self,
+        tool: Tool,
+        function: impl FnMut(Value) -> Result<String, String> + Send + 'static,
+    ) {
+        self.tools.set(tool, Some(Box::new(function)));
+    }
+
+    /// Lets the model call a function that the application calls itself: it is part of the [`Reply`](super::Reply), and its result a message of the role
+    /// `tool`.
+    pub fn declare_tool(&mut self, tool: Tool) {
+        self.tools.set(tool, None);
+    }
+}

@@ -1,0 +1,159 @@
+//! Answers that keep to something.
+
+use super::{Conversation, ConversationError, Result};
+use crate::chat::Content;
+use crate::grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
+use crate::llm::Finish;
+use crate::text::Constraint;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::ops::ControlFlow;
+
+impl Conversation {
+    /// Asks, and the answer is a value of this type: it keeps to the type's JSON schema. Say in the question what the members mean.
+    ///
+    /// ```no_run
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct City {
+    ///     name: String,
+    ///     inhabitants: u64,
+    /// }
+    ///
+    /// let mut chat = samite::Conversation::open("model.gguf")?;
+    /// let city: City = chat.ask_for("The largest city of Norway, with its inhabitants, as JSON.")?;
+    /// # Ok::<_, samite::ConversationError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`answer`](Self::answer); if the schema has what cannot be enforced; if the answer was cut off.
+    pub fn ask_for<T: DeserializeOwned + JsonSchema>(
+        &mut self,
+        content: impl Into<Content>,
+    ) -> Result<T> {
+        let mut schema = schemars::schema_for!(T).to_value();
+        close(&mut schema, true);
+        let grammar = Grammar::json_schema(&schema.to_string())?;
+        let before = self.messages.len();
+        let other = self.options.keeps_to.replace(grammar);
+        let reply = self.ask_with(content, |_| ControlFlow::Continue(()));
+        self.options.keeps_to = other;
+        let reply = reply?;
+        serde_json::from_str(&reply.answer.content).map_err(|error| {
+            self.messages.truncate(before);
+            let why = match reply.generation.map(|generation| generation.finish) {
+                None => "it was cancelled".to_owned(),
+                Some(Finish::MaxTokens) => "it was cut off at max_tokens".to_owned(),
+                Some(Finish::ContextFull) => "the context is full".to_owned(),
+                Some(_) => error.to_string(),
+            };
+            ConversationError::NotTyped {
+                wanted: std::any::type_name::<T>(),
+                why,
+                text: reply.answer.content,
+            }
+        })
+    }
+
+    /// What the sampler asks for the next answer, of which the content begins behind a mark, if there is one.
+    pub(super) fn constraint(
+        &mut self,
+        before_content: Option<&str>,
+    ) -> Result<Option<Box<dyn Constraint>>> {
+        let Some(grammar) = &self.options.keeps_to else {
+            return Ok(None);
+        };
+        if !self.tools.is_empty() {
+            return Err(ConversationError::ToolsAndGrammar);
+        }
+        let vocabulary = match &self.vocabulary {
+            Some(vocabulary) => vocabulary,
+            None => self
+                .vocabulary
+                .insert(GrammarVocabulary::new(self.session.tokenizer())?),
+        };
+        let constraint = grammar.constraint(vocabulary)?;
+        Ok(Some(match before_content {
+            None => Box::new(constraint),
+            Some(mark) => Box::new(Lazy::new(constraint, &[Trigger::After(mark.to_owned())])?),
+        }))
+    }
+}
+
+/// Takes further members from objects: a type has no use for them, and a model could write them without end. Where several schemas describe one object,
+/// each alone does not know all of its members.
+fn close(schema: &mut Value, is_alone: bool) {
+    let Value::Object(keywords) = schema else {
+        return;
+    };
+    const TOGETHER: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+    let is_combined = TOGETHER.iter().any(|word| keywords.contains_key(*word));
+    let is_object = keywords.contains_key("properties");
+    let says_more = ["$ref", "additionalProperties", "unevaluatedProperties"]
+        .iter()
+        .any(|word| keywords.contains_key(*word));
+    if is_object && is_alone && !is_combined && !says_more {
+        keywords.insert("additionalProperties".to_owned(), Value::Bool(false));
+    }
+    for (word, below) in keywords {
+        match (word.as_str(), below) {
+            ("properties" | "$defs", Value::Object(all)) => {
+                all.values_mut().for_each(|schema| close(schema, true));
+            }
+            ("allOf", Value::Array(all)) => {
+                all.iter_mut().for_each(|schema| close(schema, false));
+            }
+            ("anyOf" | "oneOf", Value::Array(all)) => all
+                .iter_mut()
+                .for_each(|schema| close(schema, is_alone && !is_object)),
+            ("prefixItems", Value::Array(all)) => {
+                all.iter_mut().for_each(|schema| close(schema, true));
+            }
+            ("items" | "additionalProperties", below) => close(below, true),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn objects_are_closed_where_one_schema_knows_all_members() {
+        let member = || json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let closed = || json!({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false});
+        for (open, wanted) in [
+            (member(), closed()),
+            (
+                json!({"properties": {"x": member()}, "additionalProperties": true}),
+                json!({"properties": {"x": closed()}, "additionalProperties": true}),
+            ),
+            (
+                json!({"oneOf": [member(), {"type": "null"}]}),
+                json!({"oneOf": [closed(), {"type": "null"}]}),
+            ),
+            (
+                json!({"properties": {}, "oneOf": [member()]}),
+                json!({"properties": {}, "oneOf": [member()]}),
+            ),
+            (
+                json!({"allOf": [member(), member()]}),
+                json!({"allOf": [member(), member()]}),
+            ),
+            (
+                json!({"items": member(), "$defs": {"D": member()}}),
+                json!({"items": closed(), "$defs": {"D": closed()}}),
+            ),
+            (
+                json!({"prefixItems": [member()], "additionalProperties": member()}),
+                json!({"prefixItems": [closed()], "additionalProperties": closed()}),
+            ),
+        ] {
+            let mut schema = open.clone();
+            close(&mut schema, true);
+            assert_eq!(schema, wanted, "{open}");
+        }
+    }
+}
