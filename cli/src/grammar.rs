@@ -66,6 +66,11 @@ impl GrammarArgs {
 }
 
 impl Named {
+    /// The grammar alone.
+    pub fn into_grammar(self) -> Grammar {
+        self.grammar
+    }
+
     /// What the sampler asks.
     pub fn constraint(&self, tokenizer: &Arc<Tokenizer>) -> Outcome<Box<dyn Constraint>> {
         let vocabulary = GrammarVocabulary::new(tokenizer).map_err(Failure::error)?;

@@ -145,6 +145,11 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 impl SamplingArgs {
+    /// Whether a seed is asked for.
+    pub fn has_seed(&self) -> bool {
+        self.seed.0.is_some()
+    }
+
     /// What the flags say, and `defaults` where they say nothing.
     pub fn params(&self, defaults: SamplerParams) -> Outcome<SamplerParams> {
         // Any number that differs from run to run does.

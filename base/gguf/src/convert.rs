@@ -115,6 +115,20 @@ impl FromValue<'_> for Vec<f32> {
     }
 }
 
+impl FromValue<'_> for Vec<f64> {
+    fn wanted() -> String {
+        "arr of f64".into()
+    }
+
+    fn from_value(value: &Value) -> Result<Self, String> {
+        match value {
+            Value::Array(Array::F32(floats)) => Ok(floats.iter().copied().map(f64::from).collect()),
+            Value::Array(Array::F64(floats)) => Ok(floats.clone()),
+            _ => Err(value.describe()),
+        }
+    }
+}
+
 impl FromValue<'_> for bool {
     fn wanted() -> String {
         "bool".into()
@@ -269,6 +283,10 @@ mod tests {
         assert_eq!(<&[u32]>::from_value(&value), Err("arr of 2 i32".into()));
         assert_eq!(
             <Vec<f32>>::from_value(&Value::from(vec![0.5f64])),
+            Ok(vec![0.5])
+        );
+        assert_eq!(
+            <Vec<f64>>::from_value(&Value::from(vec![0.5f32])),
             Ok(vec![0.5])
         );
         assert_eq!(

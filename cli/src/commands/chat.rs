@@ -1,5 +1,8 @@
 //! `samite chat`: a conversation in the terminal.
 
+mod input;
+mod printer;
+
 use crate::args::{ModelArgs, number_or_all};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
@@ -7,16 +10,13 @@ use crate::interrupt;
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, escaped, say};
 use clap::Args;
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
-use samite::CancelToken;
-use samite::chat::{
-    Answer, AnswerOptions, AnswerParser, ChatTemplate, DateTime, Event, Guard, Message,
-    PromptOptions, ReasoningFormat, Role,
-};
-use samite::llm::{Error, Finish, GenerateOptions, Generation, Model, Session, sampler_params};
+use input::Input;
+use printer::Printer;
+use samite::chat::{ChatTemplate, DateTime, Guard, Message, PromptOptions, ReasoningFormat, Role};
+use samite::llm::{Error, Finish, Generation, Model, sampler_params};
 use samite::text::{Sampler, SamplerParams};
-use std::io::{BufRead, IsTerminal, Write};
+use samite::{CancelToken, Conversation, ConversationError};
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,12 +58,20 @@ pub struct ChatArgs {
     #[arg(long, value_name = "on|off", value_parser = on_or_off)]
     thinking: Option<bool>,
 
+    /// Go on with the conversation in this file, if it is there, and save it to it at the end: nothing of it is computed again
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+
     /// Print only answers
     #[arg(short, long)]
     quiet: bool,
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[cfg(feature = "grammar")]
+    #[command(flatten)]
+    grammar: crate::grammar::GrammarArgs,
 }
 
 /// How a conversation becomes a text.
@@ -155,6 +163,8 @@ const STORIES: &str = "{{ messages[-1].content }}";
 
 pub fn run(args: ChatArgs) -> Outcome {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    #[cfg(feature = "grammar")]
+    let grammar = args.grammar.read()?;
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut context_options);
@@ -164,25 +174,27 @@ pub fn run(args: ChatArgs) -> Outcome {
     } else {
         args.template.choose(&model)?
     };
-    let params = args.sampling.params(sampler_params(model.metadata())?)?;
-    Sampler::new(params.clone()).map_err(Failure::usage)?;
-    let session = Session::new(args.model.context(Arc::clone(&model), context_options)?)?;
-    let tokenizer = Arc::clone(session.tokenizer());
+    let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
+    Sampler::new(sampling.clone()).map_err(Failure::usage)?;
+    let context = args.model.context(Arc::clone(&model), context_options)?;
+    let mut talk = Conversation::with_template(context, template).map_err(failure)?;
+    talk.options.sampling = sampling;
+    talk.options.max_tokens = args.n_predict;
+    talk.options.reasoning = args.reasoning_format;
+    talk.options.enable_thinking = args.thinking;
+    #[cfg(feature = "grammar")]
+    if let Some(grammar) = grammar {
+        talk.options.keeps_to = Some(grammar.into_grammar());
+    }
+    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
+        talk.restore(path).map_err(failure)?;
+    }
+    if let Some(system) = args.template.system {
+        talk.system(system);
+    }
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
-    let format = template.format(false);
-    let mut options = PromptOptions::new(now());
-    options.enable_thinking = args.thinking;
     let mut chat = Chat {
-        guard: Guard::for_template(&tokenizer, template.source(false)),
-        shown: format.shown_tokens(&tokenizer),
-        template,
-        session,
-        params,
-        options,
-        system: args.template.system,
-        messages: Vec::new(),
-        n_predict: args.n_predict,
-        reasoning: args.reasoning_format,
+        talk,
         cancel,
         is_terminal,
         is_quiet: args.quiet,
@@ -213,7 +225,17 @@ pub fn run(args: ChatArgs) -> Outcome {
             None => chat.ask(&line)?,
         }
     }
+    if let Some(path) = args.session {
+        chat.talk.save(path).map_err(failure)?;
+    }
     Ok(())
+}
+
+fn failure(error: ConversationError) -> Failure {
+    match error {
+        ConversationError::Model(error) => error.into(),
+        error => Failure::error(error),
+    }
 }
 
 /// What time it is, in universal time.
@@ -222,108 +244,6 @@ fn now() -> DateTime {
         .elapsed()
         .map_or(0, |time| time.as_secs());
     DateTime::new(seconds.cast_signed(), 0)
-}
-
-/// Where messages come from.
-enum Input {
-    Terminal {
-        editor: Box<DefaultEditor>,
-        history: Option<PathBuf>,
-    },
-    Pipe(std::io::Lines<std::io::StdinLock<'static>>),
-}
-
-impl Input {
-    fn new(is_terminal: bool) -> Outcome<Self> {
-        if !is_terminal {
-            return Ok(Self::Pipe(std::io::stdin().lock().lines()));
-        }
-        let mut editor = DefaultEditor::new().map_err(Failure::error)?;
-        let history = samite::cache_folder().map(|folder| folder.join("chat-history.txt"));
-        if let Some(history) = &history {
-            // There may be none yet.
-            let _ = editor.load_history(history);
-        }
-        Ok(Self::Terminal {
-            editor: Box::new(editor),
-            history,
-        })
-    }
-
-    /// The next message, of several lines if they say so; `None` at the end.
-    fn next(&mut self) -> Outcome<Option<String>> {
-        let text = loop {
-            match self.message()? {
-                Line::Text(text) => break text,
-                Line::Cancelled => {}
-                Line::End => return Ok(None),
-            }
-        };
-        if let Self::Terminal { editor, history } = self {
-            let _ = editor.add_history_entry(&text);
-            if let Some(history) = history {
-                // A history that cannot be kept is no reason to stop.
-                let _ = history.parent().map(std::fs::create_dir_all);
-                let _ = editor.save_history(history);
-            }
-        }
-        Ok(Some(text))
-    }
-
-    fn message(&mut self) -> Outcome<Line> {
-        let mut text = match self.line("> ")? {
-            Line::Text(text) => text,
-            other => return Ok(other),
-        };
-        let is_quoted = text.starts_with("\"\"\"");
-        if is_quoted {
-            text.drain(..3);
-        }
-        // What ends without its mark is taken as it is.
-        while if is_quoted {
-            !text.ends_with("\"\"\"")
-        } else {
-            text.ends_with('\\')
-        } {
-            match self.line("… ")? {
-                Line::Text(line) => {
-                    if !is_quoted {
-                        text.pop();
-                    }
-                    text = text + "\n" + &line;
-                }
-                Line::Cancelled => return Ok(Line::Cancelled),
-                Line::End => break,
-            }
-        }
-        if is_quoted {
-            text = text
-                .trim_end_matches("\"\"\"")
-                .trim_matches('\n')
-                .to_owned();
-        }
-        Ok(Line::Text(text))
-    }
-
-    fn line(&mut self, prompt: &str) -> Outcome<Line> {
-        interrupt::at_once(|| match self {
-            Self::Pipe(lines) => Ok(lines.next().transpose()?.map_or(Line::End, Line::Text)),
-            Self::Terminal { editor, .. } => match editor.readline(prompt) {
-                Ok(line) => Ok(Line::Text(line)),
-                Err(ReadlineError::Interrupted) => Ok(Line::Cancelled),
-                Err(ReadlineError::Eof) => Ok(Line::End),
-                Err(error) => Err(Failure::error(error)),
-            },
-        })
-    }
-}
-
-/// What was typed.
-enum Line {
-    Text(String),
-    /// Ctrl-C: what was typed so far does not count.
-    Cancelled,
-    End,
 }
 
 const HELP: &str = "\
@@ -338,17 +258,7 @@ const HELP: &str = "\
 /quit           end";
 
 struct Chat {
-    template: ChatTemplate,
-    guard: Guard,
-    session: Session,
-    params: SamplerParams,
-    options: PromptOptions,
-    system: Option<String>,
-    messages: Vec<Message>,
-    n_predict: Option<usize>,
-    reasoning: ReasoningFormat,
-    /// Control tokens that marks consist of.
-    shown: Vec<u32>,
+    talk: Conversation,
     cancel: CancelToken,
     is_terminal: bool,
     is_quiet: bool,
@@ -367,41 +277,34 @@ impl Chat {
             "help" | "?" => self.note(HELP),
             "quit" | "exit" | "bye" => return Ok(false),
             "clear" => {
-                self.messages.clear();
+                self.talk
+                    .messages
+                    .retain(|message| message.role == Role::System);
                 self.note("forgotten");
             }
-            "regen" => {
-                let end = self
-                    .messages
-                    .iter()
-                    .rposition(|message| message.role == Role::User);
-                match end {
-                    Some(end) => {
-                        self.messages.truncate(end + 1);
-                        self.answer()?;
-                    }
-                    None => self.note("there is nothing to answer yet"),
-                }
-            }
-            "undo" => match self
-                .messages
-                .iter()
-                .rposition(|message| message.role == Role::User)
-            {
+            "regen" => match self.last_question() {
                 Some(last) => {
-                    self.messages.truncate(last);
-                    self.note(counted(self.messages.len(), "message"));
+                    let earlier = self.talk.messages.split_off(last + 1);
+                    if !self.answer()? {
+                        self.talk.messages.extend(earlier);
+                    }
+                }
+                None => self.note("there is nothing to answer yet"),
+            },
+            "undo" => match self.last_question() {
+                Some(last) => {
+                    self.talk.messages.truncate(last);
+                    self.note(counted(self.talk.messages.len(), "message"));
                 }
                 None => self.note("there is nothing to take back"),
             },
             "system" if rest.is_empty() => {
-                self.note(
-                    self.system
-                        .as_deref()
-                        .map_or("there is none".into(), escaped),
-                );
+                let first = self.talk.messages.first();
+                let system = first.filter(|message| message.role == Role::System);
+                let text = system.and_then(|message| message.content.text());
+                self.note(text.as_deref().map_or("there is none".into(), escaped));
             }
-            "system" => self.system = Some(rest.to_owned()),
+            "system" => self.talk.system(rest),
             "set" => match rest.split_once(char::is_whitespace) {
                 None if rest.is_empty() => self.show_settings(),
                 None => self.note("give a name and a value, such as /set temp 0.7"),
@@ -417,16 +320,15 @@ impl Chat {
             "save" => match self.save(Path::new(rest)) {
                 Ok(()) => self.note(format_args!(
                     "{} in {}",
-                    counted(self.messages.len(), "message"),
+                    counted(self.talk.messages.len(), "message"),
                     escaped(rest)
                 )),
                 Err(error) => self.note(format_args!("/save {}: {error}", escaped(rest))),
             },
             "load" => match load(Path::new(rest)) {
                 Ok(messages) => {
-                    self.system = None;
-                    self.messages = messages;
-                    self.note(counted(self.messages.len(), "message"));
+                    self.note(counted(messages.len(), "message"));
+                    self.talk.messages = messages;
                 }
                 Err(error) => {
                     self.note(format_args!("/load {}: {}", escaped(rest), escaped(&error)))
@@ -442,9 +344,12 @@ impl Chat {
     }
 
     fn show_settings(&self) {
-        let p = &self.params;
-        let n = self.n_predict.map_or("all".to_owned(), |n| n.to_string());
-        let thinking = match self.options.enable_thinking {
+        let options = &self.talk.options;
+        let p = &options.sampling;
+        let n = options
+            .max_tokens
+            .map_or("all".to_owned(), |n| n.to_string());
+        let thinking = match options.enable_thinking {
             None => "auto",
             Some(true) => "on",
             Some(false) => "off",
@@ -461,7 +366,8 @@ impl Chat {
                 .parse()
                 .map_err(|_| format!("'{}' is no value for it", escaped(value)))
         }
-        let mut params = self.params.clone();
+        let options = &mut self.talk.options;
+        let mut params = options.sampling.clone();
         match name {
             "temp" => params.temperature = read(value)?,
             "top-k" => params.top_k = read(value)?,
@@ -469,96 +375,55 @@ impl Chat {
             "min-p" => params.min_p = read(value)?,
             "repeat-penalty" => params.repeat_penalty = read(value)?,
             "seed" => params.seed = read(value)?,
-            "n" if value == "all" => self.n_predict = None,
-            "n" => self.n_predict = Some(read(value)?),
-            "thinking" if value == "auto" => self.options.enable_thinking = None,
-            "thinking" => self.options.enable_thinking = Some(on_or_off(value)?),
+            "n" if value == "all" => options.max_tokens = None,
+            "n" => options.max_tokens = Some(read(value)?),
+            "thinking" if value == "auto" => options.enable_thinking = None,
+            "thinking" => options.enable_thinking = Some(on_or_off(value)?),
             _ => return Err("there is no such setting".to_owned()),
         }
         Sampler::new(params.clone()).map_err(|error| error.to_string())?;
-        self.params = params;
+        options.sampling = params;
         Ok(())
     }
 
-    /// All messages, with that of the system.
-    fn conversation(&self) -> Vec<Message> {
-        let system = self.system.as_deref().map(Message::system);
-        system
-            .into_iter()
-            .chain(self.messages.iter().cloned())
-            .collect()
+    fn last_question(&self) -> Option<usize> {
+        let mut messages = self.talk.messages.iter();
+        messages.rposition(|message| message.role == Role::User)
     }
 
     fn save(&self, path: &Path) -> std::io::Result<()> {
-        let text =
-            serde_json::to_string_pretty(&serde_json::json!({"messages": self.conversation()}))?;
-        std::fs::write(path, text + "\n")
+        let value = serde_json::json!({"messages": self.talk.messages});
+        std::fs::write(path, serde_json::to_string_pretty(&value)? + "\n")
     }
 
+    /// What cannot be answered is taken back.
     fn ask(&mut self, text: &str) -> Outcome {
-        self.messages.push(Message::user(text));
-        self.answer()
+        self.talk.messages.push(Message::user(text));
+        if !self.answer()? {
+            self.talk.messages.pop();
+        }
+        Ok(())
     }
 
-    /// Answers the last message. What cannot be answered is taken back.
-    fn answer(&mut self) -> Outcome {
-        self.options.now = now();
-        let prompt = match self
-            .template
-            .prompt(&self.conversation(), &self.options, &self.guard)
-        {
-            Ok(prompt) => prompt,
-            Err(error) => {
-                self.messages.pop();
-                self.note(format_args!("error: {}", escaped(&error.to_string())));
-                return Ok(());
-            }
-        };
-        let tokens = prompt
-            .tokens(self.session.tokenizer())
-            .map_err(Failure::error)?;
-        let mut sampler = Sampler::new(self.params.clone()).map_err(Failure::error)?;
-        let answer_options = AnswerOptions {
-            reasoning: self.reasoning,
-            ..AnswerOptions::default()
-        };
-        let format = self.template.format(false);
-        let mut parser = AnswerParser::new(format, &answer_options, &prompt.generation_prompt);
-        let mut answer = Answer::default();
-        let mut printer = Printer {
-            is_terminal: self.is_terminal,
-            is_dim: false,
-        };
+    /// Answers the messages, and says whether that could be done.
+    fn answer(&mut self) -> Outcome<bool> {
+        let mut printer = Printer::new(self.is_terminal);
         let mut broken = None;
         let mut out = std::io::stdout().lock();
-        let options = GenerateOptions {
-            max_tokens: self.n_predict,
-            shown: self.shown.clone(),
-            ..GenerateOptions::default()
-        };
-        let result = self
-            .session
-            .generate(&tokens, &mut sampler, &options, |piece| {
-                let events = parser.push(piece);
-                let printed = printer.print(&events, &mut out);
-                answer.add(events);
-                match printed {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(error) => {
-                        broken = Some(error);
-                        ControlFlow::Break(())
-                    }
+        let reply = self
+            .talk
+            .answer(|event| match printer.print(event, &mut out) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    broken = Some(error);
+                    ControlFlow::Break(())
                 }
             });
         if let Some(error) = broken {
             return Err(error.into());
         }
-        let events = parser.finish();
-        printer.print(&events, &mut out)?;
-        answer.add(events);
-        printer.end(&mut out)?;
-        let is_interrupted = self.cancel.is_cancelled();
-        if is_interrupted {
+        printer.end(&mut out, reply.is_ok())?;
+        if self.cancel.is_cancelled() {
             // Only Ctrl-C is about the answer alone.
             if interrupt::exit_code() != INTERRUPTED {
                 return Err(Failure::Interrupted);
@@ -566,18 +431,26 @@ impl Chat {
             self.cancel.reset();
             self.note("(stopped)");
         }
-        match result {
-            Ok(generation) => self.tell(&generation),
-            Err(_) if is_interrupted => {}
-            Err(error @ Error::ContextFull { .. }) => {
-                self.messages.pop();
-                self.note(format_args!("error: {error}; /clear forgets the conversation, --ctx-size (-c) makes room for a longer one"));
-                return Ok(());
+        match reply {
+            Ok(reply) => {
+                if let Some(generation) = reply.generation {
+                    self.tell(&generation);
+                }
+                Ok(true)
             }
-            Err(error) => return Err(error.into()),
+            Err(error) if error.is_cancelled() => Ok(false),
+            Err(ConversationError::Model(error @ Error::ContextFull { .. })) => {
+                self.note(format_args!(
+                    "error: {error}; /clear forgets the conversation, --ctx-size (-c) makes room for a longer one"
+                ));
+                Ok(false)
+            }
+            Err(ConversationError::Model(error)) => Err(error.into()),
+            Err(error) => {
+                self.note(format_args!("error: {}", escaped(&error.to_string())));
+                Ok(false)
+            }
         }
-        self.messages.push(answer.into_message());
-        Ok(())
     }
 
     fn tell(&self, generation: &Generation) {
@@ -612,88 +485,4 @@ fn load(path: &Path) -> Result<Vec<Message>, String> {
     serde_json::from_str::<Saved>(&text)
         .map(|saved| saved.messages)
         .map_err(|error| error.to_string())
-}
-
-/// Writes an answer as it comes: thoughts dimmed on a terminal, and nowhere else.
-struct Printer {
-    is_terminal: bool,
-    is_dim: bool,
-}
-
-impl Printer {
-    fn print(&mut self, events: &[Event], out: &mut impl Write) -> std::io::Result<()> {
-        for event in events {
-            match event {
-                Event::Reasoning(text) if self.is_terminal => {
-                    if !std::mem::replace(&mut self.is_dim, true) {
-                        write!(out, "\x1b[2m")?;
-                    }
-                    write!(out, "{}", on_terminal(text))?;
-                }
-                Event::Content(text) => {
-                    if std::mem::take(&mut self.is_dim) {
-                        write!(out, "\x1b[0m\n\n")?;
-                    }
-                    if self.is_terminal {
-                        write!(out, "{}", on_terminal(text))?;
-                    } else {
-                        write!(out, "{text}")?;
-                    }
-                }
-                _ => {}
-            }
-        }
-        out.flush()
-    }
-
-    fn end(&mut self, out: &mut impl Write) -> std::io::Result<()> {
-        if std::mem::take(&mut self.is_dim) {
-            write!(out, "\x1b[0m")?;
-        }
-        writeln!(out)?;
-        out.flush()
-    }
-}
-
-/// A text that does nothing to the terminal but move on in it.
-fn on_terminal(text: &str) -> String {
-    let parts =
-        text.split_inclusive(['\n', '\t'])
-            .map(|part| match part.strip_suffix(['\n', '\t']) {
-                Some(begin) => format!("{}{}", escaped(begin), &part[begin.len()..]),
-                None => escaped(part).into_owned(),
-            });
-    parts.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thoughts_are_dimmed_on_a_terminal_and_nowhere_else() {
-        let shown = |is_terminal| {
-            let mut printer = Printer {
-                is_terminal,
-                is_dim: false,
-            };
-            let mut out = Vec::new();
-            for events in [
-                vec![Event::Reasoning("a".into())],
-                vec![Event::Reasoning("b".into()), Event::Content("c".into())],
-            ] {
-                printer.print(&events, &mut out).unwrap();
-            }
-            printer.end(&mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
-        assert_eq!(shown(true), "\x1b[2mab\x1b[0m\n\nc\n");
-        assert_eq!(shown(false), "c\n");
-    }
-
-    #[test]
-    fn answers_do_nothing_to_the_terminal() {
-        assert_eq!(on_terminal("a\tb\n\nc"), "a\tb\n\nc");
-        assert_eq!(on_terminal("\x1b[2Ja\n\r"), "\\u{1b}[2Ja\n\\r");
-    }
 }

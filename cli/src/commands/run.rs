@@ -12,13 +12,14 @@ use crate::watch::WatchArgs;
 use crate::{files, interrupt};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use samite::llm::sampler_params;
-use samite::llm::{Finish, GenerateOptions, Session};
+use samite::llm::{Context, Finish, GenerateOptions, Generation, Model, Session, sampler_params};
 use samite::text::{Sampler, SamplerParams};
+use serde_json::{Value, json};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -70,7 +71,7 @@ pub struct RunArgs {
     no_display_prompt: bool,
 
     /// Begin with what this file has of the text, if it is there, and save the text to it at the end: a prompt that begins with it is not computed
-    /// again
+    /// again. Without a prompt, the saved text goes on where it stopped, as if it had not
     #[arg(long, visible_alias = "prompt-cache", value_name = "FILE")]
     session: Option<PathBuf>,
 
@@ -88,6 +89,14 @@ pub struct RunArgs {
     /// Print only the text, no timings
     #[arg(short, long)]
     quiet: bool,
+
+    /// Print one object at the end instead: text, tokens, why it ended (end, stop, grammar, limit, full), timings and seed
+    #[arg(long)]
+    json: bool,
+
+    /// With --json: how likely the model found each token, and the N likeliest, as logarithms
+    #[arg(long, visible_alias = "n-probs", value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
 
     #[command(flatten)]
     watch: WatchArgs,
@@ -112,10 +121,12 @@ pub fn run(args: RunArgs) -> Outcome {
     let grammar = args.grammar.read()?;
     let trace_file = files::create(&args.trace)?;
     let watching = args.watch.prepare()?;
+    let saved = args.session.as_deref().filter(|path| path.exists());
     let source = match (args.prompt.or(args.text), &args.file) {
-        (Some(text), _) => Source::text(text),
-        (None, Some(path)) => Source::file(path)?,
-        (None, None) => Source::stdin(),
+        (Some(text), _) => Some(Source::text(text)),
+        (None, Some(path)) => Some(Source::file(path)?),
+        (None, None) if saved.is_some() => None,
+        (None, None) => Some(Source::stdin()),
     };
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
@@ -123,46 +134,70 @@ pub fn run(args: RunArgs) -> Outcome {
     let model = args.model.load(&args.cpu, &cancel)?;
     let load_time = model.load_time();
     let params = args.sampling.params(sampler_params(model.metadata())?)?;
-    let seed = params.seed;
+    let mut seed = params.seed;
     let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
     let context = args.model.context(Arc::clone(&model), context_options)?;
     let mut session = Session::new(context)?;
     // Only now it is known how much of an endless text is enough.
     let n_ctx = session.context().n_ctx();
     let mut prompt = String::new();
-    let tokenizer = session.tokenizer();
+    let tokenizer = Arc::clone(session.tokenizer());
     #[cfg(feature = "grammar")]
     if let Some(grammar) = grammar {
-        sampler.set_constraint(Some(grammar.constraint(tokenizer)?));
+        sampler.set_constraint(Some(grammar.constraint(&tokenizer)?));
     }
-    let mut tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
-    if args.chat {
-        tokens = args.template.tokens(&model, &prompt)?;
+    let given = match source {
+        None => None,
+        Some(source) => {
+            let mut tokens =
+                source.tokens(&tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+            if args.chat {
+                tokens = args.template.tokens(&model, &prompt)?;
+            }
+            if tokens.is_empty() {
+                return Err(Failure::usage(
+                    "the text to continue is empty: give one with -p",
+                ));
+            }
+            Some(tokens)
+        }
+    };
+    if let Some(path) = saved {
+        session.restore(path)?;
     }
-    if tokens.is_empty() {
-        return Err(Failure::usage(
-            "the text to continue is empty: give one with -p",
-        ));
-    }
-    if tokens.len() > n_ctx {
+    // A text that is gone on with; `None` goes on where it stopped.
+    let tokens = match given {
+        Some(tokens) => Some(tokens),
+        None => {
+            let text = session.text();
+            let bytes = tokenizer.detokenize(&text).map_err(Failure::error)?;
+            prompt = String::from_utf8_lossy(&bytes).into_owned();
+            match session.sampler_state() {
+                Some(state) if !args.sampling.has_seed() => {
+                    seed = state.seed;
+                    None
+                }
+                _ => Some(text),
+            }
+        }
+    };
+    let count = tokens.as_ref().map_or(session.tokens().len(), Vec::len);
+    if count > n_ctx {
         return Err(Failure::error(format_args!(
             "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
         )));
-    }
-    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
-        session.restore(path)?;
     }
     let mut trace = match trace_file {
         Some(file) => Some(TraceFile::start(file, session.context_mut())?),
         None => None,
     };
     let trouble = match watching {
-        Some(watching) => watching.start(session.context_mut(), tokens.len())?,
+        Some(watching) => watching.start(session.context_mut(), count)?,
         None => Default::default(),
     };
 
     let mut out = std::io::stdout().lock();
-    if !args.no_display_prompt && !args.chat {
+    if !args.no_display_prompt && !args.chat && !args.json {
         write!(out, "{prompt}")?;
         out.flush()?;
     }
@@ -172,11 +207,18 @@ pub fn run(args: RunArgs) -> Outcome {
         shown: Vec::new(),
         ignore_end: args.ignore_eos,
         keep_when_full: args.keep,
-        log_probabilities: None,
+        log_probabilities: args.logprobs,
     };
     let mut broken = None;
-    let generation = session.generate_with(&tokens, &mut sampler, &options, |context, piece| {
-        let written = write!(out, "{piece}").and_then(|()| out.flush());
+    let mut text = String::new();
+    let on_text = |context: &mut Context, piece: &str| {
+        let written = match args.json {
+            true => {
+                text += piece;
+                Ok(())
+            }
+            false => write!(out, "{piece}").and_then(|()| out.flush()),
+        };
         let written = written.map_err(Failure::from).and_then(|()| {
             trace
                 .as_mut()
@@ -189,20 +231,29 @@ pub fn run(args: RunArgs) -> Outcome {
                 ControlFlow::Break(())
             }
         }
-    });
+    };
+    let generation = match &tokens {
+        Some(tokens) => session.generate_with(tokens, &mut sampler, &options, on_text),
+        None => session.resume(&mut sampler, &options, on_text),
+    };
     if let Some(failure) = broken {
         return Err(failure);
     }
-    writeln!(out)?;
+    if !args.json {
+        writeln!(out)?;
+    }
     trouble.check()?;
     let generation = generation?;
     if let Some(path) = &args.session {
-        session.save(path)?;
+        session.save(path, "")?;
     }
     if let Some(trace) = trace {
         trace.finish(session.context_mut())?;
     }
-    if !args.quiet {
+    if args.json {
+        let value = as_json(&model, &prompt, text, &generation, load_time, seed);
+        writeln!(out, "{value}")?;
+    } else if !args.quiet {
         let t = generation.timings;
         let why = match generation.finish {
             Finish::ContextFull => "; the context is full (see -c and --keep)",
@@ -218,4 +269,51 @@ pub fn run(args: RunArgs) -> Outcome {
         ));
     }
     Ok(())
+}
+
+/// What --json prints.
+fn as_json(
+    model: &Model,
+    prompt: &str,
+    text: String,
+    generation: &Generation,
+    load_time: Duration,
+    seed: u64,
+) -> Value {
+    let finish = match generation.finish {
+        Finish::EndToken(_) => "end",
+        Finish::StopString(_) => "stop",
+        Finish::Constraint => "grammar",
+        Finish::MaxTokens | Finish::Callback => "limit",
+        Finish::ContextFull => "full",
+    };
+    let t = generation.timings;
+    let mut value = json!({
+        "model": model.name(),
+        "prompt": prompt,
+        "text": text,
+        "tokens": generation.tokens,
+        "finish": finish,
+        "seed": seed,
+        "timings": {
+            "load_seconds": load_time.as_secs_f64(),
+            "reused_tokens": t.reused_tokens,
+            "prompt_tokens": t.prompt_tokens,
+            "prompt_seconds": t.prompt.as_secs_f64(),
+            "prompt_tokens_per_second": t.prompt_per_second(),
+            "generated_tokens": t.generated_tokens,
+            "generation_seconds": t.generation.as_secs_f64(),
+            "generation_tokens_per_second": t.generation_per_second(),
+        },
+    });
+    if !generation.log_probabilities.is_empty() {
+        // A token that cannot come has no number in JSON: null.
+        let each = generation.log_probabilities.iter().map(|found| {
+            let top = found.top.iter();
+            let top = top.map(|(id, logprob)| json!({"id": id, "logprob": logprob}));
+            json!({"logprob": found.token, "top": top.collect::<Vec<_>>()})
+        });
+        value["logprobs"] = each.collect();
+    }
+    value
 }

@@ -161,3 +161,64 @@ fn what_a_grammar_asks_for_is_written() {
         &["a.gbnf: line 1, column 10, in rule 'root': there is no token 100000"],
     );
 }
+
+#[test]
+fn a_saved_text_goes_on_where_it_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved.gguf");
+    let path = path.to_str().unwrap();
+    let run = |line: &str| samite(line.split_whitespace()).ok();
+    let lively = "run --temp 2 --top-k 0 --min-p 0 -q";
+    let whole = run(&format!("{lively} --seed 5 -n 12 Once"));
+    run(&format!("{lively} --seed 5 -n 7 --session {path} Once"));
+    let rest = run(&format!("{lively} -n 5 --session {path}"));
+    assert_eq!(rest, whole);
+    // A seed that is given draws anew, and a grammar holds for the whole text.
+    let other = run(&format!("{lively} -n 9 --seed 6 --session {path}"));
+    assert!(other.starts_with(whole.trim_end()), "{other}{whole}");
+    let digits = "--no-display-prompt --grammar root::=[0-9]{6}";
+    let begin = run(&format!(
+        "{lively} --seed 5 -n 2 {digits} --session {path} Once"
+    ));
+    let end = run(&format!("{lively} -n 9 {digits} --session {path}"));
+    let all = begin.trim_end().to_owned() + end.trim_end();
+    assert!(
+        all.len() == 6 && all.bytes().all(|byte| byte.is_ascii_digit()),
+        "{all}"
+    );
+    samite(
+        format!("{lively} -n 9 --no-display-prompt --grammar root::=\"x\" --session {path}")
+            .split_whitespace(),
+    )
+    .fails(1, &["does not allow"]);
+}
+
+#[test]
+fn an_object_has_the_text_and_how_it_came_about() {
+    let line = "run --seed 5 -n 7 Once";
+    let plain = samite(line.split_whitespace()).ok();
+    let value = samite(format!("{line} --json --logprobs 2").split_whitespace()).json();
+    let text = |key: &str| value[key].as_str().unwrap().to_owned();
+    assert_eq!(text("prompt") + &text("text") + "\n", plain);
+    assert_eq!(
+        (text("finish").as_str(), &value["seed"]),
+        ("limit", &5.into())
+    );
+    let tokens = value["tokens"].as_array().unwrap();
+    let logprobs = value["logprobs"].as_array().unwrap();
+    assert_eq!((tokens.len(), logprobs.len()), (7, 7));
+    for found in logprobs {
+        let top = found["top"].as_array().unwrap();
+        let of = |value: &serde_json::Value| value["logprob"].as_f64().unwrap();
+        assert_eq!(top.len(), 2);
+        assert!(of(&top[0]) >= of(&top[1]) && of(&top[0]) >= of(found));
+    }
+    let timings = &value["timings"];
+    assert_eq!(timings["prompt_tokens"], 2);
+    assert!(timings["generation_tokens_per_second"].as_f64().unwrap() > 0.0);
+    let stopped = samite(["run", "--json", "-n", "200", "--stop", ".", "Once"]).json();
+    assert_eq!(stopped["finish"], "stop");
+    assert!(!stopped["text"].as_str().unwrap().contains('.'));
+    assert!(stopped.get("logprobs").is_none());
+    samite(["run", "--logprobs", "2", "Once"]).fails(2, &["--json"]);
+}

@@ -10,6 +10,7 @@ use crate::kv::{KvCache, Window};
 use crate::model::Model;
 use samite_core::{DType, StoredTensor};
 use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
+use samite_text::SamplerState;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,21 +21,40 @@ const ADAPTERS: &str = "samite.sequence.adapters";
 const TOKENS: &str = "samite.sequence.tokens";
 const POSITIONS: &str = "samite.sequence.positions";
 const WINDOW: &str = "samite.sequence.window";
+const LAST: &str = "samite.sequence.last";
+const GENERATED: &str = "samite.sequence.generated";
+const SAMPLER: &str = "samite.sequence.sampler";
+const DRAW: &str = "samite.sequence.draw";
+const APPLICATION: &str = "samite.sequence.application";
 const CHECKSUM: &str = "samite.sequence.checksum";
 
 /// A saved sequence: what all layers keep of its tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SavedSequence {
     /// The name of the model.
     pub model: String,
     /// The tokens, if they were known to whoever saved it.
     pub tokens: Vec<u32>,
+    /// Whatever the application keeps beside it.
+    pub application: String,
+    /// Where a generation stopped.
+    pub(crate) stopped: Option<Stopped>,
     fingerprint: u64,
     adapters: u64,
     positions: Vec<i32>,
     /// What layers with a window still have.
     window: Vec<i32>,
     tensors: Vec<Rows>,
+}
+
+/// Where a generation stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stopped {
+    pub sampler: SamplerState,
+    /// The token that was chosen last, if it is not in the cache.
+    pub last: Option<u32>,
+    /// How many tokens came behind the prompt, with that one.
+    pub generated: usize,
 }
 
 /// Rows of one tensor of a cache.
@@ -191,6 +211,18 @@ impl SavedSequence {
         sum.update(&self.fingerprint.to_le_bytes());
         sum.update(&self.adapters.to_le_bytes());
         sum.update(bytemuck::cast_slice(&self.tokens));
+        sum.update(self.application.as_bytes());
+        if let Some(stopped) = &self.stopped {
+            let Stopped {
+                sampler,
+                last,
+                generated,
+            } = stopped;
+            let numbers = [sampler.seed, sampler.drawn, *generated as u64];
+            sum.update(bytemuck::cast_slice(&numbers));
+            sum.update(bytemuck::cast_slice(&sampler.draw));
+            sum.update(&last.map_or(u64::MAX, u64::from).to_le_bytes());
+        }
         for positions in [&self.positions, &self.window] {
             sum.update(&positions.len().to_le_bytes());
             sum.update(bytemuck::cast_slice(positions));
@@ -215,6 +247,16 @@ impl SavedSequence {
         metadata.set(TOKENS, self.tokens.clone())?;
         metadata.set(POSITIONS, self.positions.clone())?;
         metadata.set(WINDOW, self.window.clone())?;
+        metadata.set(APPLICATION, self.application.as_str())?;
+        if let Some(stopped) = &self.stopped {
+            let SamplerState { seed, drawn, draw } = &stopped.sampler;
+            metadata.set(SAMPLER, vec![*seed, *drawn])?;
+            metadata.set(DRAW, draw.clone())?;
+            metadata.set(GENERATED, stopped.generated as u64)?;
+            if let Some(last) = stopped.last {
+                metadata.set(LAST, last)?;
+            }
+        }
         metadata.set(CHECKSUM, self.checksum())?;
         let kept = || self.tensors.iter().filter(|rows| rows.count > 0);
         let specs = kept()
@@ -252,7 +294,25 @@ impl SavedSequence {
                 bytes,
             });
         }
+        let stopped = match metadata.get::<Vec<u64>>(SAMPLER)?.as_deref() {
+            None => None,
+            Some(&[seed, drawn]) => Some(Stopped {
+                sampler: SamplerState {
+                    seed,
+                    drawn,
+                    draw: metadata.require(DRAW)?,
+                },
+                last: metadata.get(LAST)?,
+                generated: metadata
+                    .require::<u64>(GENERATED)?
+                    .try_into()
+                    .unwrap_or(usize::MAX),
+            }),
+            Some(_) => return Err(wrong("the state of its sampler is not two numbers")),
+        };
         let saved = SavedSequence {
+            application: metadata.require::<&str>(APPLICATION)?.to_owned(),
+            stopped,
             model: metadata.require::<&str>(NAME)?.to_owned(),
             fingerprint: metadata.require(MODEL)?,
             adapters: metadata.require(ADAPTERS)?,
@@ -314,6 +374,8 @@ impl Context {
         Ok(SavedSequence {
             model: self.model().name().to_owned(),
             tokens: Vec::new(),
+            application: String::new(),
+            stopped: None,
             fingerprint: self.model().fingerprint()?,
             adapters: fingerprint_of_adapters(&self.options().adapters)?,
             positions,

@@ -3,8 +3,8 @@
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::saved::SavedSequence;
-use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};
+use crate::saved::{SavedSequence, Stopped};
+use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer, Utf8Stream};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,6 +104,8 @@ pub struct Session {
     own_changes: u64,
     /// Whether somebody else changed the sequence through the context.
     is_foreign: bool,
+    /// Where the last generation stopped, if it can go on.
+    stopped: Option<Stopped>,
     batch: Batch,
 }
 
@@ -126,6 +128,7 @@ impl Session {
             context,
             tokenizer,
             tokens: Vec::new(),
+            stopped: None,
             batch: Batch::new(),
         })
     }
@@ -150,20 +153,33 @@ impl Session {
         &self.tokens
     }
 
+    /// The text so far: the tokens in the cache, and the one that was chosen last, if it is not there yet.
+    pub fn text(&self) -> Vec<u32> {
+        let last = self.stopped.as_ref().and_then(|stopped| stopped.last);
+        self.tokens.iter().copied().chain(last).collect()
+    }
+
     /// Forgets the text.
     ///
     /// # Errors
     /// If a device fails.
     pub fn clear(&mut self) -> Result<()> {
         self.tokens.clear();
+        self.stopped = None;
         self.change(Context::clear)
     }
 
-    /// Saves the text, with what the context keeps of it, to a file: complete, or not at all.
+    /// What the sampler of the last generation knew, if [`resume`](Self::resume) can go on from there.
+    pub fn sampler_state(&self) -> Option<&SamplerState> {
+        self.stopped.as_ref().map(|stopped| &stopped.sampler)
+    }
+
+    /// Saves the text, with what the context keeps of it, where its generation stopped, and whatever the application keeps beside it, to a file: complete,
+    /// or not at all.
     ///
     /// # Errors
     /// If somebody else changed the sequence; if the file cannot be written, or a device fails.
-    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+    pub fn save(&mut self, path: impl AsRef<Path>, application: &str) -> Result<()> {
         if !self.is_whole() {
             return Err(Error::invalid(
                 "the session's sequence was changed through its context: its text is not known",
@@ -171,14 +187,28 @@ impl Session {
         }
         let mut saved = self.change(|context| context.save(0))?;
         saved.tokens.clone_from(&self.tokens);
+        saved.stopped.clone_from(&self.stopped);
+        application.clone_into(&mut saved.application);
         saved.write(path)
     }
 
-    /// Goes on from the text saved in a file. All is checked before anything changes.
+    /// Goes on from the text saved in a file, and gives what the application kept beside it. All is checked before anything changes.
     ///
     /// # Errors
-    /// As [`SavedSequence::read`] and [`Context::restore`], of which the error names the file.
-    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
+    /// As [`restore_if`](Self::restore_if).
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<String> {
+        self.restore_if(path, |application| Ok(application.to_owned()))
+    }
+
+    /// As [`restore`](Self::restore), if `read` can make something of what the application kept. Its error is one of the file.
+    ///
+    /// # Errors
+    /// As [`SavedSequence::read`] and [`Context::restore`], of which the error names the file; if `read` fails.
+    pub fn restore_if<T>(
+        &mut self,
+        path: impl AsRef<Path>,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<T> {
         let path = path.as_ref();
         let saved = SavedSequence::read(path)?;
         let in_file = |error: Error| match error {
@@ -187,16 +217,21 @@ impl Session {
         };
         let n_vocab = self.context.model().spec().n_vocab;
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
-        if !is_text || saved.tokens.iter().any(|&token| token as usize >= n_vocab) {
+        let last = saved.stopped.as_ref().and_then(|stopped| stopped.last);
+        let mut tokens = saved.tokens.iter().copied().chain(last);
+        if !is_text || tokens.any(|token| token as usize >= n_vocab) {
             return Err(in_file(Error::invalid(
                 "it is no text: tokens are missing, or of another vocabulary",
             )));
         }
+        let application =
+            read(&saved.application).map_err(|error| in_file(Error::invalid(error)))?;
         self.change(|context| context.restore(0, &saved))
             .map_err(in_file)?;
         self.is_foreign = false;
         self.tokens = saved.tokens;
-        Ok(())
+        self.stopped = saved.stopped;
+        Ok(application)
     }
 
     /// Whether the sequence is what the session made it.
@@ -247,8 +282,42 @@ impl Session {
         prompt: &[u32],
         sampler: &mut Sampler,
         options: &GenerateOptions,
+        on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        self.generate_from(prompt, None, sampler, options, on_text)
+    }
+
+    /// Goes on where the last generation stopped, before the text was saved perhaps, as if it had not: with the random numbers that come next, and what the
+    /// sampler's constraint allows there. The sampler should have the parameters that it had. A text that the model ended stays ended, unless
+    /// [`GenerateOptions::ignore_end`].
+    ///
+    /// # Errors
+    /// If there is no such generation: none came since the text was cleared, it failed or began to forget, or somebody else changed the sequence; if the
+    /// sampler's constraint does not allow what was generated; as [`generate`](Self::generate).
+    pub fn resume(
+        &mut self,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let Some(stopped) = self.stopped.clone().filter(|_| self.is_whole()) else {
+            return Err(Error::invalid(
+                "there is no generation that could go on where it stopped",
+            ));
+        };
+        let text = self.text();
+        self.generate_from(&text, Some(stopped), sampler, options, on_text)
+    }
+
+    fn generate_from(
+        &mut self,
+        prompt: &[u32],
+        stopped: Option<Stopped>,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
         mut on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        self.stopped = None;
         let stop = StopSequences::new(&options.stop);
         let mut stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
         let mut timings = Timings::default();
@@ -256,9 +325,21 @@ impl Session {
         let start = clock.now();
         self.decode_prompt(prompt, &mut timings)?;
         timings.prompt = clock.now().saturating_duration_since(start);
-        sampler.reset()?;
         sampler.set_vocabulary(&self.tokenizer);
-        sampler.accept_prompt(prompt);
+        let ended = match &stopped {
+            Some(stopped) => {
+                sampler.resume(&stopped.sampler, prompt, stopped.generated)?;
+                let is_end = |token: &u32| self.tokenizer.is_eog(*token) && !options.ignore_end;
+                prompt.last().copied().filter(is_end)
+            }
+            None => {
+                sampler.reset()?;
+                sampler.accept_prompt(prompt);
+                None
+            }
+        };
+        let before = stopped.map_or(0, |stopped| stopped.generated);
+        let mut has_forgotten = false;
 
         let start = clock.now();
         let mut text = Utf8Stream::new();
@@ -266,6 +347,9 @@ impl Session {
         let mut log_probabilities = Vec::new();
         let mut row = self.batch.len() - 1;
         let finish = loop {
+            if let Some(token) = ended {
+                break Finish::EndToken(token);
+            }
             if options.max_tokens.is_some_and(|most| tokens.len() >= most) {
                 break Finish::MaxTokens;
             }
@@ -299,7 +383,7 @@ impl Session {
             }
             if self.tokens.len() >= self.context.n_ctx() {
                 match options.keep_when_full {
-                    Some(keep) if self.forget_half(keep)? => {}
+                    Some(keep) if self.forget_half(keep)? => has_forgotten = true,
                     _ => break Finish::ContextFull,
                 }
             }
@@ -315,6 +399,14 @@ impl Session {
             }
         }
         timings.generation = clock.now().saturating_duration_since(start);
+        if !has_forgotten {
+            // The token that was chosen last is not decoded yet; without one, all are.
+            self.stopped = Some(Stopped {
+                sampler: sampler.state(),
+                last: tokens.last().copied(),
+                generated: before + tokens.len(),
+            });
+        }
         Ok(Generation {
             tokens,
             log_probabilities,

@@ -21,7 +21,9 @@ use crate::llm::{
 };
 use crate::registry::Registry;
 use crate::text::{Sampler, SamplerParams};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::Path;
 use tools::Tools;
@@ -114,6 +116,13 @@ pub struct Conversation {
     #[cfg(feature = "grammar")]
     vocabulary: Option<crate::grammar::GrammarVocabulary>,
     /// Answers so far, also those that were taken back.
+    answers: u64,
+}
+
+/// What a saved conversation has beside its text.
+#[derive(Serialize, Deserialize)]
+struct Kept<'a> {
+    messages: Cow<'a, [Message]>,
     answers: u64,
 }
 
@@ -299,6 +308,32 @@ impl Conversation {
         };
         let is_ended = flow.is_break() || generation.is_none();
         Ok((Reply { answer, generation }, is_ended))
+    }
+
+    /// Saves the messages, and what the context keeps of them, to a file: complete, or not at all.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or a device fails.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let kept = Kept {
+            messages: Cow::Borrowed(&self.messages),
+            answers: self.answers,
+        };
+        let text = serde_json::to_string(&kept).unwrap_or_default();
+        Ok(self.session.save(path, &text)?)
+    }
+
+    /// Goes on with a conversation saved in a file, as if it had not ended. All is checked before anything changes.
+    ///
+    /// # Errors
+    /// If the file is of another model, other adapters or another type of cache, damaged, or no conversation; if it does not fit into the context.
+    pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let kept: Kept = self.session.restore_if(path, |text| {
+            serde_json::from_str(text).map_err(|error| format!("it is no conversation: {error}"))
+        })?;
+        self.messages = kept.messages.into_owned();
+        self.answers = kept.answers;
+        Ok(())
     }
 
     /// What the model would be asked now.

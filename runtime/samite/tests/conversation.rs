@@ -1,4 +1,5 @@
 //! Conversations with made-up models, whose vocabularies have the words that a test needs.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
 
 use samite::chat::{Event, Role, Tool};
 use samite::gguf::{GgufFile, LoadMode, StringArray, TensorSpec, Value, Writer};
@@ -164,6 +165,31 @@ fn an_answer_can_be_ended_and_cancelled() {
     cancel.reset();
     chat.options.max_tokens = Some(2);
     chat.ask("Hello").unwrap();
+}
+
+#[test]
+fn a_saved_conversation_goes_on_as_if_it_had_not_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let mut chat = conversation(&[], TEMPLATE);
+    chat.ask("One").unwrap();
+    chat.save(&path).unwrap();
+    let expected = chat.ask_with("Two", go_on).unwrap();
+    let mut other = conversation(&[], TEMPLATE);
+    other.ask("Something else").unwrap();
+    other.restore(&path).unwrap();
+    let reply = other.ask_with("Two", go_on).unwrap();
+    assert_eq!(reply.answer, expected.answer);
+    assert_eq!(other.messages, chat.messages);
+    let (reply, expected) = (reply.generation.unwrap(), expected.generation.unwrap());
+    assert!(reply.timings.reused_tokens > 10);
+    assert_eq!(reply.timings.reused_tokens, expected.timings.reused_tokens);
+    // A text that was saved otherwise is no conversation, and changes nothing.
+    let context = Context::new(model(&[], TEMPLATE), ContextOptions::default()).unwrap();
+    Session::new(context).unwrap().save(&path, "").unwrap();
+    let error = other.restore(&path).unwrap_err().to_string();
+    assert!(error.contains("saved: it is no conversation"), "{error}");
+    assert_eq!(other.messages.len(), 4);
 }
 
 /// A call as one token, which is written once in a text.

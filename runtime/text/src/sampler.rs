@@ -52,6 +52,8 @@ use std::sync::Arc;
 pub struct Sampler {
     params: SamplerParams,
     chain: Chain,
+    /// That of the generator.
+    seed: u64,
     rng: Rng,
     candidates: Candidates,
     suppressed: Vec<u32>,
@@ -60,6 +62,17 @@ pub struct Sampler {
     /// The tokens whose logits change; kept for its memory, as the next one.
     changed: Vec<u32>,
     masked: Vec<f32>,
+}
+
+/// What a [`Sampler`] knows beyond the text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplerState {
+    /// The seed.
+    pub seed: u64,
+    /// How many random numbers were drawn since.
+    pub drawn: u64,
+    /// What mirostat or adaptive-p knows of the past: one number, or two.
+    pub draw: Vec<f64>,
 }
 
 impl Sampler {
@@ -71,6 +84,7 @@ impl Sampler {
         params.validate()?;
         Ok(Self {
             chain: Chain::new(&params),
+            seed: params.seed,
             rng: Rng::new(params.seed),
             candidates: Candidates::new(),
             suppressed: Vec::new(),
@@ -230,13 +244,53 @@ impl Sampler {
         tokens.iter().for_each(|&token| self.chain.accept(token));
     }
 
+    /// What the sampler knows beyond the text, to [go on](Self::resume) later.
+    pub fn state(&self) -> SamplerState {
+        SamplerState {
+            seed: self.seed,
+            drawn: self.rng.drawn(),
+            draw: self.chain.state(),
+        }
+    }
+
+    /// Goes on where another sampler stopped: `text` are all tokens that it saw, of which the last `constrained` came behind the prompt.
+    ///
+    /// # Errors
+    /// [`SamplerError::State`] if it cannot be a sampler's state; if the constraint does not allow these tokens. Then it is to be
+    /// [reset](Self::reset).
+    pub fn resume(
+        &mut self,
+        state: &SamplerState,
+        text: &[u32],
+        constrained: usize,
+    ) -> Result<(), SamplerError> {
+        // So many are drawn in less than a second.
+        const MOST_DRAWN: u64 = 1 << 28;
+        let is_sound = state.draw.iter().all(|value| value.is_finite());
+        if state.drawn > MOST_DRAWN || !is_sound || constrained > text.len() {
+            return Err(SamplerError::State);
+        }
+        self.reset()?;
+        self.seed = state.seed;
+        self.rng = Rng::new(state.seed);
+        for _ in 0..state.drawn {
+            self.rng.next_u64();
+        }
+        let (prompt, rest) = text.split_at(text.len() - constrained);
+        self.accept_prompt(prompt);
+        rest.iter().try_for_each(|&token| self.accept(token))?;
+        self.chain.set_state(&state.draw);
+        Ok(())
+    }
+
     /// Back to the beginning: no token seen, the generator at its seed.
     ///
     /// # Errors
     /// If the constraint cannot begin anew.
     pub fn reset(&mut self) -> Result<(), SamplerError> {
         self.chain.reset();
-        self.rng = Rng::new(self.params.seed);
+        self.seed = self.params.seed;
+        self.rng = Rng::new(self.seed);
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.reset()?),
             None => Ok(()),

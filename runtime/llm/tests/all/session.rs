@@ -47,14 +47,14 @@ fn a_saved_session_goes_on_in_another_one() {
     let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
     let mut first = session(&model, 64);
     let (_, before) = generate(&mut first, &tokens(9), &some(6));
-    first.save(&path).unwrap();
+    first.save(&path, "beside it").unwrap();
     let mut prompt = tokens(9);
     prompt.extend(&before.tokens);
     let (expected, _) = generate(&mut first, &prompt, &some(6));
 
     let mut second = session(&model, 64);
     generate(&mut second, &tokens(3), &some(2));
-    second.restore(&path).unwrap();
+    assert_eq!(second.restore(&path).unwrap(), "beside it");
     assert_eq!(second.tokens(), &prompt[..14]);
     let (text, generation) = generate(&mut second, &prompt, &some(6));
     assert_eq!(text, expected);
@@ -62,7 +62,7 @@ fn a_saved_session_goes_on_in_another_one() {
     assert_eq!((timings.reused_tokens, timings.prompt_tokens), (14, 1));
     // A sequence that somebody else changed has no known text.
     second.context_mut().remove(0, 3..).unwrap();
-    second.save(&path).unwrap_err();
+    second.save(&path, "").unwrap_err();
     // What was saved without its tokens is no text.
     first.context_mut().save(0).unwrap().write(&path).unwrap();
     let error = second.restore(&path).unwrap_err().to_string();
@@ -502,4 +502,138 @@ fn a_real_model_tells_its_story() {
         assert_eq!(length, STORY.len(), "{text}");
         assert_eq!(text[..length], STORY[..length]);
     }
+}
+
+/// Goes on with the text so far; the tokens that came, and why no more did.
+fn resume(session: &mut Session, sampler: &mut Sampler, count: usize) -> (Vec<u32>, Finish) {
+    let generation = session.resume(sampler, &some(count), |_, _| ControlFlow::Continue(()));
+    let generation = generation.unwrap();
+    (generation.tokens, generation.finish)
+}
+
+#[test]
+fn a_text_that_stopped_goes_on_as_if_it_had_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
+    let lively = SamplerParams {
+        temperature: 3.0,
+        seed: 5,
+        presence_penalty: 1.0,
+        min_p: 0.0,
+        ..SamplerParams::default()
+    };
+    for params in [
+        lively.clone(),
+        SamplerParams {
+            mirostat: 2,
+            ..lively.clone()
+        },
+        SamplerParams {
+            adaptive_target: 0.02,
+            ..lively.clone()
+        },
+    ] {
+        let generate = |count| {
+            let mut session = session(&model, 128);
+            let mut sampler = Sampler::new(params.clone()).unwrap();
+            let generation = session
+                .generate(&tokens(9), &mut sampler, &some(count), |_| {
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
+            (session, generation.tokens)
+        };
+        let (_, whole) = generate(40);
+        let (mut first, mut parts) = generate(13);
+        // Another seed of the sampler does not count; nothing is lost where nothing is written.
+        for (count, seed) in [(7, 5), (0, 1), (5, 99), (15, 7)] {
+            first.save(&path, "").unwrap();
+            first = session(&model, 128);
+            first.restore(&path).unwrap();
+            let params = SamplerParams {
+                seed,
+                ..params.clone()
+            };
+            let mut sampler = Sampler::new(params).unwrap();
+            parts.extend(resume(&mut first, &mut sampler, count).0);
+        }
+        assert_eq!(parts, whole);
+        assert_eq!(first.sampler_state().unwrap().seed, 5);
+    }
+}
+
+#[test]
+fn a_text_that_goes_on_keeps_to_what_it_kept_to() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let mut session = session(&model, 64);
+    let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
+    let counting = |end| {
+        let mask = Vec::new();
+        Box::new(Counting { next: 5, end, mask }) as Box<dyn Constraint>
+    };
+    sampler.set_constraint(Some(counting(9)));
+    let go_on = |_: &str| ControlFlow::Continue(());
+    session
+        .generate(&tokens(3), &mut sampler, &some(2), go_on)
+        .unwrap();
+    let before = session.tokens().to_vec();
+    let mut again = Sampler::new(SamplerParams::default()).unwrap();
+    again.set_constraint(Some(counting(6)));
+    let refused = session.resume(&mut again, &some(2), |_, _| ControlFlow::Continue(()));
+    assert!(matches!(refused, Err(Error::Sampler(_))), "{refused:?}");
+    assert!(session.tokens().starts_with(&before));
+    session
+        .generate(&tokens(3), &mut sampler, &some(2), go_on)
+        .unwrap();
+    again.set_constraint(Some(counting(9)));
+    let (tokens, finish) = resume(&mut session, &mut again, 9);
+    assert_eq!((tokens, finish), (vec![7, 8], Finish::Constraint));
+}
+
+#[test]
+fn only_a_text_that_is_there_goes_on() {
+    let model = TestModel::tiny("llama").load(vec![cpu()], "");
+    let mut session = session(&model, 64);
+    let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
+    let refused = |session: &mut Session, sampler: &mut Sampler| {
+        let result = session.resume(sampler, &some(2), |_, _| ControlFlow::Continue(()));
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("no generation that could go on"), "{error}");
+    };
+    refused(&mut session, &mut sampler);
+    generate(&mut session, &tokens(3), &some(2));
+    session.clear().unwrap();
+    refused(&mut session, &mut sampler);
+    generate(&mut session, &tokens(3), &some(2));
+    session.context_mut().remove(0, 1..).unwrap();
+    refused(&mut session, &mut sampler);
+    // What began to forget does not know how it began.
+    let forgetful = GenerateOptions {
+        keep_when_full: Some(2),
+        ..some(90)
+    };
+    generate(&mut session, &tokens(3), &forgetful);
+    refused(&mut session, &mut sampler);
+    // An end is an end, unless it is ignored.
+    let params = SamplerParams {
+        logit_bias: vec![(2, 1000.0)],
+        ..SamplerParams::greedy()
+    };
+    let mut ending = Sampler::new(params).unwrap();
+    let ends = GenerateOptions {
+        ignore_end: false,
+        ..some(9)
+    };
+    let go_on = |_: &str| ControlFlow::Continue(());
+    session
+        .generate(&tokens(3), &mut ending, &ends, go_on)
+        .unwrap();
+    for _ in 0..2 {
+        let resumed = session.resume(&mut sampler, &ends, |_, _| ControlFlow::Continue(()));
+        let resumed = resumed.unwrap();
+        assert_eq!(resumed.finish, Finish::EndToken(2));
+        assert!(resumed.tokens.is_empty());
+    }
+    assert_eq!(resume(&mut session, &mut sampler, 3).0.len(), 3);
 }

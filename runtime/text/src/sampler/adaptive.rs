@@ -73,6 +73,17 @@ impl AdaptiveP {
         }
     }
 
+    /// What the past counts.
+    pub(super) fn state(&self) -> Vec<f64> {
+        vec![self.sum.into(), self.weight.into()]
+    }
+
+    pub(super) fn set_state(&mut self, state: &[f64]) {
+        if let [sum, weight] = *state {
+            (self.sum, self.weight) = (sum as f32, weight as f32);
+        }
+    }
+
     /// Back to the beginning.
     pub fn reset(&mut self) {
         let probabilities = std::mem::take(&mut self.probabilities);

@@ -273,6 +273,24 @@ impl Chain {
         }
     }
 
+    /// What the draw knows of the past, beyond the tokens.
+    pub fn state(&self) -> Vec<f64> {
+        match &self.draw {
+            Draw::ByProbability => Vec::new(),
+            Draw::Mirostat(mirostat) => mirostat.state(),
+            Draw::AdaptiveP(adaptive) => adaptive.state(),
+        }
+    }
+
+    /// Takes over what another draw of the same kind knew.
+    pub fn set_state(&mut self, state: &[f64]) {
+        match &mut self.draw {
+            Draw::ByProbability => {}
+            Draw::Mirostat(mirostat) => mirostat.set_state(state),
+            Draw::AdaptiveP(adaptive) => adaptive.set_state(state),
+        }
+    }
+
     /// Back to the beginning.
     pub fn reset(&mut self) {
         for step in &mut self.steps {

@@ -52,6 +52,9 @@ pub enum SamplerError {
         /// How many logits there are.
         count: usize,
     },
+    /// What is to be gone on from cannot be a sampler's state.
+    #[error("this cannot be the state of a sampler")]
+    State,
     /// The constraint allows no token that has a logit.
     #[error(
         "no token can be chosen: the grammar allows none of those that the model and the biases leave"

@@ -89,6 +89,17 @@ impl Mirostat {
         }
     }
 
+    /// The greatest surprise allowed now.
+    pub(super) fn state(&self) -> Vec<f64> {
+        vec![self.mu]
+    }
+
+    pub(super) fn set_state(&mut self, state: &[f64]) {
+        if let [mu] = *state {
+            self.mu = mu;
+        }
+    }
+
     /// Back to the beginning.
     pub fn reset(&mut self) {
         *self = Mirostat::new(self.version, self.tau, self.eta);

@@ -14,17 +14,29 @@ use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 /// assert_ne!(draws(1), draws(2));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rng(Xoshiro256PlusPlus);
+pub struct Rng {
+    generator: Xoshiro256PlusPlus,
+    drawn: u64,
+}
 
 impl Rng {
     /// The generator for a seed.
     pub fn new(seed: u64) -> Self {
-        Rng(Xoshiro256PlusPlus::seed_from_u64(seed))
+        Rng {
+            generator: Xoshiro256PlusPlus::seed_from_u64(seed),
+            drawn: 0,
+        }
+    }
+
+    /// How many numbers it gave.
+    pub fn drawn(&self) -> u64 {
+        self.drawn
     }
 
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0.next_u64()
+        self.drawn += 1;
+        self.generator.next_u64()
     }
 
     /// A number below `end`, which is small beside 2^64; 0 if that is 0.

@@ -1,0 +1,110 @@
+//! Messages as they are typed, or come through a pipe.
+
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use std::io::BufRead;
+use std::path::PathBuf;
+
+/// Where messages come from.
+pub(super) enum Input {
+    Terminal {
+        editor: Box<DefaultEditor>,
+        history: Option<PathBuf>,
+    },
+    Pipe(std::io::Lines<std::io::StdinLock<'static>>),
+}
+
+impl Input {
+    pub fn new(is_terminal: bool) -> Outcome<Self> {
+        if !is_terminal {
+            return Ok(Self::Pipe(std::io::stdin().lock().lines()));
+        }
+        let mut editor = DefaultEditor::new().map_err(Failure::error)?;
+        let history = samite::cache_folder().map(|folder| folder.join("chat-history.txt"));
+        if let Some(history) = &history {
+            // There may be none yet.
+            let _ = editor.load_history(history);
+        }
+        Ok(Self::Terminal {
+            editor: Box::new(editor),
+            history,
+        })
+    }
+
+    /// The next message, of several lines if they say so; `None` at the end.
+    pub fn next(&mut self) -> Outcome<Option<String>> {
+        let text = loop {
+            match self.message()? {
+                Line::Text(text) => break text,
+                Line::Cancelled => {}
+                Line::End => return Ok(None),
+            }
+        };
+        if let Self::Terminal { editor, history } = self {
+            let _ = editor.add_history_entry(&text);
+            if let Some(history) = history {
+                // A history that cannot be kept is no reason to stop.
+                let _ = history.parent().map(std::fs::create_dir_all);
+                let _ = editor.save_history(history);
+            }
+        }
+        Ok(Some(text))
+    }
+
+    fn message(&mut self) -> Outcome<Line> {
+        let mut text = match self.line("> ")? {
+            Line::Text(text) => text,
+            other => return Ok(other),
+        };
+        let is_quoted = text.starts_with("\"\"\"");
+        if is_quoted {
+            text.drain(..3);
+        }
+        // What ends without its mark is taken as it is.
+        while if is_quoted {
+            !text.ends_with("\"\"\"")
+        } else {
+            text.ends_with('\\')
+        } {
+            match self.line("… ")? {
+                Line::Text(line) => {
+                    if !is_quoted {
+                        text.pop();
+                    }
+                    text = text + "\n" + &line;
+                }
+                Line::Cancelled => return Ok(Line::Cancelled),
+                Line::End => break,
+            }
+        }
+        if is_quoted {
+            text = text
+                .trim_end_matches("\"\"\"")
+                .trim_matches('\n')
+                .to_owned();
+        }
+        Ok(Line::Text(text))
+    }
+
+    fn line(&mut self, prompt: &str) -> Outcome<Line> {
+        interrupt::at_once(|| match self {
+            Self::Pipe(lines) => Ok(lines.next().transpose()?.map_or(Line::End, Line::Text)),
+            Self::Terminal { editor, .. } => match editor.readline(prompt) {
+                Ok(line) => Ok(Line::Text(line)),
+                Err(ReadlineError::Interrupted) => Ok(Line::Cancelled),
+                Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(error) => Err(Failure::error(error)),
+            },
+        })
+    }
+}
+
+/// What was typed.
+enum Line {
+    Text(String),
+    /// Ctrl-C: what was typed so far does not count.
+    Cancelled,
+    End,
+}
