@@ -197,7 +197,8 @@ pub fn run(args: RunArgs) -> Outcome {
     };
 
     let mut out = std::io::stdout().lock();
-    if !args.no_display_prompt && !args.chat && !args.json {
+    let mut is_begun = !args.no_display_prompt && !args.chat && !args.json;
+    if is_begun {
         write!(out, "{prompt}")?;
         out.flush()?;
     }
@@ -217,7 +218,10 @@ pub fn run(args: RunArgs) -> Outcome {
                 text += piece;
                 Ok(())
             }
-            false => write!(out, "{piece}").and_then(|()| out.flush()),
+            false => {
+                is_begun = true;
+                write!(out, "{piece}").and_then(|()| out.flush())
+            }
         };
         let written = written.map_err(Failure::from).and_then(|()| {
             trace
@@ -239,7 +243,7 @@ pub fn run(args: RunArgs) -> Outcome {
     if let Some(failure) = broken {
         return Err(failure);
     }
-    if !args.json {
+    if is_begun || (generation.is_ok() && !args.json) {
         writeln!(out)?;
     }
     trouble.check()?;
