@@ -19,6 +19,7 @@ use samite::registry::{
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
 use samite::{CancelToken, DType, Device, DeviceKind};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -301,6 +302,42 @@ impl AdapterArgs {
     }
 }
 
+/// Control vectors.
+#[derive(Clone, Debug, Args)]
+pub struct ControlArgs {
+    /// Control vectors, which are added to what layers give: GGUF files, several separated by `,`
+    #[arg(long, value_name = "FILE", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new(), group = "vectors")]
+    control_vector: Vec<String>,
+
+    /// Control vectors that count more or less than 1, or the other way round: `FILE:SCALE`, several separated by `,`
+    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', value_parser = scaled_file, group = "vectors")]
+    control_vector_scaled: Vec<(PathBuf, f32)>,
+
+    /// The layers that control vectors change, from START to END; the first layer, which has number 0, never is [default: all]
+    #[arg(long, value_names = ["START", "END"], num_args = 2, requires = "vectors")]
+    control_vector_layer_range: Option<Vec<usize>>,
+}
+
+impl ControlArgs {
+    /// The files, each with its share.
+    fn files(&self) -> impl Iterator<Item = (&Path, f32)> {
+        let plain = self
+            .control_vector
+            .iter()
+            .map(|file| (Path::new(file), 1.0));
+        let scaled = self.control_vector_scaled.iter();
+        plain.chain(scaled.map(|(file, share)| (file.as_path(), *share)))
+    }
+
+    /// The layers.
+    fn layers(&self) -> RangeInclusive<usize> {
+        match self.control_vector_layer_range.as_deref() {
+            Some(&[start, end]) => start..=end,
+            _ => 0..=usize::MAX,
+        }
+    }
+}
+
 /// A file, and how much of it counts.
 fn scaled_file(text: &str) -> Result<(PathBuf, f32), String> {
     match text.rsplit_once(':') {
@@ -325,6 +362,9 @@ pub struct ModelArgs {
 
     #[command(flatten)]
     adapters: AdapterArgs,
+
+    #[command(flatten)]
+    control: ControlArgs,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -715,7 +755,7 @@ impl ModelArgs {
 
     /// Whether adapters change the model.
     pub fn has_adapters(&self) -> bool {
-        !self.adapters.files().is_empty()
+        !self.adapters.files().is_empty() || self.control.files().next().is_some()
     }
 
     /// A context for `model`, with the adapters that the flags name.
@@ -743,6 +783,10 @@ impl ModelArgs {
         options.output = options.output.of(model.spec());
         for (path, share) in self.adapters.files() {
             let adapter = Adapter::load(path, model)?;
+            options.adapters.push(ScaledAdapter { adapter, share });
+        }
+        for (path, share) in self.control.files() {
+            let adapter = Adapter::load_control_vector(path, model, self.control.layers())?;
             options.adapters.push(ScaledAdapter { adapter, share });
         }
         Ok(options)

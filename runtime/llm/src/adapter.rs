@@ -1,7 +1,10 @@
 //! Adapters: small changes of a model's weights, in files of their own ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)).
 //!
 //! An adapter has pairs of matrices with few rows in the middle: instead of `W x`, the graph computes `W x + s B (A x)` with
-//! `s = share · alpha / rank`. The files are llama.cpp's: the pair of weight `w` is `w.lora_a` and `w.lora_b`.
+//! `s = share · alpha / rank`. The files are llama.cpp's: the pair of weight `w` is `w.lora_a` and `w.lora_b`. Control vectors, which change what layers
+//! give instead, are adapters, too.
+
+mod control;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -203,13 +206,15 @@ pub(crate) struct Pair {
     factor: f32,
 }
 
-/// An adapter in the memory of its model's devices. Contexts share it.
+/// An adapter, or a control vector, in the memory of its model's devices. Contexts share it.
 #[derive(Debug)]
 pub struct Adapter {
     path: PathBuf,
     metadata: Metadata,
     model: Arc<Model>,
     pairs: BTreeMap<String, Pair>,
+    /// What is added to what layers give, by their numbers: `[width]`.
+    directions: BTreeMap<usize, Arc<StoredTensor>>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
 }
@@ -279,6 +284,7 @@ impl Adapter {
             metadata: known.file.metadata().clone(),
             model: Arc::clone(model),
             pairs,
+            directions: BTreeMap::new(),
             bytes,
         }))
     }
@@ -331,6 +337,18 @@ impl ScaledAdapter {
     pub(crate) fn pair(&self, name: &str) -> Option<(&Pair, f32)> {
         let pair = self.adapter.pairs.get(name)?;
         (self.share != 0.0).then_some((pair, self.share * pair.factor))
+    }
+
+    /// What is added to what layers give, times the share, by their numbers.
+    pub(crate) fn directions(&self) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
+        let directions = self.adapter.directions.iter();
+        directions.map(|(&layer, direction)| (layer, direction))
+    }
+
+    /// What is added to what the layer with this number gives, times the share, if it is something.
+    pub(crate) fn direction(&self, layer: usize) -> Option<&Arc<StoredTensor>> {
+        let direction = self.adapter.directions.get(&layer)?;
+        (self.share != 0.0).then_some(direction)
     }
 }
 

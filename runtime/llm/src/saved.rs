@@ -108,6 +108,10 @@ fn fingerprint_of_adapters(adapters: &[ScaledAdapter]) -> Result<u64> {
                 fingerprint.add_tensor(name, &pair.b)?;
             }
         }
+        for (layer, direction) in scaled.directions() {
+            fingerprint.add(&layer.to_le_bytes());
+            fingerprint.add_tensor(direction.name(), direction)?;
+        }
     }
     Ok(fingerprint.finish())
 }

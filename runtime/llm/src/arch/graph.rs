@@ -421,6 +421,14 @@ impl Builder<'_> {
             x = self.graph.add(x, skipped)?;
             self.named(x, "l_out");
         }
+        for adapter in self.parts.adapters {
+            if let Some(direction) = adapter.direction(self.il) {
+                let direction = self.stored(direction)?;
+                let direction = self.graph.scale(direction, adapter.share)?;
+                x = self.graph.add(x, direction)?;
+                self.named(x, "l_out");
+            }
+        }
         if layer.norm_again {
             let prefix = std::mem::take(&mut self.prefix);
             x = self.maybe_norm(x, &self.parts.spec.head.norm)?;

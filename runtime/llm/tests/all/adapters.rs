@@ -293,3 +293,123 @@ fn adapters_that_find_no_memory_leave_those_from_before() {
         assert_eq!(&decode(&mut running, &tokens(20), 0, 0), expected);
     }
 }
+
+/// Writes a control vector with these directions, after changes of its metadata.
+fn write_control(
+    path: &Path,
+    directions: &[(usize, &[f32])],
+    change: impl Fn(&mut Metadata),
+) -> PathBuf {
+    let path = path.with_extension("control.gguf");
+    let mut metadata = Metadata::new();
+    metadata
+        .set("general.architecture", "controlvector")
+        .unwrap();
+    metadata.set("controlvector.model_hint", "llama").unwrap();
+    change(&mut metadata);
+    let specs = directions.iter().map(|(layer, values)| {
+        let name = format!("direction.{layer}");
+        TensorSpec::new(&name, DType::F32, &[values.len()]).unwrap()
+    });
+    let mut writer = Writer::create(&path, &metadata, specs.collect()).unwrap();
+    for (_, values) in directions {
+        writer.append(&bytes_of(values)).unwrap();
+    }
+    writer.commit().unwrap();
+    path
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+/// What is added to what a layer gives could as well be added to its last bias.
+#[test]
+fn a_control_vector_is_a_bias_of_layers() {
+    let biased = SyntheticModel {
+        optional: vec!["ffn_down.bias"],
+        ..SyntheticModel::tiny("llama")
+    };
+    let file = TestModel::write(&biased);
+    let direction = |layer: usize| -> Vec<f32> {
+        (0..biased.n_embd)
+            .map(|i| ((i * 7 + layer * 5) % 11) as f32 * 0.1 - 0.5)
+            .collect()
+    };
+    let (one, two) = (direction(1), direction(2));
+    let control = write_control(&file.path, &[(1, &one), (2, &two)], |_| {});
+    // The bias of a layer with twice its direction subtracted.
+    let with_biases = |layers: &[usize]| {
+        let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+        let path = file.path.with_extension("changed.gguf");
+        let specs = source.tensors().iter();
+        let specs = specs.map(|info| TensorSpec::from_info(info, info.dtype).unwrap());
+        let mut writer = Writer::create(&path, source.metadata(), specs.collect()).unwrap();
+        for info in source.tensors().iter() {
+            let mut bytes = source.tensor_bytes(info).unwrap().to_vec();
+            for &layer in layers {
+                if &*info.name == format!("blk.{layer}.ffn_down.bias") {
+                    let values = bytes.as_chunks().0.iter().zip(direction(layer));
+                    let values = values.map(|(&old, new)| f32::from_le_bytes(old) - 2.0 * new);
+                    bytes = bytes_of(&values.collect::<Vec<f32>>());
+                }
+            }
+            writer.append(&bytes).unwrap();
+        }
+        writer.commit().unwrap();
+        logits(&load(&path, cpu()), &path, &[])
+    };
+    let model = load(&file.path, cpu());
+    let plain = logits(&model, &file.path, &[]);
+    for (range, layers) in [(0..=usize::MAX, &[1, 2][..]), (1..=1, &[1]), (2..=9, &[2])] {
+        let adapter = Adapter::load_control_vector(&control, &model, range).unwrap();
+        let options = ContextOptions {
+            adapters: vec![ScaledAdapter {
+                adapter,
+                share: -2.0,
+            }],
+            ..precise()
+        };
+        let mut context = context(&model, options);
+        let got = decode(&mut context, &tokens(20), 0, 0);
+        assert!(nmse(&got, &with_biases(layers)) < 1e-10, "{layers:?}");
+        assert!(nmse(&got, &plain) > 1e-3);
+        context.set_adapters(Vec::new()).unwrap();
+        context.clear().unwrap();
+        assert_eq!(decode(&mut context, &tokens(20), 0, 0), plain);
+    }
+    // With both on another device, each is where its layer is.
+    let both = file.load(vec![reference("r"), cpu()], "layers=1:cpu");
+    let adapter = Adapter::load_control_vector(&control, &both, 0..=9).unwrap();
+    assert_eq!(adapter.bytes().count(), 2);
+}
+
+#[test]
+fn what_is_no_control_vector_of_the_model_is_refused() {
+    let file = TestModel::tiny("llama");
+    let model = load(&file.path, cpu());
+    let good = vec![0.5; 64];
+    let none = |_: &mut Metadata| {};
+    let refused = |path: &Path, part: &str| {
+        let error = Adapter::load_control_vector(path, &model, 1..=1).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(part) && error.contains(".gguf"), "{error}");
+    };
+    refused(&file.path, "is no control vector");
+    let hint = |metadata: &mut Metadata| {
+        metadata.set("controlvector.model_hint", "qwen2").unwrap();
+    };
+    let write = |directions: &[(usize, &[f32])]| write_control(&file.path, directions, none);
+    refused(
+        &write_control(&file.path, &[(1, &good)], hint),
+        "this model is \"llama\"",
+    );
+    refused(&write(&[(0, &good)]), "does not have");
+    refused(&write(&[(3, &good)]), "its last one has number 2");
+    refused(&write(&[(1, &good[1..])]), "64 elements");
+    refused(&write(&[(2, &good)]), "no direction for layers 1 to 1");
+    refused(&write(&[]), "no direction");
+}

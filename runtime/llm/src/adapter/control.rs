@@ -1,0 +1,129 @@
+//! Control vectors: directions that are added to what layers give ([Zou et al. 2023](https://arxiv.org/abs/2310.01405)).
+//!
+//! The files are llama.cpp's: `direction.N` is added to what the layer with number `N` gives, where the first layer has number 0, and none is added
+//! to that.
+
+use super::{Adapter, read};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use samite_core::environment::{Files, SystemFiles};
+use samite_core::{DType, Layout, TensorGroup, Usage};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, TensorInfo};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::Arc;
+
+const ARCHITECTURE: &str = "controlvector";
+/// The architecture of the model that it was made for.
+const KEY_MODEL: &str = "controlvector.model_hint";
+const PREFIX: &str = "direction.";
+
+impl Adapter {
+    /// Loads the control vector for `model` in the file at `path`: each direction to the device of its layer, those of the layers in `layers` alone.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the file is no control vector, or one of another model, or it has no direction for these layers; if it cannot be read or a
+    /// device has not enough memory.
+    pub fn load_control_vector(
+        path: impl AsRef<Path>,
+        model: &Arc<Model>,
+        layers: RangeInclusive<usize>,
+    ) -> Result<Arc<Self>> {
+        Self::load_control_vector_in(&SystemFiles, path, model, layers)
+    }
+
+    /// [`load_control_vector`](Adapter::load_control_vector) of one among `files`.
+    ///
+    /// # Errors
+    /// As [`load_control_vector`](Adapter::load_control_vector).
+    pub fn load_control_vector_in(
+        files: &dyn Files,
+        path: impl AsRef<Path>,
+        model: &Arc<Model>,
+        layers: RangeInclusive<usize>,
+    ) -> Result<Arc<Self>> {
+        let path = path.as_ref();
+        let file = GgufFile::open_in(files, path, LoadMode::Read)?;
+        let wrong = |message: String| Error::model(format!("{}: {message}", path.display()));
+        let known = file.metadata().get::<&str>(KEY_ARCHITECTURE)?.unwrap_or("");
+        if known != ARCHITECTURE {
+            return Err(wrong(format!(
+                "is no control vector: key \"{KEY_ARCHITECTURE}\" says {known:?}"
+            )));
+        }
+        let (architecture, spec) = (model.architecture().name, model.spec());
+        let hint = file.metadata().get::<&str>(KEY_MODEL)?;
+        if let Some(hint) = hint.filter(|hint| *hint != architecture) {
+            return Err(wrong(format!(
+                "is a control vector for a model of architecture {hint:?}, this model is {architecture:?}"
+            )));
+        }
+        let device_of = |layer: usize| {
+            let prefix = format!("blk.{layer}.");
+            let names = spec.tensors().into_iter().map(|tensor| tensor.name);
+            let mut of_layer = names.filter(|name| name.starts_with(&prefix));
+            of_layer.find_map(|name| model.weights().device(&name))
+        };
+        let (n_embd, n_layer) = (spec.n_embd, spec.layers.len());
+        let mut by_device: BTreeMap<usize, Vec<(usize, &TensorInfo)>> = BTreeMap::new();
+        for info in file.tensors().iter() {
+            let number = info.name.strip_prefix(PREFIX);
+            let Some(layer) = number.and_then(|number| number.parse::<usize>().ok()) else {
+                return Err(wrong(format!("tensor {:?} is no direction", info.name)));
+            };
+            if info.shape != [n_embd, 1, 1, 1] || info.dtype != DType::F32 {
+                return Err(wrong(format!(
+                    "tensor {:?} is {} of shape {:?}, this model needs f32 of {n_embd} elements",
+                    info.name, info.dtype, info.shape
+                )));
+            }
+            if !(1..n_layer).contains(&layer) {
+                return Err(wrong(format!(
+                    "tensor {:?} is for a layer that this model does not have: its last one has number {}",
+                    info.name,
+                    n_layer - 1
+                )));
+            }
+            if layers.contains(&layer) {
+                by_device
+                    .entry(device_of(layer).unwrap_or(0))
+                    .or_default()
+                    .push((layer, info));
+            }
+        }
+        if by_device.is_empty() {
+            return Err(wrong(format!(
+                "has no direction for layers {} to {}",
+                layers.start(),
+                layers.end()
+            )));
+        }
+        let (mut directions, mut bytes) = (BTreeMap::new(), BTreeMap::new());
+        let layout = Layout::contiguous(DType::F32, [n_embd, 1, 1, 1])?;
+        for (device, entries) in by_device {
+            let device = model.devices().get(device);
+            let memory = device.buffer_type();
+            let layouts: Vec<_> = entries
+                .iter()
+                .map(|(_, info)| (&*info.name, layout))
+                .collect();
+            let size = layout.bytes() * layouts.len();
+            device.check_free(size, "a control vector")?;
+            *bytes.entry(memory.name().to_owned()).or_insert(0) += size;
+            let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
+            for ((layer, info), stored) in entries.into_iter().zip(&group.tensors) {
+                stored.tensor().write(0, &read(&file, info)?)?;
+                directions.insert(layer, Arc::clone(stored));
+            }
+        }
+        Ok(Arc::new(Adapter {
+            path: path.to_owned(),
+            metadata: file.metadata().clone(),
+            model: Arc::clone(model),
+            pairs: BTreeMap::new(),
+            directions,
+            bytes,
+        }))
+    }
+}
