@@ -256,8 +256,21 @@ impl SyntheticModel {
                 ("dense_3_feat_in", extent(2 * self.n_embd)),
                 ("dense_3_feat_out", extent(self.n_embd)),
             ]),
-            // Every other layer has a short convolution.
-            "lfm2" | "lfm2moe" => {
+            // A state space, attention, and a feed-forward part in turn.
+            "nemotron_h" | "nemotron_h_moe" => {
+                let of_layers = |value: usize, turn: usize| {
+                    let values = (0..self.n_layer).map(|il| if il % 3 == turn { value } else { 0 });
+                    let values = values.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+                    values.collect::<Vec<_>>().into()
+                };
+                keys.extend([
+                    ("attention.head_count_kv", of_layers(self.n_head_kv, 1)),
+                    ("feed_forward_length", of_layers(self.n_ff, 2)),
+                    ("expert_shared_feed_forward_length", extent(self.n_ff)),
+                ]);
+            }
+            // Every other layer has a short convolution, or a state space.
+            "lfm2" | "lfm2moe" | "granitehybrid" | "jamba" => {
                 let heads = (0..self.n_layer).map(|il| {
                     let heads = if il % 2 == 0 { 0 } else { self.n_head_kv };
                     u32::try_from(heads).unwrap_or(u32::MAX)

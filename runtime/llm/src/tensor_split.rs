@@ -75,6 +75,7 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                 Mixer::Nothing
                 | Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
+                | Mixer::StateSpace(_)
                 | Mixer::Linear(_)
                 | Mixer::PerLayer(..) => {}
             }

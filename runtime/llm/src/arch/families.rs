@@ -9,6 +9,7 @@ mod gpt;
 mod granite;
 mod latent;
 mod llama;
+mod mamba;
 mod mixtures;
 mod olmo;
 mod phi;
@@ -131,4 +132,11 @@ pub const ARCHITECTURES: &[Architecture] = &[
     phi::PHI2,
     phi::PHI3,
     phi::PHIMOE,
+    mamba::FALCON_H1,
+    mamba::GRANITE_HYBRID,
+    mamba::JAMBA,
+    mamba::MAMBA,
+    mamba::MAMBA2,
+    mamba::NEMOTRON_H,
+    mamba::NEMOTRON_H_MOE,
 ];

@@ -468,6 +468,7 @@ impl Builder<'_> {
             Mixer::Attention(attention) => return self.attention(attention, x),
             Mixer::DeltaNet(net) => return self.delta_net(net, x),
             Mixer::ShortConv(conv) => return self.short_conv(conv, x),
+            Mixer::StateSpace(space) => return self.state_space(space, x),
             _ => {}
         }
         if self.is_last_mixing && self.shape.n_outputs == 0 {
@@ -475,7 +476,10 @@ impl Builder<'_> {
         }
         let x = self.wanted(x, "ffn_inp_kept")?;
         let result = match &branch.mixer {
-            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => return Ok(None),
+            Mixer::Attention(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::ShortConv(_)
+            | Mixer::StateSpace(_) => return Ok(None),
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
             Mixer::Experts(experts) => self.experts(experts, x, streams)?,
             Mixer::PerLayer(gate, output) => self.per_layer(gate, output, x)?,

@@ -273,6 +273,7 @@ impl Layer {
                 }
                 Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
+                | Mixer::StateSpace(_)
                 | Mixer::Experts(_)
                 | Mixer::Linear(_)
                 | Mixer::PerLayer(..)
@@ -287,6 +288,7 @@ impl Layer {
             Mixer::Attention(attention) => attention.memory(),
             Mixer::DeltaNet(net) => net.memory(),
             Mixer::ShortConv(conv) => conv.memory(),
+            Mixer::StateSpace(space) => space.memory(),
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
@@ -391,7 +393,10 @@ impl Branch {
 
     fn mixes_tokens(&self) -> bool {
         match self.mixer {
-            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => true,
+            Mixer::Attention(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::ShortConv(_)
+            | Mixer::StateSpace(_) => true,
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
@@ -410,6 +415,8 @@ pub enum Mixer {
     DeltaNet(Box<DeltaNet>),
     /// A convolution over some tokens.
     ShortConv(Box<ShortConv>),
+    /// Tokens change matrices that forget, and ask them.
+    StateSpace(Box<StateSpace>),
     /// A feed-forward part.
     Mlp(Box<Mlp>),
     /// A mixture of feed-forward parts.
@@ -431,6 +438,12 @@ impl From<Attention> for Mixer {
 impl From<DeltaNet> for Mixer {
     fn from(net: DeltaNet) -> Self {
         Mixer::DeltaNet(Box::new(net))
+    }
+}
+
+impl From<StateSpace> for Mixer {
+    fn from(space: StateSpace) -> Self {
+        Mixer::StateSpace(Box::new(space))
     }
 }
 
@@ -879,6 +892,76 @@ impl ShortConv {
     pub fn memory(&self) -> Memory {
         Memory {
             conv: (!self.sees_later).then(|| (self.width - 1) * self.channels),
+            ..Memory::default()
+        }
+    }
+}
+
+/// A selective state space ([Gu & Dao 2023](https://arxiv.org/abs/2312.00752), [Dao & Gu 2024](https://arxiv.org/abs/2405.21060)) in the place of
+/// attention, behind a convolution: Mamba 1 and 2.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSpace {
+    /// Heads. In Mamba 1, every channel is one.
+    pub n_head: usize,
+    /// Elements of a head.
+    pub size: usize,
+    /// Heads next to each other share B and C: how many kinds of these there are.
+    pub groups: usize,
+    /// Columns of a head's matrix.
+    pub columns: usize,
+    /// Tokens that the convolution sees.
+    pub width: usize,
+    /// What goes in.
+    pub input: Linear,
+    /// Where B, C and steps come from.
+    pub steps: Steps,
+    /// The norm of what each group gives.
+    pub norm: Option<Norm>,
+    /// The last matrix.
+    pub output: Linear,
+}
+
+/// Where a state space has its B, C and steps from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Steps {
+    /// From the input matrix: its rows are gates, then x, B and C, which go through the convolution, then steps.
+    OfInput,
+    /// From what comes out of the convolution; the input matrix gives x and gates.
+    OfConvolution(Box<ConvolutionSteps>),
+}
+
+/// Steps, B and C from what comes out of a convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvolutionSteps {
+    /// Elements of a row that becomes steps.
+    pub rank: usize,
+    /// That row, B and C.
+    pub all: Linear,
+    /// The norms of the three, if they have some.
+    pub norms: Option<[Norm; 3]>,
+    /// From the row to steps.
+    pub up: Linear,
+}
+
+impl StateSpace {
+    /// Elements of all heads.
+    pub fn inner(&self) -> usize {
+        self.n_head * self.size
+    }
+
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        match self.steps {
+            Steps::OfInput => self.inner() + 2 * self.groups * self.columns,
+            Steps::OfConvolution(_) => self.inner(),
+        }
+    }
+
+    /// What it keeps.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            conv: Some((self.width - 1) * self.channels()),
+            state: Some(self.columns * self.inner()),
             ..Memory::default()
         }
     }

@@ -3,6 +3,7 @@
 use super::spec::{
     Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
     LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
+    StateSpace, Steps,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -307,6 +308,7 @@ impl TensorList {
                     self.conv(conv.weights, [conv.width, conv.channels]);
                     self.linear(&conv.output);
                 }
+                Mixer::StateSpace(space) => self.state_space(space),
                 Mixer::Mlp(mlp) => self.mlp(mlp),
                 Mixer::Experts(experts) => self.experts(experts),
                 Mixer::Linear(linear) => self.linear(linear),
@@ -406,6 +408,39 @@ impl TensorList {
         self.vector(factor, net.n_head, WeightUse::Decay, Presence::Required);
         self.norm(&net.norm);
         self.linear(&net.output);
+    }
+
+    fn state_space(&mut self, s: &StateSpace) {
+        self.linear(&s.input);
+        self.conv("ssm_conv1d.weight", [s.width, s.channels()]);
+        let required = Presence::Required;
+        let bias = Presence::Optional;
+        self.vector("ssm_conv1d.bias", s.channels(), WeightUse::Bias, bias);
+        let rates = match &s.steps {
+            Steps::OfInput => {
+                self.vector("ssm_dt.bias", s.n_head, WeightUse::Bias, required);
+                1
+            }
+            Steps::OfConvolution(steps) => {
+                self.linear(&steps.all);
+                steps
+                    .norms
+                    .iter()
+                    .flatten()
+                    .for_each(|norm| self.norm(norm));
+                self.linear(&steps.up);
+                s.columns
+            }
+        };
+        let rates = [rates, s.n_head, 1, 1];
+        self.add("ssm_a", rates, WeightUse::Decay, required);
+        let factors = match s.size {
+            1 => [s.n_head, 1, 1, 1],
+            _ => [1, s.n_head, 1, 1],
+        };
+        self.add("ssm_d", factors, WeightUse::Scale, required);
+        s.norm.iter().for_each(|norm| self.norm(norm));
+        self.linear(&s.output);
     }
 
     fn mlp(&mut self, mlp: &Mlp) {
