@@ -243,7 +243,7 @@ struct Traits {
 }
 
 /// The next smaller demand on the row length, for rows that are not whole blocks of `dtype`.
-fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
+pub(crate) fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     use DType::*;
     if !columns.is_multiple_of(dtype.block_len()) {
         dtype = match dtype {

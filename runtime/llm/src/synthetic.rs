@@ -3,7 +3,7 @@
 use crate::adapter::{EMBEDDING, KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE, SUFFIX_A, SUFFIX_B};
 use crate::arch::{Spec, TensorSpec, WeightUse};
 use crate::error::{Error, Result, try_filled};
-use crate::quantize::Mixture;
+use crate::quantize::{Mixture, for_rows_of};
 use samite_core::DType;
 use samite_gguf::{
     GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray, TensorSpec as FileTensor, Value,
@@ -99,7 +99,7 @@ pub struct SyntheticModel {
     pub n_vocab: usize,
     /// Training context.
     pub n_ctx_train: usize,
-    /// Type of all matrices; vectors are F32.
+    /// Type of all matrices, but for those whose rows are not whole blocks of it: quantization chooses theirs. Vectors are F32.
     pub dtype: DType,
     /// Whether the embedding is the output matrix too.
     pub tied: bool,
@@ -363,7 +363,9 @@ impl SyntheticModel {
         let types = |spec: &TensorSpec| match spec.usage {
             // Routers are small, and what they say matters.
             WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
-            WeightUse::Rows | WeightUse::Product | WeightUse::Experts => self.dtype,
+            WeightUse::Rows | WeightUse::Product | WeightUse::Experts => {
+                for_rows_of(self.dtype, spec.shape[0])
+            }
             WeightUse::Scale
             | WeightUse::Bias
             | WeightUse::ExpertBias

@@ -111,7 +111,15 @@ impl Spec {
     /// Whether what becomes of a token depends on which tokens are beside it in a micro-batch, so that sequences do not mix there.
     pub(crate) fn is_by_sequence(&self) -> bool {
         let mut branches = self.layers.iter().flat_map(Layer::branches);
-        branches.any(|branch| matches!(branch.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_)))
+        branches.any(|branch| match branch.mixer {
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::StateSpace(_) => true,
+            Mixer::Attention(_)
+            | Mixer::Mlp(_)
+            | Mixer::Experts(_)
+            | Mixer::Linear(_)
+            | Mixer::PerLayer(..)
+            | Mixer::Nothing => false,
+        })
     }
 
     /// Elements of an embedding with this pooling; of a rank, one score for each label.
@@ -1061,4 +1069,25 @@ pub struct Experts {
     pub experts: Mlp,
     /// An expert that every token uses, and the matrix of its share, of which the sigmoid counts.
     pub shared: Option<(Mlp, Option<Linear>)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ARCHITECTURES;
+    use crate::synthetic::SyntheticModel;
+
+    #[test]
+    fn sequences_with_states_do_not_mix() {
+        let mut with_state = 0;
+        for arch in ARCHITECTURES {
+            let metadata = SyntheticModel::tiny(arch.name).metadata().unwrap();
+            let spec = Spec::from_metadata(&metadata, usize::MAX, &|_| false).unwrap();
+            if spec.has_state() {
+                assert!(spec.is_by_sequence(), "{}", arch.name);
+                with_state += 1;
+            }
+        }
+        assert!(with_state > 0);
+    }
 }
