@@ -35,7 +35,7 @@ pub(crate) struct Staging {
 impl Staging {
     /// With memory for the largest mask.
     pub fn new(sizes: &Sizes) -> Result<Self> {
-        let [largest, _] = sizes.reserved();
+        let largest = sizes.largest();
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
             mask: try_filled(f16::NEG_INFINITY, largest, "the attention mask")?,

@@ -193,6 +193,18 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
 }
 
 #[test]
+fn memory_for_a_token_of_each_sequence_is_reserved() {
+    for (name, model) in with_state() {
+        let mut context = Context::new(model, options(3, true)).unwrap();
+        let before = context.scheduler().counters().buffers;
+        let mut batch = Batch::new();
+        (0..3).for_each(|sequence| batch.add(7, 0, &[sequence], true));
+        context.decode(&batch).unwrap();
+        assert_eq!(context.scheduler().counters().buffers, before, "{name}");
+    }
+}
+
+#[test]
 fn a_batch_that_fails_leaves_states_as_they_were() {
     for (name, model) in with_state() {
         let mut context = Context::new(model, options(8, true)).unwrap();
