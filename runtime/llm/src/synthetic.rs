@@ -285,7 +285,7 @@ impl SyntheticModel {
             ]),
             _ => {}
         }
-        if self.architecture == "gemma4" {
+        if matches!(self.architecture, "gemma3n" | "gemma4") {
             // Layers with a window and without in turn; the last one looks at keys and values of an earlier one.
             let windowed = (0..self.n_layer).map(|il| u32::from(il % 2 == 0));
             keys.extend([

@@ -77,6 +77,7 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                 | Mixer::ShortConv(_)
                 | Mixer::StateSpace(_)
                 | Mixer::Linear(_)
+                | Mixer::LowRank(..)
                 | Mixer::PerLayer(..) => {}
             }
         }

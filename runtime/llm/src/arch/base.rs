@@ -152,6 +152,7 @@ impl<'a> Base<'a> {
             n_ctx_train: self.n_ctx_train,
             embedding: Embedding::default(),
             layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
+            streams: None,
             head: self.head(),
             pooling: None,
             spare: Spare {

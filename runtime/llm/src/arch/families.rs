@@ -77,6 +77,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma::GEMMA3N,
     gemma::GEMMA4,
     glm::CHATGLM,
     glm::GLM4,

@@ -19,6 +19,8 @@ pub struct Spec {
     pub embedding: Embedding,
     /// What changes the residual stream, in this order.
     pub layers: Vec<Layer>,
+    /// Further residual streams beside the one that layers change, if there are some.
+    pub streams: Option<Streams>,
     /// From the residual stream to logits, or to embeddings.
     pub head: Head,
     /// What embeddings of texts are made of, if the file says so.
@@ -117,6 +119,7 @@ impl Spec {
             | Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
+            | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
             | Mixer::Nothing => false,
         })
@@ -159,6 +162,31 @@ pub struct PerLayer {
     pub projection: Linear,
     /// The norm of what that gives, layer by layer.
     pub norm: Norm,
+}
+
+/// Several residual streams ([Baykal et al. 2023](https://arxiv.org/abs/2301.13310)): before a layer, a mixture of all is added to each, and the
+/// layer changes the first. What it changed there corrects all of them; the others get a row of further embeddings, too. The streams begin as
+/// products of the embedding, and end as the mean of products, all of them as long as the first one is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Streams {
+    /// How many there are.
+    pub count: usize,
+    /// The norm of what the router sees.
+    pub router_norm: Norm,
+    /// Gives one number for each stream.
+    pub router: Linear,
+    /// From these to the shares of all streams in what each gets before a layer.
+    pub predict: Linear,
+    /// From these to the share of the correction that each gets, less 1.
+    pub correct: Linear,
+    /// The name of a vector that the corrected first stream is multiplied with, before the others get something of it.
+    pub correct_scale: &'static str,
+    /// What the others get of it, with the layer's row of further embeddings: the gate, the matrix behind it, and a norm.
+    pub others: (Linear, Linear, Norm),
+    /// The matrices, one for each stream but the first, that make them of the embedding.
+    pub begin: &'static str,
+    /// The same for what becomes of them.
+    pub end: &'static str,
 }
 
 /// From the residual stream to logits, or to embeddings.
@@ -284,6 +312,7 @@ impl Layer {
                 | Mixer::StateSpace(_)
                 | Mixer::Experts(_)
                 | Mixer::Linear(_)
+                | Mixer::LowRank(..)
                 | Mixer::PerLayer(..)
                 | Mixer::Nothing => {}
             }
@@ -300,6 +329,7 @@ impl Layer {
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
+            | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
             | Mixer::Nothing => Memory::default(),
         });
@@ -347,6 +377,8 @@ pub struct Part {
     pub post: Option<Norm>,
     /// What is added is multiplied with this, if not with 1.
     pub scale: Option<f32>,
+    /// The sum is multiplied with this, if not with 1.
+    pub sum_scale: Option<f32>,
     /// Follows the addition, and makes the new residual stream.
     pub sum_norm: Option<Norm>,
 }
@@ -367,6 +399,7 @@ impl Part {
             branches: vec![Branch::new(mixer)],
             post: None,
             scale: None,
+            sum_scale: None,
             sum_norm: None,
         }
     }
@@ -408,6 +441,7 @@ impl Branch {
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
+            | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
             | Mixer::Nothing => false,
         }
@@ -431,6 +465,8 @@ pub enum Mixer {
     Experts(Box<Experts>),
     /// A matrix product.
     Linear(Linear),
+    /// Two matrix products, with a short row between them.
+    LowRank(Linear, Linear),
     /// The layer's row of further embeddings, with a gate of what goes in, and a matrix.
     PerLayer(Linear, Linear),
     /// What it sees, as it is.
@@ -989,6 +1025,11 @@ pub enum Activation {
         /// The limit.
         limit: f32,
     },
+    /// GELU of the gate, as far as it exceeds the mean of its row by so many standard deviations, times the value.
+    SparseGeglu {
+        /// How many.
+        deviations: f32,
+    },
 }
 
 impl Activation {
@@ -999,6 +1040,7 @@ impl Activation {
             Activation::Plain(function) => function.name(),
             Activation::SquaredRelu => "relu_sqr",
             Activation::ClampedSwiglu { .. } => "swiglu_clamped",
+            Activation::SparseGeglu { .. } => "geglu_sparse",
         }
     }
 }

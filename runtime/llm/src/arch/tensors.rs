@@ -3,7 +3,7 @@
 use super::spec::{
     Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
     LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
-    StateSpace, Steps,
+    StateSpace, Steps, Streams,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -189,7 +189,14 @@ impl Spec {
             list.linear(&per_layer.projection);
             list.norm(&per_layer.norm);
         }
+        let square = |streams: &Streams| [self.n_embd, self.n_embd, streams.count - 1, 1];
+        if let Some(streams) = &self.streams {
+            list.add(streams.begin, square(streams), WeightUse::Product, required);
+        }
         list.role = Role::Output;
+        if let Some(streams) = &self.streams {
+            list.add(streams.end, square(streams), WeightUse::Product, required);
+        }
         self.head.norm.iter().for_each(|norm| list.norm(norm));
         if let Some(linear) = &self.head.output {
             let optional = Presence::Optional;
@@ -207,6 +214,9 @@ impl Spec {
             list.prefix = format!("blk.{}.", layer.block);
             list.role = Role::Layer(il);
             list.layer(layer);
+            self.streams
+                .iter()
+                .for_each(|streams| list.streams(streams));
         }
         list.specs
     }
@@ -296,6 +306,23 @@ impl TensorList {
         }
     }
 
+    /// What each layer has for several residual streams.
+    fn streams(&mut self, streams: &Streams) {
+        let (gate, output, post) = &streams.others;
+        let matrices = [
+            &streams.router,
+            &streams.predict,
+            &streams.correct,
+            gate,
+            output,
+        ];
+        matrices.into_iter().for_each(|linear| self.linear(linear));
+        self.norm(&streams.router_norm);
+        self.norm(post);
+        let (scale, width) = (streams.correct_scale, output.to);
+        self.vector(scale, width, WeightUse::Scale, Presence::Required);
+    }
+
     fn part(&mut self, part: &Part) {
         part.norm.iter().for_each(|norm| self.norm(norm));
         for branch in &part.branches {
@@ -312,6 +339,10 @@ impl TensorList {
                 Mixer::Mlp(mlp) => self.mlp(mlp),
                 Mixer::Experts(experts) => self.experts(experts),
                 Mixer::Linear(linear) => self.linear(linear),
+                Mixer::LowRank(down, up) => {
+                    self.linear(down);
+                    self.linear(up);
+                }
                 Mixer::PerLayer(gate, output) => {
                     self.linear(gate);
                     self.linear(output);

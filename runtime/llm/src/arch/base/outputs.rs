@@ -110,6 +110,7 @@ fn needs_past(branch: &Branch) -> bool {
         | Mixer::Mlp(_)
         | Mixer::Experts(_)
         | Mixer::Linear(_)
+        | Mixer::LowRank(..)
         | Mixer::PerLayer(..)
         | Mixer::Nothing => false,
     }
