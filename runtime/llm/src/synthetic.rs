@@ -141,6 +141,9 @@ impl SyntheticModel {
                 "gemma4" => vec!["rope_freqs.weight"],
                 "afmoe" | "laguna" | "lfm2moe" => vec!["exp_probs_b.bias"],
                 "modern-bert" | "neo-bert" => vec!["attn_qkv.weight"],
+                "jamba" => vec!["ssm_conv1d.bias", "ssm_dt_norm.weight"],
+                "mamba" | "mamba2" => vec!["ssm_conv1d.bias"],
+                "falcon-h1" => vec!["ssm_conv1d.bias", "ffn_norm"],
                 "jina-bert-v2" => {
                     let demanded = ["ffn_gate.weight", "attn_output.bias", "ffn_down.bias"];
                     [&BERT_TENSORS[..], &demanded].concat()
@@ -245,6 +248,10 @@ impl SyntheticModel {
             let each = u32::try_from((size / 2).div_ceil(3)).unwrap_or(0);
             let sections = vec![each, each, each, 0];
             keys.push(("rope.dimension_sections", sections.into()));
+        }
+        // llama.cpp takes no other width.
+        if ["mamba", "mamba2", "jamba", "granitehybrid"].contains(&self.architecture) {
+            keys.push(("ssm.inner_size", extent(2 * self.n_embd)));
         }
         match self.architecture {
             // llama.cpp knows it from this alone.
