@@ -820,6 +820,25 @@ mod tests {
     }
 
     #[test]
+    fn several_streams_are_at_least_two_of_which_the_first_is_changed() {
+        let read = |changes: &[(&str, Value)]| {
+            let window = ("attention.sliding_window", Value::from(8u32));
+            read_as("gemma3n", &metadata(&[&[window], changes].concat()))
+        };
+        let count = |changes: &[(&str, Value)]| read(changes).unwrap().streams.unwrap().count;
+        assert_eq!(count(&[("altup.active_idx", 0u32.into())]), 4);
+        assert_eq!(count(&[("altup.num_inputs", 2u32.into())]), 2);
+        for (key, value) in [
+            ("altup.num_inputs", 1u32),
+            ("altup.num_inputs", 65),
+            ("altup.active_idx", 1),
+        ] {
+            let error = read(&[(key, value.into())]).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
     fn layers_may_differ() {
         let spec = read(&[("attention.head_count_kv", vec![8u32, 2].into())]).unwrap();
         let heads = |il: usize| spec.layers[il].attention().unwrap().n_head_kv;
