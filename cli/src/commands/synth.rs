@@ -22,7 +22,7 @@ pub struct SynthArgs {
     /// A tiny model of this architecture instead: one of docs/models.md
     #[arg(long, value_name = "NAME", conflicts_with = "shape", value_parser = architecture)]
     arch: Option<&'static str>,
-    /// Type of all matrices: f32, f16, q4_0, q8_0, q4_K, …
+    /// Type of all matrices whose rows are whole blocks of it: f32, f16, q4_0, q8_0, q4_K, …
     #[arg(long = "type", value_name = "TYPE", default_value = "q8_0", value_parser = dtype)]
     dtype: DType,
     /// Start of the random numbers

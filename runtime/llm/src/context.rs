@@ -26,7 +26,7 @@ use crate::model::Model;
 use memory::MemoryReport;
 use micro_batches::{MicroBatches, Room};
 use samite_sched::{Plan, Scheduler};
-use staging::Staging;
+use staging::{Staging, check_filled};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeBounds};
@@ -615,6 +615,8 @@ impl Context {
         let inputs = self.load(shape)?;
         for (input, id) in &inputs.list {
             let bytes = self.staging.fill(input, shape, batch, part, &self.cache)?;
+            let tensor = self.scheduler.current_plan()?.graph().tensor(*id);
+            check_filled(&tensor.name, tensor.layout.bytes(), bytes.len())?;
             self.scheduler.write(*id, 0, bytes)?;
         }
         self.scheduler.set_threads(match part.len() {

@@ -242,8 +242,22 @@ struct Traits {
     tied: bool,
 }
 
+/// Parts of the names of matrices that keep their type, as in llama.cpp: norms; routers, which are small and decide much; what is added to every
+/// token; convolutions; and other small ones.
+const KEPT: [&str; 9] = [
+    "_norm",
+    "ffn_gate_inp",
+    "position_embd",
+    "token_types",
+    "ssm_conv1d",
+    "shortconv.conv",
+    "per_layer_model_proj",
+    "altup",
+    "laurel",
+];
+
 /// The next smaller demand on the row length, for rows that are not whole blocks of `dtype`.
-fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
+pub(crate) fn for_rows_of(mut dtype: DType, columns: usize) -> DType {
     use DType::*;
     if !columns.is_multiple_of(dtype.block_len()) {
         dtype = match dtype {
@@ -325,10 +339,9 @@ pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conv
     let mut conversions = Vec::with_capacity(source.tensors().len());
     for tensor in source.tensors().iter() {
         let layers = if is_value(tensor) { values } else { downs };
-        let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight") && !tensor.name.contains("_norm")
-                // A router is small, and decides much. These are added to every token.
-                && !tensor.name.contains("ffn_gate_inp") && !matches!(&*tensor.name, "position_embd.weight" | "token_types.weight");
-        let to = if !is_matrix || tensor.dtype.is_integer() {
+        let is_matrix = tensor.n_dims >= 2 && tensor.name.ends_with("weight");
+        let is_kept = KEPT.iter().any(|part| tensor.name.contains(part));
+        let to = if !is_matrix || is_kept || tensor.dtype.is_integer() {
             tensor.dtype
         } else {
             let layer = layer_of(tensor).unwrap_or(0).min(layers.saturating_sub(1));

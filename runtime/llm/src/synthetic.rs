@@ -3,7 +3,7 @@
 use crate::adapter::{EMBEDDING, KEY_ADAPTER_TYPE, KEY_ALPHA, KEY_TYPE, SUFFIX_A, SUFFIX_B};
 use crate::arch::{Spec, TensorSpec, WeightUse};
 use crate::error::{Error, Result, try_filled};
-use crate::quantize::Mixture;
+use crate::quantize::{Mixture, for_rows_of};
 use samite_core::DType;
 use samite_gguf::{
     GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, StringArray, TensorSpec as FileTensor, Value,
@@ -99,7 +99,7 @@ pub struct SyntheticModel {
     pub n_vocab: usize,
     /// Training context.
     pub n_ctx_train: usize,
-    /// Type of all matrices; vectors are F32.
+    /// Type of all matrices, but for those whose rows are not whole blocks of it: quantization chooses theirs. Vectors are F32.
     pub dtype: DType,
     /// Whether the embedding is the output matrix too.
     pub tied: bool,
@@ -141,6 +141,9 @@ impl SyntheticModel {
                 "gemma4" => vec!["rope_freqs.weight"],
                 "afmoe" | "laguna" | "lfm2moe" => vec!["exp_probs_b.bias"],
                 "modern-bert" | "neo-bert" => vec!["attn_qkv.weight"],
+                "jamba" => vec!["ssm_conv1d.bias", "ssm_dt_norm.weight"],
+                "mamba" | "mamba2" => vec!["ssm_conv1d.bias"],
+                "falcon-h1" => vec!["ssm_conv1d.bias", "ffn_norm"],
                 "jina-bert-v2" => {
                     let demanded = ["ffn_gate.weight", "attn_output.bias", "ffn_down.bias"];
                     [&BERT_TENSORS[..], &demanded].concat()
@@ -246,6 +249,10 @@ impl SyntheticModel {
             let sections = vec![each, each, each, 0];
             keys.push(("rope.dimension_sections", sections.into()));
         }
+        // llama.cpp takes no other width.
+        if ["mamba", "mamba2", "jamba", "granitehybrid"].contains(&self.architecture) {
+            keys.push(("ssm.inner_size", extent(2 * self.n_embd)));
+        }
         match self.architecture {
             // llama.cpp knows it from this alone.
             "llama-embed" => keys.push(("attention.causal", false.into())),
@@ -256,8 +263,21 @@ impl SyntheticModel {
                 ("dense_3_feat_in", extent(2 * self.n_embd)),
                 ("dense_3_feat_out", extent(self.n_embd)),
             ]),
-            // Every other layer has a short convolution.
-            "lfm2" | "lfm2moe" => {
+            // A state space, attention, and a feed-forward part in turn.
+            "nemotron_h" | "nemotron_h_moe" => {
+                let of_layers = |value: usize, turn: usize| {
+                    let values = (0..self.n_layer).map(|il| if il % 3 == turn { value } else { 0 });
+                    let values = values.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+                    values.collect::<Vec<_>>().into()
+                };
+                keys.extend([
+                    ("attention.head_count_kv", of_layers(self.n_head_kv, 1)),
+                    ("feed_forward_length", of_layers(self.n_ff, 2)),
+                    ("expert_shared_feed_forward_length", extent(self.n_ff)),
+                ]);
+            }
+            // Every other layer has a short convolution, or a state space.
+            "lfm2" | "lfm2moe" | "granitehybrid" | "jamba" => {
                 let heads = (0..self.n_layer).map(|il| {
                     let heads = if il % 2 == 0 { 0 } else { self.n_head_kv };
                     u32::try_from(heads).unwrap_or(u32::MAX)
@@ -272,7 +292,7 @@ impl SyntheticModel {
             ]),
             _ => {}
         }
-        if self.architecture == "gemma4" {
+        if matches!(self.architecture, "gemma3n" | "gemma4") {
             // Layers with a window and without in turn; the last one looks at keys and values of an earlier one.
             let windowed = (0..self.n_layer).map(|il| u32::from(il % 2 == 0));
             keys.extend([
@@ -350,7 +370,9 @@ impl SyntheticModel {
         let types = |spec: &TensorSpec| match spec.usage {
             // Routers are small, and what they say matters.
             WeightUse::Product if spec.name.ends_with("ffn_gate_inp.weight") => DType::F32,
-            WeightUse::Rows | WeightUse::Product | WeightUse::Experts => self.dtype,
+            WeightUse::Rows | WeightUse::Product | WeightUse::Experts => {
+                for_rows_of(self.dtype, spec.shape[0])
+            }
             WeightUse::Scale
             | WeightUse::Bias
             | WeightUse::ExpertBias

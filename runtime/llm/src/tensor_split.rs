@@ -75,7 +75,9 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                 Mixer::Nothing
                 | Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
+                | Mixer::StateSpace(_)
                 | Mixer::Linear(_)
+                | Mixer::LowRank(..)
                 | Mixer::PerLayer(..) => {}
             }
         }

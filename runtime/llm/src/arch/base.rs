@@ -152,6 +152,7 @@ impl<'a> Base<'a> {
             n_ctx_train: self.n_ctx_train,
             embedding: Embedding::default(),
             layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
+            streams: None,
             head: self.head(),
             pooling: None,
             spare: Spare {
@@ -816,6 +817,25 @@ mod tests {
             rotation(&spec).rope,
             Rope::new(8, RopeMode::Normal, 10_000.0)
         );
+    }
+
+    #[test]
+    fn several_streams_are_at_least_two_of_which_the_first_is_changed() {
+        let read = |changes: &[(&str, Value)]| {
+            let window = ("attention.sliding_window", Value::from(8u32));
+            read_as("gemma3n", &metadata(&[&[window], changes].concat()))
+        };
+        let count = |changes: &[(&str, Value)]| read(changes).unwrap().streams.unwrap().count;
+        assert_eq!(count(&[("altup.active_idx", 0u32.into())]), 4);
+        assert_eq!(count(&[("altup.num_inputs", 2u32.into())]), 2);
+        for (key, value) in [
+            ("altup.num_inputs", 1u32),
+            ("altup.num_inputs", 65),
+            ("altup.active_idx", 1),
+        ] {
+            let error = read(&[(key, value.into())]).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod gpt;
 mod granite;
 mod latent;
 mod llama;
+mod mamba;
 mod mixtures;
 mod olmo;
 mod phi;
@@ -76,6 +77,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma::GEMMA3N,
     gemma::GEMMA4,
     glm::CHATGLM,
     glm::GLM4,
@@ -131,4 +133,11 @@ pub const ARCHITECTURES: &[Architecture] = &[
     phi::PHI2,
     phi::PHI3,
     phi::PHIMOE,
+    mamba::FALCON_H1,
+    mamba::GRANITE_HYBRID,
+    mamba::JAMBA,
+    mamba::MAMBA,
+    mamba::MAMBA2,
+    mamba::NEMOTRON_H,
+    mamba::NEMOTRON_H_MOE,
 ];

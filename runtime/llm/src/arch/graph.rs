@@ -7,6 +7,7 @@ mod embeddings;
 mod feed_forward;
 mod inputs;
 mod state;
+mod streams;
 
 pub(crate) use attention::divisors_name;
 pub use inputs::{GraphInputs, Input};
@@ -144,16 +145,26 @@ impl Builder<'_> {
         let spec = self.parts.spec;
         let mut x = self.embedding()?;
         self.embedded = Some(x);
+        if let Some(streams) = &spec.streams {
+            x = self.spread(streams, x)?;
+        }
         let last = spec.last_mixing();
         for (il, layer) in spec.layers.iter().enumerate() {
             self.il = il;
             self.prefix = format!("blk.{}.", layer.block);
-            let Some(result) = self.layer(layer, x, last)? else {
+            let result = match &spec.streams {
+                Some(streams) => self.layer_of_streams(streams, layer, x, last)?,
+                None => self.layer(layer, x, last)?,
+            };
+            let Some(result) = result else {
                 return Ok(());
             };
             x = result;
         }
         self.prefix.clear();
+        if let Some(streams) = &spec.streams {
+            x = self.merged(streams, x)?;
+        }
         self.output(&spec.head, x)
     }
 
@@ -406,6 +417,7 @@ impl Builder<'_> {
             self.is_last_mixing = false;
             let is_end = at + 1 == layer.parts.len();
             x = self.graph.add(change, x)?;
+            x = self.maybe_scale(x, part.sum_scale)?;
             self.named(x, if is_end { "l_out" } else { "ffn_inp" });
             x = self.maybe_norm(x, &part.sum_norm)?;
         }
@@ -476,6 +488,7 @@ impl Builder<'_> {
             Mixer::Attention(attention) => return self.attention(attention, x),
             Mixer::DeltaNet(net) => return self.delta_net(net, x),
             Mixer::ShortConv(conv) => return self.short_conv(conv, x),
+            Mixer::StateSpace(space) => return self.state_space(space, x),
             _ => {}
         }
         if self.is_last_mixing && self.shape.n_outputs == 0 {
@@ -483,12 +496,19 @@ impl Builder<'_> {
         }
         let x = self.wanted(x, "ffn_inp_kept")?;
         let result = match &branch.mixer {
-            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => return Ok(None),
+            Mixer::Attention(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::ShortConv(_)
+            | Mixer::StateSpace(_) => return Ok(None),
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
             Mixer::Experts(experts) => self.experts(experts, x, streams)?,
             Mixer::PerLayer(gate, output) => self.per_layer(gate, output, x)?,
             Mixer::Nothing => x,
             Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,
+            Mixer::LowRank(down, up) => {
+                let inner = self.linear(x, down, down.name)?;
+                self.linear(inner, up, up.name)?
+            }
         };
         Ok(Some(result))
     }

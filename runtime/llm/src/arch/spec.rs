@@ -19,6 +19,8 @@ pub struct Spec {
     pub embedding: Embedding,
     /// What changes the residual stream, in this order.
     pub layers: Vec<Layer>,
+    /// Further residual streams beside the one that layers change, if there are some.
+    pub streams: Option<Streams>,
     /// From the residual stream to logits, or to embeddings.
     pub head: Head,
     /// What embeddings of texts are made of, if the file says so.
@@ -111,7 +113,16 @@ impl Spec {
     /// Whether what becomes of a token depends on which tokens are beside it in a micro-batch, so that sequences do not mix there.
     pub(crate) fn is_by_sequence(&self) -> bool {
         let mut branches = self.layers.iter().flat_map(Layer::branches);
-        branches.any(|branch| matches!(branch.mixer, Mixer::DeltaNet(_) | Mixer::ShortConv(_)))
+        branches.any(|branch| match branch.mixer {
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) | Mixer::StateSpace(_) => true,
+            Mixer::Attention(_)
+            | Mixer::Mlp(_)
+            | Mixer::Experts(_)
+            | Mixer::Linear(_)
+            | Mixer::LowRank(..)
+            | Mixer::PerLayer(..)
+            | Mixer::Nothing => false,
+        })
     }
 
     /// Elements of an embedding with this pooling; of a rank, one score for each label.
@@ -151,6 +162,31 @@ pub struct PerLayer {
     pub projection: Linear,
     /// The norm of what that gives, layer by layer.
     pub norm: Norm,
+}
+
+/// Several residual streams ([Baykal et al. 2023](https://arxiv.org/abs/2301.13310)): before a layer, a mixture of all is added to each, and the
+/// layer changes the first. What it changed there corrects all of them; the others get a row of further embeddings, too. The streams begin as
+/// products of the embedding, and end as the mean of products, all of them as long as the first one is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Streams {
+    /// How many there are.
+    pub count: usize,
+    /// The norm of what the router sees.
+    pub router_norm: Norm,
+    /// Gives one number for each stream.
+    pub router: Linear,
+    /// From these to the shares of all streams in what each gets before a layer.
+    pub predict: Linear,
+    /// From these to the share of the correction that each gets, less 1.
+    pub correct: Linear,
+    /// The name of a vector that the corrected first stream is multiplied with, before the others get something of it.
+    pub correct_scale: &'static str,
+    /// What the others get of it, with the layer's row of further embeddings: the gate, the matrix behind it, and a norm.
+    pub others: (Linear, Linear, Norm),
+    /// The matrices, one for each stream but the first, that make them of the embedding.
+    pub begin: &'static str,
+    /// The same for what becomes of them.
+    pub end: &'static str,
 }
 
 /// From the residual stream to logits, or to embeddings.
@@ -273,8 +309,10 @@ impl Layer {
                 }
                 Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
+                | Mixer::StateSpace(_)
                 | Mixer::Experts(_)
                 | Mixer::Linear(_)
+                | Mixer::LowRank(..)
                 | Mixer::PerLayer(..)
                 | Mixer::Nothing => {}
             }
@@ -287,9 +325,11 @@ impl Layer {
             Mixer::Attention(attention) => attention.memory(),
             Mixer::DeltaNet(net) => net.memory(),
             Mixer::ShortConv(conv) => conv.memory(),
+            Mixer::StateSpace(space) => space.memory(),
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
+            | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
             | Mixer::Nothing => Memory::default(),
         });
@@ -337,6 +377,8 @@ pub struct Part {
     pub post: Option<Norm>,
     /// What is added is multiplied with this, if not with 1.
     pub scale: Option<f32>,
+    /// The sum is multiplied with this, if not with 1.
+    pub sum_scale: Option<f32>,
     /// Follows the addition, and makes the new residual stream.
     pub sum_norm: Option<Norm>,
 }
@@ -357,6 +399,7 @@ impl Part {
             branches: vec![Branch::new(mixer)],
             post: None,
             scale: None,
+            sum_scale: None,
             sum_norm: None,
         }
     }
@@ -391,10 +434,14 @@ impl Branch {
 
     fn mixes_tokens(&self) -> bool {
         match self.mixer {
-            Mixer::Attention(_) | Mixer::DeltaNet(_) | Mixer::ShortConv(_) => true,
+            Mixer::Attention(_)
+            | Mixer::DeltaNet(_)
+            | Mixer::ShortConv(_)
+            | Mixer::StateSpace(_) => true,
             Mixer::Mlp(_)
             | Mixer::Experts(_)
             | Mixer::Linear(_)
+            | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
             | Mixer::Nothing => false,
         }
@@ -410,12 +457,16 @@ pub enum Mixer {
     DeltaNet(Box<DeltaNet>),
     /// A convolution over some tokens.
     ShortConv(Box<ShortConv>),
+    /// Tokens change matrices that forget, and ask them.
+    StateSpace(Box<StateSpace>),
     /// A feed-forward part.
     Mlp(Box<Mlp>),
     /// A mixture of feed-forward parts.
     Experts(Box<Experts>),
     /// A matrix product.
     Linear(Linear),
+    /// Two matrix products, with a short row between them.
+    LowRank(Linear, Linear),
     /// The layer's row of further embeddings, with a gate of what goes in, and a matrix.
     PerLayer(Linear, Linear),
     /// What it sees, as it is.
@@ -431,6 +482,12 @@ impl From<Attention> for Mixer {
 impl From<DeltaNet> for Mixer {
     fn from(net: DeltaNet) -> Self {
         Mixer::DeltaNet(Box::new(net))
+    }
+}
+
+impl From<StateSpace> for Mixer {
+    fn from(space: StateSpace) -> Self {
+        Mixer::StateSpace(Box::new(space))
     }
 }
 
@@ -884,6 +941,76 @@ impl ShortConv {
     }
 }
 
+/// A selective state space ([Gu & Dao 2023](https://arxiv.org/abs/2312.00752), [Dao & Gu 2024](https://arxiv.org/abs/2405.21060)) in the place of
+/// attention, behind a convolution: Mamba 1 and 2.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateSpace {
+    /// Heads. In Mamba 1, every channel is one.
+    pub n_head: usize,
+    /// Elements of a head.
+    pub size: usize,
+    /// Heads next to each other share B and C: how many kinds of these there are.
+    pub groups: usize,
+    /// Columns of a head's matrix.
+    pub columns: usize,
+    /// Tokens that the convolution sees.
+    pub width: usize,
+    /// What goes in.
+    pub input: Linear,
+    /// Where B, C and steps come from.
+    pub steps: Steps,
+    /// The norm of what each group gives.
+    pub norm: Option<Norm>,
+    /// The last matrix.
+    pub output: Linear,
+}
+
+/// Where a state space has its B, C and steps from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Steps {
+    /// From the input matrix: its rows are gates, then x, B and C, which go through the convolution, then steps.
+    OfInput,
+    /// From what comes out of the convolution; the input matrix gives x and gates.
+    OfConvolution(Box<ConvolutionSteps>),
+}
+
+/// Steps, B and C from what comes out of a convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvolutionSteps {
+    /// Elements of a row that becomes steps.
+    pub rank: usize,
+    /// That row, B and C.
+    pub all: Linear,
+    /// The norms of the three, if they have some.
+    pub norms: Option<[Norm; 3]>,
+    /// From the row to steps.
+    pub up: Linear,
+}
+
+impl StateSpace {
+    /// Elements of all heads.
+    pub fn inner(&self) -> usize {
+        self.n_head * self.size
+    }
+
+    /// Channels of the convolution.
+    pub fn channels(&self) -> usize {
+        match self.steps {
+            Steps::OfInput => self.inner() + 2 * self.groups * self.columns,
+            Steps::OfConvolution(_) => self.inner(),
+        }
+    }
+
+    /// What it keeps.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            conv: Some((self.width - 1) * self.channels()),
+            state: Some(self.columns * self.inner()),
+            ..Memory::default()
+        }
+    }
+}
+
 /// A function between the matrices of a feed-forward part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
@@ -898,6 +1025,11 @@ pub enum Activation {
         /// The limit.
         limit: f32,
     },
+    /// GELU of the gate, as far as it exceeds the mean of its row by so many standard deviations, times the value.
+    SparseGeglu {
+        /// How many.
+        deviations: f32,
+    },
 }
 
 impl Activation {
@@ -908,6 +1040,7 @@ impl Activation {
             Activation::Plain(function) => function.name(),
             Activation::SquaredRelu => "relu_sqr",
             Activation::ClampedSwiglu { .. } => "swiglu_clamped",
+            Activation::SparseGeglu { .. } => "geglu_sparse",
         }
     }
 }
@@ -978,4 +1111,25 @@ pub struct Experts {
     pub experts: Mlp,
     /// An expert that every token uses, and the matrix of its share, of which the sigmoid counts.
     pub shared: Option<(Mlp, Option<Linear>)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::ARCHITECTURES;
+    use crate::synthetic::SyntheticModel;
+
+    #[test]
+    fn sequences_with_states_do_not_mix() {
+        let mut with_state = 0;
+        for arch in ARCHITECTURES {
+            let metadata = SyntheticModel::tiny(arch.name).metadata().unwrap();
+            let spec = Spec::from_metadata(&metadata, usize::MAX, &|_| false).unwrap();
+            if spec.has_state() {
+                assert!(spec.is_by_sequence(), "{}", arch.name);
+                with_state += 1;
+            }
+        }
+        assert!(with_state > 0);
+    }
 }

@@ -3,6 +3,7 @@
 use super::spec::{
     Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
     LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
+    StateSpace, Steps, Streams,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -188,7 +189,14 @@ impl Spec {
             list.linear(&per_layer.projection);
             list.norm(&per_layer.norm);
         }
+        let square = |streams: &Streams| [self.n_embd, self.n_embd, streams.count - 1, 1];
+        if let Some(streams) = &self.streams {
+            list.add(streams.begin, square(streams), WeightUse::Product, required);
+        }
         list.role = Role::Output;
+        if let Some(streams) = &self.streams {
+            list.add(streams.end, square(streams), WeightUse::Product, required);
+        }
         self.head.norm.iter().for_each(|norm| list.norm(norm));
         if let Some(linear) = &self.head.output {
             let optional = Presence::Optional;
@@ -206,6 +214,9 @@ impl Spec {
             list.prefix = format!("blk.{}.", layer.block);
             list.role = Role::Layer(il);
             list.layer(layer);
+            self.streams
+                .iter()
+                .for_each(|streams| list.streams(streams));
         }
         list.specs
     }
@@ -295,6 +306,23 @@ impl TensorList {
         }
     }
 
+    /// What each layer has for several residual streams.
+    fn streams(&mut self, streams: &Streams) {
+        let (gate, output, post) = &streams.others;
+        let matrices = [
+            &streams.router,
+            &streams.predict,
+            &streams.correct,
+            gate,
+            output,
+        ];
+        matrices.into_iter().for_each(|linear| self.linear(linear));
+        self.norm(&streams.router_norm);
+        self.norm(post);
+        let (scale, width) = (streams.correct_scale, output.to);
+        self.vector(scale, width, WeightUse::Scale, Presence::Required);
+    }
+
     fn part(&mut self, part: &Part) {
         part.norm.iter().for_each(|norm| self.norm(norm));
         for branch in &part.branches {
@@ -307,9 +335,14 @@ impl TensorList {
                     self.conv(conv.weights, [conv.width, conv.channels]);
                     self.linear(&conv.output);
                 }
+                Mixer::StateSpace(space) => self.state_space(space),
                 Mixer::Mlp(mlp) => self.mlp(mlp),
                 Mixer::Experts(experts) => self.experts(experts),
                 Mixer::Linear(linear) => self.linear(linear),
+                Mixer::LowRank(down, up) => {
+                    self.linear(down);
+                    self.linear(up);
+                }
                 Mixer::PerLayer(gate, output) => {
                     self.linear(gate);
                     self.linear(output);
@@ -406,6 +439,39 @@ impl TensorList {
         self.vector(factor, net.n_head, WeightUse::Decay, Presence::Required);
         self.norm(&net.norm);
         self.linear(&net.output);
+    }
+
+    fn state_space(&mut self, s: &StateSpace) {
+        self.linear(&s.input);
+        self.conv("ssm_conv1d.weight", [s.width, s.channels()]);
+        let required = Presence::Required;
+        let bias = Presence::Optional;
+        self.vector("ssm_conv1d.bias", s.channels(), WeightUse::Bias, bias);
+        let rates = match &s.steps {
+            Steps::OfInput => {
+                self.vector("ssm_dt.bias", s.n_head, WeightUse::Bias, required);
+                1
+            }
+            Steps::OfConvolution(steps) => {
+                self.linear(&steps.all);
+                steps
+                    .norms
+                    .iter()
+                    .flatten()
+                    .for_each(|norm| self.norm(norm));
+                self.linear(&steps.up);
+                s.columns
+            }
+        };
+        let rates = [rates, s.n_head, 1, 1];
+        self.add("ssm_a", rates, WeightUse::Decay, required);
+        let factors = match s.size {
+            1 => [s.n_head, 1, 1, 1],
+            _ => [1, s.n_head, 1, 1],
+        };
+        self.add("ssm_d", factors, WeightUse::Scale, required);
+        s.norm.iter().for_each(|norm| self.norm(norm));
+        self.linear(&s.output);
     }
 
     fn mlp(&mut self, mlp: &Mlp) {

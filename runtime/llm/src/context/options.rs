@@ -94,12 +94,22 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// The graphs for which memory is reserved: the largest one, and that of a single token.
-    pub fn reserved(&self) -> [GraphShape; 2] {
-        [
-            self.shape(self.n_ubatch, self.n_logits, self.n_seq),
-            self.shape(1, 1, 1),
-        ]
+    /// The graphs for which memory is reserved: that of most tokens, that of a single token, and that of one token of each sequence, where each
+    /// has a state.
+    pub fn reserved(&self) -> impl Iterator<Item = GraphShape> {
+        let n_seqs = self.n_seq.min(self.n_ubatch);
+        let of_each = || GraphShape {
+            n_seqs,
+            ..self.shape(n_seqs, n_seqs.min(self.n_logits), n_seqs)
+        };
+        [self.largest(), self.shape(1, 1, 1)]
+            .into_iter()
+            .chain((self.by_sequence && n_seqs > 1).then(of_each))
+    }
+
+    /// The graph of most tokens.
+    pub fn largest(&self) -> GraphShape {
+        self.shape(self.n_ubatch, self.n_logits, self.n_seq)
     }
 
     /// The graph of a micro-batch at the end of a full cache.

@@ -35,7 +35,7 @@ pub(crate) struct Staging {
 impl Staging {
     /// With memory for the largest mask.
     pub fn new(sizes: &Sizes) -> Result<Self> {
-        let [largest, _] = sizes.reserved();
+        let largest = sizes.largest();
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
             mask: try_filled(f16::NEG_INFINITY, largest, "the attention mask")?,
@@ -207,6 +207,16 @@ impl Staging {
     }
 }
 
+/// Checks that an input is given as a whole: memory holds whatever was there before, which would be computed with.
+pub(crate) fn check_filled(name: &str, size: usize, given: usize) -> Result<()> {
+    match given == size {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "the input {name} has {size} bytes, and {given} are given: this is a mistake in samite"
+        ))),
+    }
+}
+
 /// A token's row of a mask over the tokens of its micro-batch: it sees those of its first sequence.
 fn on_both_sides<'a>(
     span: Span,
@@ -242,7 +252,16 @@ fn padded(end: usize, n_cells: usize, n_sequences: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::padded;
+    use super::{check_filled, padded};
+
+    #[test]
+    fn inputs_are_given_as_a_whole() {
+        check_filled("inp_state_read", 4, 4).unwrap();
+        for given in [0, 3, 8] {
+            let error = check_filled("inp_state_read", 4, given).unwrap_err();
+            assert!(error.to_string().contains("inp_state_read"), "{error}");
+        }
+    }
 
     #[test]
     fn attention_looks_at_more_cells_in_steps() {

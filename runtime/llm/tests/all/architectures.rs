@@ -2,6 +2,7 @@
 //! and what is said about its memory is right.
 
 use crate::common::*;
+use samite_core::DType;
 use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Batch, Context, ContextOptions, Model, NodeNames, SyntheticModel, Watcher};
 use samite_sched::Watch;
@@ -102,17 +103,47 @@ fn every_architecture_decodes_alike_on_the_reference_and_split_at_every_layer() 
     }
 }
 
-/// Models that keep a state of every sequence.
-const WITH_STATE: [&str; 5] = ["lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"];
-
 fn load(name: &'static str) -> Arc<Model> {
     tiny(name).load(vec![cpu()], "")
 }
 
+/// Models that keep a state of every sequence, with their names.
+fn with_state() -> Vec<(&'static str, Arc<Model>)> {
+    let models = ARCHITECTURES
+        .iter()
+        .map(|arch| (arch.name, load(arch.name)));
+    let models: Vec<_> = models.filter(|(_, m)| m.spec().has_state()).collect();
+    for name in ["lfm2", "qwen3next", "mamba", "mamba2", "falcon-h1"] {
+        assert!(models.iter().any(|(known, _)| *known == name), "{name}");
+    }
+    models
+}
+
+#[test]
+fn every_architecture_is_written_in_types_with_long_blocks() {
+    for dtype in [DType::Q8_0, DType::Q4_K] {
+        for arch in ARCHITECTURES {
+            let name = arch.name;
+            let file = TestModel::write(&SyntheticModel {
+                dtype,
+                ..SyntheticModel::tiny(name)
+            });
+            let model = file.load(vec![cpu()], "");
+            let options = options_for(&model, 16, true);
+            let mut context = Context::new(model, options).unwrap();
+            let rows = decode_in(&mut context, 0, 16);
+            assert!(
+                rows.iter().flatten().all(|x| x.is_finite()),
+                "{name} {dtype}"
+            );
+        }
+    }
+}
+
 #[test]
 fn states_of_sequences_are_copied_kept_and_forgotten() {
-    for name in WITH_STATE {
-        let mut context = Context::new(load(name), options(64, true)).unwrap();
+    for (name, model) in with_state() {
+        let mut context = Context::new(model, options(64, true)).unwrap();
         let ids = tokens();
         let expected = decode_in(&mut context, 0, N_TOKENS);
         // Half of it in sequence 1; a copy of that goes on in sequence 2, beside others, one token of each at a time.
@@ -162,9 +193,21 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
 }
 
 #[test]
+fn memory_for_a_token_of_each_sequence_is_reserved() {
+    for (name, model) in with_state() {
+        let mut context = Context::new(model, options(3, true)).unwrap();
+        let before = context.scheduler().counters().buffers;
+        let mut batch = Batch::new();
+        (0..3).for_each(|sequence| batch.add(7, 0, &[sequence], true));
+        context.decode(&batch).unwrap();
+        assert_eq!(context.scheduler().counters().buffers, before, "{name}");
+    }
+}
+
+#[test]
 fn a_batch_that_fails_leaves_states_as_they_were() {
-    for name in WITH_STATE {
-        let mut context = Context::new(load(name), options(8, true)).unwrap();
+    for (name, model) in with_state() {
+        let mut context = Context::new(model, options(8, true)).unwrap();
         let ids = tokens();
         let expected = decode_in(&mut context, 0, N_TOKENS);
         context.clear().unwrap();

@@ -307,6 +307,10 @@ fn bad_files_are_refused_by_key() {
             "qwen3next.attention.causal",
         ),
         (
+            with("mamba2", "attention.causal", false.into()),
+            "mamba2.attention.causal",
+        ),
+        (
             with("gemma4", "attention.causal", false.into()),
             "gemma4.attention.causal",
         ),

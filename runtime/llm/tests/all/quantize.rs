@@ -1,8 +1,11 @@
 //! The types that mixtures give to tensors, against those of llama.cpp's tool, which `tests/fixtures/quantize/make.py` wrote down.
 
+use crate::common::{TestModel, context, cpu, decode, output_of, precise};
 use samite_core::{CancelToken, DType};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Writer};
-use samite_llm::quantize::{Mixture, QuantizeOptions, plan};
+use samite_llm::arch::ARCHITECTURES;
+use samite_llm::quantize::{Mixture, QuantizeOptions, plan, quantize};
+use samite_llm::{ContextOptions, Model, ModelOptions};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -72,6 +75,37 @@ fn expected(types: &Value, name: &str) -> Option<String> {
     found.map(|(name, _)| name.clone())
 }
 
+fn options<'a>(mixture: &str, cancel: &'a CancelToken) -> QuantizeOptions<'a> {
+    QuantizeOptions {
+        mixture: mixture.parse::<Mixture>().unwrap(),
+        threads: 1,
+        allow_requantize: false,
+        pure: false,
+        progress: &|_, _| (),
+        cancel,
+    }
+}
+
+#[test]
+fn every_architecture_decodes_when_it_is_quantized() {
+    for arch in ARCHITECTURES {
+        let file = TestModel::tiny(arch.name);
+        let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+        let path = file.path.with_file_name("quantized.gguf");
+        let cancel = CancelToken::new();
+        quantize(&source, &path, &options("Q4_K_M", &cancel)).unwrap();
+        let model = Model::load(&path, &ModelOptions::new(vec![cpu()]));
+        let model = model.unwrap_or_else(|error| panic!("{}: {error}", arch.name));
+        let options = ContextOptions {
+            output: output_of(&model),
+            ..precise()
+        };
+        let rows = decode(&mut context(&model, options), &[5, 6, 7], 0, 0);
+        let all = rows.iter().flatten();
+        assert!(all.into_iter().all(|x| x.is_finite()), "{}", arch.name);
+    }
+}
+
 #[test]
 fn mixtures_choose_the_types_that_llama_cpp_chooses() {
     agrees(|model| !has_experts(model) && has_whole_blocks(model));
@@ -108,15 +142,8 @@ fn agrees(concerns: impl Fn(&Map<String, Value>) -> bool) {
         write(model, &path);
         let source = GgufFile::open(&path, LoadMode::Mmap).unwrap();
         for (mixture, types) in model["types"].as_object().unwrap() {
-            let options = QuantizeOptions {
-                mixture: mixture.parse::<Mixture>().unwrap(),
-                threads: 1,
-                allow_requantize: false,
-                pure: false,
-                progress: &|_, _| (),
-                cancel: &CancelToken::new(),
-            };
-            for conversion in plan(&source, &options).unwrap() {
+            let cancel = CancelToken::new();
+            for conversion in plan(&source, &options(mixture, &cancel)).unwrap() {
                 let name = &conversion.name;
                 let wanted = expected(types, name).unwrap_or_else(|| "F32".into());
                 let got = conversion.to.to_string();

@@ -102,11 +102,17 @@ fn pooling(keys: &Keys<'_>, name: &str) -> Result<Option<Pooling>> {
 /// Whether a branch cannot look at both sides.
 fn needs_past(branch: &Branch) -> bool {
     match &branch.mixer {
-        Mixer::DeltaNet(_) => true,
+        Mixer::DeltaNet(_) | Mixer::StateSpace(_) => true,
         Mixer::Attention(attention) => {
             attention.keys_of.is_some() || matches!(&attention.projection, Projection::Latent(_))
         }
-        _ => false,
+        Mixer::ShortConv(_)
+        | Mixer::Mlp(_)
+        | Mixer::Experts(_)
+        | Mixer::Linear(_)
+        | Mixer::LowRank(..)
+        | Mixer::PerLayer(..)
+        | Mixer::Nothing => false,
     }
 }
 
@@ -119,7 +125,7 @@ pub(in crate::arch) fn read(mut spec: Spec, keys: &Keys<'_>) -> Result<Spec> {
         if is_refused {
             return Err(keys.error(
                 CAUSAL,
-                "is false, which is not supported for layers with a gated delta rule, short rows, or the keys of other layers",
+                "is false, which is not supported for layers with a gated delta rule, a state space, short rows, or the keys of other layers",
             ));
         }
         spec.set_sees_later();

@@ -3,11 +3,18 @@
 use super::llama::both_norms;
 use crate::arch::spec::{
     Activation, Attention, Branch, Divisors, Linear, Mixer, Mlp, Norm, Part, PerLayer, Presence,
-    Projection, RouterInput, Spec,
+    Projection, RouterInput, Spec, Streams,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
 use samite_core::{Glu, RopeMode};
+use std::f32::consts::FRAC_1_SQRT_2;
+
+/// How many of the last layers look at keys and values of earlier ones.
+const SHARED: &str = "attention.shared_kv_layers";
+
+/// Files may have matrices of such layers.
+const SPARE: [&str; 3] = ["attn_k.", "attn_v.", "attn_k_norm."];
 
 pub(super) fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     Ok(base.gated(
@@ -68,9 +75,14 @@ pub(super) const GEMMA2: Architecture = Architecture {
     },
 };
 
-/// The attention of Gemma 4: heads of its own size in layers with a window; values are normalised, and are the keys where there is no matrix
-/// of values; the last layers may look at keys and values of earlier ones.
-fn gemma4_attention(base: &Base<'_>, il: usize, windowed: &[bool]) -> Result<Attention> {
+/// The attention of Gemma 3n and 4: heads of its own size in layers with a window; values are normalised, and are the keys where there is no matrix
+/// of values; the last `shared` layers look at keys and values of earlier ones.
+fn sharing_attention(
+    base: &Base<'_>,
+    il: usize,
+    windowed: &[bool],
+    shared: usize,
+) -> Result<Attention> {
     const WINDOW: &str = "attention.sliding_window";
     let keys = base.keys;
     let is_windowed = windowed[il];
@@ -93,7 +105,6 @@ fn gemma4_attention(base: &Base<'_>, il: usize, windowed: &[bool]) -> Result<Att
         Some(base.norm("attn_k_norm", sizes[0])),
         Some(base.bare_norm("Vcur_normed")),
     ];
-    let shared = keys.count("attention.shared_kv_layers")?.unwrap_or(0);
     let own = base.n_layer.saturating_sub(shared);
     if let Projection::Separate { kv, .. } = &mut attention.projection {
         let has_values = keys.has_tensor(&format!("blk.{il}.attn_v.weight"));
@@ -110,7 +121,7 @@ fn gemma4_attention(base: &Base<'_>, il: usize, windowed: &[bool]) -> Result<Att
             let from = from.filter(|&from| windowed[from] == is_windowed);
             attention.keys_of = Some(from.ok_or_else(|| {
                 keys.error(
-                    "attention.shared_kv_layers",
+                    SHARED,
                     format_args!(
                         "is {shared}: there is no earlier layer of its kind for layer {il}"
                     ),
@@ -134,6 +145,97 @@ fn gemma4_attention(base: &Base<'_>, il: usize, windowed: &[bool]) -> Result<Att
     Ok(attention)
 }
 
+/// Rows of `size` elements for each layer.
+fn per_layer(base: &Base<'_>, size: usize) -> PerLayer {
+    PerLayer {
+        size,
+        projection: Linear::new("per_layer_model_proj", [base.n_embd, size * base.n_layer]),
+        norm: base.norm("per_layer_proj_norm", size),
+    }
+}
+
+/// The feed-forward part of Gemma 3n: `deviations` has how far the gate's elements of each layer must exceed their mean, in standard deviations; 0 for
+/// a usual gate.
+fn sparse_mlp(base: &Base<'_>, il: usize, deviations: &[f32]) -> Result<Mlp> {
+    let mut mlp = mlp(base, il)?;
+    if let Some(&deviations) = deviations.get(il).filter(|&&deviations| deviations != 0.0) {
+        mlp.activation = Activation::SparseGeglu { deviations };
+    }
+    Ok(mlp)
+}
+
+/// Gemma 3n, for texts: four residual streams, a matrix of low rank beside attention, gates of which few elements are not 0, embeddings for each layer,
+/// and keys and values of earlier layers.
+pub(super) const GEMMA3N: Architecture = Architecture {
+    name: "gemma3n",
+    spec: |keys| {
+        // What files do not say, or need not.
+        const RANK: usize = 64;
+        const OWN: usize = 20;
+        const SPARSE: usize = 10;
+        // Of a normal distribution, one of twenty exceeds it.
+        const DEVIATIONS: f32 = 1.644_853_6;
+        const ACTIVE: &str = "altup.active_idx";
+        let base = Base::read(keys, RopeMode::Neox)?;
+        let windowed = base.windowed(5, false)?;
+        let (n_embd, n_layer) = (base.n_embd, base.n_layer);
+        let size = keys.extent("embedding_length_per_layer_input")?;
+        let size = size.unwrap_or(256);
+        let count = keys.count("altup.num_inputs")?.unwrap_or(4);
+        if !(2..=64).contains(&count) {
+            let wanted = format_args!("is {count}, must be 2 to 64");
+            return Err(keys.error("altup.num_inputs", wanted));
+        }
+        if let Some(active @ 1..) = keys.count(ACTIVE)? {
+            let wanted = format_args!("is {active}, must be 0");
+            return Err(keys.error(ACTIVE, wanted));
+        }
+        let shared = keys.count(SHARED)?;
+        let shared = shared.unwrap_or(n_layer.saturating_sub(OWN));
+        let deviations = keys.floats("activation_sparsity_scale", n_layer + base.n_spare)?;
+        let deviations = deviations.unwrap_or_else(|| vec![DEVIATIONS; SPARSE]);
+        let spec = base.decoder(|il| {
+            let mut attention = sharing_attention(&base, il, &windowed, shared)?;
+            attention.set_divisors(Divisors::None);
+            let mut first = Part::new(base.stream_norm("attn_norm"), attention);
+            for branch in &mut first.branches {
+                branch.post = Some(base.stream_norm("post_attention_norm"));
+            }
+            let [down, up] = [("laurel_l", [n_embd, RANK]), ("laurel_r", [RANK, n_embd])]
+                .map(|(name, extents)| Linear::new(name, extents));
+            first.branches.push(Branch {
+                post: Some(base.stream_norm("laurel_post_norm")),
+                ..Branch::new(Mixer::LowRank(down, up))
+            });
+            first.branches.push(Branch::new(Mixer::Nothing));
+            first.sum_scale = Some(FRAC_1_SQRT_2);
+            let second = sparse_mlp(&base, il, &deviations)?;
+            let mut second = Part::new(base.stream_norm("ffn_norm"), second);
+            second.post = Some(base.stream_norm("post_ffw_norm"));
+            Ok(base.layer(il, [first, second]))
+        })?;
+        let mut spec = finish(&base, keys, spec, 30.0)?;
+        spec.embedding.per_layer = Some(per_layer(&base, size));
+        spec.streams = Some(Streams {
+            count,
+            router_norm: base.stream_norm("altup_router_norm"),
+            router: Linear::new("altup_router", [n_embd, count]),
+            predict: Linear::new("altup_predict_coef", [count, count * count]),
+            correct: Linear::new("altup_correct_coef", [count, count]),
+            correct_scale: "altup_correct_scale.weight",
+            others: (
+                Linear::new("inp_gate", [n_embd, size]),
+                Linear::new("proj", [size, n_embd]),
+                base.stream_norm("post_norm"),
+            ),
+            begin: "altup_proj.weight",
+            end: "altup_unembd_proj.weight",
+        });
+        spec.spare.names = SPARE.to_vec();
+        Ok(spec)
+    },
+};
+
 /// Gemma 4, for texts: experts beside a plain part, embeddings for each layer, keys and values of earlier layers, where files have them.
 pub(super) const GEMMA4: Architecture = Architecture {
     name: "gemma4",
@@ -144,8 +246,9 @@ pub(super) const GEMMA4: Architecture = Architecture {
         let per_layer = keys.count("embedding_length_per_layer_input")?;
         let per_layer = per_layer.filter(|&size| size != 0);
         let n_embd = base.n_embd;
+        let shared = keys.count(SHARED)?.unwrap_or(0);
         let spec = base.decoder(|il| {
-            let attention = gemma4_attention(&base, il, &windowed)?;
+            let attention = sharing_attention(&base, il, &windowed, shared)?;
             let mut layer = both_norms(&base, il, attention, mlp(&base, il)?);
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
             if let (Some(counts), true, Some(part)) = (counts, has_experts, layer.parts.get_mut(1))
@@ -183,13 +286,8 @@ pub(super) const GEMMA4: Architecture = Architecture {
             Ok(layer)
         })?;
         let mut spec = finish(&base, keys, spec, 30.0)?;
-        spec.embedding.per_layer = per_layer.map(|size| PerLayer {
-            size,
-            projection: Linear::new("per_layer_model_proj", [n_embd, size * base.n_layer]),
-            norm: base.norm("per_layer_proj_norm", size),
-        });
-        // Files may have matrices of layers that look at keys and values of others.
-        spec.spare.names = vec!["attn_k.", "attn_v.", "attn_k_norm."];
+        spec.embedding.per_layer = per_layer.map(|size| self::per_layer(&base, size));
+        spec.spare.names = SPARE.to_vec();
         Ok(spec)
     },
 };

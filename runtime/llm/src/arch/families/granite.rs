@@ -25,7 +25,7 @@ fn shared(base: &Base<'_>, il: usize, width: usize) -> Mlp {
 }
 
 /// The feed-forward part of layer `il`, or experts and what every token uses beside them.
-fn feed_forward(base: &Base<'_>, il: usize) -> Result<Mixer> {
+pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<Mixer> {
     let Some(counts) = base.expert_counts()? else {
         return Ok(base.swiglu(il)?.into());
     };
@@ -70,7 +70,7 @@ fn granite(keys: &Keys<'_>) -> Result<Spec> {
 }
 
 /// Granite's factors of embeddings and logits.
-fn finish(keys: &Keys<'_>, spec: &mut Spec) -> Result<()> {
+pub(super) fn finish(keys: &Keys<'_>, spec: &mut Spec) -> Result<()> {
     spec.embedding.scale = keys.factor("embedding_scale")?;
     spec.head.scale = keys.factor("logit_scale")?.map(f32::recip);
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::Builder;
 use crate::arch::spec::{Activation, Experts, Linear, Mlp, RouterInput, Routing};
-use samite_core::{Error, Result, SortOrder, TensorId, Unary};
+use samite_core::{Error, Glu, Result, SortOrder, TensorId, Unary};
 
 /// The least sum of shares that shares are divided by: the smallest normal number of half precision, as llama.cpp has it.
 const LEAST_SUM: f32 = 6.103_515_6e-5;
@@ -54,6 +54,11 @@ impl Builder<'_> {
                 let gate = self.graph.clamp(gate, f32::NEG_INFINITY, limit)?;
                 self.graph.mul(gate, up)
             }
+            (Activation::SparseGeglu { deviations }, gate) => {
+                let gate = gate.ok_or_else(|| Error::invalid("a gated unit without a gate"))?;
+                let gate = self.exceeding(gate, deviations)?;
+                self.graph.glu_split(gate, up, Glu::Geglu)
+            }
             (Activation::SquaredRelu, gate) => {
                 let positive = self.graph.unary(gate.unwrap_or(up), Unary::Relu)?;
                 let square = self.graph.sqr(positive)?;
@@ -63,6 +68,21 @@ impl Builder<'_> {
                 }
             }
         }
+    }
+
+    /// By how much elements exceed the mean of their row and so many standard deviations; 0 for others.
+    fn exceeding(&mut self, x: TensorId, deviations: f32) -> Result<TensorId> {
+        let [width, ..] = self.extents(x);
+        let mean = self.graph.mean(x)?;
+        let distance = self.graph.sub(x, mean)?;
+        let squares = self.graph.sqr(distance)?;
+        let variance = self.graph.sum_rows(squares)?;
+        let divisor = width.saturating_sub(1).max(1) as f32;
+        let variance = self.graph.scale(variance, 1.0 / divisor)?;
+        let deviation = self.graph.sqrt(variance)?;
+        let least = self.graph.scale(deviation, deviations)?;
+        let above = self.graph.sub(distance, least)?;
+        self.graph.unary(above, Unary::Relu)
     }
 
     /// The products of each token with the experts that `chosen` names.

@@ -2,8 +2,10 @@
 
 use super::Builder;
 use crate::arch::graph::Input;
-use crate::arch::spec::{DeltaInput, DeltaNet, DeltaRates, ShortConv};
-use samite_core::{DType, Error, Result, StoredTensor, TensorId, Unary};
+use crate::arch::spec::{
+    ConvolutionSteps, DeltaInput, DeltaNet, DeltaRates, ShortConv, StateSpace, Steps,
+};
+use samite_core::{DType, Error, Glu, Result, StoredTensor, TensorId, Unary};
 use std::sync::Arc;
 
 impl Builder<'_> {
@@ -176,6 +178,110 @@ impl Builder<'_> {
         self.named(gated, "final_output");
         let gated = self.wanted(gated, "delta_kept")?;
         self.linear(gated, &d.output, "linear_attn_out").map(Some)
+    }
+
+    /// A selective state space; `None` if no logits are wanted.
+    pub(super) fn state_space(&mut self, s: &StateSpace, x: TensorId) -> Result<Option<TensorId>> {
+        let cache = self.parts.cache.get(self.il).and_then(|c| c.state.as_ref());
+        let kept = self.kept(cache)?;
+        let (n_tokens, n_each, n_seqs) = (self.shape.n_tokens, self.n_each(), self.shape.n_seqs);
+        let (inner, channels) = (s.inner(), s.channels());
+        let all = self.linear(x, &s.input, "ssm_in")?;
+        let width = self.extents(all)[0];
+        let all = self.graph.reshape(all, [width, n_each, n_seqs, 1])?;
+        let [gate_at, mixed_at] = match s.steps {
+            Steps::OfInput => [0, inner],
+            Steps::OfConvolution(_) => [inner, 0],
+        };
+        let gate = self.part_of(all, gate_at, inner)?;
+        let mixed = self.part_of(all, mixed_at, channels)?;
+        let mut sums = self.convolved(mixed, "ssm_conv1d.weight")?;
+        if let Some(bias) = self.optional_weight("ssm_conv1d.bias")? {
+            sums = self.graph.add(sums, bias)?;
+        }
+        let sums = self.graph.unary(sums, Unary::Silu)?;
+        self.named(sums, "conv_output_silu");
+        let x = self.delta_heads(sums, s.size, s.n_head, 0)?;
+        let shared = s.groups * s.columns;
+        let (steps, b, c) = match &s.steps {
+            Steps::OfInput => {
+                let steps = self.columns(all, inner + channels, s.n_head)?;
+                let bias = self.weight("ssm_dt.bias")?;
+                let b = self.delta_heads(sums, s.columns, s.groups, inner)?;
+                let c = self.delta_heads(sums, s.columns, s.groups, inner + shared)?;
+                (self.graph.add(steps, bias)?, b, c)
+            }
+            Steps::OfConvolution(steps) => {
+                let ConvolutionSteps {
+                    rank,
+                    all,
+                    norms,
+                    up,
+                } = &**steps;
+                let all = self.linear(sums, all, "ssm_x_db")?;
+                let extents = [(0, *rank), (*rank, shared), (rank + shared, shared)];
+                let [mut steps, mut b, mut c] = [all; 3];
+                let parts = [&mut steps, &mut b, &mut c].into_iter().zip(extents);
+                for (number, (part, (first, count))) in parts.enumerate() {
+                    *part = self.columns(all, first, count)?;
+                    if let Some(norms) = norms {
+                        *part = self.norm(*part, &norms[number])?;
+                    }
+                }
+                let heads = [s.columns, s.groups, n_each, n_seqs];
+                let b = self.graph.reshape(b, heads)?;
+                let c = self.graph.reshape(c, heads)?;
+                (self.linear(steps, up, "ssm_dt")?, b, c)
+            }
+        };
+        self.named(steps, "ssm_dt");
+        let rates = self.weight("ssm_a")?;
+        let rows = self.input(Input::StateRead, DType::I32, [n_seqs, 1, 1, 1])?;
+        let matrices = self.stored(&kept)?;
+        let shape = [s.columns, s.size, s.n_head, kept.layout().shape()[1]];
+        let matrices = self.graph.reshape(matrices, shape)?;
+        let both = self
+            .graph
+            .ssm_scan([matrices, x, steps, rates, b, c, rows], 1)?;
+        self.named(both, "ssm_scan");
+
+        let elements = s.columns * inner;
+        let [element, ..] = self.graph.tensor(both).layout.strides();
+        let row = elements * element;
+        let state = self.graph.view(
+            both,
+            [elements, n_seqs, 1, 1],
+            [row, row * n_seqs, row * n_seqs],
+            inner * n_tokens * element,
+        )?;
+        self.remember(state, &kept, "state")?;
+        if self.is_finished() {
+            return Ok(None);
+        }
+        let head = s.size * element;
+        let (token, all) = (head * s.n_head, head * s.n_head * n_tokens);
+        let found = [s.size, s.n_head, n_tokens, 1];
+        let found = self.graph.view(both, found, [head, token, all], 0)?;
+        // What goes in counts directly, too.
+        let factors = self.weight("ssm_d")?;
+        let factors = self.graph.reshape(factors, [1, s.n_head, 1, 1])?;
+        let x = self.graph.cont(x)?;
+        let x = self.graph.reshape(x, [s.size, s.n_head, n_tokens, 1])?;
+        let direct = self.graph.mul(x, factors)?;
+        let sum = self.graph.add(direct, found)?;
+        let sum = self.graph.reshape(sum, [inner, n_tokens, 1, 1])?;
+        let gate = self.graph.cont(gate)?;
+        let gate = self.graph.reshape(gate, [inner, n_tokens, 1, 1])?;
+        let mut gated = self.graph.glu_split(gate, sum, Glu::Swiglu)?;
+        if let Some(norm) = &s.norm {
+            let groups = [inner / s.groups, s.groups, n_tokens, 1];
+            let by_group = self.graph.reshape(gated, groups)?;
+            let normed = self.norm(by_group, norm)?;
+            gated = self.graph.reshape(normed, [inner, n_tokens, 1, 1])?;
+        }
+        self.named(gated, "final_output");
+        let gated = self.wanted(gated, "ssm_kept")?;
+        self.linear(gated, &s.output, "ssm_out").map(Some)
     }
 
     /// Queries, keys and values `[channels, tokens]`, and gates `[size · heads, tokens]`.

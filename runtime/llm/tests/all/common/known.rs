@@ -202,6 +202,18 @@ pub fn known() -> Vec<Known> {
         let model = quantized(architecture, dtype);
         all.push((name, SyntheticModel { seed, ..model }, 0));
     }
+    // State spaces, alone and beside attention.
+    for name in ["mamba", "mamba2", "jamba", "falcon-h1"] {
+        let mut model = narrow(name);
+        model.n_layer = 3;
+        all.push((name, model, 0));
+    }
+    // llama.cpp takes no other numbers.
+    let streams = vec![
+        ("embedding_length_per_layer_input", Value::from(256u32)),
+        ("attention.shared_kv_layers", 0u32.into()),
+    ];
+    all.push(("gemma3n", with(narrow("gemma3n"), streams), 0));
     let known = |name, model, cut, adapters: &[f32]| Known {
         name,
         model,
