@@ -351,7 +351,7 @@ fn a_control_vector_is_a_bias_of_layers() {
         for info in source.tensors().iter() {
             let mut bytes = source.tensor_bytes(info).unwrap().to_vec();
             for &layer in layers {
-                if &*info.name == format!("blk.{layer}.ffn_down.bias") {
+                if *info.name == format!("blk.{layer}.ffn_down.bias") {
                     let values = bytes.as_chunks().0.iter().zip(direction(layer));
                     let values = values.map(|(&old, new)| f32::from_le_bytes(old) - 2.0 * new);
                     bytes = bytes_of(&values.collect::<Vec<f32>>());
