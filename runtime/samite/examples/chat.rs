@@ -1,0 +1,25 @@
+//! Answers questions from standard input, one in each line.
+//!
+//! ```sh
+//! echo "Why is the sky blue?" | cargo run --release -p samite --example chat -- model.gguf
+//! ```
+
+use samite::{Conversation, chat::Event};
+use std::{io::Write, ops::ControlFlow};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = std::env::args().nth(1).ok_or("name a model's file")?;
+    let mut chat = Conversation::open(model)?;
+    for line in std::io::stdin().lines() {
+        chat.ask_with(line?, |event| {
+            if let Event::Content(text) = event {
+                print!("{text}");
+                // Whoever reads may have gone away.
+                let _ = std::io::stdout().flush();
+            }
+            ControlFlow::Continue(())
+        })?;
+        println!();
+    }
+    Ok(())
+}
