@@ -39,6 +39,39 @@ const REFUSED: &[&str] = &[
     "contentSchema",
 ];
 
+/// Whether a keyword that is not enforced says nothing here.
+fn says_nothing(schema: &Map<String, Value>, keyword: &str, value: &Value) -> bool {
+    let has = |keyword: &str| schema.contains_key(keyword);
+    match keyword {
+        "uniqueItems" | "not" => *value == Value::Bool(false),
+        "unevaluatedItems" | "unevaluatedProperties" | "propertyNames" => {
+            *value == Value::Bool(true)
+        }
+        "then" | "else" => !has("if"),
+        "minContains" | "maxContains" => !has("contains"),
+        _ => false,
+    }
+}
+
+/// What stands for a keyword about what other schemas for the same value leave over, where there are no others.
+fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
+    const OTHERS: [&str; 7] = [
+        "$ref",
+        "$dynamicRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "if",
+        "dependentSchemas",
+    ];
+    let is_alone = !OTHERS.iter().any(|other| schema.contains_key(*other));
+    match keyword {
+        "unevaluatedItems" if is_alone => Some("items"),
+        "unevaluatedProperties" if is_alone => Some("additionalProperties"),
+        _ => None,
+    }
+}
+
 /// Days that there are: February ends on the 29th in leap years only.
 const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))\
      |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
@@ -153,7 +186,8 @@ impl Walk<'_> {
         };
         for (keyword, value) in schema {
             let place = join(pointer, keyword);
-            if REFUSED.contains(&&**keyword) && *value != Value::Bool(false) {
+            let is_refused = REFUSED.contains(&&**keyword) && !says_nothing(schema, keyword, value);
+            if is_refused && instead(schema, keyword).is_none() {
                 return Err(refuse(
                     &place,
                     format!("the keyword '{keyword}' is not enforced"),
@@ -171,6 +205,7 @@ impl Walk<'_> {
             if keyword == "$ref" {
                 self.reference(&place, value, depth)?;
             }
+            let keyword = instead(schema, keyword).unwrap_or(keyword);
             self.parts(&place, keyword, value, depth + 1)?;
         }
         Ok(())
@@ -299,7 +334,15 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
     match value {
         Value::Object(map) => {
             map.remove("x-guidance");
-            map.retain(|key, value| !(REFUSED.contains(&&**key) && *value == Value::Bool(false)));
+            let schema = map.clone();
+            map.retain(|key, value| !says_nothing(&schema, key, value));
+            for (keyword, value) in &schema {
+                if let Some(other) = instead(&schema, keyword) {
+                    map.remove(keyword);
+                    // Where this is said of all, nothing is left over.
+                    map.entry(other).or_insert_with(|| value.clone());
+                }
+            }
             let format = map.get("format").and_then(Value::as_str);
             if let Some((more, is_all)) = format.and_then(more_about) {
                 if is_all {

@@ -9,3 +9,4 @@ mod judge;
 mod languages;
 mod lazy;
 mod schema;
+mod suite;

@@ -174,6 +174,11 @@ fn cases() -> Vec<Case> {
         {"uniqueItems": false, "type": "array", "x-guidance": {"lenient": true}} + [[1, 1]] - [1];
         {"const": {"$ref": "#/nowhere", "not": false}} + [{"$ref": "#/nowhere", "not": false}] - [{}];
         {"minProperties": 1, "maxProperties": 2, "type": "object"} + [{"a": 1}, {"a": 1, "c": 2}] - [{}, {"a": 1, "b": 1, "c": 1}];
+        {"unevaluatedProperties": false, "properties": {"a": {}}, "type": "object"} + [{}, {"a": 1}] - [{"b": 1}, {"a": 1, "b": 1}];
+        {"unevaluatedProperties": {"type": "null"}, "patternProperties": {"^a": {}}, "type": "object"} + [{"ab": 1}, {"b": null}] - [{"b": 1}];
+        {"unevaluatedProperties": false, "additionalProperties": {"type": "null"}, "type": "object"} + [{"b": null}] - [{"b": 1}];
+        {"unevaluatedItems": false, "prefixItems": [{}], "type": "array"} + [[], [1]] - [[1, 2]];
+        {"not": false, "then": {"const": 1}, "minContains": 3, "unevaluatedItems": true, "propertyNames": true, "type": ["array", "integer"]} + [[], 2] - ["a"];
         {"minProperties": 2, "properties": {"a": {}}, "required": ["a"], "type": "object"} + [{"a": 1, "c": 2}] - [{"a": 1}];
     }
 }
@@ -283,9 +288,16 @@ fn what_is_not_enforced_is_refused_with_its_place() {
             "#/prefixItems/0/dependentRequired: ",
         ),
         (
-            json!({"patternProperties": {"x": {"unevaluatedItems": true}}}),
+            json!({"patternProperties": {"x": {"unevaluatedItems": false, "anyOf": [{}]}}}),
             "#/patternProperties/x/unevaluatedItems: ",
         ),
+        (
+            json!({"unevaluatedProperties": false, "$ref": "#/$defs/a", "$defs": {"a": {}}}),
+            "#/unevaluatedProperties: ",
+        ),
+        // Nothing is valid, and that is not enforced either.
+        (json!({"contains": false}), "#/contains: "),
+        (json!({"propertyNames": false}), "#/propertyNames: "),
         (
             json!({"$ref": "https://example.com/a"}),
             "#/$ref: 'https://example.com/a' is outside of this schema",

@@ -1,0 +1,122 @@
+//! The public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it): a schema is refused by name, or
+//! takes what is valid and nothing else.
+
+use crate::common::{checked, over_bytes, takes};
+use samite_grammar::Grammar;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Values of the length that a mistake would be told with.
+fn short(value: &impl ToString) -> String {
+    value.to_string().chars().take(300).collect()
+}
+
+/// Members in the order of the schema's, as grammars want them; those that it does not name come last.
+fn ordered(value: &Value, schema: &Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let none = Map::new();
+            let named = schema["properties"].as_object().unwrap_or(&none);
+            let first = named.keys().filter_map(|key| members.get_key_value(key));
+            let rest = members.iter().filter(|(key, _)| !named.contains_key(*key));
+            first
+                .chain(rest)
+                .map(|(key, value)| (key.clone(), ordered(value, &schema["properties"][key])))
+                .collect()
+        }
+        Value::Array(items) => items
+            .iter()
+            .map(|item| ordered(item, &schema["items"]))
+            .collect(),
+        other => other.clone(),
+    }
+}
+
+/// What is not enforced as the suite wants it, by file and part of the description.
+const OTHERWISE: &[(&str, &str)] = &[
+    // Where it is only a remark, a format is enforced here.
+    ("format", ""),
+    // Members come in the order of all schemas together.
+    ("allOf", "\"allOf\": \"allOf\""),
+    ("allOf", "allOf with base schema"),
+    ("const", "same object with different property order"),
+    // Nothing is fetched, metaschemas neither.
+    ("vocabulary", "no validation vocabulary"),
+];
+
+/// A number has one form here: a whole one has no fraction.
+fn has_needless_fraction(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64() && number.as_f64().unwrap().fract() == 0.0,
+        Value::Array(items) => items.iter().any(has_needless_fraction),
+        _ => false,
+    }
+}
+
+#[test]
+fn the_public_suite() {
+    let Some(folder) = std::env::var_os("SAMITE_TEST_JSON_SCHEMA_SUITE") else {
+        samite_testing::skipped("SAMITE_TEST_JSON_SCHEMA_SUITE names no folder");
+        return;
+    };
+    let (mut taken, mut refused, mut compared) = (0, 0, 0);
+    let mut wrong = Vec::new();
+    let mut files: Vec<_> = std::fs::read_dir(Path::new(&folder))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "json")
+        })
+        .collect();
+    files.sort();
+    for file in &files {
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        let groups: Vec<Value> =
+            serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        for group in groups {
+            let schema = &group["schema"];
+            let grammar = match checked(Grammar::json_schema(&schema.to_string())) {
+                Ok(grammar) => grammar,
+                Err(error) => {
+                    let error = error.to_string();
+                    println!("{name}: {}: {error}", group["description"]);
+                    assert!(error.contains('#'), "no place: {error}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            taken += 1;
+            let constraint = over_bytes(&grammar);
+            for case in group["tests"].as_array().unwrap() {
+                let place = format!("{}: {}", group["description"], case["description"]);
+                let is_otherwise =
+                    |entry: &&(&str, &str)| entry.0 == name && place.contains(entry.1);
+                if OTHERWISE.iter().any(|entry| is_otherwise(&entry))
+                    || (case["valid"] == true && has_needless_fraction(&case["data"]))
+                {
+                    continue;
+                }
+                compared += 1;
+                let text = ordered(&case["data"], schema).to_string();
+                let is_valid = case["valid"] == true;
+                if takes(&constraint, &text) != is_valid {
+                    wrong.push(format!(
+                        "{name}: {place}: {} is {}valid by {}",
+                        short(&text),
+                        if is_valid { "" } else { "in" },
+                        short(schema)
+                    ));
+                }
+            }
+        }
+    }
+    println!("{taken} schemas taken, {refused} refused, {compared} values compared");
+    assert!(taken > 150, "{taken}");
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
