@@ -1,4 +1,4 @@
-//! The public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it): a schema is refused by name, or
+//! The public JSON-Schema-Test-Suite, in the folder that `SAMITE_TEST_JSON_SCHEMA_SUITE` names (`tests/draft2020-12` of it), with that of formats: a schema is refused by name, or
 //! takes what is valid and nothing else.
 
 use crate::common::{checked, over_bytes, takes};
@@ -61,8 +61,11 @@ fn the_public_suite() {
     };
     let (mut taken, mut refused, mut compared) = (0, 0, 0);
     let mut wrong = Vec::new();
-    let mut files: Vec<_> = std::fs::read_dir(Path::new(&folder))
-        .unwrap()
+    let folder = Path::new(&folder);
+    let folders = [folder.to_owned(), folder.join("optional/format")];
+    let mut files: Vec<_> = folders
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).unwrap())
         .map(|entry| entry.unwrap().path())
         .filter(|path| {
             path.extension()
@@ -112,7 +115,7 @@ fn the_public_suite() {
         }
     }
     println!("{taken} schemas taken, {refused} refused, {compared} values compared");
-    assert!(taken > 150, "{taken}");
+    assert!(taken > 190 && compared > 800, "{taken} {compared}");
     assert!(
         wrong.is_empty(),
         "{} wrong:\n{}",
