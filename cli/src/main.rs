@@ -15,6 +15,7 @@ mod hub;
 mod interrupt;
 mod log;
 mod progress;
+mod ranks;
 mod shown;
 mod spelling;
 mod trace_file;
@@ -49,5 +50,7 @@ fn main() {
     let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
         Cli::try_parse_from(arguments).map_or_else(failure::wrong_arguments, Cli::run)
     });
-    interrupt::leave(result.map_or_else(failure::Failure::report, |()| 0))
+    let is_done = result.is_ok();
+    let exit_code = result.map_or_else(failure::Failure::report, |()| 0);
+    interrupt::leave(ranks::leave(exit_code, is_done))
 }

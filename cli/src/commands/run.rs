@@ -6,8 +6,8 @@ use crate::failure::{Failure, Outcome};
 use crate::files::Source;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
-use crate::watch::WatchArgs;
-use crate::{files, interrupt};
+use crate::watch::{Trouble, WatchArgs};
+use crate::{files, interrupt, ranks};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Finish, GenerateOptions, Session};
@@ -15,6 +15,7 @@ use samite::text::{Sampler, SamplerParams};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -176,52 +177,121 @@ impl SamplingArgs {
     }
 }
 
-pub fn run(args: RunArgs) -> Outcome {
-    // Everything that can be wrong with the flags is found before a large file is loaded.
-    let params = args.sampling.params();
-    let seed = params.seed;
-    let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
-    let trace_file = files::create(&args.trace)?;
-    let watching = args.watch.prepare()?;
-    let source = match (args.prompt.or(args.text), &args.file) {
-        (Some(text), _) => Source::text(text),
-        (None, Some(path)) => Source::file(path)?,
-        (None, None) => Source::stdin(),
-    };
-    let cancel = interrupt::token();
-    let mut context_options = args.model.context_options(&cancel)?;
-    args.cpu.apply(&mut context_options);
-    let model = args.model.load(&args.cpu, &cancel)?;
-    let load_time = model.load_time();
-    let mut session = Session::new(args.model.context(model, context_options)?)?;
-    // Only now it is known how much of an endless text is enough.
-    let n_ctx = session.context().n_ctx();
-    let mut prompt = String::new();
-    let tokenizer = session.tokenizer();
-    let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
-    if tokens.is_empty() {
-        return Err(Failure::usage(
-            "the text to continue is empty: give one with -p",
-        ));
-    }
-    if tokens.len() > n_ctx {
-        return Err(Failure::error(format_args!(
-            "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
-        )));
-    }
-    if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
-        session.restore(path)?;
-    }
-    let mut trace = match trace_file {
-        Some(file) => Some(TraceFile::start(file, session.context_mut())?),
-        None => None,
-    };
-    let trouble = match watching {
-        Some(watching) => watching.start(session.context_mut(), tokens.len())?,
-        None => Default::default(),
-    };
+/// What is there before the first token is computed.
+struct Ready {
+    session: Session,
+    sampler: Sampler,
+    /// The text to continue.
+    prompt: String,
+    tokens: Vec<u32>,
+    trace: Option<TraceFile>,
+    trouble: Trouble,
+    load_time: Duration,
+}
 
-    let mut out = std::io::stdout().lock();
+impl RunArgs {
+    /// Loads the model and reads the text.
+    fn prepare(&self) -> Outcome<Ready> {
+        // Everything that can be wrong with the flags is found before a large file is loaded.
+        let params = self.sampling.params();
+        let sampler = Sampler::new(params).map_err(Failure::usage)?;
+        self.check_ranks()?;
+        let trace_file = files::create(&self.trace)?;
+        let watching = self.watch.prepare()?;
+        let source = match (self.prompt.as_ref().or(self.text.as_ref()), &self.file) {
+            // Of several processes, the first one reads.
+            _ if !ranks::is_first() => Source::text(String::new()),
+            (Some(text), _) => Source::text(text.clone()),
+            (None, Some(path)) => Source::file(path)?,
+            (None, None) => Source::stdin(),
+        };
+        let cancel = interrupt::token();
+        let mut context_options = self.model.context_options(&cancel)?;
+        self.cpu.apply(&mut context_options);
+        let model = self.model.load(&self.cpu, &cancel);
+        // Some are faster.
+        let model = ranks::together(ranks::LOADING, model)?;
+        let load_time = model.load_time();
+        let mut session = Session::new(self.model.context(model, context_options)?)?;
+        // Only now it is known how much of an endless text is enough.
+        let n_ctx = session.context().n_ctx();
+        let mut prompt = String::new();
+        let tokenizer = session.tokenizer();
+        let tokens = source.tokens(tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
+        let tokens = ranks::of_first(tokens)?;
+        if tokens.is_empty() {
+            return Err(Failure::usage(
+                "the text to continue is empty: give one with -p",
+            ));
+        }
+        if tokens.len() > n_ctx {
+            return Err(Failure::error(format_args!(
+                "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
+            )));
+        }
+        if let Some(path) = self.session.as_deref().filter(|path| path.exists()) {
+            session.restore(path)?;
+        }
+        let trace = match trace_file {
+            Some(file) => Some(TraceFile::start(file, session.context_mut())?),
+            None => None,
+        };
+        let trouble = match watching {
+            Some(watching) => watching.start(session.context_mut(), tokens.len())?,
+            None => Default::default(),
+        };
+        if let Some(group) = ranks::group() {
+            session.settle_choices(|token| Ok(group.of_first(token.into())? as u32));
+        }
+        Ok(Ready {
+            session,
+            sampler,
+            prompt,
+            tokens,
+            trace,
+            trouble,
+            load_time,
+        })
+    }
+
+    /// What several processes cannot do, or must do alike.
+    fn check_ranks(&self) -> Outcome {
+        let Some(group) = ranks::group() else {
+            return Ok(());
+        };
+        for (flag, is_given) in [
+            ("--session", self.session.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--watch", self.watch.is_given()),
+        ] {
+            if is_given {
+                return Err(Failure::usage(format_args!(
+                    "{flag} is for one process: leave it out where several share a model"
+                )));
+            }
+        }
+        let flags = (self.n_predict, &self.stop, self.ignore_eos, self.keep);
+        Ok(group.agree("set of flags", ranks::hash(flags))?)
+    }
+}
+
+pub fn run(args: RunArgs) -> Outcome {
+    args.model.ranks()?;
+    let Ready {
+        mut session,
+        mut sampler,
+        prompt,
+        tokens,
+        mut trace,
+        trouble,
+        load_time,
+    } = ranks::together(ranks::LOADING, args.prepare())?;
+    let seed = sampler.params().seed;
+    // Of several processes, the first one prints.
+    let mut out: Box<dyn Write> = match ranks::is_first() {
+        true => Box::new(std::io::stdout().lock()),
+        false => Box::new(std::io::sink()),
+    };
     if !args.no_display_prompt {
         write!(out, "{prompt}")?;
         out.flush()?;
@@ -260,7 +330,7 @@ pub fn run(args: RunArgs) -> Outcome {
     if let Some(trace) = trace {
         trace.finish(session.context_mut())?;
     }
-    if !args.quiet {
+    if !args.quiet && ranks::is_first() {
         let t = generation.timings;
         let why = match generation.finish {
             Finish::ContextFull => "; the context is full (see -c and --keep)",

@@ -231,7 +231,7 @@ impl Stream for MetaStream {
         let plans = self.device.plans(&partition)?;
         if let Some(group) = &self.device.group {
             // Before anything waits for what another process never sends.
-            group.agree("a graph", partition.fingerprint())?;
+            group.agree("graph", partition.fingerprint())?;
         }
         let mut all = Vec::new();
         let here = self.device.members.here.clone();

@@ -288,7 +288,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Compares a number that must be the same for all; `what` says of what it is.
+    /// Compares a number that must be the same for all; `what` names what it stands for.
     ///
     /// # Errors
     /// If it is not, the same error for all. If one cannot go on or does not come.
@@ -299,9 +299,18 @@ impl ProcessGroup {
             return Ok(());
         };
         state.health = Health::Ended(format!(
-            "rank {other} has {what} that differs from rank 0's: start all with the same model file, flags and version of samite"
+            "rank {other} has another {what} than rank 0: start all with the same model file, flags and version of samite"
         ));
         state.check()
+    }
+
+    /// The number that the first process has.
+    ///
+    /// # Errors
+    /// If one cannot go on or does not come.
+    pub fn of_first(&self, mine: u64) -> Result<u64> {
+        let numbers = self.status(&mut self.lock(), Ok(mine), self.deadline())?;
+        Ok(numbers[0])
     }
 
     /// Tells the others something: returns what each told.

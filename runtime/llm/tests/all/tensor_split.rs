@@ -4,6 +4,8 @@ use crate::common::*;
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_meta::comm::played::Played;
+use samite_meta::comm::{ProcessGroup, ProcessOptions};
 use samite_meta::{MetaDevice, MetaOptions};
 use std::sync::Arc;
 
@@ -179,6 +181,57 @@ fn a_run_gives_the_same_bits_every_time() {
     let first = logits(&model, precise());
     for _ in 0..3 {
         assert!(logits(&model, precise()) == first, "other bits");
+    }
+}
+
+/// What each of several processes computes that share a model; threads play the processes.
+fn logits_of_processes(
+    file: &TestModel,
+    ratios: &[usize],
+    options: &ContextOptions,
+) -> Vec<Vec<Vec<f32>>> {
+    std::thread::scope(|scope| {
+        let processes: Vec<_> = Played::all(ratios.len())
+            .into_iter()
+            .map(|end| {
+                let group = ProcessGroup::new(Box::new(end), ProcessOptions::default());
+                let meta_options = MetaOptions {
+                    ratios: Some(ratios.iter().map(|&ratio| ratio as f32).collect()),
+                    ..MetaOptions::default()
+                };
+                let options = options.clone();
+                scope.spawn(move || {
+                    let own = cpus(1).remove(0);
+                    let device = MetaDevice::among(&own, group, "here", meta_options).unwrap();
+                    let host: Arc<dyn Device> = cpu();
+                    logits(&load(file, vec![device, host]), options)
+                })
+            })
+            .collect();
+        processes.into_iter().map(|p| p.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn processes_compute_the_same_bits_as_threads() {
+    for dtype in [DType::F32, DType::Q4_0] {
+        for (name, model) in models(dtype) {
+            let file = TestModel::write(&model);
+            for shares in [&[1, 1][..], &[3, 0, 5], &[1, 1, 1, 1]] {
+                for flash in [true, false] {
+                    let options = ContextOptions { flash, ..precise() };
+                    let host: Arc<dyn Device> = cpu();
+                    let device = meta(cpus(shares.len()), Some(shares));
+                    let threads = logits(&load(&file, vec![device, host]), options.clone());
+                    for (rank, process) in logits_of_processes(&file, shares, &options)
+                        .into_iter()
+                        .enumerate()
+                    {
+                        assert!(process == threads, "{name} {dtype} {shares:?} {flash}: rank {rank} has other bits");
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -139,7 +139,7 @@ fn is_dead(group: &ProcessGroup, began: &AtomicU64, reason: &str) {
         comm.all_gather(&[1], &[1; 3], &mut [0; 3]).unwrap_err(),
         comm.broadcast(0, &mut one).unwrap_err(),
         comm.barrier().unwrap_err(),
-        group.agree("a", 1).unwrap_err(),
+        group.agree("number", 1).unwrap_err(),
         group.tell(&[]).unwrap_err(),
         group.wait_for_all(DEADLINE).unwrap_err(),
         group.finish().unwrap_err(),
@@ -161,7 +161,7 @@ fn who_is_late_but_in_time_is_waited_for_at_every_call() {
     group.communicator().all_reduce(&mut x).unwrap();
     assert_eq!(x, [4.5, -6.0]);
     assert!(clock.micros.load(Ordering::Relaxed) >= 2_999_000);
-    group.agree("a number", 5).unwrap();
+    group.agree("number", 5).unwrap();
     group.finish().unwrap();
 }
 
@@ -176,8 +176,8 @@ fn who_does_not_come_is_lost_at_the_deadline_and_never_before() {
     ];
     for call in calls {
         let (group, clock, began) = scripted(&[Others::Same, Others::Same, Others::Lost]);
-        group.agree("a number", 5).unwrap();
-        group.agree("a number", 5).unwrap();
+        group.agree("number", 5).unwrap();
+        group.agree("number", 5).unwrap();
         let error = call(&group).unwrap_err();
         assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
         let waited = Duration::from_micros(clock.micros.load(Ordering::Relaxed));
@@ -224,7 +224,7 @@ fn a_cancelled_process_does_not_wait() {
 #[test]
 fn a_failure_that_one_tells_of_is_everybodys() {
     let (group, _, _) = scripted(&[Others::Failing, Others::Failing]);
-    let error = group.agree("a number", 1).unwrap_err();
+    let error = group.agree("number", 1).unwrap_err();
     assert_eq!(error.to_string(), "meta: rank 2: no disk");
     assert_eq!(group.ended().as_deref(), Some("rank 2: no disk"));
     assert!(!group.is_poisoned());
@@ -287,17 +287,18 @@ fn processes_exchange_the_same_bits_as_threads() {
 #[test]
 fn what_differs_is_the_same_error_for_all() {
     let said = together(3, |group| {
-        group.agree("a model", 7).unwrap();
+        group.agree("model", 7).unwrap();
         assert_eq!(
             group.tell(&vec![3; group.rank()]).unwrap(),
             [vec![], vec![3], vec![3, 3]]
         );
-        let error = group.agree("a model", (group.rank() / 2) as u64).unwrap_err();
+        assert_eq!(group.of_first(10 + group.rank() as u64).unwrap(), 10);
+        let error = group.agree("model", (group.rank() / 2) as u64).unwrap_err();
         group.finish().unwrap();
         error.to_string()
     });
     for error in said {
-        assert!(error.contains("rank 2 has a model that differs"), "{error}");
+        assert!(error.contains("rank 2 has another model than rank 0"), "{error}");
     }
 }
 
@@ -305,7 +306,7 @@ fn what_differs_is_the_same_error_for_all() {
 fn who_fails_is_heard_wherever_the_others_are() {
     let said = together(3, |group| {
         match group.rank() {
-            0 => drop(group.agree("a model", 7)),
+            0 => drop(group.agree("model", 7)),
             1 => group.fail("model.gguf: no such file"),
             _ => drop(group.tell(b"something").unwrap_err()),
         }
