@@ -16,6 +16,8 @@ mod hub;
 mod interrupt;
 mod log;
 mod logits;
+#[cfg(target_os = "linux")]
+mod mpi;
 mod output;
 #[cfg(unix)]
 mod plan;

@@ -128,7 +128,7 @@ impl Loaded {
     /// The address of an object of Open MPI's, which is a handle.
     fn object(&self, name: &str) -> Option<*mut c_void> {
         // SAFETY: only the address of the symbol is taken.
-        let symbol = unsafe { self.library.get::<c_void>(name.as_bytes()) };
+        let symbol = unsafe { self.library.get::<*mut c_void>(name.as_bytes()) };
         symbol.ok().map(libloading::os::unix::Symbol::as_raw_ptr)
     }
 
