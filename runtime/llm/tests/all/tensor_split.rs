@@ -3,7 +3,7 @@
 use crate::common::*;
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
-use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_llm::{Batch, ContextOptions, Model, ModelOptions, SyntheticModel};
 use samite_meta::comm::played::Played;
 use samite_meta::comm::{ProcessGroup, ProcessOptions};
 use samite_meta::{MetaDevice, MetaOptions};
@@ -232,6 +232,28 @@ fn processes_compute_the_same_bits_as_threads() {
                 }
             }
         }
+    }
+}
+
+/// What members give of early results must not lie where others have given later ones.
+#[test]
+fn a_prompt_of_which_one_token_has_logits_is_right_every_time() {
+    let file = TestModel::write(&of_units("llama", DType::F32));
+    let last = |model: &Arc<Model>| {
+        let mut context = context(model, precise());
+        let mut batch = Batch::new();
+        for (i, token) in tokens(12).into_iter().enumerate() {
+            batch.add(token, i as i32, &[0], i == 11);
+        }
+        context.decode(&batch).unwrap();
+        vec![context.logits(11).unwrap().to_vec()]
+    };
+    let alone = last(&load(&file, cpus(1)));
+    let host: Arc<dyn Device> = cpu();
+    let model = load(&file, vec![meta(cpus(4), None), host]);
+    for _ in 0..40 {
+        let error = nmse(&last(&model), &alone);
+        assert!(error <= 1e-9, "{error:e}");
     }
 }
 
