@@ -4,7 +4,7 @@ use crate::failure::{Failure, Outcome};
 use crate::progress;
 use crate::shown::{NAME_WIDTH, escaped, one_line, say, shortened};
 use clap::Args;
-use samite::registry::mpi::Launch;
+use samite::registry::ranks::Launch;
 use std::collections::HashSet;
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicBool, Ordering};

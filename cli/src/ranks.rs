@@ -1,4 +1,4 @@
-//! Several processes that share one model: started by `mpirun` or `srun`, connected by MPI.
+//! Several processes that share one model: started by `mpirun` or `srun` and connected by MPI, or connected by memory that they share.
 //!
 //! All do the same. What goes wrong before the work begins is told to all ([`together`]), said once, and all leave in order. Whoever fails later ends
 //! the others.
@@ -6,8 +6,9 @@
 use crate::failure::{Failure, Outcome};
 use clap::Args;
 use samite::gguf::GgufFile;
-use samite::registry::mpi::{self, Launch};
-use samite::registry::{ProcessGroup, ProcessOptions};
+use samite::registry::ranks::shared::{self, SharedError};
+use samite::registry::ranks::{Launch, Launcher, mpi};
+use samite::registry::{ProcessGroup, ProcessOptions, Transport};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
@@ -17,8 +18,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Placement")]
 pub struct RankArgs {
-    /// How the members of --split-mode tensor exchange what they compute: `threads` of this process, or `mpi` between processes that `mpirun` or `srun`
-    /// has started, each of which is one member; `auto` for MPI if this process was started so [env: SAMITE_MPI_PATH names its library]
+    /// How the members of --split-mode tensor exchange what they compute: `threads` of this process; or processes, each of which is one member, through
+    /// `mpi` or, on one machine, memory that they share. `auto`: processes if `mpirun`, `srun` or SAMITE_RANKS say that there are several
     #[arg(long, value_enum, default_value_t = Communicator::Auto, value_name = "KIND")]
     communicator: Communicator,
 
@@ -34,11 +35,13 @@ enum Communicator {
     Auto,
     /// Threads of one process
     Threads,
-    /// Processes, through MPI
+    /// Processes, through MPI; SAMITE_MPI_PATH names its library
     Mpi,
+    /// Processes of one machine, through the file SAMITE_RANKS_FILE
+    Shared,
 }
 
-/// The processes, if there are several: MPI is a matter of the whole process.
+/// The processes, if there are several: how they are connected is a matter of the whole process.
 static RANKS: OnceLock<ProcessGroup> = OnceLock::new();
 
 /// How long processes wait for each other while each of them loads the model.
@@ -54,7 +57,7 @@ impl RankArgs {
     fn launch(&self) -> Option<Launch> {
         match self.communicator {
             Communicator::Threads => None,
-            Communicator::Auto | Communicator::Mpi => Launch::from_environment(),
+            _ => Launch::from_environment(),
         }
     }
 
@@ -71,18 +74,23 @@ impl RankArgs {
     /// Connects the processes if there are several.
     pub fn start(&self, splits_tensors: bool) -> Outcome<Option<&'static ProcessGroup>> {
         let launch = self.launch();
-        let is_asked_for = self.communicator == Communicator::Mpi;
-        let Some(launcher) = launch.map(|launch| launch.launcher).or(is_asked_for.then_some("you"))
-        else {
-            return Ok(None);
+        let launcher = launch.map(|launch| launch.launcher);
+        let is_shared = match (self.communicator, launcher) {
+            (Communicator::Threads, _) | (Communicator::Auto, None) => return Ok(None),
+            (Communicator::Shared, _) | (Communicator::Auto, Some(Launcher::Variables)) => true,
+            (Communicator::Mpi | Communicator::Auto, _) => false,
         };
         if !splits_tensors {
+            let launcher = launcher.map_or("--communicator".to_owned(), |l| l.to_string());
             return Err(Failure::usage(format_args!(
-                "{launcher} started several processes: add --split-mode tensor (-sm tensor), so that they share the model, or --communicator threads, so that \
-                 each works alone",
+                "{launcher} says that there are several processes: add --split-mode tensor (-sm tensor), so that they share the model, or \
+                 --communicator threads, so that each works alone",
             )));
         }
-        let transport = mpi::start(launch).map_err(Failure::error)?;
+        let transport = match is_shared {
+            true => self.share(launch)?,
+            false => mpi::start(launch).map_err(Failure::error)?,
+        };
         if transport.size() == 1 {
             return Err(Failure::usage(
                 "--communicator mpi: there is one process: start several, as in: mpirun -np 4 samite run -sm tensor",
@@ -94,6 +102,21 @@ impl RankArgs {
             ..ProcessOptions::default()
         };
         Ok(Some(RANKS.get_or_init(|| ProcessGroup::new(transport, options))))
+    }
+}
+
+impl RankArgs {
+    /// Shares memory with the other processes.
+    fn share(&self, launch: Option<Launch>) -> Outcome<Box<dyn Transport>> {
+        let path = std::env::var_os(shared::PATH_VARIABLE);
+        let (Some((size, rank)), Some(path)) = (
+            launch.and_then(|launch| launch.size.zip(launch.rank)),
+            path,
+        ) else {
+            let what = "the environment does not say which process this is";
+            return Err(Failure::usage(SharedError::Environment(what.to_owned())));
+        };
+        shared::start(path.as_ref(), rank, size, self.deadline()).map_err(Failure::error)
     }
 }
 

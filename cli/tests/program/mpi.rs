@@ -255,7 +255,7 @@ fn what_is_missing_is_said_with_what_to_do() {
     };
     started(&["run", "Hello"]).fails(
         2,
-        &["mpirun started several processes", "--split-mode tensor", "--communicator threads"],
+        &["mpirun says that there are several processes", "--split-mode tensor", "--communicator threads"],
     );
     started(&STORY).fails(1, &["no MPI library was found", "/nonexistent/libmpi.so", "SAMITE_MPI_PATH"]);
     started(&["bench", "-sm", "tensor", "--device", "cpu,reference"])

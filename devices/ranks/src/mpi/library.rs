@@ -2,8 +2,9 @@
 //!
 //! The two kinds have the same functions, but other handles: Open MPI's are pointers to objects that the library exports, MPICH's are numbers.
 
-use crate::transport::Mpi;
-use crate::{Launch, MpiError, PATH_VARIABLE};
+use super::transport::Mpi;
+use super::{MpiError, PATH_VARIABLE};
+use crate::{Launch, Launcher};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use samite_meta::comm::Transport;
 use std::error::Error;
@@ -251,9 +252,9 @@ pub(crate) fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiErr
         }
         Some(path) => vec![path.as_str()],
         None => {
-            let kinds = match launch.is_none_or(Launch::prefers_open_mpi) {
-                true => [OPEN_MPI, MPICH, ANY],
-                false => [MPICH, OPEN_MPI, ANY],
+            let kinds = match launch.map(|launch| launch.launcher) {
+                Some(Launcher::Mpich) => [MPICH, OPEN_MPI, ANY],
+                _ => [OPEN_MPI, MPICH, ANY],
             };
             kinds.concat()
         }

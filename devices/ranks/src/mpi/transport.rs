@@ -1,6 +1,6 @@
 //! Gatherings by `MPI_Iallgatherv`.
 
-use crate::library::{Api, Handle, text};
+use super::library::{Api, Handle, text};
 use samite_core::{Error, Result};
 use samite_meta::comm::Transport;
 use std::ffi::c_int;

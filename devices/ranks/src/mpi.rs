@@ -1,29 +1,21 @@
 //! Connects processes through MPI.
 //!
 //! The library is found at run time, so one program works with Open MPI, with MPICH and what has its binary interface (Intel MPI, MVAPICH, Cray MPICH),
-//! and without any. Which one is wanted, whoever started the processes says in their environment ([`Launch`]).
+//! and without any. Which one is wanted follows from who started the processes.
 //!
-//! [`start`] gives a [`Transport`](samite_meta::comm::Transport): a gathering is `MPI_Iallgatherv`, and `MPI_Test` asks whether it is done, so nothing
-//! here waits for another process but the beginning and the end of MPI. One thread at a time calls MPI.
-//!
-//! | file | what |
-//! |---|---|
-//! | `launch` | who started this process, and as one of how many |
-//! | `library` | finds a library, tells its kind, and has its functions |
-//! | `transport` | gatherings |
+//! A gathering is `MPI_Iallgatherv`, and `MPI_Test` asks whether it is done, so nothing here waits for another process but the beginning and the end of
+//! MPI. One thread at a time calls MPI.
 
-mod launch;
 #[cfg(unix)]
 mod library;
 #[cfg(unix)]
 mod transport;
 
-pub use launch::Launch;
+use crate::Launch;
+use samite_meta::comm::Transport;
 
 /// The environment variable with the path of a library to use instead of the usual ones.
 pub const PATH_VARIABLE: &str = "SAMITE_MPI_PATH";
-
-use samite_meta::comm::Transport;
 
 /// Why MPI cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +53,7 @@ pub enum MpiError {
         /// What it says.
         size: usize,
         /// Who started the processes.
-        launcher: &'static str,
+        launcher: crate::Launcher,
         /// How many.
         started: usize,
     },
