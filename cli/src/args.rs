@@ -639,9 +639,27 @@ impl ModelArgs {
             copies,
             ..
         } = self.context_options(cancel)?;
-        let context = (n_ctx, n_ubatch, kv_types, flash, full_windows, offload, copies);
-        let placement = (&self.place, self.ngl, &self.override_tensor, &self.tensor_split);
-        let others = (self.split_anyway, self.fit, self.fit_target, self.devices.only);
+        let context = (
+            n_ctx,
+            n_ubatch,
+            kv_types,
+            flash,
+            full_windows,
+            offload,
+            copies,
+        );
+        let placement = (
+            &self.place,
+            self.ngl,
+            &self.override_tensor,
+            &self.tensor_split,
+        );
+        let others = (
+            self.split_anyway,
+            self.fit,
+            self.fit_target,
+            self.devices.only,
+        );
         let flags = ranks::hash((context, placement, others));
         Ok(group.agree("set of flags", flags)?)
     }
@@ -703,7 +721,10 @@ impl ModelArgs {
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let options = self.model_options(self.chosen_devices(cpu)?, cancel)?;
-        Ok(Model::without_weights(&self.header(options.load_mode)?, &options)?)
+        Ok(Model::without_weights(
+            &self.header(options.load_mode)?,
+            &options,
+        )?)
     }
 
     fn model_options(

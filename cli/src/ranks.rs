@@ -9,10 +9,11 @@ use samite::gguf::GgufFile;
 use samite::registry::ranks::shared::{self, SharedError};
 use samite::registry::ranks::{Launch, Launcher, mpi};
 use samite::registry::{ProcessGroup, ProcessOptions, Transport};
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// How members of a divided model find each other.
 #[derive(Clone, Debug, Args)]
@@ -101,7 +102,55 @@ impl RankArgs {
             cancel: crate::interrupt::token(),
             ..ProcessOptions::default()
         };
-        Ok(Some(RANKS.get_or_init(|| ProcessGroup::new(transport, options))))
+        let mut group = ProcessGroup::new(transport, options.clone());
+        if self.communicator == Communicator::Auto
+            && !is_shared
+            && let Some(memory) = near(&group)?
+        {
+            let mpi = group.into_transport();
+            let mpi = mpi.ok_or_else(|| Failure::error("the processes are in use already"))?;
+            group = ProcessGroup::new(shared::beside(memory, mpi), options);
+        }
+        tracing::info!(ranks = group.size(), through = group.name(), "processes");
+        Ok(Some(RANKS.get_or_init(|| group)))
+    }
+}
+
+/// Memory for all processes, if they are on one machine and all can use it: that is faster than what MPI does there.
+fn near(group: &ProcessGroup) -> Outcome<Option<Box<dyn Transport>>> {
+    /// How long they may take to open a file.
+    const OPENING: Duration = Duration::from_secs(5);
+    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let name = format!("/dev/shm/samite-{}-{}", std::process::id(), time.as_nanos());
+    let told = group.tell(format!("{}\n{name}", host()).as_bytes())?;
+    let told = told.iter().map(|told| String::from_utf8_lossy(told));
+    let told: Vec<_> = told.collect();
+    let is_here = |told: &Cow<'_, str>| told.split('\n').next() == Some(host().as_str());
+    let Some((_, path)) = told[0]
+        .split_once('\n')
+        .filter(|_| told.iter().all(is_here))
+    else {
+        return Ok(None);
+    };
+    let memory = shared::start(path.as_ref(), group.rank(), group.size(), OPENING);
+    let all = group.tell(&[u8::from(memory.is_ok())])?;
+    match memory {
+        Ok(memory) if all.iter().all(|told| told == &[1]) => Ok(Some(memory)),
+        Ok(_) => Ok(None),
+        Err(error) => {
+            tracing::info!(%error, "processes of one machine share no memory");
+            Ok(None)
+        }
+    }
+}
+
+/// The name of this machine.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        // Processes count as neighbours where that cannot be told.
+        "" => std::env::var("HOSTNAME").unwrap_or_default(),
+        name => name.to_owned(),
     }
 }
 
@@ -109,10 +158,9 @@ impl RankArgs {
     /// Shares memory with the other processes.
     fn share(&self, launch: Option<Launch>) -> Outcome<Box<dyn Transport>> {
         let path = std::env::var_os(shared::PATH_VARIABLE);
-        let (Some((size, rank)), Some(path)) = (
-            launch.and_then(|launch| launch.size.zip(launch.rank)),
-            path,
-        ) else {
+        let (Some((size, rank)), Some(path)) =
+            (launch.and_then(|launch| launch.size.zip(launch.rank)), path)
+        else {
             let what = "the environment does not say which process this is";
             return Err(Failure::usage(SharedError::Environment(what.to_owned())));
         };
@@ -162,10 +210,16 @@ pub fn of_first(tokens: Vec<u32>) -> Outcome<Vec<u32>> {
         return Ok(tokens);
     };
     group.wait_for_all(LOADING)?;
-    let mine: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let mine: Vec<u8> = tokens
+        .iter()
+        .flat_map(|token| token.to_le_bytes())
+        .collect();
     let told = group.tell(if group.rank() == 0 { &mine } else { &[] })?;
     let (tokens, _) = told[0].as_chunks::<4>();
-    Ok(tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    Ok(tokens
+        .iter()
+        .map(|bytes| u32::from_le_bytes(*bytes))
+        .collect())
 }
 
 /// Leaves the other processes: in order if all know why, or ends them.
@@ -238,13 +292,8 @@ pub struct Neighbours {
 impl Neighbours {
     /// Asks all.
     pub fn ask(group: &ProcessGroup) -> Outcome<Self> {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let host = match read("/proc/sys/kernel/hostname").trim() {
-            // Processes count as neighbours where that cannot be told.
-            "" => std::env::var("HOSTNAME").unwrap_or_default(),
-            host => host.to_owned(),
-        };
-        let status = read("/proc/self/status");
+        let host = host();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let allowed = status
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed:"))

@@ -16,13 +16,13 @@ mod hub;
 mod interrupt;
 mod log;
 mod logits;
-#[cfg(target_os = "linux")]
-mod mpi;
 mod output;
 #[cfg(unix)]
 mod plan;
 #[cfg(unix)]
 mod plugins;
+#[cfg(target_os = "linux")]
+mod ranks;
 mod readme;
 #[cfg(feature = "remote")]
 mod remote;

@@ -54,13 +54,7 @@ pub trait Communicator: Send {
 }
 
 /// Checks the arguments of a gather.
-fn check_gather(
-    rank: usize,
-    size: usize,
-    mine: &[u8],
-    counts: &[usize],
-    out: &[u8],
-) -> Result<()> {
+fn check_gather(rank: usize, size: usize, mine: &[u8], counts: &[usize], out: &[u8]) -> Result<()> {
     let total: usize = counts.iter().sum();
     if counts.len() != size || counts[rank] != mine.len() || total != out.len() {
         return Err(Error::invalid(format!(
@@ -76,6 +70,8 @@ fn check_gather(
 fn check_member(member: usize, size: usize) -> Result<()> {
     match member < size {
         true => Ok(()),
-        false => Err(Error::invalid(format!("member {member} of a group of {size}"))),
+        false => Err(Error::invalid(format!(
+            "member {member} of a group of {size}"
+        ))),
     }
 }

@@ -223,7 +223,9 @@ impl MetaDevice {
         let figure = |number: usize| {
             told.iter().map(move |told| {
                 let figures = told.as_chunks::<8>().0;
-                figures.get(number).map_or(0.0, |bytes| f64::from_ne_bytes(*bytes))
+                figures
+                    .get(number)
+                    .map_or(0.0, |bytes| f64::from_ne_bytes(*bytes))
             })
         };
         Ok(Measured {
@@ -282,7 +284,9 @@ struct Measured {
 /// How many numbers an average exchange has; `None` if there is none.
 fn numbers(partition: &Partition) -> Option<usize> {
     let bytes = partition.bytes_exchanged();
-    bytes.checked_div(partition.exchanges()).map(|bytes| bytes / 4)
+    bytes
+        .checked_div(partition.exchanges())
+        .map(|bytes| bytes / 4)
 }
 
 /// Seconds for an exchange.

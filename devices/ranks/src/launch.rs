@@ -95,15 +95,33 @@ mod tests {
             let launch = launch(variables)?;
             Some((launch.launcher, launch.size, launch.rank))
         };
-        let open_mpi = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_RANK", "2"), ("PMIX_RANK", "2")];
-        assert_eq!(found(&open_mpi), Some((Launcher::OpenMpi, Some(4), Some(2))));
-        let own = [("SAMITE_RANKS", "3"), ("SAMITE_RANK", "1"), ("PMI_SIZE", "2")];
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("PMIX_RANK", "2"),
+        ];
+        assert_eq!(
+            found(&open_mpi),
+            Some((Launcher::OpenMpi, Some(4), Some(2)))
+        );
+        let own = [
+            ("SAMITE_RANKS", "3"),
+            ("SAMITE_RANK", "1"),
+            ("PMI_SIZE", "2"),
+        ];
         assert_eq!(found(&own), Some((Launcher::Variables, Some(3), Some(1))));
         let mpich = [("PMI_SIZE", "2"), ("PMI_RANK", "0")];
         assert_eq!(found(&mpich), Some((Launcher::Mpich, Some(2), Some(0))));
-        let slurm = [("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_PROCID", "7"), ("PMI_SIZE", "8")];
+        let slurm = [
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_PROCID", "7"),
+            ("PMI_SIZE", "8"),
+        ];
         assert_eq!(found(&slurm), Some((Launcher::Srun, Some(8), Some(7))));
-        assert_eq!(found(&[("PMIX_RANK", "1")]), Some((Launcher::Pmix, None, Some(1))));
+        assert_eq!(
+            found(&[("PMIX_RANK", "1")]),
+            Some((Launcher::Pmix, None, Some(1)))
+        );
     }
 
     #[test]

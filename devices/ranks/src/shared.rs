@@ -5,6 +5,7 @@
 //! that somebody still reads. Each process holds a lock on a byte of the file, which the system takes away when it ends, so that the others learn of it
 //! at once. Rank 0 makes the file, and takes its name away when all are there.
 
+use samite_core::Result;
 use samite_meta::comm::Transport;
 use std::time::Duration;
 
@@ -15,7 +16,9 @@ pub const PATH_VARIABLE: &str = "SAMITE_RANKS_FILE";
 #[derive(Debug, thiserror::Error)]
 pub enum SharedError {
     /// The environment does not say enough.
-    #[error("{0}: set SAMITE_RANKS to the number of processes, SAMITE_RANK to the number of this one, from 0, and {PATH_VARIABLE} to a file that all use, such as /dev/shm/samite-1")]
+    #[error(
+        "{0}: set SAMITE_RANKS to the number of processes, SAMITE_RANK to the number of this one, from 0, and {PATH_VARIABLE} to a file that all use, such as /dev/shm/samite-1"
+    )]
     Environment(String),
     /// The system refuses something.
     #[error("{path}: {what}: {error}")]
@@ -47,7 +50,7 @@ pub fn start(
     rank: usize,
     size: usize,
     deadline: Duration,
-) -> Result<Box<dyn Transport>, SharedError> {
+) -> std::result::Result<Box<dyn Transport>, SharedError> {
     Ok(Box::new(linux::Shared::start(path, rank, size, deadline)?))
 }
 
@@ -61,11 +64,57 @@ pub fn start(
     _rank: usize,
     _size: usize,
     _deadline: Duration,
-) -> Result<Box<dyn Transport>, SharedError> {
+) -> std::result::Result<Box<dyn Transport>, SharedError> {
     Err(SharedError::Others {
         path: path.display().to_string(),
         what: "processes share memory on Linux only: use MPI".to_owned(),
     })
+}
+
+/// What is exchanged goes through `memory`; the processes end together as `launched` has it, which knows who started them.
+pub fn beside(memory: Box<dyn Transport>, launched: Box<dyn Transport>) -> Box<dyn Transport> {
+    Box::new(Beside { memory, launched })
+}
+
+struct Beside {
+    memory: Box<dyn Transport>,
+    launched: Box<dyn Transport>,
+}
+
+impl Transport for Beside {
+    fn name(&self) -> String {
+        format!("{}, {}", self.memory.name(), self.launched.name())
+    }
+
+    fn rank(&self) -> usize {
+        self.memory.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.memory.size()
+    }
+
+    fn begin(&mut self, head: &[u8], body: &[u8], lens: &[usize]) -> Result<()> {
+        self.memory.begin(head, body, lens)
+    }
+
+    fn test(&mut self) -> Result<bool> {
+        self.memory.test()
+    }
+
+    fn gathered(&self) -> &[u8] {
+        self.memory.gathered()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.memory.finish()?;
+        self.launched.finish()
+    }
+
+    fn abort(&mut self, exit_code: i32) {
+        self.memory.abort(exit_code);
+        self.launched.abort(exit_code);
+    }
 }
 
 #[cfg(target_os = "linux")]

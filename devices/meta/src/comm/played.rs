@@ -73,7 +73,10 @@ impl Transport for Played {
         let Some(sent) = sent else { return Ok(false) };
         let lens = sent.iter().map(|part| part.len());
         if !lens.eq(self.lens.iter().copied()) {
-            return Err(Error::device("meta", "members sent more or less than was expected"));
+            return Err(Error::device(
+                "meta",
+                "members sent more or less than was expected",
+            ));
         }
         let gathered = sent.into_iter().flatten().copied().collect();
         round.taken += 1;

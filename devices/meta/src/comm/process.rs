@@ -101,8 +101,7 @@ impl Head {
     /// Whether two members mean the same round.
     fn fits(self, other: Head) -> bool {
         let is_status = |kind| matches!(kind, Kind::Status | Kind::Failure);
-        self.call == other.call
-            && (self == other || is_status(self.kind) && is_status(other.kind))
+        self.call == other.call && (self == other || is_status(self.kind) && is_status(other.kind))
     }
 }
 
@@ -206,6 +205,12 @@ impl ProcessGroup {
                 lens: Vec::new(),
             }),
         }))
+    }
+
+    /// The transport, if this is the last use of the group.
+    pub fn into_transport(self) -> Option<Box<dyn Transport>> {
+        let state = Arc::into_inner(self.0)?.state.into_inner();
+        Some(state.unwrap_or_else(PoisonError::into_inner).transport)
     }
 
     /// What connects the processes.
@@ -414,7 +419,11 @@ impl ProcessGroup {
         let ProcessOptions { cancel, clock, .. } = &self.0.options;
         let mut start = None;
         for turn in 0_usize.. {
-            if state.transport.test()? {
+            let is_done = state.transport.test().map_err(|error| match error {
+                Error::Device { message, .. } => lost(message),
+                error => error,
+            })?;
+            if is_done {
                 return Ok(());
             }
             if turn < SPINS {

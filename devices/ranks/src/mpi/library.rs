@@ -120,10 +120,12 @@ impl Loaded {
     unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, MpiError> {
         // SAFETY: the caller knows the type.
         let found = unsafe { self.library.get::<F>(name.as_bytes()) };
-        found.map(|symbol| *symbol).map_err(|error| MpiError::Start {
-            path: self.path.clone(),
-            what: said(&error),
-        })
+        found
+            .map(|symbol| *symbol)
+            .map_err(|error| MpiError::Start {
+                path: self.path.clone(),
+                what: said(&error),
+            })
     }
 
     /// The address of an object of Open MPI's, which is a handle.

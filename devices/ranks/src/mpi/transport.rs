@@ -99,7 +99,9 @@ impl<H: Handle> Transport for Mpi<H> {
                 total.checked_add(len)
             });
             total = next.ok_or_else(|| {
-                Error::invalid("MPI exchanges 2 GiB at once at most: choose a smaller --ubatch-size (-ub)")
+                Error::invalid(
+                    "MPI exchanges 2 GiB at once at most: choose a smaller --ubatch-size (-ub)",
+                )
             })?;
         }
         memory.sent.clear();

@@ -52,6 +52,11 @@ impl Map {
         self.word(16)
     }
 
+    /// One more than the rank that was found to have ended; 0 for none.
+    fn ended(&self) -> &AtomicU64 {
+        self.word(24)
+    }
+
     /// How many pieces a process has put, and one more since it is there.
     fn put(&self, rank: usize) -> &AtomicU64 {
         self.word((rank + 1) * LINE)
@@ -140,7 +145,10 @@ impl Shared {
                     break file;
                 }
                 if start.elapsed() > deadline {
-                    return Err(others(path, "rank 0 did not come: start all processes with the same file"));
+                    return Err(others(
+                        path,
+                        "rank 0 did not come: start all processes with the same file",
+                    ));
                 }
                 std::thread::sleep(Duration::from_millis(5));
             },
@@ -175,13 +183,18 @@ impl Shared {
         }
         let wanted = shared.map.size().load(Ordering::Relaxed);
         if wanted != size as u64 {
-            let what = format!("rank 0 counts {wanted} processes, and rank {rank} {size}: SAMITE_RANKS must be the same for all");
+            let what = format!(
+                "rank 0 counts {wanted} processes, and rank {rank} {size}: SAMITE_RANKS must be the same for all"
+            );
             return Err(others(path, &what));
         }
         shared.map.put(rank).store(1, Ordering::Release);
         while let Some(missing) = shared.missing() {
             if start.elapsed() > deadline {
-                let what = format!("rank {missing} did not come within {} s: start all processes with the same file", deadline.as_secs_f32());
+                let what = format!(
+                    "rank {missing} did not come within {} s: start all processes with the same file",
+                    deadline.as_secs_f32()
+                );
                 return Err(others(path, &what));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -270,12 +283,17 @@ fn join(path: &Path, rank: usize, size: usize) -> std::result::Result<Option<Fil
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.map_err(|error| refused(path, "opening", error))?,
     };
-    let about = file.metadata().map_err(|error| refused(path, "opening", error))?;
+    let about = file
+        .metadata()
+        .map_err(|error| refused(path, "opening", error))?;
     if !is_taken(&file, 0) {
         return Ok(None);
     }
     if !about.is_file() || about.len() < Map::bytes(1) as u64 {
-        return Err(others(path, "it is no file that processes share: name another one"));
+        return Err(others(
+            path,
+            "it is no file that processes share: name another one",
+        ));
     }
     if about.len() != Map::bytes(size) as u64 {
         let what = format!("it is not for {size} processes: SAMITE_RANKS must be the same for all");
@@ -305,7 +323,9 @@ impl Transport for Shared {
 
     fn begin(&mut self, head: &[u8], body: &[u8], lens: &[usize]) -> Result<()> {
         let own = head.len() + body.len();
-        let total = lens.iter().try_fold(0_usize, |sum, len| sum.checked_add(*len));
+        let total = lens
+            .iter()
+            .try_fold(0_usize, |sum, len| sum.checked_add(*len));
         let is_free = self.piece == self.pieces && lens.len() == self.size;
         let Some(total) = total.filter(|_| is_free && lens[self.rank] == own) else {
             return Err(Error::invalid("a gathering that cannot begin"));
@@ -335,19 +355,23 @@ impl Transport for Shared {
     fn test(&mut self) -> Result<bool> {
         while self.piece < self.pieces {
             if let Some(missing) = self.missing() {
-                let gave_up = self.map.aborted().load(Ordering::Acquire);
-                if gave_up != 0 {
-                    let message = format!("rank {} gave up", gave_up - 1);
-                    return Err(Error::device("ranks", message));
-                }
                 self.tests = self.tests.wrapping_add(1);
                 let is_time = self.tests.is_multiple_of(PATIENCE);
                 // What it put before its end counts.
                 if is_time && !is_taken(&self.file, missing) && self.missing() == Some(missing) {
-                    let message = format!("rank {missing} ended");
-                    return Err(Error::device("ranks", message));
+                    self.map
+                        .ended()
+                        .store(missing as u64 + 1, Ordering::Release);
                 }
-                return Ok(false);
+                // Who gives up may do so for one that ended.
+                let gave_up = self.map.aborted().load(Ordering::Acquire);
+                let ended = self.map.ended().load(Ordering::Acquire);
+                let message = match (ended, gave_up) {
+                    (0, 0) => return Ok(false),
+                    (0, rank) => format!("rank {} gave up", rank - 1),
+                    (rank, _) => format!("rank {} ended", rank - 1),
+                };
+                return Err(Error::device("ranks", message));
             }
             self.read();
             self.piece += 1;
@@ -459,8 +483,15 @@ mod tests {
                     group.agree("number", 1).unwrap_err().to_string()
                 }
             });
-            let wanted = if gives_up { "rank 1 gave up" } else { "rank 1 ended" };
-            assert!(said[0].contains(wanted) && said[2].contains(wanted), "{said:?}");
+            let wanted = if gives_up {
+                "rank 1 gave up"
+            } else {
+                "rank 1 ended"
+            };
+            assert!(
+                said[0].contains(wanted) && said[2].contains(wanted),
+                "{said:?}"
+            );
         }
     }
 
@@ -479,7 +510,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ranks");
         let short = Duration::from_millis(200);
-        let error = |rank, size| Shared::start(&path, rank, size, short).err().unwrap().to_string();
+        let error = |rank, size| {
+            Shared::start(&path, rank, size, short)
+                .err()
+                .unwrap()
+                .to_string()
+        };
         assert!(error(2, 2).contains("SAMITE_RANK"));
         assert!(error(1, 2).contains("rank 0 did not come"));
         std::thread::scope(|scope| {

@@ -227,7 +227,10 @@ fn processes_compute_the_same_bits_as_threads() {
                         .into_iter()
                         .enumerate()
                     {
-                        assert!(process == threads, "{name} {dtype} {shares:?} {flash}: rank {rank} has other bits");
+                        assert!(
+                            process == threads,
+                            "{name} {dtype} {shares:?} {flash}: rank {rank} has other bits"
+                        );
                     }
                 }
             }

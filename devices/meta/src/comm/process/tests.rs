@@ -88,7 +88,9 @@ impl Transport for Scripted {
     fn test(&mut self) -> Result<bool> {
         match self.script[self.round - 1] {
             Others::Same | Others::Elsewhere | Others::Failing => Ok(true),
-            Others::At(time) => Ok(self.clock.micros.load(Ordering::Relaxed) >= time.as_micros() as u64),
+            Others::At(time) => {
+                Ok(self.clock.micros.load(Ordering::Relaxed) >= time.as_micros() as u64)
+            }
             Others::Lost => Ok(false),
             Others::Killed => Err(Error::device("mpi", "the connection broke")),
         }
@@ -126,7 +128,11 @@ fn scripted(script: &[Others]) -> (ProcessGroup, Arc<Slept>, Arc<AtomicU64>) {
         clock: Arc::clone(&clock) as _,
         ..ProcessOptions::default()
     };
-    (ProcessGroup::new(Box::new(transport), options), clock, began)
+    (
+        ProcessGroup::new(Box::new(transport), options),
+        clock,
+        began,
+    )
 }
 
 /// Every call of a poisoned group fails at once with the same reason, and nothing is sent any more.
@@ -181,7 +187,10 @@ fn who_does_not_come_is_lost_at_the_deadline_and_never_before() {
         let error = call(&group).unwrap_err();
         assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
         let waited = Duration::from_micros(clock.micros.load(Ordering::Relaxed));
-        assert!((DEADLINE..DEADLINE + 2 * PAUSE).contains(&waited), "{waited:?}");
+        assert!(
+            (DEADLINE..DEADLINE + 2 * PAUSE).contains(&waited),
+            "{waited:?}"
+        );
         is_dead(&group, &began, "did not come to");
     }
 }
@@ -198,7 +207,8 @@ fn another_deadline_counts_for_one_call_only() {
 #[test]
 fn a_broken_connection_and_another_call_poison_the_group() {
     let (group, clock, began) = scripted(&[Others::Killed]);
-    group.communicator().barrier().unwrap_err();
+    let error = group.communicator().barrier().unwrap_err();
+    assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
     is_dead(&group, &began, "the connection broke");
     assert_eq!(clock.micros.load(Ordering::Relaxed), 0, "nobody waits");
     let (group, _, began) = scripted(&[Others::Elsewhere]);
@@ -298,7 +308,10 @@ fn what_differs_is_the_same_error_for_all() {
         error.to_string()
     });
     for error in said {
-        assert!(error.contains("rank 2 has another model than rank 0"), "{error}");
+        assert!(
+            error.contains("rank 2 has another model than rank 0"),
+            "{error}"
+        );
     }
 }
 
@@ -319,5 +332,8 @@ fn who_fails_is_heard_wherever_the_others_are() {
         group.fail("wrong flag");
         group.ended().unwrap()
     });
-    assert_eq!(said, ["wrong flag"; 2], "what is wrong with all names nobody");
+    assert_eq!(
+        said, ["wrong flag"; 2],
+        "what is wrong with all names nobody"
+    );
 }
