@@ -24,6 +24,7 @@ use std::time::Duration;
   samite run -m model.gguf -f prompt.txt -n 200 --temp 0.7 --seed 42
   samite run -m model.gguf -p \"The sky is\" --stop \".\"
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
+  mpirun -np 4 samite run -sm tensor -m model.gguf -p Hello
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
