@@ -314,3 +314,36 @@ impl Neighbours {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite::gguf::LoadMode;
+    use samite::llm::SyntheticModel;
+
+    #[test]
+    fn models_that_differ_in_anything_small_have_other_fingerprints() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut seen = Vec::new();
+        let mut add = |model: SyntheticModel| {
+            model.write(&path).unwrap();
+            let file = GgufFile::open_header(&path, LoadMode::Read).unwrap();
+            let first = fingerprint(&file).unwrap();
+            assert_eq!(first, fingerprint(&file).unwrap());
+            assert!(!seen.contains(&first));
+            seen.push(first);
+        };
+        let tiny = || SyntheticModel::tiny("llama");
+        add(tiny());
+        add(SyntheticModel {
+            seed: tiny().seed + 1,
+            ..tiny()
+        });
+        add(SyntheticModel {
+            n_layer: tiny().n_layer + 1,
+            ..tiny()
+        });
+        add(SyntheticModel::tiny("qwen2"));
+    }
+}

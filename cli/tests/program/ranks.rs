@@ -258,6 +258,28 @@ fn processes_write_the_same_text_as_threads() {
     check(&uneven, &devices[..2]);
 }
 
+/// Each process would choose another one.
+#[test]
+fn the_first_process_chooses_the_tokens() {
+    let flags = [
+        "run",
+        "-sm",
+        "tensor",
+        "--split-anyway",
+        "-n",
+        "60",
+        "-t",
+        "1",
+        "--temp",
+        "2",
+    ];
+    let arguments = [&flags[..], &["-p", "Once upon a time"]].concat();
+    let Run { stdout, stderr, .. } = run(Way::Own, &[(2, &arguments)]);
+    let seed = stderr.split("seed ").nth(1).unwrap().trim();
+    let here = ["--device", "cpu:cores=0,cpu:cores=1", "-s", seed];
+    assert_eq!(samite(arguments.iter().chain(&here)).ok(), stdout);
+}
+
 #[test]
 fn what_differs_between_processes_is_said_once() {
     let (_folder, model) = tiny();

@@ -185,6 +185,11 @@ impl MetaDevice {
         &self.members.ratios
     }
 
+    #[cfg(test)]
+    pub(crate) fn plain_memory(&self) -> &MetaMemory {
+        &self.plain
+    }
+
     /// The members that compute in this process.
     pub(crate) fn here(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
         self.members.devices[self.members.here.clone()].iter()

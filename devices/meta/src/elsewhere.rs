@@ -87,3 +87,68 @@ pub(crate) fn members(
     };
     told.iter().enumerate().map(member).collect()
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::comm::played::Played;
+    use crate::comm::{ProcessGroup, ProcessOptions};
+    use crate::{MetaDevice, MetaOptions};
+    use samite_core::{Cut, DType, Device, Layout, MemoryInfo, StoredTensor, TensorInfo, Usage};
+    use samite_cpu::{CpuDevice, CpuOptions};
+    use std::sync::Arc;
+
+    #[test]
+    fn each_process_has_memory_for_its_own_member_only() {
+        let work = |end: Played| {
+            let group = ProcessGroup::new(Box::new(end), ProcessOptions::default());
+            let rank = group.rank();
+            let name = format!("cpu{rank}");
+            let own: Arc<dyn Device> =
+                CpuDevice::with_name(&name, CpuOptions::default().with_threads(1));
+            let device = MetaDevice::among(&own, group, "here", MetaOptions::default()).unwrap();
+            let names: Vec<_> = device.members().iter().map(|m| m.name()).collect();
+            assert_eq!(names, ["rank0:cpu0", "rank1:cpu1", "rank2:cpu2"]);
+            // Each has two of six rows.
+            let layout = Layout::contiguous(DType::F32, [4, 6, 1, 1]).unwrap();
+            let cut = Cut {
+                axis: 1,
+                unit: 1,
+                turn: 0,
+            };
+            let info = TensorInfo {
+                cut: Some(cut),
+                ..TensorInfo::new("w", layout, Usage::Weights)
+            };
+            let memory = device.buffer_type();
+            let size = memory.alloc_size(&info).unwrap();
+            let buffer = memory.allocate(size, Usage::Weights).unwrap();
+            let stored = StoredTensor::described(&info, buffer, 0).unwrap();
+            let bytes: Vec<u8> = (0..96).collect();
+            stored.tensor().write(0, &bytes).unwrap();
+            let mut rows = [0; 32];
+            stored.tensor().read(32 * rank, &mut rows).unwrap();
+            assert_eq!(rows, bytes[32 * rank..][..32]);
+            let error = stored.tensor().read(0, &mut [0; 96]).unwrap_err();
+            assert!(error.to_string().contains("another process"), "{error}");
+            let (_, parts) = device.plain_memory().locals(&stored).unwrap();
+            for (member, part) in parts.iter().enumerate() {
+                let buffer = &part.as_ref().unwrap().tensor().buffer;
+                assert_eq!(buffer.host().is_some(), member == rank);
+            }
+            for (member, memory) in device.member_memories().iter().enumerate() {
+                let buffer = memory.allocate(64, Usage::Compute).unwrap();
+                assert_eq!(buffer.host().is_some(), member == rank);
+            }
+            let MemoryInfo { free, total } = device.memory();
+            (device.description(), free, total)
+        };
+        let seen: Vec<_> = std::thread::scope(|scope| {
+            let work = &work;
+            let ends = Played::all(3).into_iter();
+            let all: Vec<_> = ends.map(|end| scope.spawn(move || work(end))).collect();
+            all.into_iter().map(|p| p.join().unwrap()).collect()
+        });
+        // All plan with the same figures.
+        assert!(seen.iter().all(|theirs| *theirs == seen[0]), "{seen:?}");
+    }
+}

@@ -397,6 +397,7 @@ impl Transport for Shared {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // Helpers of tests are tests.
 mod tests {
     use super::*;
     use samite_meta::comm::{ProcessGroup, ProcessOptions};

@@ -184,12 +184,11 @@ fn a_run_gives_the_same_bits_every_time() {
     }
 }
 
-/// What each of several processes computes that share a model; threads play the processes.
-fn logits_of_processes(
-    file: &TestModel,
+/// What each of several processes says that share a model; threads play the processes.
+fn processes<T: Send>(
     ratios: &[usize],
-    options: &ContextOptions,
-) -> Vec<Vec<Vec<f32>>> {
+    work: impl Fn(usize, Arc<MetaDevice>) -> T + Sync,
+) -> Vec<T> {
     std::thread::scope(|scope| {
         let processes: Vec<_> = Played::all(ratios.len())
             .into_iter()
@@ -199,12 +198,11 @@ fn logits_of_processes(
                     ratios: Some(ratios.iter().map(|&ratio| ratio as f32).collect()),
                     ..MetaOptions::default()
                 };
-                let options = options.clone();
+                let work = &work;
                 scope.spawn(move || {
-                    let own = cpus(1).remove(0);
+                    let (own, rank) = (cpus(1).remove(0), group.rank());
                     let device = MetaDevice::among(&own, group, "here", meta_options).unwrap();
-                    let host: Arc<dyn Device> = cpu();
-                    logits(&load(file, vec![device, host]), options)
+                    work(rank, device)
                 })
             })
             .collect();
@@ -223,10 +221,11 @@ fn processes_compute_the_same_bits_as_threads() {
                     let host: Arc<dyn Device> = cpu();
                     let device = meta(cpus(shares.len()), Some(shares));
                     let threads = logits(&load(&file, vec![device, host]), options.clone());
-                    for (rank, process) in logits_of_processes(&file, shares, &options)
-                        .into_iter()
-                        .enumerate()
-                    {
+                    let all = processes(shares, |_, device| {
+                        let host: Arc<dyn Device> = cpu();
+                        logits(&load(&file, vec![device, host]), options.clone())
+                    });
+                    for (rank, process) in all.into_iter().enumerate() {
                         assert!(
                             process == threads,
                             "{name} {dtype} {shares:?} {flash}: rank {rank} has other bits"
@@ -235,6 +234,29 @@ fn processes_compute_the_same_bits_as_threads() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn processes_with_other_graphs_find_out_before_they_wait() {
+    let [one, other] = [256, 512].map(|n_ff| {
+        TestModel::write(&SyntheticModel {
+            n_ff,
+            ..of_units("llama", DType::F32)
+        })
+    });
+    let said = processes(&[1, 1, 1], |rank, device| {
+        let model = load(if rank == 2 { &other } else { &one }, vec![device]);
+        let mut context = context(&model, precise());
+        let mut batch = Batch::new();
+        batch.add(tokens(1)[0], 0, &[0], true);
+        context.decode(&batch).unwrap_err().to_string()
+    });
+    for error in said {
+        assert!(
+            error.contains("rank 2 has another graph than rank 0"),
+            "{error}"
+        );
     }
 }
 

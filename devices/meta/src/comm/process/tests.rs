@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
 use super::*;
 use crate::comm::ThreadGroup;
 use crate::comm::played::Played;
