@@ -36,10 +36,12 @@ impl Default for ProcessOptions {
     }
 }
 
-/// Turns of a loop before a waiting process lets others have the processor: some tens of microseconds.
-const SPINS: usize = 200;
-/// Turns before it sleeps between them.
-const YIELDS: usize = 1_000;
+/// How long a waiting process keeps its processor.
+const SPINNING: Duration = Duration::from_micros(50);
+/// How long it lets others have the processor before it sleeps. Prompts take members unequally long, and waking up takes as long as an exchange.
+const YIELDING: Duration = Duration::from_millis(5);
+/// Most questions before it sleeps, whatever the clock says.
+const QUESTIONS: usize = 100_000;
 /// How long it sleeps.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -417,7 +419,7 @@ impl ProcessGroup {
     /// Waits until the round is complete.
     fn wait(&self, state: &mut State, head: Head, within: Duration) -> Result<()> {
         let ProcessOptions { cancel, clock, .. } = &self.0.options;
-        let mut start = None;
+        let start = clock.now();
         for turn in 0_usize.. {
             let is_done = state.transport.test().map_err(|error| match error {
                 Error::Device { message, .. } => lost(message),
@@ -426,19 +428,15 @@ impl ProcessGroup {
             if is_done {
                 return Ok(());
             }
-            if turn < SPINS {
-                std::hint::spin_loop();
-                continue;
-            }
             cancel.check()?;
-            let now = clock.now();
-            let waited = now.saturating_duration_since(*start.get_or_insert(now));
+            let waited = clock.now().saturating_duration_since(start);
             if waited > within {
                 break;
             }
-            match turn < SPINS + YIELDS {
-                true => std::thread::yield_now(),
-                false => clock.sleep(PAUSE),
+            match () {
+                () if waited > YIELDING || turn > QUESTIONS => clock.sleep(PAUSE),
+                () if waited > SPINNING => std::thread::yield_now(),
+                () => std::hint::spin_loop(),
             }
         }
         Err(lost(format!(
