@@ -5,6 +5,7 @@ use crate::failure::{Failure, Outcome};
 #[cfg(feature = "hub")]
 use crate::hub::HubArgs;
 use crate::progress;
+use crate::ranks::{self, Neighbours, RankArgs};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
@@ -14,7 +15,8 @@ use samite::llm::{
     PlacementRule, ScaledAdapter,
 };
 use samite::registry::{
-    BuiltIn, DISABLE_VARIABLE, GgmlOptions, MetaDevice, MetaOptions, Pool, Prediction, Registry,
+    BuiltIn, DISABLE_VARIABLE, GgmlOptions, MetaDevice, MetaOptions, Pool, Prediction,
+    ProcessGroup, Registry,
 };
 use samite::sched::compare::in_order;
 use samite::sched::{DeviceSet, Fallback};
@@ -168,7 +170,7 @@ impl DeviceArgs {
     }
 
     /// One device made of those that are named, and one thread of the CPU behind it for what is not divided, such as the embedding.
-    fn divided(&self, cpu: &CpuArgs, ratios: Option<Vec<f32>>) -> Outcome<Vec<Arc<dyn Device>>> {
+    fn divided(&self, cpu: &CpuArgs, options: MetaOptions) -> Outcome<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry_on(cpu.pool()?);
         let members = registry.parse(&self.list)?;
         if members.len() < 2 {
@@ -176,11 +178,50 @@ impl DeviceArgs {
                 "--split-mode tensor: name two devices or more with --device, such as cpu:cores=0-3,cpu:cores=4-7",
             ));
         }
-        let options = MetaOptions {
-            ratios,
-            ..MetaOptions::default()
+        self.with_thread(&registry, MetaDevice::new(members, options)?)
+    }
+
+    /// One device made of one of each process, and one thread of the CPU behind it as in [`divided`](Self::divided).
+    fn divided_among(
+        &self,
+        cpu: &CpuArgs,
+        group: &ProcessGroup,
+        options: MetaOptions,
+    ) -> Outcome<Vec<Arc<dyn Device>>> {
+        let neighbours = Neighbours::ask(group)?;
+        let mut cpu = cpu.clone();
+        cpu.share(neighbours.sharing);
+        let registry = self.backends.registry_on(cpu.pool()?);
+        let mut named = registry.parse(&self.list)?;
+        if self.list.trim().eq_ignore_ascii_case("auto") {
+            named.retain(|device| device.kind() != DeviceKind::Accelerator);
+            named.truncate(1);
+        }
+        let own = match named.len() {
+            1 => Some(&named[0]),
+            count if count == neighbours.all => named.get(neighbours.before),
+            _ => None,
         };
-        let mut devices: Vec<Arc<dyn Device>> = vec![MetaDevice::new(members, options)?];
+        let own = own.ok_or_else(|| {
+            Failure::usage(format_args!(
+                "--device: {} for {} on this machine: name one for all, or one for each",
+                samite::counted(named.len(), "device"),
+                match neighbours.all {
+                    1 => "1 process".to_owned(),
+                    all => format!("{all} processes"),
+                }
+            ))
+        })?;
+        let device = MetaDevice::among(own, group.clone(), &neighbours.host, options)?;
+        self.with_thread(&registry, device)
+    }
+
+    fn with_thread(
+        &self,
+        registry: &Registry,
+        device: Arc<MetaDevice>,
+    ) -> Outcome<Vec<Arc<dyn Device>>> {
+        let mut devices: Vec<Arc<dyn Device>> = vec![device];
         if !self.only {
             devices.push(registry.init_by_name("cpu", "threads=1".parse()?)?);
         }
@@ -405,6 +446,9 @@ pub struct ModelArgs {
     #[arg(long = "tensor-split", value_name = "LIST", help_heading = "Placement")]
     tensor_split: Option<String>,
 
+    #[command(flatten)]
+    ranks: RankArgs,
+
     /// Fit layers to the free memory of the devices before the last one, unless other flags say where layers go [also: -fit]
     #[arg(long, value_enum, default_value_t = Switch::On, help_heading = "Placement")]
     fit: Switch,
@@ -545,6 +589,11 @@ impl ModelArgs {
         self.split_mode == SplitMode::Tensor
     }
 
+    /// The other processes that share the model, if there are any. To be asked before anything else.
+    pub fn ranks(&self) -> Outcome<Option<&'static ProcessGroup>> {
+        self.ranks.start(self.splits_tensors())
+    }
+
     /// The devices that `--device` and `--split-mode` say.
     fn chosen_devices(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
         match self.split_mode {
@@ -566,7 +615,18 @@ impl ModelArgs {
                         _ => Err(Failure::usage("--tensor-split: not a list of proportions")),
                     }
                 });
-                self.devices.divided(cpu, ratios.transpose()?)
+                let options = MetaOptions {
+                    ratios: ratios.transpose()?,
+                    deadline: self.ranks.deadline(),
+                    ..MetaOptions::default()
+                };
+                match ranks::group() {
+                    Some(group) => self.devices.divided_among(cpu, group, options),
+                    None => {
+                        self.ranks.refuse()?;
+                        self.devices.divided(cpu, options)
+                    }
+                }
             }
         }
     }
@@ -577,7 +637,7 @@ impl ModelArgs {
             return Ok(());
         }
         let options = self.model_options(devices.to_vec(), cancel)?;
-        let model = Model::without_weights(&self.header(&options)?, &options)?;
+        let model = Model::without_weights(&self.header(options.load_mode)?, &options)?;
         let context = ContextPlan::new(model, self.context_options(cancel)?)?;
         let prediction = predicted(&context.plan(1)?)?;
         match prediction.filter(Prediction::is_slower) {
@@ -597,9 +657,56 @@ impl ModelArgs {
         }
     }
 
-    fn header(&self, options: &ModelOptions) -> Outcome<GgufFile> {
+    /// Compares with the other processes what must be the same for all.
+    fn compare(&self, group: &ProcessGroup, cancel: &CancelToken) -> Outcome {
+        let version = ranks::hash(env!("CARGO_PKG_VERSION"));
+        group.agree("version of samite", version)?;
+        let file = self.header(self.load_mode())?;
+        group.agree("model", ranks::fingerprint(&file)?)?;
+        let mut adapters = Vec::new();
+        for (path, share) in self.adapters.files() {
+            let file = GgufFile::open_header(path, self.load_mode())?;
+            adapters.push((ranks::fingerprint(&file)?, share));
+        }
+        group.agree("set of adapters", ranks::hash(adapters))?;
+        let ContextOptions {
+            n_ctx,
+            n_ubatch,
+            kv_types,
+            flash,
+            full_windows,
+            offload,
+            copies,
+            ..
+        } = self.context_options(cancel)?;
+        let context = (
+            n_ctx,
+            n_ubatch,
+            kv_types,
+            flash,
+            full_windows,
+            offload,
+            copies,
+        );
+        let placement = (
+            &self.place,
+            self.ngl,
+            &self.override_tensor,
+            &self.tensor_split,
+        );
+        let others = (
+            self.split_anyway,
+            self.fit,
+            self.fit_target,
+            self.devices.only,
+        );
+        let flags = ranks::hash((context, placement, others));
+        Ok(group.agree("set of flags", flags)?)
+    }
+
+    fn header(&self, mode: LoadMode) -> Outcome<GgufFile> {
         Ok(match self.file()? {
-            Some(path) => GgufFile::open_header(path, options.load_mode)?,
+            Some(path) => GgufFile::open_header(path, mode)?,
             None => embedded()?,
         })
     }
@@ -615,6 +722,9 @@ impl ModelArgs {
     /// Loads the model, with a progress bar.
     pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         self.file()?;
+        if let Some(group) = ranks::group() {
+            self.compare(group, cancel)?;
+        }
         let devices = self.chosen_devices(cpu)?;
         self.check_split(&devices, cancel)?;
         self.load_on(devices, cancel)
@@ -656,7 +766,10 @@ impl ModelArgs {
     /// The model as the header of its file describes it, for plans.
     pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
         let options = self.model_options(self.chosen_devices(cpu)?, cancel)?;
-        Ok(Model::without_weights(&self.header(&options)?, &options)?)
+        Ok(Model::without_weights(
+            &self.header(options.load_mode)?,
+            &options,
+        )?)
     }
 
     fn model_options(

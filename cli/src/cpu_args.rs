@@ -182,6 +182,12 @@ impl CpuArgs {
         }
     }
 
+    /// Unless a number was given: as many threads as one of so many programs has that share the processors.
+    pub fn share(&mut self, programs: usize) {
+        let mine = || (self.pool.processors() / programs.max(1)).max(1);
+        self.threads = Some(self.threads.unwrap_or_else(mine));
+    }
+
     /// Threads for a single token, and for several.
     fn counts(&self) -> [usize; 2] {
         let threads = self.threads.unwrap_or_else(|| self.pool.processors());

@@ -1,7 +1,7 @@
 //! How commands fail: with one line on standard error and an exit code.
 
-use crate::interrupt;
 use crate::shown::{one_line, say};
+use crate::{interrupt, ranks};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
@@ -12,6 +12,8 @@ pub enum Failure {
     Usage(String),
     /// Something went wrong.
     Error(String),
+    /// All of several processes know it.
+    Agreed(String),
     /// Ctrl-C, or another signal that asks for an end.
     Interrupted,
     /// Whoever reads the output has seen enough.
@@ -32,23 +34,34 @@ impl Failure {
         Failure::Error(message.to_string())
     }
 
-    /// Prints the message and returns the exit code.
-    pub fn report(self) -> i32 {
+    /// What happened, in words.
+    pub fn text(&self) -> String {
         match self {
-            Failure::Usage(message) => {
-                say(format_args!("error: {} (see --help)", one_line(&message)));
-                2
-            }
-            Failure::Error(message) => {
-                say(format_args!("error: {}", one_line(&message)));
-                1
-            }
-            Failure::Interrupted => {
-                say("interrupted");
-                interrupt::exit_code()
-            }
-            Failure::OutputClosed => 0,
+            Failure::Usage(message) => format!("{message} (see --help)"),
+            Failure::Error(message) | Failure::Agreed(message) => message.clone(),
+            Failure::Interrupted => "interrupted".to_owned(),
+            Failure::OutputClosed => "nobody reads the output any more".to_owned(),
         }
+    }
+
+    /// Prints the message and returns the exit code. Of several processes that have the same failure, the first one prints it.
+    pub fn report(self) -> i32 {
+        let exit_code = match self {
+            Failure::Usage(_) => 2,
+            Failure::Error(_) | Failure::Agreed(_) => 1,
+            Failure::Interrupted => interrupt::exit_code(),
+            Failure::OutputClosed => return 0,
+        };
+        let text = self.text();
+        match (&self, ranks::rank()) {
+            (Failure::Agreed(_) | Failure::Interrupted, Some(1..)) => {}
+            (Failure::Interrupted, _) => say(text),
+            (Failure::Usage(_) | Failure::Error(_), Some(rank @ 1..)) => {
+                say(format_args!("error: rank {rank}: {}", one_line(&text)));
+            }
+            _ => say(format_args!("error: {}", one_line(&text))),
+        }
+        exit_code
     }
 }
 

@@ -4,6 +4,7 @@ use crate::failure::{Failure, Outcome};
 use crate::progress;
 use crate::shown::{NAME_WIDTH, escaped, one_line, say, shortened};
 use clap::Args;
+use samite::registry::ranks::Launch;
 use std::collections::HashSet;
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +62,10 @@ impl LogArgs {
         let (name, filter) = match (&self.log, self.verbose, variable) {
             (Some(filter), _, _) => ("--log", &**filter),
             (None, 0, Some(filter)) => (VARIABLE, filter),
+            // Of several processes, the first one says what all would.
+            (None, 0, None) if Launch::from_environment().is_some_and(|l| l.rank > Some(0)) => {
+                return Ok(Targets::new().with_default(LevelFilter::ERROR));
+            }
             (None, verbose, _) => {
                 let levels = [
                     LevelFilter::WARN,

@@ -17,6 +17,7 @@ mod hub;
 mod interrupt;
 mod log;
 mod progress;
+mod ranks;
 mod sampling;
 mod shown;
 mod spelling;
@@ -52,5 +53,7 @@ fn main() {
     let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
         Cli::try_parse_from(arguments).map_or_else(failure::wrong_arguments, Cli::run)
     });
-    interrupt::leave(result.map_or_else(failure::Failure::report, |()| 0))
+    let is_done = result.is_ok();
+    let exit_code = result.map_or_else(failure::Failure::report, |()| 0);
+    interrupt::leave(ranks::leave(exit_code, is_done))
 }

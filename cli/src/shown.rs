@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::Write;
 
-/// Writes a line to standard error. If that cannot be written, there is nobody to tell.
+/// Writes a line to standard error, at once, so that lines of several processes do not mix. If that cannot be written, there is nobody to tell.
 pub fn say(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Whether a character does something else than being seen: control characters, escape sequences, and marks that turn

@@ -46,6 +46,11 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
+    /// Whether anything is watched.
+    pub fn is_given(&self) -> bool {
+        !self.watch.is_empty()
+    }
+
     /// Prepares what is asked for. A folder that cannot be used is found before a model is loaded.
     pub fn prepare(&self) -> Outcome<Option<Watching>> {
         if self.watch.is_empty() {

@@ -22,6 +22,11 @@ macro_rules! delegate {
             /// The device that everything else is forwarded to.
             fn inner(&self) -> &Arc<dyn Device>;
 
+            /// As in [`Device`].
+            fn name(&self) -> &str {
+                self.inner().name()
+            }
+
             /// A new stream.
             ///
             /// # Errors
@@ -41,7 +46,7 @@ macro_rules! delegate {
 
         impl<D: Delegate> Device for Delegating<D> {
             fn name(&self) -> &str {
-                self.0.inner().name()
+                self.0.name()
             }
 
             fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
@@ -61,7 +66,7 @@ macro_rules! delegate {
     };
 }
 
-/// A device that forwards what its [`Delegate`] does not change. It has the name of the device behind it.
+/// A device that forwards what its [`Delegate`] does not change.
 pub struct Delegating<D>(pub D);
 
 impl<D: Delegate> Delegating<D> {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What a device is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
     /// The host's processors: where everything can run in the end.

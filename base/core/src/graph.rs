@@ -398,20 +398,22 @@ impl Graph {
     }
 
     /// By position: whether memory is needed by something outside of `nodes`, some of the computed nodes. That is the memory of outputs and of what is
-    /// copied, of what other nodes read or write, and of leaves. A device that [plans memory itself](crate::Device::member_memories) gets places for it.
+    /// copied, of what other nodes read or write that are computed, and of leaves. A device that [plans memory itself](crate::Device::member_memories) gets places for it.
     pub fn needed_outside(&self, nodes: &[TensorId]) -> Vec<bool> {
         let mut inside = vec![false; self.tensors.len()];
         for id in nodes {
             inside[id.index()] = true;
         }
         let mut needed = vec![false; self.tensors.len()];
+        // Nobody computes the others, and memory is not kept for them.
+        let live = self.live();
         for id in self.ids() {
             let tensor = self.tensor(id);
             let flags = tensor.flags;
             if flags.output || flags.copied || matches!(tensor.op, Op::Leaf) {
                 needed[self.memory_of(id).index()] = true;
             }
-            if tensor.is_computed() && !inside[id.index()] {
+            if tensor.is_computed() && live[id.index()] && !inside[id.index()] {
                 for (_, source) in tensor.operands() {
                     needed[self.memory_of(source).index()] = true;
                 }
@@ -526,6 +528,22 @@ mod tests {
     fn f32s(g: &mut Graph, extents: &[usize]) -> TensorId {
         g.input("x", DType::F32, crate::shape(extents).unwrap())
             .unwrap()
+    }
+
+    #[test]
+    fn memory_is_needed_outside_by_what_is_computed_there() {
+        let mut g = Graph::new();
+        let x = f32s(&mut g, &[8]);
+        let unary = |g: &mut Graph, of| g.push(Op::Unary(Unary::Neg), &[Some(of)]).unwrap();
+        let [a, b] = [unary(&mut g, x), unary(&mut g, x)];
+        let _dead = unary(&mut g, a);
+        let reader = unary(&mut g, b);
+        let result = unary(&mut g, reader);
+        g.set_output(result);
+        let needed = g.needed_outside(&[a, b]);
+        assert!(!needed[a.index()], "its reader is never computed");
+        assert!(needed[b.index()] && needed[result.index()] && needed[x.index()]);
+        assert!(!g.needed_outside(&[a, b, reader, result])[b.index()]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use crate::files::Source;
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, say};
 use crate::trace_file::TraceFile;
-use crate::watch::WatchArgs;
-use crate::{files, interrupt};
+use crate::watch::{Trouble, WatchArgs};
+use crate::{files, interrupt, ranks};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use samite::llm::{Context, Finish, GenerateOptions, Generation, Model, Session, sampler_params};
@@ -17,9 +17,8 @@ use samite::text::{Sampler, SamplerParams};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Flags of `samite run`.
 #[derive(Debug, Args)]
@@ -29,6 +28,7 @@ use std::time::Duration;
   samite run -m model.gguf -p \"The sky is\" --stop \".\"
   samite run -m model.gguf -p \"A person: \" -j '{\"type\": \"object\"}'
   samite run -m model.gguf --device reference,cpu --place 'output:cpu' -p Hello
+  mpirun -np 4 samite run -sm tensor -m model.gguf -p Hello
   samite run -n 2 --watch 'l_out-*' --watch 'result_output' Hello
   git log -1 | samite run -m model.gguf -c 8192 -q")]
 pub struct RunArgs {
@@ -109,94 +109,168 @@ pub struct RunArgs {
     grammar: crate::grammar::GrammarArgs,
 }
 
-pub fn run(args: RunArgs) -> Outcome {
-    // Everything that can be wrong with the flags is found before a large file is loaded.
-    if args.template.is_given() && !args.chat {
-        return Err(Failure::usage(
-            "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
-        ));
+/// What is there before the first token is computed.
+struct Ready {
+    model: Arc<Model>,
+    session: Session,
+    sampler: Sampler,
+    seed: u64,
+    /// The text to continue.
+    prompt: String,
+    /// Its tokens; `None` goes on where a saved text stopped.
+    tokens: Option<Vec<u32>>,
+    trace: Option<TraceFile>,
+    trouble: Trouble,
+}
+
+impl RunArgs {
+    /// The file of a saved text, if it is there.
+    fn saved(&self) -> Option<&Path> {
+        self.session.as_deref().filter(|path| path.exists())
     }
-    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
-    #[cfg(feature = "grammar")]
-    let grammar = args.grammar.read()?;
-    let trace_file = files::create(&args.trace)?;
-    let watching = args.watch.prepare()?;
-    let saved = args.session.as_deref().filter(|path| path.exists());
-    let source = match (args.prompt.or(args.text), &args.file) {
-        (Some(text), _) => Some(Source::text(text)),
-        (None, Some(path)) => Some(Source::file(path)?),
-        (None, None) if saved.is_some() => None,
-        (None, None) => Some(Source::stdin()),
-    };
-    let cancel = interrupt::token();
-    let mut context_options = args.model.context_options(&cancel)?;
-    args.cpu.apply(&mut context_options);
-    let model = args.model.load(&args.cpu, &cancel)?;
-    let load_time = model.load_time();
-    let params = args.sampling.params(sampler_params(model.metadata())?)?;
-    let mut seed = params.seed;
-    let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
-    let context = args.model.context(Arc::clone(&model), context_options)?;
-    let mut session = Session::new(context)?;
-    // Only now it is known how much of an endless text is enough.
-    let n_ctx = session.context().n_ctx();
-    let mut prompt = String::new();
-    let tokenizer = Arc::clone(session.tokenizer());
-    #[cfg(feature = "grammar")]
-    if let Some(grammar) = grammar {
-        sampler.set_constraint(Some(grammar.constraint(&tokenizer)?));
+
+    /// The text to continue, if it is not the saved one.
+    fn source(&self) -> Outcome<Option<Source>> {
+        Ok(
+            match (self.prompt.as_ref().or(self.text.as_ref()), &self.file) {
+                // Of several processes, the first one reads.
+                _ if !ranks::is_first() => Some(Source::text(String::new())),
+                (Some(text), _) => Some(Source::text(text.clone())),
+                (None, Some(path)) => Some(Source::file(path)?),
+                (None, None) if self.saved().is_some() => None,
+                (None, None) => Some(Source::stdin()),
+            },
+        )
     }
-    let given = match source {
-        None => None,
-        Some(source) => {
-            let mut tokens =
+
+    /// Loads the model and reads the text.
+    fn prepare(&self) -> Outcome<Ready> {
+        // Everything that can be wrong with the flags is found before a large file is loaded.
+        if self.template.is_given() && !self.chat {
+            return Err(Failure::usage(
+                "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
+            ));
+        }
+        Sampler::new(self.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+        #[cfg(feature = "grammar")]
+        let grammar = self.grammar.read()?;
+        self.check_ranks()?;
+        let trace_file = files::create(&self.trace)?;
+        let watching = self.watch.prepare()?;
+        let source = self.source()?;
+        let cancel = interrupt::token();
+        let mut context_options = self.model.context_options(&cancel)?;
+        self.cpu.apply(&mut context_options);
+        let model = self.model.load(&self.cpu, &cancel);
+        // Some are faster.
+        let model = ranks::together(ranks::LOADING, model)?;
+        let params = self.sampling.params(sampler_params(model.metadata())?)?;
+        let mut seed = params.seed;
+        let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
+        let context = self.model.context(Arc::clone(&model), context_options)?;
+        let mut session = Session::new(context)?;
+        // Only now it is known how much of an endless text is enough.
+        let n_ctx = session.context().n_ctx();
+        let mut prompt = String::new();
+        let tokenizer = Arc::clone(session.tokenizer());
+        #[cfg(feature = "grammar")]
+        if let Some(grammar) = grammar {
+            sampler.set_constraint(Some(grammar.constraint(&tokenizer)?));
+        }
+        let mut tokens = None;
+        if let Some(source) = source {
+            let mut text =
                 source.tokens(&tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
-            if args.chat {
-                tokens = args.template.tokens(&model, &prompt)?;
+            if self.chat && ranks::is_first() {
+                text = self.template.tokens(&model, &prompt)?;
             }
-            if tokens.is_empty() {
+            let text = ranks::of_first(text)?;
+            if text.is_empty() {
                 return Err(Failure::usage(
                     "the text to continue is empty: give one with -p",
                 ));
             }
-            Some(tokens)
+            tokens = Some(text);
         }
-    };
-    if let Some(path) = saved {
-        session.restore(path)?;
-    }
-    // A text that is gone on with; `None` goes on where it stopped.
-    let tokens = match given {
-        Some(tokens) => Some(tokens),
-        None => {
+        if let Some(path) = self.saved() {
+            session.restore(path)?;
+        }
+        if tokens.is_none() {
             let text = session.text();
             let bytes = tokenizer.detokenize(&text).map_err(Failure::error)?;
             prompt = String::from_utf8_lossy(&bytes).into_owned();
             match session.sampler_state() {
-                Some(state) if !args.sampling.has_seed() => {
-                    seed = state.seed;
-                    None
-                }
-                _ => Some(text),
+                Some(state) if !self.sampling.has_seed() => seed = state.seed,
+                _ => tokens = Some(text),
             }
         }
-    };
-    let count = tokens.as_ref().map_or(session.tokens().len(), Vec::len);
-    if count > n_ctx {
-        return Err(Failure::error(format_args!(
-            "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
-        )));
+        let count = tokens.as_ref().map_or(session.tokens().len(), Vec::len);
+        if count > n_ctx {
+            return Err(Failure::error(format_args!(
+                "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
+            )));
+        }
+        let trace = match trace_file {
+            Some(file) => Some(TraceFile::start(file, session.context_mut())?),
+            None => None,
+        };
+        let trouble = match watching {
+            Some(watching) => watching.start(session.context_mut(), count)?,
+            None => Default::default(),
+        };
+        if let Some(group) = ranks::group() {
+            session.settle_choices(|token| Ok(group.of_first(token.into())? as u32));
+        }
+        Ok(Ready {
+            model,
+            session,
+            sampler,
+            seed,
+            prompt,
+            tokens,
+            trace,
+            trouble,
+        })
     }
-    let mut trace = match trace_file {
-        Some(file) => Some(TraceFile::start(file, session.context_mut())?),
-        None => None,
-    };
-    let trouble = match watching {
-        Some(watching) => watching.start(session.context_mut(), count)?,
-        None => Default::default(),
-    };
 
-    let mut out = std::io::stdout().lock();
+    /// What several processes cannot do, or must do alike.
+    fn check_ranks(&self) -> Outcome {
+        let Some(group) = ranks::group() else {
+            return Ok(());
+        };
+        for (flag, is_given) in [
+            ("--session", self.session.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--watch", self.watch.is_given()),
+        ] {
+            if is_given {
+                return Err(Failure::usage(format_args!(
+                    "{flag} is for one process: leave it out where several share a model"
+                )));
+            }
+        }
+        let flags = (self.n_predict, &self.stop, self.ignore_eos, self.keep);
+        Ok(group.agree("set of flags", ranks::hash(flags))?)
+    }
+}
+
+pub fn run(args: RunArgs) -> Outcome {
+    args.model.ranks()?;
+    let Ready {
+        model,
+        mut session,
+        mut sampler,
+        seed,
+        prompt,
+        tokens,
+        mut trace,
+        trouble,
+    } = ranks::together(ranks::LOADING, args.prepare())?;
+    // Of several processes, the first one prints.
+    let mut out: Box<dyn Write> = match ranks::is_first() {
+        true => Box::new(std::io::stdout().lock()),
+        false => Box::new(std::io::sink()),
+    };
     let mut is_begun = !args.no_display_prompt && !args.chat && !args.json;
     if is_begun {
         write!(out, "{prompt}")?;
@@ -255,9 +329,9 @@ pub fn run(args: RunArgs) -> Outcome {
         trace.finish(session.context_mut())?;
     }
     if args.json {
-        let value = as_json(&model, &prompt, text, &generation, load_time, seed);
+        let value = as_json(&model, &prompt, text, &generation, seed);
         writeln!(out, "{value}")?;
-    } else if !args.quiet {
+    } else if !args.quiet && ranks::is_first() {
         let t = generation.timings;
         let why = match generation.finish {
             Finish::ContextFull => "; the context is full (see -c and --keep)",
@@ -265,7 +339,7 @@ pub fn run(args: RunArgs) -> Outcome {
         };
         say(format_args!(
             "loaded in {:.2} s; prompt: {}, {:.1} tokens/s; generation: {}, {:.1} tokens/s; seed {seed}{why}",
-            load_time.as_secs_f64(),
+            model.load_time().as_secs_f64(),
             counted(t.prompt_tokens, "token"),
             t.prompt_per_second(),
             counted(generation.tokens.len(), "token"),
@@ -276,14 +350,7 @@ pub fn run(args: RunArgs) -> Outcome {
 }
 
 /// What --json prints.
-fn as_json(
-    model: &Model,
-    prompt: &str,
-    text: String,
-    generation: &Generation,
-    load_time: Duration,
-    seed: u64,
-) -> Value {
+fn as_json(model: &Model, prompt: &str, text: String, generation: &Generation, seed: u64) -> Value {
     let finish = match generation.finish {
         Finish::EndToken(_) => "end",
         Finish::StopString(_) => "stop",
@@ -300,7 +367,7 @@ fn as_json(
         "finish": finish,
         "seed": seed,
         "timings": {
-            "load_seconds": load_time.as_secs_f64(),
+            "load_seconds": model.load_time().as_secs_f64(),
             "reused_tokens": t.reused_tokens,
             "prompt_tokens": t.prompt_tokens,
             "prompt_seconds": t.prompt.as_secs_f64(),

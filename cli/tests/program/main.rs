@@ -22,6 +22,8 @@ mod output;
 mod plan;
 #[cfg(unix)]
 mod plugins;
+#[cfg(target_os = "linux")]
+mod ranks;
 mod readme;
 #[cfg(feature = "remote")]
 mod remote;

@@ -5,12 +5,17 @@
 //! waiting, until the group begins anew.
 
 mod meeting;
+pub mod played;
+mod process;
 mod threads;
+mod transport;
 
+pub use process::{ProcessGroup, ProcessOptions};
 pub(crate) use threads::grow;
 pub use threads::{ThreadCommunicator, ThreadGroup};
+pub use transport::Transport;
 
-use samite_core::Result;
+use samite_core::{Error, Result};
 
 /// One member's end of a group.
 pub trait Communicator: Send {
@@ -46,4 +51,27 @@ pub trait Communicator: Send {
 
     /// Poisons the group: this member cannot go on.
     fn abort(&self, reason: &str);
+}
+
+/// Checks the arguments of a gather.
+fn check_gather(rank: usize, size: usize, mine: &[u8], counts: &[usize], out: &[u8]) -> Result<()> {
+    let total: usize = counts.iter().sum();
+    if counts.len() != size || counts[rank] != mine.len() || total != out.len() {
+        return Err(Error::invalid(format!(
+            "a gather of {} bytes into {} with counts {counts:?} in a group of {size}",
+            mine.len(),
+            out.len(),
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that a group has a member of this number.
+fn check_member(member: usize, size: usize) -> Result<()> {
+    match member < size {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "member {member} of a group of {size}"
+        ))),
+    }
 }

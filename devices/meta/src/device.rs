@@ -1,5 +1,7 @@
 //! The device.
 
+use crate::comm::ProcessGroup;
+use crate::elsewhere;
 use crate::local_plan::LocalPlan;
 use crate::memory::{MemberMemory, Members, MetaMemory};
 use crate::partition::{Leaf, Partition, Task};
@@ -37,13 +39,15 @@ impl Default for MetaOptions {
 }
 
 /// Most members of one device.
-const MOST_MEMBERS: usize = 64;
+pub(crate) const MOST_MEMBERS: usize = 64;
 
 /// Several devices as one.
 pub struct MetaDevice {
     pub(crate) name: String,
     pub(crate) members: Arc<Members>,
     pub(crate) deadline: Duration,
+    /// The processes, if each of them has one member.
+    pub(crate) group: Option<ProcessGroup>,
     plain: Arc<MetaMemory>,
     packed: Arc<MetaMemory>,
     plain_type: Arc<dyn BufferType>,
@@ -72,6 +76,32 @@ impl MetaDevice {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is none or one is there twice, for members that cannot compute whole graphs, and for ratios that do not fit.
     pub fn new(members: Vec<Arc<dyn Device>>, options: MetaOptions) -> Result<Arc<Self>> {
+        Self::of(members, None, options)
+    }
+
+    /// A device made of one device of each process of a group, of which `own` is this process's; `host` names the machine. All processes make it at the
+    /// same time, with the same options, and do the same with it from then on.
+    ///
+    /// Each process plans for all members and computes as its own. What goes outside of its graphs is whole in each process. Stored tensors are written
+    /// as a whole, of which each process keeps its member's part; what other members have cannot be read.
+    ///
+    /// # Errors
+    /// As [`new`](MetaDevice::new), and if a process cannot go on or does not come.
+    pub fn among(
+        own: &Arc<dyn Device>,
+        group: ProcessGroup,
+        host: &str,
+        options: MetaOptions,
+    ) -> Result<Arc<Self>> {
+        let members = elsewhere::members(own, &group, host)?;
+        Self::of(members, Some(group), options)
+    }
+
+    fn of(
+        members: Vec<Arc<dyn Device>>,
+        group: Option<ProcessGroup>,
+        options: MetaOptions,
+    ) -> Result<Arc<Self>> {
         let wrong = |why: String| Err(Error::invalid(format!("device '{}': {why}", options.name)));
         if members.is_empty() || members.len() > MOST_MEMBERS {
             return wrong(format!("it needs 1 to {MOST_MEMBERS} members"));
@@ -109,24 +139,32 @@ impl MetaDevice {
         let alike = members
             .iter()
             .all(|member| kind(member) == kind(&members[0]));
+        let here = match &group {
+            None => 0..members.len(),
+            Some(group) => group.rank()..group.rank() + 1,
+        };
         let member_memories = members
             .iter()
-            .map(|member| {
+            .enumerate()
+            .map(|(number, member)| {
                 Arc::new(MemberMemory {
                     name: member.name().to_owned(),
                     inner: member.buffer_type(),
+                    is_here: here.contains(&number),
                 }) as _
             })
             .collect();
         let members = Arc::new(Members {
             devices: members,
             ratios,
+            here,
         });
         let plain = MetaMemory::new(options.name.clone(), &members, false);
         let packed = MetaMemory::new(format!("{}-packed", options.name), &members, true);
         Ok(Arc::new(MetaDevice {
             name: options.name,
             deadline: options.deadline,
+            group,
             plain_type: Arc::clone(&plain) as _,
             packed_type: Arc::clone(&packed) as _,
             plain,
@@ -147,10 +185,20 @@ impl MetaDevice {
         &self.members.ratios
     }
 
+    #[cfg(test)]
+    pub(crate) fn plain_memory(&self) -> &MetaMemory {
+        &self.plain
+    }
+
+    /// The members that compute in this process.
+    pub(crate) fn here(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
+        self.members.devices[self.members.here.clone()].iter()
+    }
+
     /// Turns of a loop in which members wait for each other before they sleep.
     pub(crate) fn spins(&self) -> usize {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        match self.members.len() <= processors {
+        match self.members.here.len() <= processors {
             true => SPINS,
             false => FEW_SPINS,
         }

@@ -4,6 +4,7 @@
 pub mod comm;
 mod crew;
 mod device;
+mod elsewhere;
 mod explain;
 mod local_plan;
 mod memory;

@@ -9,6 +9,7 @@ use samite_core::{
 };
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Who shares a tensor, and how much each gets.
@@ -17,6 +18,8 @@ pub(crate) struct Members {
     pub devices: Vec<Arc<dyn Device>>,
     /// Shares of whole units, in proportion.
     pub ratios: Vec<f32>,
+    /// Those that compute in this process. No memory is taken for the others.
+    pub here: Range<usize>,
 }
 
 impl Members {
@@ -251,6 +254,15 @@ pub(crate) struct MetaBuffer {
     tensors: RwLock<BTreeMap<usize, Arc<Divided>>>,
 }
 
+impl Divided {
+    /// The parts of members of this process, with their numbers.
+    fn here(&self, members: &Members) -> impl Iterator<Item = (usize, &Arc<StoredTensor>)> {
+        let numbered = self.parts.iter().enumerate();
+        let here = numbered.skip(members.here.start).take(members.here.len());
+        here.filter_map(|(number, part)| Some((number, part.as_ref()?)))
+    }
+}
+
 impl MetaBuffer {
     /// The tensor that begins at `offset`, or that lies around it; and how far behind its beginning that is.
     fn find(&self, offset: usize) -> Result<(Arc<Divided>, usize)> {
@@ -271,14 +283,17 @@ impl MetaBuffer {
         }
     }
 
-    /// Visits what members have of bytes `from..to` of a tensor: the part, where in it, and which of the bytes.
+    /// Visits what members have of bytes `from..to` of a tensor: the part, where in it, and which of the bytes. Members of other processes have nothing;
+    /// `elsewhere` says what to do where they alone have it.
     fn each(
         &self,
         slot: Slot,
         offset: usize,
         len: usize,
-        mut each: impl FnMut(&StoredTensor, usize, std::ops::Range<usize>) -> Result<()>,
+        elsewhere: impl Fn(usize) -> Result<()>,
+        mut each: impl FnMut(&StoredTensor, usize, Range<usize>) -> Result<()>,
     ) -> Result<()> {
+        let members = &self.buffer_type.members;
         let (tensor, shift) = self.find(slot.offset)?;
         let from = shift.checked_add(offset);
         let to = from.and_then(|from| from.checked_add(len));
@@ -290,11 +305,12 @@ impl MetaBuffer {
         };
         match &tensor.state {
             State::Mirrored | State::Partial => tensor
-                .parts
-                .iter()
-                .flatten()
-                .try_for_each(|part| each(part, from, 0..len)),
+                .here(members)
+                .try_for_each(|(_, part)| each(part, from, 0..len)),
             State::Split { axis, runs } => pieces(&tensor.layout, *axis, runs, from, to, |piece| {
+                if !members.here.contains(&piece.member) {
+                    return elsewhere(piece.member);
+                }
                 let part = tensor.parts.get(piece.member).and_then(Option::as_ref);
                 let part = part.ok_or_else(|| Error::invalid("a member has no part"))?;
                 let at = piece.global - from;
@@ -312,8 +328,7 @@ impl MetaBuffer {
         if shift != 0 || offset != 0 || data.len() != tensor.layout.bytes() {
             return Ok(false);
         }
-        for (member, part) in tensor.parts.iter().enumerate() {
-            let Some(part) = part else { continue };
+        for (member, part) in tensor.here(&self.buffer_type.members) {
             let mut bytes = Vec::new();
             let len = part.layout().bytes();
             bytes
@@ -380,15 +395,20 @@ impl Buffer for MetaBuffer {
         }
         let Parts { state, parts } = self.buffer_type.parts(info)?;
         let mut stored = Vec::new();
-        let devices = &self.buffer_type.members.devices;
-        for (device, part) in devices.iter().zip(parts) {
+        let members = &self.buffer_type.members;
+        for (number, (device, part)) in members.devices.iter().zip(parts).enumerate() {
             stored.push(match part {
                 None => None,
                 Some((memory, layout)) => {
                     let info = TensorInfo { layout, ..*info };
                     let size = memory.alloc_size(&info)?;
-                    device.check_free(size, info.name)?;
-                    let buffer = memory.allocate(size, self.usage)?;
+                    let buffer = match members.here.contains(&number) {
+                        true => {
+                            device.check_free(size, info.name)?;
+                            memory.allocate(size, self.usage)?
+                        }
+                        false => unallocated(&memory, size, self.usage),
+                    };
                     Some(StoredTensor::described(&info, buffer, 0)?)
                 }
             });
@@ -411,7 +431,8 @@ impl Buffer for MetaBuffer {
         if self.write_whole(tensor, offset, data)? {
             return Ok(());
         }
-        self.each(tensor, offset, data.len(), |part, at, bytes| {
+        let skip = |_| Ok(());
+        self.each(tensor, offset, data.len(), skip, |part, at, bytes| {
             part.tensor().write(at, &data[bytes])
         })
     }
@@ -422,7 +443,12 @@ impl Buffer for MetaBuffer {
         }
         let mut filled = 0;
         let len = out.len();
-        self.each(tensor, offset, len, |part, at, bytes| {
+        let refuse = |member| {
+            Err(Error::invalid(format!(
+                "what rank {member} has of a divided tensor cannot be read in another process"
+            )))
+        };
+        self.each(tensor, offset, len, refuse, |part, at, bytes| {
             // Of what all have, the first one's is read.
             if bytes.start < filled {
                 return Ok(());
@@ -436,7 +462,8 @@ impl Buffer for MetaBuffer {
         if let Some(host) = &self.host {
             return host.fill(tensor, offset, len, value);
         }
-        self.each(tensor, offset, len, |part, at, bytes| {
+        let skip = |_| Ok(());
+        self.each(tensor, offset, len, skip, |part, at, bytes| {
             let place = part.tensor();
             place.buffer.fill(place.slot, at, bytes.len(), value)
         })
@@ -447,10 +474,9 @@ impl Buffer for MetaBuffer {
             return host.clear(value);
         }
         let tensors = self.tensors.read().unwrap_or_else(PoisonError::into_inner);
-        let parts = tensors.values().flat_map(|tensor| tensor.parts.iter());
-        parts
-            .flatten()
-            .try_for_each(|part| part.tensor().buffer.clear(value))
+        let members = &self.buffer_type.members;
+        let mut parts = tensors.values().flat_map(|tensor| tensor.here(members));
+        parts.try_for_each(|(_, part)| part.tensor().buffer.clear(value))
     }
 
     fn copy_from(&self, to: Slot, from: &samite_core::TensorRef) -> Result<bool> {
@@ -470,6 +496,8 @@ impl Buffer for MetaBuffer {
 pub(crate) struct MemberMemory {
     pub name: String,
     pub inner: Arc<dyn BufferType>,
+    /// Whether it is a member of this process. For others there is no memory.
+    pub is_here: bool,
 }
 
 impl BufferType for MemberMemory {
@@ -490,6 +518,9 @@ impl BufferType for MemberMemory {
     }
 
     fn allocate(&self, size: usize, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        self.inner.allocate(size, usage)
+        match self.is_here {
+            true => self.inner.allocate(size, usage),
+            false => Ok(unallocated(&self.inner, size, usage)),
+        }
     }
 }

@@ -10,6 +10,7 @@ use samite_core::{Error, Graph, Layout, Op, OpKind, Result, StoredTensor, Tensor
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// What members know of a leaf.
@@ -189,6 +190,29 @@ impl Partition {
             Step::Run(_) => 0,
         };
         self.steps.iter().map(bytes).sum()
+    }
+
+    /// A number that differs for partitions that members could not run together: of other operations, shapes, shares or exchanges.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for graph in &self.graphs {
+            for tensor in graph.tensors() {
+                let sources: Vec<TensorId> = tensor.operands().map(|(_, id)| id).collect();
+                (format!("{:?}", tensor.op), tensor.layout, sources).hash(&mut hasher);
+            }
+        }
+        for step in &self.steps {
+            match step {
+                Step::Run(nodes) => nodes.hash(&mut hasher),
+                Step::Exchange(Collective {
+                    exchange,
+                    from,
+                    results,
+                    ..
+                }) => (format!("{exchange} {from:?}"), results).hash(&mut hasher),
+            }
+        }
+        hasher.finish()
     }
 
     /// In one line.

@@ -1,7 +1,7 @@
 //! Whether it is worth while to divide a model's tensors: predicted from bytes that are read for a token, and from two measurements of some
 //! milliseconds, how fast members read and how long an exchange takes.
 
-use crate::comm::{Communicator, ThreadGroup};
+use crate::comm::{Communicator, ProcessGroup, ThreadGroup};
 use crate::crew::{Crew, Job};
 use crate::device::MetaDevice;
 use crate::partition::{Partition, Step};
@@ -141,22 +141,42 @@ impl MetaDevice {
     /// As [`partition`](MetaDevice::partition), and what a member says.
     pub fn predict(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Prediction> {
         let partition = self.partition(graph, nodes)?;
+        let measured = match &self.group {
+            None => self.measure(&partition)?,
+            Some(group) => self.measure_among(group, &partition)?,
+        };
+        let whole = bytes_read(graph, nodes.iter().copied());
+        let fastest = measured.alone.iter().copied().enumerate();
+        let (best, rate) = fastest
+            .max_by(|(_, a), (_, b)| a.total_cmp(b))
+            .ok_or_else(|| Error::invalid("a device without members"))?;
+        let read = (0..self.members().len())
+            .map(|member| bytes_of(&partition, member) / measured.together[member].max(1.0))
+            .fold(0.0, f64::max);
+        let exchanging = measured.exchange * partition.exchanges() as f64;
+        Ok(Prediction {
+            best: self.members()[best].name().to_owned(),
+            alone: whole / rate.max(1.0),
+            divided: read + exchanging,
+            exchanging,
+        })
+    }
+
+    /// Measures members of this process.
+    fn measure(&self, partition: &Partition) -> Result<Measured> {
         let mut readings = self
             .members()
             .iter()
             .map(|member| Reading::new(member).map(Mutex::new))
             .collect::<Result<Vec<_>>>()?;
         // Alone, one after the other.
-        let whole = bytes_read(graph, nodes.iter().copied());
-        let mut alone: Option<(f64, &str)> = None;
-        for (member, reading) in self.members().iter().zip(&mut readings) {
-            let reading = reading.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let time = whole / reading.rate()?;
-            if alone.is_none_or(|(best, _)| time < best) {
-                alone = Some((time, member.name()));
-            }
-        }
-        let (alone, best) = alone.ok_or_else(|| Error::invalid("a device without members"))?;
+        let alone = readings
+            .iter_mut()
+            .map(|reading| {
+                let reading = reading.get_mut();
+                reading.unwrap_or_else(PoisonError::into_inner).rate()
+            })
+            .collect::<Result<_>>()?;
         // All at once, as they will: they share what memory can give.
         let members = self.members().len();
         let rates: Arc<Vec<Mutex<f64>>> = Arc::new((0..members).map(|_| Mutex::new(0.0)).collect());
@@ -173,23 +193,49 @@ impl MetaDevice {
                 .unwrap_or_else(PoisonError::into_inner) = rate;
             Ok(())
         });
-        self.measure(&mut crew, &job)?;
-        let read = (0..members)
-            .map(|member| {
-                let rate = rates[member].lock().unwrap_or_else(PoisonError::into_inner);
-                bytes_of(&partition, member) / rate.max(1.0)
-            })
-            .fold(0.0, f64::max);
-        let exchanging = self.exchanging(&partition, &mut crew)?;
-        Ok(Prediction {
-            best: best.to_owned(),
+        self.run_all(&mut crew, &job)?;
+        let rate = |rate: &Mutex<f64>| *rate.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Measured {
             alone,
-            divided: read + exchanging,
-            exchanging,
+            together: rates.iter().map(rate).collect(),
+            exchange: self.exchange(partition, &mut crew)?,
         })
     }
 
-    fn measure(&self, crew: &mut Crew, job: &Job) -> Result<()> {
+    /// Measures the members of all processes. All get the same figures.
+    fn measure_among(&self, group: &ProcessGroup, partition: &Partition) -> Result<Measured> {
+        let own = self.here().next();
+        let own = own.ok_or_else(|| Error::invalid("a device without members"))?;
+        let mut reading = Reading::new(own)?;
+        let mut mine = [0.0; 3];
+        for rank in 0..group.size() {
+            group.wait_for_all(self.deadline)?;
+            if rank == group.rank() {
+                mine[0] = reading.rate()?;
+            }
+        }
+        group.wait_for_all(self.deadline)?;
+        mine[1] = reading.rate()?;
+        if let Some(numbers) = numbers(partition) {
+            mine[2] = time_exchanges(&mut group.communicator(), numbers)?;
+        }
+        let told = group.tell(bytemuck::cast_slice(&mine))?;
+        let figure = |number: usize| {
+            told.iter().map(move |told| {
+                let figures = told.as_chunks::<8>().0;
+                figures
+                    .get(number)
+                    .map_or(0.0, |bytes| f64::from_ne_bytes(*bytes))
+            })
+        };
+        Ok(Measured {
+            alone: figure(0).collect(),
+            together: figure(1).collect(),
+            exchange: figure(2).fold(0.0, f64::max),
+        })
+    }
+
+    fn run_all(&self, crew: &mut Crew, job: &Job) -> Result<()> {
         for (member, result) in self.members().iter().zip(crew.run(job)) {
             result.unwrap_or_else(|| {
                 Err(Error::device(
@@ -201,37 +247,58 @@ impl MetaDevice {
         Ok(())
     }
 
-    /// Seconds for all exchanges of a run.
-    fn exchanging(&self, partition: &Partition, crew: &mut Crew) -> Result<f64> {
-        let exchanges = partition.exchanges();
+    /// Seconds for an exchange between members of this process.
+    fn exchange(&self, partition: &Partition, crew: &mut Crew) -> Result<f64> {
         let members = self.members().len();
-        if exchanges == 0 || members == 1 {
+        let Some(numbers) = numbers(partition).filter(|_| members > 1) else {
             return Ok(0.0);
-        }
-        let numbers = partition.bytes_exchanged() / exchanges / 4;
+        };
         let group = ThreadGroup::new(members, self.spins(), self.deadline);
         let ends: Vec<_> = group.members().into_iter().map(Mutex::new).collect();
         let took = Arc::new(Mutex::new(0.0));
         let result = Arc::clone(&took);
         let job: Job = Arc::new(move |member| {
             let mut comm = ends[member].lock().unwrap_or_else(PoisonError::into_inner);
-            let mut x = vec![1.0; numbers];
-            comm.barrier()?;
-            let start = Instant::now();
-            for _ in 0..EXCHANGES {
-                x.fill(1.0);
-                comm.all_reduce(&mut x)?;
-            }
+            let each = time_exchanges(&mut *comm, numbers)?;
             if member == 0 {
-                let each = start.elapsed().as_secs_f64() / EXCHANGES as f64;
                 *result.lock().unwrap_or_else(PoisonError::into_inner) = each;
             }
             Ok(())
         });
-        self.measure(crew, &job)?;
+        self.run_all(crew, &job)?;
         let each = *took.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(each * exchanges as f64)
+        Ok(each)
     }
+}
+
+/// What was measured of members.
+struct Measured {
+    /// By member: bytes in a second while the others do nothing.
+    alone: Vec<f64>,
+    /// By member: bytes in a second while all read.
+    together: Vec<f64>,
+    /// Seconds for an exchange of average size.
+    exchange: f64,
+}
+
+/// How many numbers an average exchange has; `None` if there is none.
+fn numbers(partition: &Partition) -> Option<usize> {
+    let bytes = partition.bytes_exchanged();
+    bytes
+        .checked_div(partition.exchanges())
+        .map(|bytes| bytes / 4)
+}
+
+/// Seconds for an exchange.
+fn time_exchanges(comm: &mut dyn Communicator, numbers: usize) -> Result<f64> {
+    let mut x = vec![1.0; numbers];
+    comm.barrier()?;
+    let start = Instant::now();
+    for _ in 0..EXCHANGES {
+        x.fill(1.0);
+        comm.all_reduce(&mut x)?;
+    }
+    Ok(start.elapsed().as_secs_f64() / EXCHANGES as f64)
 }
 
 /// Bytes of weights that a member reads.

@@ -1,12 +1,14 @@
-//! Runs: every member, on a thread of its own, does its parts of the nodes one after the other and exchanges with the others what they need to go on.
+//! Runs: every member, on a thread or in a process of its own, does its parts of the nodes one after the other and exchanges with the others what they
+//! need to go on.
 
-use crate::comm::{Communicator, ThreadCommunicator, ThreadGroup, grow};
+use crate::comm::{Communicator, ProcessGroup, ThreadGroup, grow};
 use crate::crew::{Crew, Job};
 use crate::device::MetaDevice;
 use crate::partition::{Collective, Exchange, Step};
 use crate::state::{Runs, State, pieces};
 use samite_core::{
-    CancelToken, Device, Error, Layout, Placed, Prepared, Result, RunControl, Stream, TensorRef,
+    CancelToken, Device, Error, Layout, Placed, Prepared, Result, RunControl, Stream, TensorId,
+    TensorRef,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -14,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 /// What one member works with.
 struct Seat {
     stream: Box<dyn Stream>,
-    comm: ThreadCommunicator,
+    comm: Box<dyn Communicator>,
     scratch: Scratch,
 }
 
@@ -40,14 +42,7 @@ enum Action {
     /// Adds up what all have.
     Sum { from: TensorRef, to: TensorRef },
     /// Puts together what all have.
-    Gather {
-        from: Option<TensorRef>,
-        to: TensorRef,
-        layout: Layout,
-        axis: usize,
-        runs: Runs,
-        counts: Vec<usize>,
-    },
+    Gather(Gather),
     /// Takes over what the first one has.
     Broadcast {
         from: Option<TensorRef>,
@@ -62,11 +57,39 @@ enum Action {
         axis: usize,
         runs: Runs,
     },
+    /// Puts together what is needed outside, where that is another place for each member.
+    GiveGathered(Gather),
+}
+
+/// Parts that become a whole.
+struct Gather {
+    from: Option<TensorRef>,
+    to: TensorRef,
+    layout: Layout,
+    axis: usize,
+    runs: Runs,
+    counts: Vec<usize>,
+}
+
+/// How members find each other.
+#[derive(Clone)]
+enum Group {
+    Threads(ThreadGroup),
+    Processes(ProcessGroup),
+}
+
+impl Group {
+    fn abort(&self, reason: &str) {
+        match self {
+            Group::Threads(group) => group.abort(reason),
+            Group::Processes(group) => group.abort(reason),
+        }
+    }
 }
 
 /// The work of all members, bound to places.
 struct MetaPrepared {
-    /// By member.
+    /// By member of this process.
     actions: Arc<Vec<Mutex<Vec<Action>>>>,
     /// The stream that prepared it.
     of: Arc<Vec<Mutex<Seat>>>,
@@ -81,20 +104,32 @@ impl Prepared for MetaPrepared {
 /// The stream of a divided device: everything is done when a call returns.
 pub(crate) struct MetaStream {
     device: Arc<MetaDevice>,
+    /// By member of this process.
     seats: Arc<Vec<Mutex<Seat>>>,
-    group: ThreadGroup,
+    group: Group,
     crew: Crew,
 }
 
 impl MetaStream {
     pub fn new(device: Arc<MetaDevice>) -> Result<Self> {
-        let members = device.members.len();
-        let group = ThreadGroup::new(members, device.spins(), device.deadline);
-        let seats = device
-            .members
-            .devices
+        let (group, ends) = match &device.group {
+            None => {
+                let size = device.members.len();
+                let group = ThreadGroup::new(size, device.spins(), device.deadline);
+                let ends = group.members().into_iter();
+                let ends = ends.map(|end| Box::new(end) as Box<dyn Communicator>);
+                (Group::Threads(group.clone()), ends.collect::<Vec<_>>())
+            }
+            Some(group) => (
+                Group::Processes(group.clone()),
+                vec![Box::new(group.communicator()) as _],
+            ),
+        };
+        let members = device.members.here.clone();
+        let crew = Crew::new(&device.name, members.len(), device.spins(), device.deadline)?;
+        let seats = device.members.devices[members]
             .iter()
-            .zip(group.members())
+            .zip(ends)
             .map(|(member, comm)| {
                 Ok(Mutex::new(Seat {
                     stream: Arc::clone(member).open_stream()?,
@@ -104,7 +139,7 @@ impl MetaStream {
             })
             .collect::<Result<_>>()?;
         Ok(MetaStream {
-            crew: Crew::new(&device.name, members, device.spins(), device.deadline)?,
+            crew,
             seats: Arc::new(seats),
             group,
             device,
@@ -127,7 +162,7 @@ impl MetaStream {
 
     /// Says of several members' results what is wrong: the first failure that is not about another member's.
     fn first_failure(&self, results: Vec<Option<Result<()>>>) -> Result<()> {
-        let names = self.device.members.devices.iter();
+        let names = self.device.here();
         let mut failures = Vec::new();
         for (device, result) in names.zip(results) {
             match result {
@@ -194,8 +229,14 @@ impl Stream for MetaStream {
         self.check_lost()?;
         let partition = self.device.partition(work.graph, work.nodes)?;
         let plans = self.device.plans(&partition)?;
+        if let Some(group) = &self.device.group {
+            // Before anything waits for what another process never sends.
+            group.agree("graph", partition.fingerprint())?;
+        }
         let mut all = Vec::new();
-        for (member, plan) in plans.iter().enumerate() {
+        let here = self.device.members.here.clone();
+        for (seat, member) in here.enumerate() {
+            let plan = &plans[member];
             let device = &self.device.members.devices[member];
             let graph = &partition.graphs[member];
             let own;
@@ -208,7 +249,7 @@ impl Stream for MetaStream {
                 }
             };
             let (places, workspace) = plan.bind(graph, arena)?;
-            let seat = &mut *take(&self.seats[member], &self.device)?;
+            let seat = &mut *take(&self.seats[seat], &self.device)?;
             let mut actions = Vec::new();
             for input in &partition.inputs {
                 if let Some(local) = input.locals[member]
@@ -234,27 +275,43 @@ impl Stream for MetaStream {
                         actions.push(Action::Run(prepared));
                     }
                     Step::Exchange(collective) => {
-                        actions.push(exchange(collective, member, &places)?);
+                        actions.push(self.exchange(collective, member, &places)?);
                     }
                 }
             }
             for output in &partition.outputs {
-                let Some(local) = output.locals[member] else {
-                    continue;
-                };
                 let to = work.place(output.tensor)?.clone();
-                let from = needed(places[local.index()].as_ref())?;
-                match &output.state {
-                    State::Split { axis, runs } => actions.push(Action::GivePart {
-                        from,
-                        to,
-                        axis: *axis,
-                        runs: runs.clone(),
-                    }),
-                    State::Mirrored | State::Partial if member == 0 => {
+                let place = |local: TensorId| needed(places[local.index()].as_ref());
+                let from = output.locals[member].map(place).transpose()?;
+                match (&output.state, from, &self.group) {
+                    (State::Split { axis, runs }, from, Group::Processes(_)) => {
+                        let layout = *to.layout();
+                        actions.push(Action::GiveGathered(Gather {
+                            from,
+                            to,
+                            layout,
+                            axis: *axis,
+                            runs: runs.clone(),
+                            counts: self.counts(&output.state, &layout)?,
+                        }));
+                    }
+                    (State::Split { axis, runs }, Some(from), Group::Threads(_)) => {
+                        actions.push(Action::GivePart {
+                            from,
+                            to,
+                            axis: *axis,
+                            runs: runs.clone(),
+                        });
+                    }
+                    (State::Mirrored | State::Partial, Some(from), Group::Processes(_)) => {
                         actions.push(Action::Give { from, to });
                     }
-                    State::Mirrored | State::Partial => {}
+                    (State::Mirrored | State::Partial, Some(from), Group::Threads(_))
+                        if member == 0 =>
+                    {
+                        actions.push(Action::Give { from, to });
+                    }
+                    _ => {}
                 }
             }
             all.push(Mutex::new(actions));
@@ -281,29 +338,32 @@ impl Stream for MetaStream {
         let (seats, actions) = (Arc::clone(&self.seats), Arc::clone(&prepared.actions));
         let (device, cancel) = (Arc::clone(&self.device), control.cancel.clone());
         let group = self.group.clone();
-        let job: Job = Arc::new(move |member| {
-            let result = take(&seats[member], &device).and_then(|mut seat| {
-                let mut actions = take(&actions[member], &device)?;
+        let job: Job = Arc::new(move |number| {
+            let result = take(&seats[number], &device).and_then(|mut seat| {
+                let mut actions = take(&actions[number], &device)?;
                 seat.work(&mut actions, &cancel)
             });
             if let Err(error) = &result {
                 // The others would wait for what does not come.
-                let name = device.members.devices[member].name();
+                let name = device.members.devices[device.members.here.start + number].name();
                 group.abort(&format!("{name}: {error}"));
             }
             result
         });
         let results = self.crew.run(&job);
         let result = self.first_failure(results);
-        if self.group.is_poisoned() && !self.crew.is_lost() {
+        if let Group::Threads(group) = &self.group
+            && group.is_poisoned()
+            && !self.crew.is_lost()
+        {
             // All are back: they can begin anew.
-            self.group.reset();
+            group.reset();
         }
         result
     }
 
     fn set_threads(&mut self, threads: Option<usize>) {
-        // A number of threads is for all members together.
+        // A number of threads is for all members of this process together.
         let members = self.seats.len();
         for (member, seat) in self.seats.iter().enumerate() {
             let mine = threads.map(|all| {
@@ -321,39 +381,43 @@ impl Stream for MetaStream {
     }
 }
 
-/// A member's part of something that all do.
-fn exchange(
-    collective: &Collective,
-    member: usize,
-    places: &[Option<TensorRef>],
-) -> Result<Action> {
-    let to = needed(places[collective.results[member].index()].as_ref())?;
-    let from = collective.sources[member]
-        .map(|id| needed(places[id.index()].as_ref()))
-        .transpose()?;
-    Ok(match (collective.exchange, &collective.from) {
-        (Exchange::Sum, _) => Action::Sum {
-            from: from.ok_or_else(|| Error::invalid("a member has no part of a sum"))?,
-            to,
-        },
-        (Exchange::Gather, State::Split { axis, runs }) => {
-            let layout = collective.layout;
-            let bytes = |member| {
-                let shape = collective.from.local_shape(layout.shape(), member);
-                Ok(Layout::contiguous(layout.dtype(), shape)?.bytes())
-            };
-            let members = collective.sources.len();
-            Action::Gather {
+impl MetaStream {
+    /// By member: bytes of its part.
+    fn counts(&self, state: &State, layout: &Layout) -> Result<Vec<usize>> {
+        let bytes = |member| {
+            let shape = state.local_shape(layout.shape(), member);
+            Ok(Layout::contiguous(layout.dtype(), shape)?.bytes())
+        };
+        (0..self.device.members.len()).map(bytes).collect()
+    }
+
+    /// A member's part of something that all do.
+    fn exchange(
+        &self,
+        collective: &Collective,
+        member: usize,
+        places: &[Option<TensorRef>],
+    ) -> Result<Action> {
+        let to = needed(places[collective.results[member].index()].as_ref())?;
+        let from = collective.sources[member]
+            .map(|id| needed(places[id.index()].as_ref()))
+            .transpose()?;
+        Ok(match (collective.exchange, &collective.from) {
+            (Exchange::Sum, _) => Action::Sum {
+                from: from.ok_or_else(|| Error::invalid("a member has no part of a sum"))?,
+                to,
+            },
+            (Exchange::Gather, State::Split { axis, runs }) => Action::Gather(Gather {
                 from,
                 to,
-                layout,
+                layout: collective.layout,
                 axis: *axis,
                 runs: runs.clone(),
-                counts: (0..members).map(bytes).collect::<Result<_>>()?,
-            }
-        }
-        _ => Action::Broadcast { from, to },
-    })
+                counts: self.counts(&collective.from, &collective.layout)?,
+            }),
+            _ => Action::Broadcast { from, to },
+        })
+    }
 }
 
 impl Seat {
@@ -400,28 +464,13 @@ impl Seat {
                 comm.all_reduce(numbers)?;
                 stream.write(to, 0, bytemuck::cast_slice(numbers))
             }
-            Action::Gather {
-                from,
-                to,
-                layout,
-                axis,
-                runs,
-                counts,
-            } => {
-                let mine = sized(&mut scratch.bytes, counts[comm.rank()] + layout.bytes())?;
-                let (mine, all) = mine.split_at_mut(counts[comm.rank()]);
-                if let Some(from) = from {
-                    stream.read(from, 0, mine)?;
-                }
-                comm.all_gather(mine, counts, all)?;
-                let whole = sized(&mut scratch.whole, layout.bytes())?;
-                pieces(layout, *axis, runs, 0, layout.bytes(), |piece| {
-                    let start: usize = counts[..piece.member].iter().sum::<usize>() + piece.local;
-                    whole[piece.global..piece.global + piece.len]
-                        .copy_from_slice(&all[start..start + piece.len]);
-                    Ok(())
-                })?;
-                stream.write(to, 0, whole)
+            Action::Gather(gather) => {
+                let whole = gather.whole(&mut **stream, &mut **comm, scratch)?;
+                stream.write(&gather.to, 0, whole)
+            }
+            Action::GiveGathered(gather) => {
+                let whole = gather.whole(&mut **stream, &mut **comm, scratch)?;
+                gather.to.write(0, whole)
             }
             Action::Broadcast { from, to } => {
                 let bytes = sized(&mut scratch.bytes, to.layout().bytes())?;
@@ -456,6 +505,33 @@ impl Seat {
                 })
             }
         }
+    }
+}
+
+impl Gather {
+    /// What all have together.
+    fn whole<'a>(
+        &self,
+        stream: &mut dyn Stream,
+        comm: &mut dyn Communicator,
+        scratch: &'a mut Scratch,
+    ) -> Result<&'a [u8]> {
+        let (counts, layout) = (&self.counts, &self.layout);
+        let own = counts[comm.rank()];
+        let mine = sized(&mut scratch.bytes, own + layout.bytes())?;
+        let (mine, all) = mine.split_at_mut(own);
+        if let Some(from) = &self.from {
+            stream.read(from, 0, mine)?;
+        }
+        comm.all_gather(mine, counts, all)?;
+        let whole = sized(&mut scratch.whole, layout.bytes())?;
+        pieces(layout, self.axis, &self.runs, 0, layout.bytes(), |piece| {
+            let start: usize = counts[..piece.member].iter().sum::<usize>() + piece.local;
+            whole[piece.global..piece.global + piece.len]
+                .copy_from_slice(&all[start..start + piece.len]);
+            Ok(())
+        })?;
+        Ok(whole)
     }
 }
 

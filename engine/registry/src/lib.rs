@@ -3,7 +3,7 @@
 //! A [`Registry`] is a value: an application makes one, adds backends of its own if it has any, and asks for devices by name,
 //! by kind, or for the best ones. There is no global state, and making a registry starts no work on any device.
 //!
-//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`, `reference`, `remote`, `rpc`. All but `remote` are on by default.
+//! Each device that comes with samite is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference`, `remote`, `rpc`. All but `remote` are on by default.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,12 @@ pub use samite_cpu::{
 #[cfg(all(any(unix, windows), feature = "ggml"))]
 pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};
 #[cfg(feature = "meta")]
-pub use samite_meta::{Explanation, MetaDevice, MetaOptions, Prediction};
+pub use samite_meta::{
+    Explanation, MetaDevice, MetaOptions, Prediction,
+    comm::{ProcessGroup, ProcessOptions, Transport},
+};
+#[cfg(feature = "ranks")]
+pub use samite_ranks as ranks;
 #[cfg(feature = "remote")]
 pub use samite_remote::{
     KEY_FILE, RemoteOptions, RemoteServer, RemoteServerOptions, TOKEN_FILE, settings_folder,

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::saved::{SavedSequence, Stopped};
 use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer, Utf8Stream};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -93,6 +94,15 @@ pub struct Generation {
     pub timings: Timings,
 }
 
+/// Says which token is taken, given the one that was sampled.
+struct Settle(Box<dyn FnMut(u32) -> Result<u32> + Send>);
+
+impl fmt::Debug for Settle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Settle")
+    }
+}
+
 /// One text in sequence 0 of a context. What two prompts begin with in common is decoded once.
 #[derive(Debug)]
 pub struct Session {
@@ -107,6 +117,7 @@ pub struct Session {
     /// Where the last generation stopped, if it can go on.
     stopped: Option<Stopped>,
     batch: Batch,
+    settle: Option<Settle>,
 }
 
 impl Session {
@@ -130,7 +141,13 @@ impl Session {
             tokens: Vec::new(),
             stopped: None,
             batch: Batch::new(),
+            settle: None,
         })
+    }
+
+    /// From now on, `settle` says which token is taken, given the one that was sampled: where several processes write one text, that of the first one.
+    pub fn settle_choices(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
+        self.settle = Some(Settle(Box::new(settle)));
     }
 
     /// The context.
@@ -357,7 +374,11 @@ impl Session {
                 .context
                 .logits(row)
                 .ok_or_else(|| Error::invalid("there are no logits"))?;
-            let token = sampler.sample(logits)?;
+            let sampled = sampler.sample(logits)?;
+            let token = match &mut self.settle {
+                Some(Settle(settle)) => settle(sampled)?,
+                None => sampled,
+            };
             sampler.accept(token)?;
             if let Some(count) = options.log_probabilities {
                 log_probabilities.extend(LogProbabilities::new(logits, token, count));

@@ -158,18 +158,10 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn all_gather(&mut self, mine: &[u8], counts: &[usize], out: &mut [u8]) -> Result<()> {
-        let total: usize = counts.iter().sum();
-        if counts.len() != self.size || counts[self.rank] != mine.len() || total != out.len() {
-            return Err(Error::invalid(format!(
-                "a gather of {} bytes into {} with counts {counts:?} in a group of {}",
-                mine.len(),
-                out.len(),
-                self.size
-            )));
-        }
+        super::check_gather(self.rank, self.size, mine, counts, out)?;
         let call = Call {
             what: "gather",
-            count: total,
+            count: out.len(),
         };
         let turn = self.tell(|shared| &shared.bytes, mine, call)?;
         let mut rest = out;
@@ -187,12 +179,7 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<()> {
-        if root >= self.size {
-            return Err(Error::invalid(format!(
-                "member {root} of a group of {}",
-                self.size
-            )));
-        }
+        super::check_member(root, self.size)?;
         let call = Call {
             what: "broadcast",
             count: bytes.len(),

@@ -3,7 +3,9 @@
 use crate::common::*;
 use samite_core::{DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
-use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_llm::{Batch, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_meta::comm::played::Played;
+use samite_meta::comm::{ProcessGroup, ProcessOptions};
 use samite_meta::{MetaDevice, MetaOptions};
 use std::sync::Arc;
 
@@ -179,6 +181,104 @@ fn a_run_gives_the_same_bits_every_time() {
     let first = logits(&model, precise());
     for _ in 0..3 {
         assert!(logits(&model, precise()) == first, "other bits");
+    }
+}
+
+/// What each of several processes says that share a model; threads play the processes.
+fn processes<T: Send>(
+    ratios: &[usize],
+    work: impl Fn(usize, Arc<MetaDevice>) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let processes: Vec<_> = Played::all(ratios.len())
+            .into_iter()
+            .map(|end| {
+                let group = ProcessGroup::new(Box::new(end), ProcessOptions::default());
+                let meta_options = MetaOptions {
+                    ratios: Some(ratios.iter().map(|&ratio| ratio as f32).collect()),
+                    ..MetaOptions::default()
+                };
+                let work = &work;
+                scope.spawn(move || {
+                    let (own, rank) = (cpus(1).remove(0), group.rank());
+                    let device = MetaDevice::among(&own, group, "here", meta_options).unwrap();
+                    work(rank, device)
+                })
+            })
+            .collect();
+        processes.into_iter().map(|p| p.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn processes_compute_the_same_bits_as_threads() {
+    for dtype in [DType::F32, DType::Q4_0] {
+        for (name, model) in models(dtype) {
+            let file = TestModel::write(&model);
+            for shares in [&[1, 1][..], &[3, 0, 5], &[1, 1, 1, 1]] {
+                for flash in [true, false] {
+                    let options = ContextOptions { flash, ..precise() };
+                    let host: Arc<dyn Device> = cpu();
+                    let device = meta(cpus(shares.len()), Some(shares));
+                    let threads = logits(&load(&file, vec![device, host]), options.clone());
+                    let all = processes(shares, |_, device| {
+                        let host: Arc<dyn Device> = cpu();
+                        logits(&load(&file, vec![device, host]), options.clone())
+                    });
+                    for (rank, process) in all.into_iter().enumerate() {
+                        assert!(
+                            process == threads,
+                            "{name} {dtype} {shares:?} {flash}: rank {rank} has other bits"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn processes_with_other_graphs_find_out_before_they_wait() {
+    let [one, other] = [256, 512].map(|n_ff| {
+        TestModel::write(&SyntheticModel {
+            n_ff,
+            ..of_units("llama", DType::F32)
+        })
+    });
+    let said = processes(&[1, 1, 1], |rank, device| {
+        let model = load(if rank == 2 { &other } else { &one }, vec![device]);
+        let mut context = context(&model, precise());
+        let mut batch = Batch::new();
+        batch.add(tokens(1)[0], 0, &[0], true);
+        context.decode(&batch).unwrap_err().to_string()
+    });
+    for error in said {
+        assert!(
+            error.contains("rank 2 has another graph than rank 0"),
+            "{error}"
+        );
+    }
+}
+
+/// What members give of early results must not lie where others have given later ones.
+#[test]
+fn a_prompt_of_which_one_token_has_logits_is_right_every_time() {
+    let file = TestModel::write(&of_units("llama", DType::F32));
+    let last = |model: &Arc<Model>| {
+        let mut context = context(model, precise());
+        let mut batch = Batch::new();
+        for (i, token) in tokens(12).into_iter().enumerate() {
+            batch.add(token, i as i32, &[0], i == 11);
+        }
+        context.decode(&batch).unwrap();
+        vec![context.logits(11).unwrap().to_vec()]
+    };
+    let alone = last(&load(&file, cpus(1)));
+    let host: Arc<dyn Device> = cpu();
+    let model = load(&file, vec![meta(cpus(4), None), host]);
+    for _ in 0..40 {
+        let error = nmse(&last(&model), &alone);
+        assert!(error <= 1e-9, "{error:e}");
     }
 }
 

@@ -1,0 +1,349 @@
+//! Several processes that share one model: started by `mpirun` or `srun` and connected by MPI, or connected by memory that they share.
+//!
+//! All do the same. What goes wrong before the work begins is told to all ([`together`]), said once, and all leave in order. Whoever fails later ends
+//! the others.
+
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use samite::gguf::GgufFile;
+use samite::registry::ranks::shared::{self, SharedError};
+use samite::registry::ranks::{Launch, Launcher, mpi};
+use samite::registry::{ProcessGroup, ProcessOptions, Transport};
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
+
+/// How members of a divided model find each other.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Placement")]
+pub struct RankArgs {
+    /// How the members of --split-mode tensor exchange what they compute: `threads` of this process; or processes, each of which is one member, through
+    /// `mpi` or, on one machine, memory that they share. `auto`: processes if `mpirun`, `srun` or SAMITE_RANKS say that there are several
+    #[arg(long, value_enum, default_value_t = Communicator::Auto, value_name = "KIND")]
+    communicator: Communicator,
+
+    /// Seconds that the members of --split-mode tensor wait for each other before the run ends with an error
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    deadline: u32,
+}
+
+/// `--communicator`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Communicator {
+    /// What fits how this process was started
+    Auto,
+    /// Threads of one process
+    Threads,
+    /// Processes, through MPI; SAMITE_MPI_PATH names its library
+    Mpi,
+    /// Processes of one machine, through the file SAMITE_RANKS_FILE
+    Shared,
+}
+
+/// The processes, if there are several: how they are connected is a matter of the whole process.
+static RANKS: OnceLock<ProcessGroup> = OnceLock::new();
+
+/// How long processes wait for each other while each of them loads the model.
+pub const LOADING: Duration = Duration::from_secs(1800);
+
+impl RankArgs {
+    /// How long members wait for each other.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.deadline.into())
+    }
+
+    /// Who started this process as one of several, if they are to share a model.
+    fn launch(&self) -> Option<Launch> {
+        match self.communicator {
+            Communicator::Threads => None,
+            _ => Launch::from_environment(),
+        }
+    }
+
+    /// Fails if this process is one of several that are not connected.
+    pub fn refuse(&self) -> Outcome {
+        match (self.launch(), self.communicator) {
+            (None, Communicator::Auto | Communicator::Threads) => Ok(()),
+            _ => Err(Failure::usage(
+                "several processes share a model with samite run only: take --communicator threads, and name the members with --device",
+            )),
+        }
+    }
+
+    /// Connects the processes if there are several.
+    pub fn start(&self, splits_tensors: bool) -> Outcome<Option<&'static ProcessGroup>> {
+        let launch = self.launch();
+        let launcher = launch.map(|launch| launch.launcher);
+        let is_shared = match (self.communicator, launcher) {
+            (Communicator::Threads, _) | (Communicator::Auto, None) => return Ok(None),
+            (Communicator::Shared, _) | (Communicator::Auto, Some(Launcher::Variables)) => true,
+            (Communicator::Mpi | Communicator::Auto, _) => false,
+        };
+        if !splits_tensors {
+            let launcher = launcher.map_or("--communicator".to_owned(), |l| l.to_string());
+            return Err(Failure::usage(format_args!(
+                "{launcher} says that there are several processes: add --split-mode tensor (-sm tensor), so that they share the model, or \
+                 --communicator threads, so that each works alone",
+            )));
+        }
+        let transport = match is_shared {
+            true => self.share(launch)?,
+            false => mpi::start(launch).map_err(Failure::error)?,
+        };
+        if transport.size() == 1 {
+            return Err(Failure::usage(
+                "--communicator mpi: there is one process: start several, as in: mpirun -np 4 samite run -sm tensor",
+            ));
+        }
+        let options = ProcessOptions {
+            deadline: self.deadline(),
+            cancel: crate::interrupt::token(),
+            ..ProcessOptions::default()
+        };
+        let mut group = ProcessGroup::new(transport, options.clone());
+        if self.communicator == Communicator::Auto
+            && !is_shared
+            && let Some(memory) = near(&group)?
+        {
+            let mpi = group.into_transport();
+            let mpi = mpi.ok_or_else(|| Failure::error("the processes are in use already"))?;
+            group = ProcessGroup::new(shared::beside(memory, mpi), options);
+        }
+        tracing::info!(ranks = group.size(), through = group.name(), "processes");
+        Ok(Some(RANKS.get_or_init(|| group)))
+    }
+}
+
+/// Memory for all processes, if they are on one machine and all can use it: that is faster than what MPI does there.
+fn near(group: &ProcessGroup) -> Outcome<Option<Box<dyn Transport>>> {
+    /// How long they may take to open a file.
+    const OPENING: Duration = Duration::from_secs(5);
+    let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let name = format!("/dev/shm/samite-{}-{}", std::process::id(), time.as_nanos());
+    let told = group.tell(format!("{}\n{name}", host()).as_bytes())?;
+    let told = told.iter().map(|told| String::from_utf8_lossy(told));
+    let told: Vec<_> = told.collect();
+    let is_here = |told: &Cow<'_, str>| told.split('\n').next() == Some(host().as_str());
+    let Some((_, path)) = told[0]
+        .split_once('\n')
+        .filter(|_| told.iter().all(is_here))
+    else {
+        return Ok(None);
+    };
+    let memory = shared::start(path.as_ref(), group.rank(), group.size(), OPENING);
+    let all = group.tell(&[u8::from(memory.is_ok())])?;
+    match memory {
+        Ok(memory) if all.iter().all(|told| told == &[1]) => Ok(Some(memory)),
+        Ok(_) => Ok(None),
+        Err(error) => {
+            tracing::info!(%error, "processes of one machine share no memory");
+            Ok(None)
+        }
+    }
+}
+
+/// The name of this machine.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        // Processes count as neighbours where that cannot be told.
+        "" => std::env::var("HOSTNAME").unwrap_or_default(),
+        name => name.to_owned(),
+    }
+}
+
+impl RankArgs {
+    /// Shares memory with the other processes.
+    fn share(&self, launch: Option<Launch>) -> Outcome<Box<dyn Transport>> {
+        let path = std::env::var_os(shared::PATH_VARIABLE);
+        let (Some((size, rank)), Some(path)) =
+            (launch.and_then(|launch| launch.size.zip(launch.rank)), path)
+        else {
+            let what = "the environment does not say which process this is";
+            return Err(Failure::usage(SharedError::Environment(what.to_owned())));
+        };
+        shared::start(path.as_ref(), rank, size, self.deadline()).map_err(Failure::error)
+    }
+}
+
+/// The processes, if there are several and they are connected.
+pub fn group() -> Option<&'static ProcessGroup> {
+    RANKS.get()
+}
+
+/// The number of this process, if there are several.
+pub fn rank() -> Option<usize> {
+    RANKS.get().map(ProcessGroup::rank)
+}
+
+/// Whether this process prints what all know.
+pub fn is_first() -> bool {
+    rank().is_none_or(|rank| rank == 0)
+}
+
+/// Waits until all processes have come this far, unless one of them has failed: then all fail. A failure may be one that all have.
+pub fn together<T>(within: Duration, result: Outcome<T>) -> Outcome<T> {
+    let Some(group) = RANKS.get() else {
+        return result;
+    };
+    let result = match result {
+        Ok(value) => match group.wait_for_all(within) {
+            Ok(()) => return Ok(value),
+            Err(error) => Err(error.into()),
+        },
+        Err(failure) => {
+            group.fail(&failure.text());
+            Err(failure)
+        }
+    };
+    match group.ended() {
+        Some(reason) => Err(Failure::Agreed(reason)),
+        None => result,
+    }
+}
+
+/// What the first process has, which may take its time: it may wait for a person.
+pub fn of_first(tokens: Vec<u32>) -> Outcome<Vec<u32>> {
+    let Some(group) = RANKS.get() else {
+        return Ok(tokens);
+    };
+    group.wait_for_all(LOADING)?;
+    let mine: Vec<u8> = tokens
+        .iter()
+        .flat_map(|token| token.to_le_bytes())
+        .collect();
+    let told = group.tell(if group.rank() == 0 { &mine } else { &[] })?;
+    let (tokens, _) = told[0].as_chunks::<4>();
+    Ok(tokens
+        .iter()
+        .map(|bytes| u32::from_le_bytes(*bytes))
+        .collect())
+}
+
+/// Leaves the other processes: in order if all know why, or ends them.
+pub fn leave(exit_code: i32, is_done: bool) -> i32 {
+    let Some(group) = RANKS.get() else {
+        return exit_code;
+    };
+    if is_done || group.ended().is_some() {
+        match group.finish() {
+            Ok(()) => return exit_code,
+            Err(error) => Failure::error(error).report(),
+        };
+    }
+    let exit_code = exit_code.max(1);
+    group.abort_all(exit_code);
+    exit_code
+}
+
+/// A number that differs for models that could not be shared: of other contents, as far as names, shapes, metadata and small tensors tell.
+pub fn fingerprint(file: &GgufFile) -> Outcome<u64> {
+    /// The largest tensor that is looked into.
+    const SMALL: usize = 64 << 10;
+    let mut hasher = DefaultHasher::new();
+    for (key, value) in file.metadata().iter() {
+        key.hash(&mut hasher);
+        // An array of a tokenizer is large; nothing is made of it but this number.
+        let _ = write!(Hashing(&mut hasher), "{value:?}");
+    }
+    let mut bytes = Vec::new();
+    for tensor in file.tensors().iter() {
+        (&tensor.name, tensor.dtype, tensor.shape).hash(&mut hasher);
+        if tensor.size <= SMALL {
+            bytes.resize(tensor.size, 0);
+            file.read_tensor_into(tensor, &mut bytes)?;
+            bytes.hash(&mut hasher);
+        }
+    }
+    Ok(hasher.finish())
+}
+
+/// A number for values that print as text.
+pub fn hash(value: impl std::fmt::Debug) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let _ = write!(Hashing(&mut hasher), "{value:?}");
+    hasher.finish()
+}
+
+/// Takes text into a hash.
+struct Hashing<'a>(&'a mut DefaultHasher);
+
+impl Write for Hashing<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0.write(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// How processes lie on machines.
+pub struct Neighbours {
+    /// This machine.
+    pub host: String,
+    /// How many processes before this one are on it.
+    pub before: usize,
+    /// How many are on it.
+    pub all: usize,
+    /// How many of them share the processors that this process may use.
+    pub sharing: usize,
+}
+
+impl Neighbours {
+    /// Asks all.
+    pub fn ask(group: &ProcessGroup) -> Outcome<Self> {
+        let host = host();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let allowed = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed:"))
+            .unwrap_or_default()
+            .trim();
+        let told = group.tell(format!("{host}\n{allowed}").as_bytes())?;
+        let told: Vec<String> = told
+            .iter()
+            .map(|told| String::from_utf8_lossy(told).into_owned())
+            .collect();
+        let mine = &told[group.rank()];
+        let is_here = |other: &&String| other.split('\n').next() == Some(host.as_str());
+        Ok(Neighbours {
+            before: told[..group.rank()].iter().filter(is_here).count(),
+            all: told.iter().filter(is_here).count(),
+            sharing: told.iter().filter(|other| *other == mine).count(),
+            host,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use samite::gguf::LoadMode;
+    use samite::llm::SyntheticModel;
+
+    #[test]
+    fn models_that_differ_in_anything_small_have_other_fingerprints() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut seen = Vec::new();
+        let mut add = |model: SyntheticModel| {
+            model.write(&path).unwrap();
+            let file = GgufFile::open_header(&path, LoadMode::Read).unwrap();
+            let first = fingerprint(&file).unwrap();
+            assert_eq!(first, fingerprint(&file).unwrap());
+            assert!(!seen.contains(&first));
+            seen.push(first);
+        };
+        let tiny = || SyntheticModel::tiny("llama");
+        add(tiny());
+        add(SyntheticModel {
+            seed: tiny().seed + 1,
+            ..tiny()
+        });
+        add(SyntheticModel {
+            n_layer: tiny().n_layer + 1,
+            ..tiny()
+        });
+        add(SyntheticModel::tiny("qwen2"));
+    }
+}

@@ -1,0 +1,540 @@
+//! A group of processes, each of which is one member.
+//!
+//! All members make the same calls in the same order. A call is a round: what each has goes to all, behind a head that says which call it is. Who waits
+//! asks the [`Transport`] again and again, first in a loop, then with pauses, until a deadline. After a failure that others may not know of the group
+//! is *poisoned*: every later call fails at once. Nothing mends it, as what was under way cannot be taken back; the processes must begin anew.
+//!
+//! Before the work begins, members compare what must be equal ([`agree`](ProcessGroup::agree)) and tell each other of failures
+//! ([`fail`](ProcessGroup::fail)). A failure that all know of *ends* the group: everybody has the same error.
+
+use super::{Communicator, Transport};
+use crate::device::MOST_MEMBERS;
+use samite_core::environment::{Clock, SystemClock};
+use samite_core::{CancelToken, Error, Result};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How a group of processes waits.
+#[derive(Clone, Debug)]
+pub struct ProcessOptions {
+    /// How long members wait for each other before something must be wrong.
+    pub deadline: Duration,
+    /// Ends waiting.
+    pub cancel: CancelToken,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for ProcessOptions {
+    fn default() -> Self {
+        ProcessOptions {
+            deadline: Duration::from_secs(30),
+            cancel: CancelToken::new(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// How long a waiting process keeps its processor.
+const SPINNING: Duration = Duration::from_micros(50);
+/// How long it lets others have the processor before it sleeps. Prompts take members unequally long, and waking up takes as long as an exchange.
+const YIELDING: Duration = Duration::from_millis(5);
+/// Most questions before it sleeps, whatever the clock says.
+const QUESTIONS: usize = 100_000;
+/// How long it sleeps.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Most numbers that are summed in one round, so that what all have together stays small.
+const PIECE: usize = 1 << 18;
+
+/// What a round is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// How each is doing, with a number.
+    Status,
+    /// The same of who cannot go on, with the length of the reason.
+    Failure,
+    /// What each has to say.
+    Telling,
+    Sum,
+    Gather,
+    Broadcast,
+}
+
+const KINDS: [Kind; 6] = [
+    Kind::Status,
+    Kind::Failure,
+    Kind::Telling,
+    Kind::Sum,
+    Kind::Gather,
+    Kind::Broadcast,
+];
+
+/// The beginning of what a member sends: the number of the call, its kind, and how much is exchanged or another number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Head {
+    call: u64,
+    kind: Kind,
+    number: u64,
+}
+
+impl Head {
+    const BYTES: usize = 24;
+
+    fn to_bytes(self) -> [u8; Head::BYTES] {
+        let mut bytes = [0; Head::BYTES];
+        let words = [self.call, self.kind as u64, self.number];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, _) = bytes.as_chunks::<8>();
+        let [call, kind, number] = <[[u8; 8]; 3]>::try_from(words)
+            .ok()?
+            .map(u64::from_le_bytes);
+        let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
+        Some(Head { call, kind, number })
+    }
+
+    /// Whether two members mean the same round.
+    fn fits(self, other: Head) -> bool {
+        let is_status = |kind| matches!(kind, Kind::Status | Kind::Failure);
+        self.call == other.call && (self == other || is_status(self.kind) && is_status(other.kind))
+    }
+}
+
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Status | Kind::Failure | Kind::Telling => {
+                write!(f, "meeting number {}", self.call)
+            }
+            Kind::Sum => write!(f, "sum number {} of {} bytes", self.call, self.number),
+            Kind::Gather => write!(f, "gather number {} of {} bytes", self.call, self.number),
+            Kind::Broadcast => write!(f, "broadcast number {} of {} bytes", self.call, self.number),
+        }
+    }
+}
+
+enum Health {
+    Good,
+    /// All know of a failure, and what it is.
+    Ended(String),
+    /// Something failed that others may not know of.
+    Poisoned(String),
+}
+
+struct State {
+    transport: Box<dyn Transport>,
+    /// Rounds so far.
+    calls: u64,
+    health: Health,
+    /// By member: bytes of a round. Kept, so that nothing is allocated in a steady state.
+    lens: Vec<usize>,
+}
+
+struct Shared {
+    name: String,
+    rank: usize,
+    size: usize,
+    options: ProcessOptions,
+    state: Mutex<State>,
+}
+
+/// This process's end of a group of processes.
+#[derive(Clone)]
+pub struct ProcessGroup(Arc<Shared>);
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("name", &self.0.name)
+            .field("rank", &self.0.rank)
+            .field("size", &self.0.size)
+            .finish_non_exhaustive()
+    }
+}
+
+fn lost(message: impl Into<Box<str>>) -> Error {
+    Error::DeviceLost {
+        device: "meta".into(),
+        message: message.into(),
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<()> {
+        match &self.health {
+            Health::Good => Ok(()),
+            Health::Ended(reason) => Err(Error::device("meta", reason.as_str())),
+            Health::Poisoned(reason) => Err(lost(reason.as_str())),
+        }
+    }
+
+    fn poison(&mut self, reason: impl Into<String>) {
+        if matches!(self.health, Health::Good) {
+            self.health = Health::Poisoned(reason.into());
+        }
+    }
+
+    /// What every member sent in the last round: its head, and the rest.
+    fn parts(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let mut rest = self.transport.gathered();
+        self.lens.iter().map(move |&len| {
+            let (part, behind) = rest.split_at(len.min(rest.len()));
+            rest = behind;
+            part.split_at(Head::BYTES.min(part.len()))
+        })
+    }
+}
+
+impl ProcessGroup {
+    /// A group of all processes that a transport connects.
+    pub fn new(transport: Box<dyn Transport>, options: ProcessOptions) -> Self {
+        ProcessGroup(Arc::new(Shared {
+            name: transport.name(),
+            rank: transport.rank(),
+            size: transport.size(),
+            options,
+            state: Mutex::new(State {
+                transport,
+                calls: 0,
+                health: Health::Good,
+                lens: Vec::new(),
+            }),
+        }))
+    }
+
+    /// The transport, if this is the last use of the group.
+    pub fn into_transport(self) -> Option<Box<dyn Transport>> {
+        let state = Arc::into_inner(self.0)?.state.into_inner();
+        Some(state.unwrap_or_else(PoisonError::into_inner).transport)
+    }
+
+    /// What connects the processes.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The number of this process.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// How many processes there are.
+    pub fn size(&self) -> usize {
+        self.0.size
+    }
+
+    /// How long members wait for each other.
+    pub fn deadline(&self) -> Duration {
+        self.0.options.deadline
+    }
+
+    /// The failure that all processes know of, if there was one.
+    pub fn ended(&self) -> Option<String> {
+        match &self.lock().health {
+            Health::Ended(reason) => Some(reason.clone()),
+            Health::Good | Health::Poisoned(_) => None,
+        }
+    }
+
+    /// Whether something failed that other processes may not know of.
+    pub fn is_poisoned(&self) -> bool {
+        matches!(self.lock().health, Health::Poisoned(_))
+    }
+
+    /// Makes every later call fail: this process cannot go on. The others find out at their deadline.
+    pub fn abort(&self, reason: &str) {
+        self.lock().poison(reason);
+    }
+
+    /// Ends all processes where the transport can, this one too.
+    pub fn abort_all(&self, exit_code: i32) {
+        let mut state = self.lock();
+        state.poison("this process ended the others");
+        state.transport.abort(exit_code);
+    }
+
+    /// Says farewell, when all do: no call is possible afterwards.
+    ///
+    /// # Errors
+    /// If not all come, or something failed before that not all know of.
+    pub fn finish(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        if let Health::Good = state.health {
+            self.status(state, Ok(0), self.deadline())?;
+        }
+        if let Health::Poisoned(_) = state.health {
+            return state.check();
+        }
+        state.transport.finish()?;
+        state.health = Health::Poisoned("the group is finished".to_owned());
+        Ok(())
+    }
+
+    /// Waits for all, for this long at most.
+    ///
+    /// # Errors
+    /// If one cannot go on or does not come.
+    pub fn wait_for_all(&self, within: Duration) -> Result<()> {
+        self.status(&mut self.lock(), Ok(0), within).map(drop)
+    }
+
+    /// Tells the others, instead of the call that they make to compare or tell something, that this process cannot go on: all have the same error then.
+    /// Nothing happens if they know of a failure already.
+    pub fn fail(&self, reason: &str) {
+        let state = &mut *self.lock();
+        if let Health::Good = state.health {
+            // What it returns is the failure that all know of.
+            let _ = self.status(state, Err(reason), self.deadline());
+        }
+    }
+
+    /// Compares a number that must be the same for all; `what` names what it stands for.
+    ///
+    /// # Errors
+    /// If it is not, the same error for all. If one cannot go on or does not come.
+    pub fn agree(&self, what: &str, number: u64) -> Result<()> {
+        let state = &mut *self.lock();
+        let numbers = self.status(state, Ok(number), self.deadline())?;
+        let Some(other) = numbers.iter().position(|&theirs| theirs != numbers[0]) else {
+            return Ok(());
+        };
+        state.health = Health::Ended(format!(
+            "rank {other} has another {what} than rank 0: start all with the same model file, flags and version of samite"
+        ));
+        state.check()
+    }
+
+    /// The number that the first process has.
+    ///
+    /// # Errors
+    /// If one cannot go on or does not come.
+    pub fn of_first(&self, mine: u64) -> Result<u64> {
+        let numbers = self.status(&mut self.lock(), Ok(mine), self.deadline())?;
+        Ok(numbers[0])
+    }
+
+    /// Tells the others something: returns what each told.
+    ///
+    /// # Errors
+    /// If one cannot go on or does not come.
+    pub fn tell(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let state = &mut *self.lock();
+        let lens = self.status(state, Ok(mine.len() as u64), self.deadline())?;
+        let lens: Vec<usize> = lens.iter().map(|&len| len as usize).collect();
+        let call = (Kind::Telling, 0);
+        self.round(state, call, mine, &lens, self.deadline())?;
+        Ok(state.parts().map(|(_, told)| told.to_vec()).collect())
+    }
+
+    /// This process's end for the work that all do.
+    pub(crate) fn communicator(&self) -> ProcessCommunicator {
+        ProcessCommunicator(self.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in between leaves a call unfinished, which the next one notices.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hears how all are doing. Who cannot go on says why, and all have that error then.
+    fn status(
+        &self,
+        state: &mut State,
+        mine: std::result::Result<u64, &str>,
+        within: Duration,
+    ) -> Result<Vec<u64>> {
+        let (kind, number, reason) = match mine {
+            Ok(number) => (Kind::Status, number, ""),
+            Err(reason) => (Kind::Failure, reason.len() as u64, reason),
+        };
+        let nothing = vec![0; self.size()];
+        self.round(state, (kind, number), &[], &nothing, within)?;
+        let heads = state.parts().filter_map(|(head, _)| Head::from_bytes(head));
+        let heads: Vec<Head> = heads.collect();
+        if heads.iter().all(|head| head.kind == Kind::Status) {
+            return Ok(heads.iter().map(|head| head.number).collect());
+        }
+        let len = |head: &Head| match head.kind {
+            Kind::Failure => head.number as usize,
+            _ => 0,
+        };
+        let lens: Vec<usize> = heads.iter().map(len).collect();
+        let call = (Kind::Telling, 0);
+        self.round(state, call, reason.as_bytes(), &lens, self.deadline())?;
+        let mut reasons = state
+            .parts()
+            .zip(&heads)
+            .enumerate()
+            .filter(|(_, (_, head))| head.kind == Kind::Failure)
+            .map(|(rank, ((_, reason), _))| (rank, String::from_utf8_lossy(reason).into_owned()));
+        let (rank, first) = reasons.next().unwrap_or_default();
+        let same = reasons.filter(|(_, reason)| *reason == first).count() + 1;
+        // What is wrong with all of them is no matter of one.
+        state.health = Health::Ended(match same == self.size() {
+            true => first,
+            false => format!("rank {rank}: {first}"),
+        });
+        state.check().map(|()| Vec::new())
+    }
+
+    /// One round. Afterwards, [`parts`](State::parts) are what all sent.
+    fn round(
+        &self,
+        state: &mut State,
+        (kind, number): (Kind, u64),
+        mine: &[u8],
+        lens: &[usize],
+        within: Duration,
+    ) -> Result<()> {
+        state.check()?;
+        state.calls += 1;
+        let head = Head {
+            call: state.calls,
+            kind,
+            number,
+        };
+        state.lens.clear();
+        state.lens.extend(lens.iter().map(|len| Head::BYTES + len));
+        let result = state
+            .transport
+            .begin(&head.to_bytes(), mine, &state.lens)
+            .and_then(|()| self.wait(state, head, within))
+            .and_then(|()| Self::compare(state, head));
+        result.inspect_err(|error| {
+            let reason = match error {
+                Error::DeviceLost { message, .. } => message.to_string(),
+                error => error.to_string(),
+            };
+            state.poison(reason);
+        })
+    }
+
+    /// Waits until the round is complete.
+    fn wait(&self, state: &mut State, head: Head, within: Duration) -> Result<()> {
+        let ProcessOptions { cancel, clock, .. } = &self.0.options;
+        let start = clock.now();
+        for turn in 0_usize.. {
+            let is_done = state.transport.test().map_err(|error| match error {
+                Error::Device { message, .. } => lost(message),
+                error => error,
+            })?;
+            if is_done {
+                return Ok(());
+            }
+            cancel.check()?;
+            let waited = clock.now().saturating_duration_since(start);
+            if waited > within {
+                break;
+            }
+            match () {
+                () if waited > YIELDING || turn > QUESTIONS => clock.sleep(PAUSE),
+                () if waited > SPINNING => std::thread::yield_now(),
+                () => std::hint::spin_loop(),
+            }
+        }
+        Err(lost(format!(
+            "another process did not come to {head} within {} s: it ended, or is much slower",
+            within.as_secs_f32()
+        )))
+    }
+
+    /// Checks that all made the same call.
+    fn compare(state: &State, mine: Head) -> Result<()> {
+        for (rank, (head, _)) in state.parts().enumerate() {
+            match Head::from_bytes(head) {
+                Some(theirs) if theirs.fits(mine) => {}
+                Some(theirs) => {
+                    let message = format!("rank {rank} is at {theirs}, and this process at {mine}");
+                    return Err(lost(message));
+                }
+                None => return Err(lost(format!("rank {rank} sent something else than {mine}"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One process's end of a group, for the work that all do.
+pub(crate) struct ProcessCommunicator(ProcessGroup);
+
+impl ProcessCommunicator {
+    fn round(&self, state: &mut State, kind: Kind, mine: &[u8], lens: &[usize]) -> Result<()> {
+        let number = lens.iter().sum::<usize>() as u64;
+        let within = self.0.deadline();
+        self.0.round(state, (kind, number), mine, lens, within)
+    }
+}
+
+impl Communicator for ProcessCommunicator {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn all_reduce(&mut self, x: &mut [f32]) -> Result<()> {
+        let state = &mut *self.0.lock();
+        for piece in x.chunks_mut(PIECE) {
+            let lens = [size_of_val(piece); MOST_MEMBERS];
+            let lens = &lens[..self.0.size()];
+            self.round(state, Kind::Sum, bytemuck::cast_slice(piece), lens)?;
+            for (rank, (_, theirs)) in state.parts().enumerate() {
+                let (theirs, _) = theirs.as_chunks::<4>();
+                let theirs = theirs.iter().map(|bytes| f32::from_ne_bytes(*bytes));
+                let both = piece.iter_mut().zip(theirs);
+                match rank {
+                    0 => both.for_each(|(sum, value)| *sum = value),
+                    _ => both.for_each(|(sum, value)| *sum += value),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, mine: &[u8], counts: &[usize], out: &mut [u8]) -> Result<()> {
+        super::check_gather(self.rank(), self.size(), mine, counts, out)?;
+        let state = &mut *self.0.lock();
+        self.round(state, Kind::Gather, mine, counts)?;
+        let mut rest = out;
+        for (_, theirs) in state.parts() {
+            let (part, behind) = rest.split_at_mut(theirs.len());
+            part.copy_from_slice(theirs);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<()> {
+        super::check_member(root, self.size())?;
+        let state = &mut *self.0.lock();
+        let mut lens = [0; MOST_MEMBERS];
+        lens[root] = bytes.len();
+        let lens = &lens[..self.0.size()];
+        let mine: &[u8] = if self.rank() == root { bytes } else { &[] };
+        self.round(state, Kind::Broadcast, mine, lens)?;
+        if let Some((_, theirs)) = state.parts().nth(root) {
+            bytes.copy_from_slice(theirs);
+        }
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.0.wait_for_all(self.0.deadline())
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

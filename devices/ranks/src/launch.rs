@@ -1,0 +1,140 @@
+//! Who started this process, and as one of how many.
+
+use std::fmt;
+
+/// Who starts processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// A person or a script, which says so with variables of samite's.
+    Variables,
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// Slurm's `srun`.
+    Srun,
+    /// The `mpirun` of MPICH and of its relatives.
+    Mpich,
+    /// Something else that speaks PMIx.
+    Pmix,
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Launcher::Variables => "SAMITE_RANKS",
+            Launcher::OpenMpi => "Open MPI's mpirun",
+            Launcher::Srun => "srun",
+            Launcher::Mpich => "MPICH's mpirun",
+            Launcher::Pmix => "a launcher with PMIx",
+        })
+    }
+}
+
+/// What the environment says about this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Who started it.
+    pub launcher: Launcher,
+    /// How many processes there are, if that is said.
+    pub size: Option<usize>,
+    /// The number of this one, if that is said.
+    pub rank: Option<usize>,
+}
+
+/// Variables with the number of processes, and that of this one. The first launcher whose variables are there counts: `srun` sets its own also where
+/// libraries read those of PMI.
+const VARIABLES: [(Launcher, &str, &str); 5] = [
+    (Launcher::Variables, "SAMITE_RANKS", "SAMITE_RANK"),
+    (
+        Launcher::OpenMpi,
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+    ),
+    // Not SLURM_NTASKS, which a batch script has that was started once.
+    (Launcher::Srun, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    (Launcher::Mpich, "PMI_SIZE", "PMI_RANK"),
+    (Launcher::Pmix, "PMIX_SIZE", "PMIX_RANK"),
+];
+
+impl Launch {
+    /// What this process's environment says; `None` if nobody started it as one of several.
+    pub fn from_environment() -> Option<Launch> {
+        Launch::of(|name| std::env::var(name).ok())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
+        let number = |name| variable(name)?.trim().parse().ok();
+        VARIABLES.into_iter().find_map(|(launcher, size, rank)| {
+            let launch = Launch {
+                launcher,
+                size: number(size),
+                rank: number(rank),
+            };
+            let is_there = match launch.size {
+                Some(size) => size > 1,
+                None => launcher == Launcher::Pmix && launch.rank.is_some(),
+            };
+            is_there.then_some(launch)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &[(&str, &str)]) -> Option<Launch> {
+        Launch::of(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn every_launcher_is_recognised() {
+        let found = |variables: &[(&str, &str)]| {
+            let launch = launch(variables)?;
+            Some((launch.launcher, launch.size, launch.rank))
+        };
+        let open_mpi = [
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("PMIX_RANK", "2"),
+        ];
+        assert_eq!(
+            found(&open_mpi),
+            Some((Launcher::OpenMpi, Some(4), Some(2)))
+        );
+        let own = [
+            ("SAMITE_RANKS", "3"),
+            ("SAMITE_RANK", "1"),
+            ("PMI_SIZE", "2"),
+        ];
+        assert_eq!(found(&own), Some((Launcher::Variables, Some(3), Some(1))));
+        let mpich = [("PMI_SIZE", "2"), ("PMI_RANK", "0")];
+        assert_eq!(found(&mpich), Some((Launcher::Mpich, Some(2), Some(0))));
+        let slurm = [
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_PROCID", "7"),
+            ("PMI_SIZE", "8"),
+        ];
+        assert_eq!(found(&slurm), Some((Launcher::Srun, Some(8), Some(7))));
+        assert_eq!(
+            found(&[("PMIX_RANK", "1")]),
+            Some((Launcher::Pmix, None, Some(1)))
+        );
+    }
+
+    #[test]
+    fn one_process_and_a_batch_script_are_no_ranks() {
+        for alone in [
+            &[][..],
+            &[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")],
+            &[("PMI_SIZE", "1")],
+            &[("PMI_SIZE", "many")],
+            &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")],
+            &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")],
+        ] {
+            assert_eq!(launch(alone), None, "{alone:?}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Connects processes of one machine through a file that all map, best one in memory (`/dev/shm`).
+//!
+//! Each process has two buffers in the file, used in turn, and a word that says how many pieces it has put there. A round is one piece of each process,
+//! or several where what it has is larger than a buffer. A process puts its next piece when it has read those of all others: so nothing is overwritten
+//! that somebody still reads. Each process holds a lock on a byte of the file, which the system takes away when it ends, so that the others learn of it
+//! at once. Rank 0 makes the file, and takes its name away when all are there.
+
+use samite_core::Result;
+use samite_meta::comm::Transport;
+use std::time::Duration;
+
+/// The environment variable with the path of the file, the same for all processes.
+pub const PATH_VARIABLE: &str = "SAMITE_RANKS_FILE";
+
+/// Why processes cannot share memory.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedError {
+    /// The environment does not say enough.
+    #[error(
+        "{0}: set SAMITE_RANKS to the number of processes, SAMITE_RANK to the number of this one, from 0, and {PATH_VARIABLE} to a file that all use, such as /dev/shm/samite-1"
+    )]
+    Environment(String),
+    /// The system refuses something.
+    #[error("{path}: {what}: {error}")]
+    System {
+        /// The file.
+        path: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The others are not as they should be.
+    #[error("{path}: {what}")]
+    Others {
+        /// The file.
+        path: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+}
+
+/// Connects process `rank` of `size` with the others, which do the same, within `deadline`.
+///
+/// # Errors
+/// If the file cannot be made or used, and if the others do not come in time.
+#[cfg(target_os = "linux")]
+pub fn start(
+    path: &std::path::Path,
+    rank: usize,
+    size: usize,
+    deadline: Duration,
+) -> std::result::Result<Box<dyn Transport>, SharedError> {
+    Ok(Box::new(linux::Shared::start(path, rank, size, deadline)?))
+}
+
+/// Connects processes, on other systems.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn start(
+    path: &std::path::Path,
+    _rank: usize,
+    _size: usize,
+    _deadline: Duration,
+) -> std::result::Result<Box<dyn Transport>, SharedError> {
+    Err(SharedError::Others {
+        path: path.display().to_string(),
+        what: "processes share memory on Linux only: use MPI".to_owned(),
+    })
+}
+
+/// What is exchanged goes through `memory`; the processes end together as `launched` has it, which knows who started them.
+pub fn beside(memory: Box<dyn Transport>, launched: Box<dyn Transport>) -> Box<dyn Transport> {
+    Box::new(Beside { memory, launched })
+}
+
+struct Beside {
+    memory: Box<dyn Transport>,
+    launched: Box<dyn Transport>,
+}
+
+impl Transport for Beside {
+    fn name(&self) -> String {
+        format!("{}, {}", self.memory.name(), self.launched.name())
+    }
+
+    fn rank(&self) -> usize {
+        self.memory.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.memory.size()
+    }
+
+    fn begin(&mut self, head: &[u8], body: &[u8], lens: &[usize]) -> Result<()> {
+        self.memory.begin(head, body, lens)
+    }
+
+    fn test(&mut self) -> Result<bool> {
+        self.memory.test()
+    }
+
+    fn gathered(&self) -> &[u8] {
+        self.memory.gathered()
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.memory.finish()?;
+        self.launched.finish()
+    }
+
+    fn abort(&mut self, exit_code: i32) {
+        self.memory.abort(exit_code);
+        self.launched.abort(exit_code);
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux;

@@ -1,0 +1,536 @@
+use super::SharedError;
+use memmap2::MmapMut;
+use samite_core::{Error, Result};
+use samite_meta::comm::Transport;
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a buffer.
+const BUFFER: usize = 256 << 10;
+/// Before the buffers: words about all, then a line of the processor's cache for each process. Byte `r` of the file is what rank `r` locks.
+const HEAD: usize = 64 << 10;
+/// Bytes of a line, of which each process has one in the head.
+const LINE: usize = 128;
+/// Most processes.
+const MOST: usize = HEAD / LINE - 1;
+/// So many questions whether all are there between two whether they are alive.
+const PATIENCE: u32 = 256;
+/// The first word of the file: these numbers, and the layout's version.
+const MAGIC: u64 = u64::from_le_bytes(*b"samite\0\x01");
+
+/// The mapped file.
+struct Map {
+    map: MmapMut,
+}
+
+impl Map {
+    /// A word of the head.
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at + 8 <= HEAD && at.is_multiple_of(8));
+        // SAFETY: the map is longer than its head and begins on a page, so the word lies in it, aligned. All processes use these words as atomic ones
+        // only. The lifetime is that of the map.
+        unsafe { AtomicU64::from_ptr(self.map.as_ptr().cast_mut().add(at).cast()) }
+    }
+
+    /// What the file is: [`MAGIC`] once it is complete.
+    fn magic(&self) -> &AtomicU64 {
+        self.word(0)
+    }
+
+    /// How many processes it is for.
+    fn size(&self) -> &AtomicU64 {
+        self.word(8)
+    }
+
+    /// One more than the rank that gave up; 0 for none.
+    fn aborted(&self) -> &AtomicU64 {
+        self.word(16)
+    }
+
+    /// One more than the rank that was found to have ended; 0 for none.
+    fn ended(&self) -> &AtomicU64 {
+        self.word(24)
+    }
+
+    /// How many pieces a process has put, and one more since it is there.
+    fn put(&self, rank: usize) -> &AtomicU64 {
+        self.word((rank + 1) * LINE)
+    }
+
+    /// Where a buffer begins.
+    fn buffer(&self, rank: usize, turn: u64) -> *mut u8 {
+        let number = 2 * rank + usize::from(turn % 2 == 1);
+        let at = HEAD + number * BUFFER;
+        assert!(at + BUFFER <= self.map.len());
+        // SAFETY: the buffer lies in the map.
+        unsafe { self.map.as_ptr().cast_mut().add(at) }
+    }
+
+    fn bytes(size: usize) -> usize {
+        HEAD + 2 * size * BUFFER
+    }
+}
+
+/// One process's end.
+pub(super) struct Shared {
+    /// Its lock tells the others that this process is alive.
+    file: File,
+    map: Map,
+    rank: usize,
+    size: usize,
+    /// Pieces that this process has put.
+    count: u64,
+    sent: Vec<u8>,
+    lens: Vec<usize>,
+    gathered: Vec<u8>,
+    /// The piece of the round that is under way, and how many there are; none when they are equal.
+    piece: usize,
+    pieces: usize,
+    tests: u32,
+}
+
+/// A lock of a byte, or of none.
+fn lock(kind: i32, byte: usize) -> libc::flock {
+    libc::flock {
+        l_type: kind as _,
+        l_whence: libc::SEEK_SET as _,
+        l_start: byte as _,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Takes a byte's lock; `false` if another open file has it.
+fn take(file: &File, byte: usize) -> std::io::Result<bool> {
+    let mut wanted = lock(libc::F_WRLCK, byte);
+    // SAFETY: the descriptor is open, and the structure is what this command takes.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &mut wanted) } {
+        0 => Ok(true),
+        _ => match std::io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+/// Whether another open file has a byte's lock.
+fn is_taken(file: &File, byte: usize) -> bool {
+    let mut found = lock(libc::F_WRLCK, byte);
+    // SAFETY: as in `take`.
+    let failed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut found) } != 0;
+    failed || found.l_type != libc::F_UNLCK as libc::c_short
+}
+
+impl Shared {
+    pub fn start(
+        path: &Path,
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+    ) -> std::result::Result<Self, SharedError> {
+        if size > MOST || rank >= size {
+            let what = format!("rank {rank} of {size}");
+            return Err(SharedError::Environment(what));
+        }
+        let start = Instant::now();
+        let file = match rank {
+            0 => make(path, size)?,
+            _ => loop {
+                if let Some(file) = join(path, rank, size)? {
+                    break file;
+                }
+                if start.elapsed() > deadline {
+                    return Err(others(
+                        path,
+                        "rank 0 did not come: start all processes with the same file",
+                    ));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            },
+        };
+        // SAFETY: the file is as long as the map; who makes it short later is one of the processes of the same user that share it, none of which does.
+        let map = unsafe { MmapMut::map_mut(&file) };
+        let map = Map {
+            map: map.map_err(|error| refused(path, "mapping", error))?,
+        };
+        if rank == 0 {
+            map.size().store(size as u64, Ordering::Relaxed);
+            map.magic().store(MAGIC, Ordering::Release);
+        }
+        let shared = Shared {
+            file,
+            map,
+            rank,
+            size,
+            count: 1,
+            sent: Vec::new(),
+            lens: Vec::new(),
+            gathered: Vec::new(),
+            piece: 0,
+            pieces: 0,
+            tests: 0,
+        };
+        while shared.map.magic().load(Ordering::Acquire) != MAGIC {
+            if start.elapsed() > deadline || !is_taken(&shared.file, 0) {
+                return Err(others(path, "rank 0 did not finish the file"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let wanted = shared.map.size().load(Ordering::Relaxed);
+        if wanted != size as u64 {
+            let what = format!(
+                "rank 0 counts {wanted} processes, and rank {rank} {size}: SAMITE_RANKS must be the same for all"
+            );
+            return Err(others(path, &what));
+        }
+        shared.map.put(rank).store(1, Ordering::Release);
+        while let Some(missing) = shared.missing() {
+            if start.elapsed() > deadline {
+                let what = format!(
+                    "rank {missing} did not come within {} s: start all processes with the same file",
+                    deadline.as_secs_f32()
+                );
+                return Err(others(path, &what));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if rank == 0 {
+            // Nobody needs the name any more, and nothing remains however the processes end.
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(shared)
+    }
+
+    /// Who has put fewer pieces than this process.
+    fn missing(&self) -> Option<usize> {
+        (0..self.size).find(|&rank| self.map.put(rank).load(Ordering::Acquire) < self.count)
+    }
+
+    /// Puts a piece of what this process has.
+    fn put(&mut self) {
+        let start = (self.piece * BUFFER).min(self.sent.len());
+        let bytes = &self.sent[start..self.sent.len().min(start + BUFFER)];
+        let to = self.map.buffer(self.rank, self.count);
+        // SAFETY: there is room for a piece, and the two do not overlap. Nobody reads this buffer: it was last used for the piece before the previous one,
+        // and all have read that, or they would not have put the previous one, which this process has seen.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        self.count += 1;
+        self.map.put(self.rank).store(self.count, Ordering::Release);
+    }
+
+    /// Reads a piece of what all have.
+    fn read(&mut self) {
+        let mut at = 0;
+        for (rank, &len) in self.lens.iter().enumerate() {
+            let start = (self.piece * BUFFER).min(len);
+            let part = &mut self.gathered[at + start..at + len.min(start + BUFFER)];
+            let from = self.map.buffer(rank, self.count - 1);
+            // SAFETY: a piece is no longer than the buffer. Who owns it has put the piece before it said so, which this process has seen, and overwrites it
+            // only when this process has put two more.
+            unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
+            at += len;
+        }
+    }
+}
+
+fn refused(path: &Path, what: &'static str, error: std::io::Error) -> SharedError {
+    SharedError::System {
+        path: path.display().to_string(),
+        what,
+        error,
+    }
+}
+
+fn others(path: &Path, what: &str) -> SharedError {
+    SharedError::Others {
+        path: path.display().to_string(),
+        what: what.to_owned(),
+    }
+}
+
+/// Makes the file. It has its name when its maker holds the lock.
+fn make(path: &Path, size: usize) -> std::result::Result<File, SharedError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let unnamed = Path::new(&name);
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create_new(true).mode(0o600);
+    let file = options
+        .open(unnamed)
+        .map_err(|error| refused(path, "making the file", error))?;
+    // With room for all of it: a page that is missing later would end the process.
+    // SAFETY: the descriptor is open.
+    let failed = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, Map::bytes(size) as _) };
+    let made = match failed {
+        0 => take(&file, 0).and_then(|_| std::fs::rename(unnamed, path)),
+        code => Err(std::io::Error::from_raw_os_error(code)),
+    };
+    made.map_err(|error| {
+        let _ = std::fs::remove_file(unnamed);
+        refused(path, "making the file", error)
+    })?;
+    Ok(file)
+}
+
+/// Opens the file and takes a place in it; nothing if it is not there yet, or was left by processes that have ended.
+fn join(path: &Path, rank: usize, size: usize) -> std::result::Result<Option<File>, SharedError> {
+    let file = match OpenOptions::new().read(true).write(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(|error| refused(path, "opening", error))?,
+    };
+    let about = file
+        .metadata()
+        .map_err(|error| refused(path, "opening", error))?;
+    if !is_taken(&file, 0) {
+        return Ok(None);
+    }
+    if !about.is_file() || about.len() < Map::bytes(1) as u64 {
+        return Err(others(
+            path,
+            "it is no file that processes share: name another one",
+        ));
+    }
+    if about.len() != Map::bytes(size) as u64 {
+        let what = format!("it is not for {size} processes: SAMITE_RANKS must be the same for all");
+        return Err(others(path, &what));
+    }
+    match take(&file, rank).map_err(|error| refused(path, "locking", error))? {
+        true => Ok(Some(file)),
+        false => Err(others(
+            path,
+            &format!("there is a rank {rank} already: SAMITE_RANK must differ"),
+        )),
+    }
+}
+
+impl Transport for Shared {
+    fn name(&self) -> String {
+        "shared memory".to_owned()
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn begin(&mut self, head: &[u8], body: &[u8], lens: &[usize]) -> Result<()> {
+        let own = head.len() + body.len();
+        let total = lens
+            .iter()
+            .try_fold(0_usize, |sum, len| sum.checked_add(*len));
+        let is_free = self.piece == self.pieces && lens.len() == self.size;
+        let Some(total) = total.filter(|_| is_free && lens[self.rank] == own) else {
+            return Err(Error::invalid("a gathering that cannot begin"));
+        };
+        let room = |list: &mut Vec<u8>, len: usize| {
+            let more = len.saturating_sub(list.len());
+            list.try_reserve(more).map_err(|_| Error::OutOfMemory {
+                device: "host".into(),
+                what: "what processes exchange".into(),
+                asked: len,
+                free: None,
+            })
+        };
+        self.sent.clear();
+        room(&mut self.sent, own)?;
+        self.sent.extend_from_slice(head);
+        self.sent.extend_from_slice(body);
+        room(&mut self.gathered, total)?;
+        self.gathered.resize(total, 0);
+        lens.clone_into(&mut self.lens);
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        (self.piece, self.pieces) = (0, longest.div_ceil(BUFFER).max(1));
+        self.put();
+        Ok(())
+    }
+
+    fn test(&mut self) -> Result<bool> {
+        while self.piece < self.pieces {
+            if let Some(missing) = self.missing() {
+                self.tests = self.tests.wrapping_add(1);
+                let is_time = self.tests.is_multiple_of(PATIENCE);
+                // What it put before its end counts.
+                if is_time && !is_taken(&self.file, missing) && self.missing() == Some(missing) {
+                    self.map
+                        .ended()
+                        .store(missing as u64 + 1, Ordering::Release);
+                }
+                // Who gives up may do so for one that ended.
+                let gave_up = self.map.aborted().load(Ordering::Acquire);
+                let ended = self.map.ended().load(Ordering::Acquire);
+                let message = match (ended, gave_up) {
+                    (0, 0) => return Ok(false),
+                    (0, rank) => format!("rank {} gave up", rank - 1),
+                    (rank, _) => format!("rank {} ended", rank - 1),
+                };
+                return Err(Error::device("ranks", message));
+            }
+            self.read();
+            self.piece += 1;
+            if self.piece < self.pieces {
+                self.put();
+            }
+        }
+        Ok(true)
+    }
+
+    fn gathered(&self) -> &[u8] {
+        &self.gathered
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: i32) {
+        let me = self.rank as u64 + 1;
+        self.map.aborted().store(me, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // Helpers of tests are tests.
+mod tests {
+    use super::*;
+    use samite_meta::comm::{ProcessGroup, ProcessOptions};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Runs `work` as every process; threads play them, each with a file of its own.
+    fn together<T: Send>(size: usize, work: impl Fn(Shared) -> T + Sync) -> Vec<T> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ranks");
+        // Left by others that have ended.
+        std::fs::write(&path, vec![1; Map::bytes(size)]).unwrap();
+        let results = std::thread::scope(|scope| {
+            let start = |rank| {
+                let (path, work) = (&path, &work);
+                scope.spawn(move || work(Shared::start(path, rank, size, LONG).unwrap()))
+            };
+            let all: Vec<_> = (0..size).rev().map(start).collect();
+            all.into_iter().rev().map(|p| p.join().unwrap()).collect()
+        });
+        assert!(!path.exists(), "its name is gone");
+        results
+    }
+
+    fn gather(end: &mut Shared, mine: &[u8], lens: &[usize]) -> Result<Vec<u8>> {
+        end.begin(&[], mine, lens)?;
+        while !end.test()? {
+            std::thread::yield_now();
+        }
+        Ok(end.gathered().to_vec())
+    }
+
+    #[test]
+    fn everything_is_gathered_whatever_its_size() {
+        for size in 1..5 {
+            let lists: Vec<Vec<usize>> = [0, 1, 7, BUFFER - 1, BUFFER, BUFFER + 1, 3 * BUFFER + 5]
+                .iter()
+                .flat_map(|&len| {
+                    let mut uneven = vec![0; size];
+                    uneven[len % size] = len;
+                    [vec![len; size], uneven]
+                })
+                .collect();
+            let byte = |rank: usize, i: usize| (i * 7 + rank * 31) as u8;
+            let part = |rank, len| (0..len).map(|i| byte(rank, i)).collect::<Vec<u8>>();
+            together(size, |mut end| {
+                for lens in &lists {
+                    let mine = part(end.rank, lens[end.rank]);
+                    let all: Vec<u8> = (0..size).flat_map(|rank| part(rank, lens[rank])).collect();
+                    assert!(gather(&mut end, &mine, lens).unwrap() == all, "{lens:?}");
+                }
+                assert!(end.begin(&[], &[1], &vec![0; size]).is_err());
+            });
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten_before_all_have_read_it() {
+        together(3, |mut end| {
+            for i in 0..20_000_u32 {
+                let mine = [i.to_le_bytes(), (end.rank as u32).to_le_bytes()].concat();
+                let all = gather(&mut end, &mine, &[8; 3]).unwrap();
+                for (rank, theirs) in all.chunks(8).enumerate() {
+                    assert_eq!(theirs[..4], i.to_le_bytes());
+                    assert_eq!(theirs[4..], (rank as u32).to_le_bytes());
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn who_ends_and_who_gives_up_is_named() {
+        for gives_up in [false, true] {
+            let said = together(3, |mut end| match end.rank {
+                1 => {
+                    if gives_up {
+                        end.abort(1);
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                    String::new()
+                }
+                _ => {
+                    let group = ProcessGroup::new(Box::new(end), ProcessOptions::default());
+                    group.agree("number", 1).unwrap_err().to_string()
+                }
+            });
+            let wanted = if gives_up {
+                "rank 1 gave up"
+            } else {
+                "rank 1 ended"
+            };
+            assert!(
+                said[0].contains(wanted) && said[2].contains(wanted),
+                "{said:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_put_before_an_end_is_read() {
+        for _ in 0..200 {
+            together(2, |mut end| {
+                let rank = end.rank as u8;
+                assert_eq!(gather(&mut end, &[rank], &[1; 2]).unwrap(), [0, 1]);
+            });
+        }
+    }
+
+    #[test]
+    fn wrong_numbers_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ranks");
+        let short = Duration::from_millis(200);
+        let error = |rank, size| {
+            Shared::start(&path, rank, size, short)
+                .err()
+                .unwrap()
+                .to_string()
+        };
+        assert!(error(2, 2).contains("SAMITE_RANK"));
+        assert!(error(1, 2).contains("rank 0 did not come"));
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| Shared::start(&path, 0, 3, Duration::from_secs(1)).err());
+            while !path.exists() {
+                std::thread::yield_now();
+            }
+            assert!(error(1, 2).contains("it is not for 2 processes"));
+            let second = scope.spawn(|| Shared::start(&path, 1, 3, Duration::from_secs(1)).err());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(error(1, 3).contains("there is a rank 1 already"));
+            let said = first.join().unwrap().unwrap().to_string();
+            assert!(said.contains("rank 2 did not come"), "{said}");
+            assert!(second.join().unwrap().is_some());
+        });
+    }
+}
