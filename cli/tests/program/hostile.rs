@@ -243,7 +243,7 @@ fn little_memory_is_an_error() {
             .replace("CONFIG", config.to_str().unwrap())
             .replace("ADAPTER", adapter.to_str().unwrap());
         let mut ends = [0, 0];
-        for kibibytes in [50_000, 65_000, 90_000, 120_000, 200_000, 400_000, 800_000] {
+        for kibibytes in [60_000, 70_000, 90_000, 120_000, 200_000, 400_000, 800_000] {
             let run = limited(&line, &model, b"", 0, kibibytes);
             match run.code {
                 Some(0) => ends[0] += 1,
