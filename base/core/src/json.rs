@@ -154,10 +154,12 @@ mod tests {
 
     #[test]
     fn json_is_stable() {
-        let text = sample().to_json()[4].to_string();
         assert_eq!(
-            text,
-            r#"{"dtype":"f32","id":4,"name":"","op":"Transpose","roles":["output"],"shape":[5,8,1,1],"sources":[3],"strides":[32,4,160,160],"view":{"base":3,"offset":0}}"#
+            sample().to_json()[4],
+            json!({
+                "id": 4, "name": "", "op": "Transpose", "sources": [3], "dtype": "f32", "shape": [5, 8, 1, 1],
+                "strides": [32, 4, 160, 160], "view": {"base": 3, "offset": 0}, "roles": ["output"],
+            })
         );
     }
 

@@ -209,6 +209,11 @@ impl SavedSequence {
         self.tensors.iter().map(|rows| rows.bytes.len()).sum()
     }
 
+    /// What is written: a tensor without rows is not.
+    fn kept(&self) -> impl Iterator<Item = &Rows> {
+        self.tensors.iter().filter(|rows| rows.count > 0)
+    }
+
     fn checksum(&self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
         sum.update(self.model.as_bytes());
@@ -231,7 +236,7 @@ impl SavedSequence {
             sum.update(&positions.len().to_le_bytes());
             sum.update(bytemuck::cast_slice(positions));
         }
-        for rows in &self.tensors {
+        for rows in self.kept() {
             sum.update(rows.name.as_bytes());
             sum.update(&rows.bytes);
         }
@@ -262,12 +267,12 @@ impl SavedSequence {
             }
         }
         metadata.set(CHECKSUM, self.checksum())?;
-        let kept = || self.tensors.iter().filter(|rows| rows.count > 0);
-        let specs = kept()
+        let specs = self
+            .kept()
             .map(|rows| TensorSpec::new(&rows.name, rows.dtype, &[rows.width, rows.count]))
             .collect::<Result<Vec<_>, _>>()?;
         let mut writer = Writer::create(path, &metadata, specs)?;
-        for rows in kept() {
+        for rows in self.kept() {
             writer.append(&rows.bytes)?;
         }
         Ok(writer.commit()?)

@@ -408,7 +408,15 @@ impl Session {
                     _ => break Finish::ContextFull,
                 }
             }
-            self.decode_one(token)?;
+            if sampler.needs_preparation() {
+                std::thread::scope(|scope| {
+                    // Without another thread, the sampler does it later.
+                    let _ = std::thread::Builder::new().spawn_scoped(scope, || sampler.prepare());
+                    self.decode_one(token)
+                })?;
+            } else {
+                self.decode_one(token)?;
+            }
             row = 0;
             timings.generated_tokens += 1;
         };

@@ -62,6 +62,8 @@ pub struct Sampler {
     /// The tokens whose logits change; kept for its memory, as the next one.
     changed: Vec<u32>,
     masked: Vec<f32>,
+    /// Whether the constraint refused the last choice.
+    was_refused: bool,
 }
 
 /// What a [`Sampler`] knows beyond the text.
@@ -92,6 +94,7 @@ impl Sampler {
             constraint: None,
             changed: Vec::new(),
             masked: Vec::new(),
+            was_refused: false,
             params,
         })
     }
@@ -151,7 +154,8 @@ impl Sampler {
         let Some(constraint) = &mut self.constraint else {
             return Ok(token);
         };
-        if constraint.allows(token)? {
+        self.was_refused = !constraint.allows(token)?;
+        if !self.was_refused {
             return Ok(token);
         }
         let mask = constraint.mask()?;
@@ -163,6 +167,19 @@ impl Sampler {
             SamplerError::NoCandidate { .. } => SamplerError::NothingAllowed,
             error => error,
         })
+    }
+
+    /// Whether it is worth while to [`prepare`](Self::prepare): the constraint refused the last choice, and likely refuses the next one, too.
+    pub fn needs_preparation(&self) -> bool {
+        self.was_refused && !self.is_finished()
+    }
+
+    /// Works out which tokens the constraint allows next: what [`sample`](Self::sample) would do, in a thread of its own while the model computes. Errors come
+    /// when it samples.
+    pub fn prepare(&mut self) {
+        if let Some(constraint) = &mut self.constraint {
+            let _ = constraint.mask();
+        }
     }
 
     /// As [`sample`](Self::sample), without the constraint.
@@ -289,6 +306,7 @@ impl Sampler {
     /// If the constraint cannot begin anew.
     pub fn reset(&mut self) -> Result<(), SamplerError> {
         self.chain.reset();
+        self.was_refused = false;
         self.seed = self.params.seed;
         self.rng = Rng::new(self.seed);
         match &mut self.constraint {

@@ -127,6 +127,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     // Of nothing, nothing is left.
     let nothing = apart.save(1).unwrap();
     assert!(nothing.is_empty());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nothing");
+    nothing.write(&path).unwrap();
+    let nothing = SavedSequence::read(&path).unwrap();
     apart.restore(0, &nothing).unwrap();
     assert_eq!(apart.cells().sequence_len(0), 0);
 }

@@ -8,7 +8,8 @@ use samite_llm::{
 use samite_text::{Constraint, ConstraintError, Sampler, SamplerParams};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 
 fn session(model: &Arc<Model>, n_ctx: usize) -> Session {
     let options = ContextOptions {
@@ -168,6 +169,19 @@ struct Counting {
     next: u32,
     end: u32,
     mask: Vec<u32>,
+    /// The threads that asked for masks.
+    asked: Arc<Mutex<Vec<ThreadId>>>,
+}
+
+impl Counting {
+    fn up_to(end: u32) -> Self {
+        Counting {
+            next: 5,
+            end,
+            mask: Vec::new(),
+            asked: Default::default(),
+        }
+    }
 }
 
 impl Constraint for Counting {
@@ -176,6 +190,7 @@ impl Constraint for Counting {
     }
 
     fn mask(&mut self) -> Result<&[u32], ConstraintError> {
+        self.asked.lock().unwrap().push(std::thread::current().id());
         self.mask = vec![0; 4];
         if !self.is_finished() {
             self.mask[self.next as usize / 32] = 1 << (self.next % 32);
@@ -213,11 +228,8 @@ fn a_text_keeps_to_a_constraint_and_ends_with_it() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
-    let counting = Counting {
-        next: 5,
-        end: 9,
-        mask: Vec::new(),
-    };
+    let counting = Counting::up_to(9);
+    let asked = Arc::clone(&counting.asked);
     sampler.set_constraint(Some(Box::new(counting)));
     // The prompt need not keep to it; each text does from its beginning.
     for _ in 0..2 {
@@ -238,6 +250,10 @@ fn a_text_keeps_to_a_constraint_and_ends_with_it() {
             assert!(found.top[0].1 >= found.top[1].1 && found.top[0].1 >= found.token);
         }
     }
+    // Once a choice was refused, what may follow is worked out while the model computes.
+    let here = std::thread::current().id();
+    let asked = asked.lock().unwrap();
+    assert!(asked.contains(&here) && asked.iter().any(|id| *id != here));
 }
 
 #[test]
@@ -568,10 +584,7 @@ fn a_text_that_goes_on_keeps_to_what_it_kept_to() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
-    let counting = |end| {
-        let mask = Vec::new();
-        Box::new(Counting { next: 5, end, mask }) as Box<dyn Constraint>
-    };
+    let counting = |end| Box::new(Counting::up_to(end)) as Box<dyn Constraint>;
     sampler.set_constraint(Some(counting(9)));
     let go_on = |_: &str| ControlFlow::Continue(());
     session
