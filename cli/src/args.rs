@@ -668,6 +668,11 @@ impl ModelArgs {
             let file = GgufFile::open_header(path, self.load_mode())?;
             adapters.push((ranks::fingerprint(&file)?, share));
         }
+        for (path, share) in self.control.files() {
+            let file = GgufFile::open_header(path, self.load_mode())?;
+            adapters.push((ranks::fingerprint(&file)?, share));
+        }
+        let adapters = (adapters, self.control.layers());
         group.agree("set of adapters", ranks::hash(adapters))?;
         let ContextOptions {
             n_ctx,

@@ -233,9 +233,23 @@ impl Context {
             if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
                 return Ok(());
             }
-            return Err(Error::invalid(format!(
-                "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence"
-            )));
+            let mark = self.marked(sequence);
+            let from_mark = |mark: i32| {
+                let starts = range.contains(&mark) && !range.contains(&(mark - 1));
+                starts && last.is_some_and(|last| range.contains(&last))
+            };
+            if !mark.is_some_and(from_mark) {
+                return Err(Error::invalid(format!(
+                    "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence, or what came since it was marked"
+                )));
+            }
+            let range = (range.start_bound().cloned(), range.end_bound().cloned());
+            self.cache
+                .edit(sequence, |cells| cells.remove(sequence, range))?;
+            if let Some(states) = &mut self.cache.states {
+                states.go_back(sequence);
+            }
+            return Ok(());
         }
         let range = (range.start_bound().cloned(), range.end_bound().cloned());
         self.cache
@@ -257,11 +271,40 @@ impl Context {
         self.model.spec().can_shift()
     }
 
+    /// Whether the model keeps a state of what came, from which nothing can be removed but what follows a [mark](Self::mark).
+    pub fn keeps_states(&self) -> bool {
+        self.cache.states.is_some()
+    }
+
     /// Whether the end of `sequence` can be removed, from `position` on, and another one follow there.
     pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
         let last = self.cache.cells.last_position(sequence);
         let is_whole = position <= 0 || last.is_none_or(|last| position > last);
-        is_whole || self.cache.states.is_none() && self.cache.can_go_on(sequence, position)
+        let is_free = self.cache.states.is_none() || self.marked(sequence) == Some(position);
+        is_whole || is_free && self.cache.can_go_on(sequence, position)
+    }
+
+    /// Marks the end of `sequence`, instead of an earlier place: what follows can be removed, also where the model keeps a state. That costs nothing; where
+    /// no state is kept, it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no such sequence.
+    pub fn mark(&mut self, sequence: usize) -> Result<()> {
+        self.cache.cells.check(sequence)?;
+        let next = self
+            .cache
+            .cells
+            .last_position(sequence)
+            .map_or(0, |last| last + 1);
+        if let Some(states) = &mut self.cache.states {
+            states.set_mark(sequence, next);
+        }
+        Ok(())
+    }
+
+    /// The position that follows the [mark](Self::mark) of `sequence`.
+    pub fn marked(&self, sequence: usize) -> Option<i32> {
+        self.cache.states.as_ref()?.mark(sequence)
     }
 
     /// Removes the positions `range` from `sequence`, and moves what follows to where it began.

@@ -29,6 +29,9 @@ pub struct GenerateOptions {
     pub log_probabilities: Option<usize>,
 }
 
+/// So many tokens before the end of a prompt, states are marked: what a template writes to have the model answer is shorter.
+const BEFORE_THE_END: usize = 24;
+
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
@@ -480,16 +483,33 @@ impl Session {
         // The last token is decoded again, because its logits are needed.
         let common = common.min(prompt.len() - 1);
         // Nothing is reused if somebody else changed the sequence, or it was lost when a device failed. Not everything can be
-        // taken back: states cannot, and windows only so far.
-        let is_reusable = self.is_whole() && self.context.can_cut(0, common as i32);
-        let common = if is_reusable { common } else { 0 };
+        // taken back: states only to where they were marked, and windows only so far.
+        let places = [
+            Some(common),
+            self.context.marked(0).map(|mark| mark as usize),
+        ];
+        let reusable = places.into_iter().flatten().find(|&place| {
+            place <= common && self.is_whole() && self.context.can_cut(0, place as i32)
+        });
+        let common = reusable.unwrap_or(0);
         self.tokens.truncate(common);
         self.change(|context| context.remove(0, common as i32..))?;
         // What is left is a beginning that nobody else touched.
         self.is_foreign = false;
         timings.reused_tokens = common;
         timings.prompt_tokens = prompt.len() - common;
-        for part in prompt[common..].chunks(self.context.options().n_batch) {
+        // The next prompt may differ from here on: an answer is written in another way when it is part of the conversation.
+        let marked = prompt.len().saturating_sub(BEFORE_THE_END);
+        if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
+            self.decode_part(prompt, marked)?;
+            self.context.mark(0)?;
+        }
+        self.decode_part(prompt, prompt.len())
+    }
+
+    /// Decodes `prompt` up to `end`, from where the text so far ends.
+    fn decode_part(&mut self, prompt: &[u32], end: usize) -> Result<()> {
+        for part in prompt[self.tokens.len()..end].chunks(self.context.options().n_batch) {
             let first = self.tokens.len();
             self.batch.clear();
             for (i, &token) in part.iter().enumerate() {

@@ -109,6 +109,14 @@ impl Machine {
         machine
     }
 
+    /// Where the white space at the end begins: it may belong to a mark that follows, if something does.
+    fn before_space(&self, until: usize, is_end: bool) -> usize {
+        match is_end {
+            true => until,
+            false => self.buffer[..until].trim_end().len(),
+        }
+    }
+
     /// The mark that ends the thoughts that it is within.
     pub(super) fn thought_end(&self) -> Option<&'static str> {
         match self.state {
@@ -251,12 +259,7 @@ impl Machine {
         }
         match find(&self.buffer, marks.iter().map(|mark| mark.0), is_end) {
             Found::None { until } => {
-                // White space may belong to a mark that follows.
-                let until = if is_end {
-                    until
-                } else {
-                    self.buffer[..until].trim_end().len()
-                };
+                let until = self.before_space(until, is_end);
                 if until == 0 {
                     return Step::More;
                 }
@@ -332,11 +335,7 @@ impl Machine {
                 self.go(State::Text)
             }
             Found::None { until } => {
-                let until = if is_end {
-                    until
-                } else {
-                    self.buffer[..until].trim_end().len()
-                };
+                let until = self.before_space(until, is_end);
                 if until == 0 {
                     return self.wait(State::Thought(close));
                 }

@@ -3,7 +3,8 @@
 use crate::error::{Result, try_filled};
 
 /// Rows of states. A row is never written while a sequence holds it: a batch writes to free rows, and only when it is done
-/// do its sequences hold them. So a failed batch changes nothing, and sequences can share a row.
+/// do its sequences hold them. So a failed batch changes nothing, and sequences can share a row. A sequence can hold a row of an earlier state, too: its
+/// mark, which it can go back to.
 ///
 /// Row 0 is zeros, the state of a sequence without tokens, and never written.
 #[derive(Clone, Debug)]
@@ -14,12 +15,14 @@ pub(crate) struct States {
     rows: Vec<usize>,
     /// By sequence: the row that the batch at hand wrote its state to.
     written: Vec<Option<usize>>,
+    /// By sequence: the row of its mark, and the position that follows it.
+    marks: Vec<Option<(usize, i32)>>,
 }
 
 impl States {
-    /// How many rows are needed for so many sequences: one that each holds, and one that a batch writes, and the zeros.
+    /// How many rows are needed for so many sequences: one that each holds, one for its mark, and one that a batch writes, and the zeros.
     pub fn rows_for(n_sequences: usize) -> usize {
-        n_sequences.saturating_mul(2).saturating_add(1)
+        n_sequences.saturating_mul(3).saturating_add(1)
     }
 
     /// `n_sequences` sequences without tokens.
@@ -32,6 +35,7 @@ impl States {
             holders: try_filled(0, Some(Self::rows_for(n_sequences)), WHAT)?,
             rows: try_filled(0, Some(n_sequences), WHAT)?,
             written: try_filled(None, Some(n_sequences), WHAT)?,
+            marks: try_filled(None, Some(n_sequences), WHAT)?,
         })
     }
 
@@ -80,8 +84,37 @@ impl States {
         self.rows.get(sequence).copied().unwrap_or(0)
     }
 
+    /// The position that follows the mark of a sequence.
+    pub fn mark(&self, sequence: usize) -> Option<i32> {
+        Some((*self.marks.get(sequence)?)?.1)
+    }
+
+    /// Marks the state of a sequence whose next token has this position.
+    pub fn set_mark(&mut self, sequence: usize, position: i32) {
+        self.forget_mark(sequence);
+        let row = self.rows[sequence];
+        self.holders[row] += 1;
+        self.marks[sequence] = Some((row, position));
+    }
+
+    /// Has a sequence hold again what its mark does.
+    pub fn go_back(&mut self, sequence: usize) {
+        if let Some((row, _)) = self.marks[sequence] {
+            self.holders[row] += 1;
+            self.release(self.rows[sequence]);
+            self.rows[sequence] = row;
+        }
+    }
+
+    fn forget_mark(&mut self, sequence: usize) {
+        if let Some((row, _)) = self.marks[sequence].take() {
+            self.release(row);
+        }
+    }
+
     /// Forgets a sequence.
     pub fn forget(&mut self, sequence: usize) {
+        self.forget_mark(sequence);
         self.release(self.rows[sequence]);
         self.rows[sequence] = 0;
     }
@@ -90,6 +123,7 @@ impl States {
     pub fn share(&mut self, from: usize, to: usize) {
         let row = self.rows[from];
         self.holders[row] += 1;
+        self.forget_mark(to);
         self.release(self.rows[to]);
         self.rows[to] = row;
     }
@@ -99,6 +133,7 @@ impl States {
         self.holders.fill(0);
         self.rows.fill(0);
         self.written.fill(None);
+        self.marks.fill(None);
     }
 }
 
@@ -129,6 +164,33 @@ mod tests {
         states.rollback();
         states.forget(0);
         assert_eq!(states.advance(&[0]).0, 0);
+    }
+
+    #[test]
+    fn a_mark_is_gone_back_to_as_often_as_wanted() {
+        let mut states = States::new(2).unwrap();
+        let (_, first) = states.advance(&[0]);
+        states.commit();
+        states.set_mark(0, 5);
+        for _ in 0..5 {
+            for _ in 0..3 {
+                let (_, write) = states.advance(&[0]);
+                assert!(write > 0 && write != first);
+                let (_, other) = states.advance(&[1]);
+                assert!(other > 0 && other != first && other != write);
+                states.commit();
+            }
+            states.go_back(0);
+            assert_eq!((states.row(0), states.mark(0)), (first, Some(5)));
+        }
+        // Another sequence in its place has no mark; and rows are free again.
+        states.share(1, 0);
+        assert_eq!((states.mark(0), states.holders[first]), (None, 0));
+        states.set_mark(1, 2);
+        states.forget(1);
+        assert_eq!(states.mark(1), None);
+        states.forget(0);
+        assert!(states.holders[1..].iter().all(|&count| count == 0));
     }
 
     #[test]

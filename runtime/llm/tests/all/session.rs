@@ -650,3 +650,38 @@ fn only_a_text_that_is_there_goes_on() {
     }
     assert_eq!(resume(&mut session, &mut sampler, 3).0.len(), 3);
 }
+
+/// A prompt that differs from the text before its end, as that of a conversation does whose answer is written in another way: what both begin with is
+/// not computed again, whatever is kept of it.
+#[test]
+fn a_beginning_is_reused_whatever_is_kept_of_it() {
+    for (architecture, has_state) in [
+        ("llama", false),
+        ("gemma3", false),
+        ("deepseek2", false),
+        ("lfm2", true),
+        ("mamba", true),
+        ("mamba2", true),
+        ("jamba", true),
+        ("granitehybrid", true),
+        ("qwen3next", true),
+        ("qwen35", true),
+    ] {
+        let model = TestModel::tiny(architecture).load(vec![cpu()], "");
+        let mut talk = session(&model, 256);
+        let mut prompt = tokens(60);
+        generate(&mut talk, &prompt, &some(9));
+        for turn in 0..3 {
+            // A state can be taken back to where it was marked, a little before the end of the prompt.
+            let marked = prompt.len() - 24;
+            let common = 50 + 40 * turn;
+            prompt.truncate(common);
+            prompt.extend((0..40).map(|i| (i * 7 + 3 + turn as u32) % 100));
+            let (text, generation) = generate(&mut talk, &prompt, &some(9));
+            let expected = if has_state { marked } else { common };
+            assert_eq!(generation.timings.reused_tokens, expected, "{architecture}");
+            let (fresh, _) = generate(&mut session(&model, 256), &prompt, &some(9));
+            assert_eq!(text, fresh, "{architecture}, turn {turn}");
+        }
+    }
+}
