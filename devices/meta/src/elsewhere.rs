@@ -105,7 +105,7 @@ mod tests {
             let name = format!("cpu{rank}");
             let own: Arc<dyn Device> =
                 CpuDevice::with_name(&name, CpuOptions::default().with_threads(1));
-            let device = MetaDevice::among(&own, group, "here", MetaOptions::default()).unwrap();
+            let device = MetaDevice::among(&own, group, &name, MetaOptions::default()).unwrap();
             let names: Vec<_> = device.members().iter().map(|m| m.name()).collect();
             assert_eq!(names, ["rank0:cpu0", "rank1:cpu1", "rank2:cpu2"]);
             // Each has two of six rows.

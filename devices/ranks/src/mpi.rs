@@ -63,14 +63,9 @@ pub enum MpiError {
 ///
 /// # Errors
 /// If there is no library that can be used, or it does not know of the processes that were started.
+#[cfg(unix)]
 pub fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
-    #[cfg(unix)]
     let transport = library::start(launch)?;
-    #[cfg(not(unix))]
-    let transport: Box<dyn Transport> = {
-        let why = "samite looks for none on this system";
-        return Err(MpiError::Missing(why.to_owned()));
-    };
     if let Some(Launch {
         launcher,
         size: Some(started),
@@ -86,4 +81,14 @@ pub fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
         });
     }
     Ok(transport)
+}
+
+/// Begins MPI, on other systems.
+///
+/// # Errors
+/// Always.
+#[cfg(not(unix))]
+pub fn start(_: Option<Launch>) -> Result<Box<dyn Transport>, MpiError> {
+    let why = "samite looks for none on this system";
+    Err(MpiError::Missing(why.to_owned()))
 }
