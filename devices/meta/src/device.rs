@@ -185,7 +185,7 @@ impl MetaDevice {
         &self.members.ratios
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn plain_memory(&self) -> &MetaMemory {
         &self.plain
     }
