@@ -32,6 +32,15 @@ impl Failure {
         Failure::Error(message.to_string())
     }
 
+    /// What went wrong, in one line.
+    pub fn message(&self) -> String {
+        match self {
+            Failure::Usage(message) | Failure::Error(message) => one_line(message),
+            Failure::Interrupted => "interrupted".to_owned(),
+            Failure::OutputClosed => "nobody reads the output".to_owned(),
+        }
+    }
+
     /// Prints the message and returns the exit code.
     pub fn report(self) -> i32 {
         match self {

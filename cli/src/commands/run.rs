@@ -121,6 +121,9 @@ pub fn run(args: RunArgs) -> Outcome {
     let grammar = args.grammar.read()?;
     let trace_file = files::create(&args.trace)?;
     let watching = args.watch.prepare()?;
+    let form = args.template.prepare(args.model.is_embedded())?;
+    // That it cannot be written is found before there is something to write.
+    files::create(&args.session)?;
     let saved = args.session.as_deref().filter(|path| path.exists());
     let source = match (args.prompt.or(args.text), &args.file) {
         (Some(text), _) => Some(Source::text(text)),
@@ -152,7 +155,7 @@ pub fn run(args: RunArgs) -> Outcome {
             let mut tokens =
                 source.tokens(&tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
             if args.chat {
-                tokens = args.template.tokens(&model, &prompt)?;
+                tokens = form.tokens(&model, &prompt)?;
             }
             if tokens.is_empty() {
                 return Err(Failure::usage(
@@ -163,7 +166,10 @@ pub fn run(args: RunArgs) -> Outcome {
         }
     };
     if let Some(path) = saved {
-        session.restore(path)?;
+        session.restore_if(path, |application| match application {
+            "" => Ok(()),
+            _ => Err("it is a conversation: go on with it by `samite chat --session`".to_owned()),
+        })?;
     }
     // A text that is gone on with; `None` goes on where it stopped.
     let tokens = match given {
