@@ -6,6 +6,8 @@ use samite::CancelToken;
 use samite::gguf::remove_unfinished_files;
 use std::io::Write;
 use std::sync::LazyLock;
+#[cfg(unix)]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What programs exit with after Ctrl-C.
@@ -19,6 +21,18 @@ static TOKEN: LazyLock<CancelToken> = LazyLock::new(CancelToken::new);
 
 /// Whether somebody looks at the token, so that the program comes to an end by itself.
 static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
+
+/// How the terminal was before lines were edited on it.
+#[cfg(unix)]
+static TERMINAL: OnceLock<rustix::termios::Termios> = OnceLock::new();
+
+/// Takes note of how the terminal is, so that it is so again when the program ends while a line is edited on it.
+pub fn keep_terminal() {
+    #[cfg(unix)]
+    if let Ok(terminal) = rustix::termios::tcgetattr(std::io::stdin()) {
+        let _ = TERMINAL.set(terminal);
+    }
+}
 
 /// From now on, a signal ends the program: at once, or, once the [token](token) is looked at, by cancelling it; a second
 /// signal then ends it at once. Files that are not finished are removed.
@@ -54,6 +68,11 @@ pub fn leave(exit_code: i32) -> ! {
 /// Ends the program at once. Libraries that devices loaded are not asked to clean up: some wait for threads of theirs that never end.
 /// Standard output is left alone: another thread may be waiting for its reader.
 fn end(exit_code: i32) -> ! {
+    #[cfg(unix)]
+    if let Some(terminal) = TERMINAL.get() {
+        let now = rustix::termios::OptionalActions::Now;
+        let _ = rustix::termios::tcsetattr(std::io::stdin(), now, terminal);
+    }
     #[cfg(unix)]
     signal_hook::low_level::exit(exit_code);
     #[cfg(not(unix))]

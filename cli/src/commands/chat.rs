@@ -6,9 +6,10 @@ mod printer;
 use crate::args::{ModelArgs, number_or_all};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
+use crate::files::{self, Source};
 use crate::interrupt;
 use crate::sampling::SamplingArgs;
-use crate::shown::{counted, escaped, say};
+use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
 use input::Input;
 use printer::Printer;
@@ -102,28 +103,45 @@ impl TemplateArgs {
         self.system.is_some() || self.chat_template.is_some() || self.chat_template_file.is_some()
     }
 
-    /// The text or the name of the template, if one was given.
-    fn wanted(&self) -> Outcome<Option<String>> {
-        match &self.chat_template_file {
-            Some(path) => {
-                let text = std::fs::read_to_string(path);
-                let text = text.map_err(|error| {
-                    Failure::usage(format_args!(
-                        "--chat-template-file: {}: {error}",
-                        path.display()
-                    ))
-                });
-                text.map(Some)
+    /// The text or the name of the template, if one was given; the file may be a pipe, which is read once.
+    fn read(&self) -> Outcome<Option<String>> {
+        // Longer than any template that is taken.
+        const MOST_BYTES: u64 = 1 << 20;
+        let Some(path) = &self.chat_template_file else {
+            return Ok(self.chat_template.clone());
+        };
+        let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
+        text.map(Some).map_err(|failure| match failure {
+            Failure::Error(message) => {
+                Failure::usage(format_args!("--chat-template-file: {message}"))
             }
-            None => Ok(self.chat_template.clone()),
-        }
+            other => other,
+        })
     }
 
+    /// What a conversation begins with, before a model is loaded.
+    pub(super) fn prepare(self, is_embedded: bool) -> Outcome<ChatForm> {
+        let stories = is_embedded.then(|| STORIES.to_owned());
+        Ok(ChatForm {
+            template: self.read()?.or(stories),
+            system: self.system,
+        })
+    }
+}
+
+/// What a conversation begins with.
+pub(super) struct ChatForm {
+    /// The text or the name of the template; `None` for the model's own.
+    template: Option<String>,
+    system: Option<String>,
+}
+
+impl ChatForm {
     /// The template for a model.
     fn choose(&self, model: &Model) -> Outcome<ChatTemplate> {
-        let wanted = self.wanted()?;
         let sources = model.chat_sources();
-        let template = ChatTemplate::choose(&sources, wanted.as_deref()).map_err(Failure::usage)?;
+        let template = ChatTemplate::choose(&sources, self.template.as_deref());
+        let template = template.map_err(Failure::usage)?;
         for warning in template.warnings() {
             say(format_args!("warning: {}", escaped(warning)));
         }
@@ -165,15 +183,14 @@ pub fn run(args: ChatArgs) -> Outcome {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
+    let form = args.template.prepare(args.model.is_embedded())?;
+    // That it cannot be written is found before it is too late.
+    files::create(&args.session)?;
     let cancel = interrupt::token();
     let mut context_options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut context_options);
     let model = args.model.load(&args.cpu, &cancel)?;
-    let template = if args.model.is_embedded() && args.template.wanted()?.is_none() {
-        ChatTemplate::choose(&Default::default(), Some(STORIES)).map_err(Failure::error)?
-    } else {
-        args.template.choose(&model)?
-    };
+    let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(Failure::usage)?;
     let context = args.model.context(Arc::clone(&model), context_options)?;
@@ -189,7 +206,7 @@ pub fn run(args: ChatArgs) -> Outcome {
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         talk.restore(path).map_err(failure)?;
     }
-    if let Some(system) = args.template.system {
+    if let Some(system) = form.system {
         talk.system(system);
     }
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
@@ -252,7 +269,8 @@ const HELP: &str = "\
 /regen          answer the last message anew
 /undo           take the last message and its answer back
 /system [TEXT]  how the model is to behave; without a text, show it
-/set [NAME X]   temp, top-k, top-p, min-p, repeat-penalty, seed, n or thinking; without a name, show them
+/set [NAME X]   temp, top-k, top-p, min-p, repeat-penalty, seed, n or
+                thinking; without a name, show them
 /save FILE      write the conversation to a file
 /load FILE      go on with the conversation in a file
 /quit           end";
@@ -323,16 +341,14 @@ impl Chat {
                     counted(self.talk.messages.len(), "message"),
                     escaped(rest)
                 )),
-                Err(error) => self.note(format_args!("/save {}: {error}", escaped(rest))),
+                Err(failure) => self.note(format_args!("/save {}", failure.text())),
             },
             "load" => match load(Path::new(rest)) {
                 Ok(messages) => {
                     self.note(counted(messages.len(), "message"));
                     self.talk.messages = messages;
                 }
-                Err(error) => {
-                    self.note(format_args!("/load {}: {}", escaped(rest), escaped(&error)))
-                }
+                Err(failure) => self.note(format_args!("/load {}", failure.text())),
             },
             "image" => self.note("this model sees no pictures yet"),
             _ => self.note(format_args!(
@@ -378,7 +394,10 @@ impl Chat {
             "n" if value == "all" => options.max_tokens = None,
             "n" => options.max_tokens = Some(read(value)?),
             "thinking" if value == "auto" => options.enable_thinking = None,
-            "thinking" => options.enable_thinking = Some(on_or_off(value)?),
+            "thinking" => {
+                let is_on = on_or_off(value).map_err(|message| message + ", or auto");
+                options.enable_thinking = Some(is_on?);
+            }
             _ => return Err("there is no such setting".to_owned()),
         }
         Sampler::new(params.clone()).map_err(|error| error.to_string())?;
@@ -391,9 +410,13 @@ impl Chat {
         messages.rposition(|message| message.role == Role::User)
     }
 
-    fn save(&self, path: &Path) -> std::io::Result<()> {
+    fn save(&self, path: &Path) -> Outcome {
         let value = serde_json::json!({"messages": self.talk.messages});
-        std::fs::write(path, serde_json::to_string_pretty(&value)? + "\n")
+        let text = serde_json::to_string_pretty(&value).map_err(Failure::error)? + "\n";
+        match files::create(&Some(path))? {
+            Some(file) => files::finish(file, &text),
+            None => Ok(()),
+        }
     }
 
     /// What cannot be answered is taken back.
@@ -439,15 +462,16 @@ impl Chat {
                 Ok(true)
             }
             Err(error) if error.is_cancelled() => Ok(false),
+            // Nobody is there who could say what to do about it.
+            Err(error) if !self.is_terminal => Err(failure(error)),
             Err(ConversationError::Model(error @ Error::ContextFull { .. })) => {
                 self.note(format_args!(
                     "error: {error}; /clear forgets the conversation, --ctx-size (-c) makes room for a longer one"
                 ));
                 Ok(false)
             }
-            Err(ConversationError::Model(error)) => Err(error.into()),
             Err(error) => {
-                self.note(format_args!("error: {}", escaped(&error.to_string())));
+                self.note(format_args!("error: {}", one_line(&error.to_string())));
                 Ok(false)
             }
         }
@@ -476,13 +500,14 @@ impl Chat {
 /// What the program would exit with after Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
-fn load(path: &Path) -> Result<Vec<Message>, String> {
+fn load(path: &Path) -> Outcome<Vec<Message>> {
+    const MOST_BYTES: u64 = 64 << 20;
     #[derive(serde::Deserialize)]
     struct Saved {
         messages: Vec<Message>,
     }
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let text = Source::file(path)?.read_all(MOST_BYTES)?;
     serde_json::from_str::<Saved>(&text)
         .map(|saved| saved.messages)
-        .map_err(|error| error.to_string())
+        .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))
 }

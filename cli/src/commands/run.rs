@@ -157,6 +157,9 @@ impl RunArgs {
         self.check_ranks()?;
         let trace_file = files::create(&self.trace)?;
         let watching = self.watch.prepare()?;
+        let form = self.template.prepare(self.model.is_embedded())?;
+        // That it cannot be written is found before there is something to write.
+        files::create(&self.session)?;
         let source = self.source()?;
         let cancel = interrupt::token();
         let mut context_options = self.model.context_options(&cancel)?;
@@ -182,7 +185,7 @@ impl RunArgs {
             let mut text =
                 source.tokens(&tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
             if self.chat && ranks::is_first() {
-                text = self.template.tokens(&model, &prompt)?;
+                text = form.tokens(&model, &prompt)?;
             }
             let text = ranks::of_first(text)?;
             if text.is_empty() {
@@ -193,7 +196,12 @@ impl RunArgs {
             tokens = Some(text);
         }
         if let Some(path) = self.saved() {
-            session.restore(path)?;
+            session.restore_if(path, |application| match application {
+                "" => Ok(()),
+                _ => {
+                    Err("it is a conversation: go on with it by `samite chat --session`".to_owned())
+                }
+            })?;
         }
         if tokens.is_none() {
             let text = session.text();

@@ -112,8 +112,18 @@ fn templates_are_chosen_and_refuse() {
         "--chat-template",
         "{{ raise_exception('no ' + messages[0].content) }}",
     ]);
-    assert_eq!((code, answers.as_str()), (Some(0), ""));
+    assert_eq!((code, answers.as_str()), (Some(1), ""));
     assert!(notes.contains("refuses this conversation: no a"), "{notes}");
+    // Nobody is there to try again: what follows is not answered.
+    let (code, answers, notes) = talk(
+        &["-c", "16", "-n", "2", "-q"],
+        "Once\none two three four five six seven eight nine\nOnce\n",
+    );
+    assert_eq!((code, answers.lines().count()), (Some(1), 1), "{notes}");
+    assert!(
+        notes.starts_with("error: ") && notes.lines().count() == 1,
+        "{notes}"
+    );
     for (wrong, part) in [
         (["--chat-template", "mistrall"], "mistral-v7"),
         (["--chat-template", "{% if %}"], "line 1"),
@@ -126,12 +136,69 @@ fn templates_are_chosen_and_refuse() {
 }
 
 #[test]
+fn files_that_are_no_text_or_have_no_end_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("latin"), b"Ol\xe9\n").unwrap();
+    let (code, _, notes) = talk(&STORY, &format!("/load {}\n", path("latin")));
+    assert_eq!(code, Some(0));
+    assert!(
+        notes.contains("latin: is not UTF-8 text (byte 2)"),
+        "{notes}"
+    );
+    let output = samite(["chat", "-n", "3", "--chat-template-file", &path("none")]);
+    output.fails(2, &["--chat-template-file", "none"]);
+    let output = samite(["chat", "-n", "3", "--session", &path("none/x")]);
+    output.fails(1, &["none/x", "folder"]);
+    if cfg!(unix) {
+        let (_, _, notes) = talk(&STORY, "/load /dev/zero\n/save /dev/null\n");
+        assert!(
+            notes.contains("/load /dev/zero: is a device")
+                && notes.contains("/save /dev/null: is not"),
+            "{notes}"
+        );
+        let device = ["run", "--chat", "--chat-template-file", "/dev/zero", "Once"];
+        samite(device).fails(2, &["/dev/zero", "is a device"]);
+    }
+    let mut child = command(["chat"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"Ol\xe9\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{notes}");
+    assert!(
+        notes.contains("standard input: ") && notes.contains("UTF-8"),
+        "{notes}"
+    );
+}
+
+#[test]
+fn a_text_is_not_saved_over_a_conversation() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk");
+    let path = file.to_str().unwrap();
+    let (code, _, notes) = talk(&[&STORY[..], &["--session", path]].concat(), "Once\n");
+    assert_eq!(code, Some(0), "{notes}");
+    let before = std::fs::read(&file).unwrap();
+    samite(["run", "-n", "3", "--session", path, "The cat"])
+        .fails(1, &["talk", "samite chat --session"]);
+    assert!(std::fs::read(&file).unwrap() == before);
+    samite(["chat", "-c", "8", "--session", path])
+        .fails(1, &["talk", "more than the context of 8"]);
+}
+
+#[test]
 fn a_single_message_is_answered() {
     let run = |line: &str| samite(line.split_whitespace()).ok();
     let plain = run("run -n 8 --seed 1 --temp 0 -q --no-display-prompt Once");
     let chat =
         run("run -n 8 --seed 1 --temp 0 -q --chat --chat-template {{messages[-1].content}} Once");
     assert_eq!(plain, chat);
+    // The model of the program takes a message as the beginning of a story.
+    assert_eq!(plain, run("run -n 8 --seed 1 --temp 0 -q --chat Once"));
     samite(["run", "--system", "x", "Once"]).fails(2, &["--chat"]);
 }
 
@@ -259,6 +326,36 @@ impl Terminal {
             }
         }
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_terminal_is_left_as_it_was_and_survives_bytes_that_are_no_text() {
+    let Some(mut terminal) = Terminal::new(&["-n", "5"]) else {
+        return samite_testing::skipped("the system gives no pseudo-terminals");
+    };
+    // A terminal is the same from both of its ends.
+    let modes = |terminal: &Terminal| {
+        rustix::termios::tcgetattr(&terminal.keys)
+            .unwrap()
+            .local_modes
+    };
+    terminal.wait_for("only tells stories");
+    terminal.wait_for("> ");
+    terminal.keys.write_all(b"Ol\xe9a\r").unwrap();
+    terminal.wait_for("not UTF-8");
+    terminal.press("Once\r");
+    terminal.wait_for("(5 tokens");
+    terminal.wait_for("> ");
+    use rustix::termios::LocalModes;
+    assert!(!modes(&terminal).contains(LocalModes::ICANON));
+    let pid = terminal.child.id().to_string();
+    std::process::Command::new("kill")
+        .args(["-TERM", &pid])
+        .status()
+        .unwrap();
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(143));
+    assert!(modes(&terminal).contains(LocalModes::ICANON | LocalModes::ECHO));
 }
 
 #[cfg(unix)]

@@ -84,8 +84,8 @@ impl Template {
         environment.set_recursion_limit(limits.recursion);
         environment.set_fuel(Some(limits.steps));
         python::add_to(&mut environment);
-        environment
-            .add_template_owned(NAME, source::prepare(source))
+        let prepared = source::prepare(source)?;
+        guarded(|| environment.add_template_owned(NAME, prepared))
             .map_err(|error| template_error(&error, true))?;
         Ok(Self {
             environment,
@@ -125,7 +125,7 @@ impl Template {
             text: Vec::new(),
             limit: self.limits.output,
         };
-        match template.render_captured_to(context, &mut output) {
+        match guarded(|| template.render_captured_to(context, &mut output)) {
             // All that is written is text.
             Ok(_) => Ok(String::from_utf8(output.text).unwrap_or_default()),
             Err(_) if output.text.len() > output.limit => Err(TemplateError::Limit(format!(
@@ -135,6 +135,16 @@ impl Template {
             Err(error) => Err(template_error(&error, false)),
         }
     }
+}
+
+/// Does something that must not panic, whatever the template is, but is not ours.
+fn guarded<T>(act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).unwrap_or_else(|_| {
+        Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "it does what the engine cannot do",
+        ))
+    })
 }
 
 /// A text that grows up to a limit.

@@ -277,7 +277,34 @@ fn templates_that_harm_are_refused() {
     assert!(is_limit(&"x".repeat(300_000)));
     let deep = "{% set x = [1] %}".to_owned() + &"{% set x = [x] %}".repeat(10_000) + "{{ x }}";
     assert!(is_limit(&deep));
+    // What needs stack, by each way that nests without brackets: as much as is allowed, and more.
+    for (before, part, after) in [
+        ("{{ ", "- ", "1 }}"),
+        ("{{ ", "not ", "1 }}"),
+        ("{{ a", ".a", " }}"),
+        ("{{ 1", "+1", " }}"),
+        ("{{ 1", "~1", " }}"),
+        ("{{ 1", "|string", " }}"),
+        ("{{ ", "1 if 1 else ", "1 }}"),
+        ("{{ {'a': {}}.a", ".a", " }}"),
+    ] {
+        let source = |count| format!("{before}{}{after}", part.repeat(count));
+        assert!(is_limit(&source(9999)), "{part}");
+        // Whatever comes of it: the program goes on.
+        let _ = render(&source(490));
+    }
+    let conditions = |count| format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(count));
+    assert!(is_limit(&conditions(501)));
+    assert_eq!(render(&conditions(500)).unwrap(), "");
+    for costly in [
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ '{:>1000000000}'.format(1) }}",
+    ] {
+        assert!(is_limit(costly), "{costly}");
+    }
+    assert_eq!(render("{{ '{:>4}'.format(1) }}").unwrap(), "   1");
     for source in [
+        "{% for i in range(3) %}{{ loop.cycle() }}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
         "{% set ns = namespace(x=[]) %}{% set _ = ns.x.append(ns) %}{{ ns }}",
@@ -290,7 +317,8 @@ fn templates_that_harm_are_refused() {
     }
     let kept = "{% set ns = namespace(a=[1], b=[]) %}{% set ns.b = ns.b + [ns.a, {'a': ns.a}] %}{% set _ = ns.a.append(2) %}{{ ns.a }}{{ ns.b }}";
     assert_eq!(render(kept).unwrap(), "[1, 2][[1], {'a': [1]}]");
-    let nested = "(".repeat(50_000);
+    assert!(is_limit(&format!("{{{{ {} }}}}", "(".repeat(50_000))));
+    let nested = "(".repeat(1000);
     assert!(matches!(
         Template::new(&format!("{{{{ {nested} }}}}")),
         Err(TemplateError::Syntax { .. })

@@ -66,10 +66,23 @@ impl Grammar {
     /// Whether the engine takes it, where no vocabulary is known.
     ///
     /// # Errors
-    /// What contradicts itself, or is too large.
+    /// What contradicts itself, is too large, or lets no text begin.
     pub fn check(&self) -> Result<()> {
         let factory = byte_factory().map_err(GrammarError::TooLarge)?;
-        self.begin(&factory, None).map(drop)
+        let first = self.begin(&factory, None)?.compute_mask_or_eos();
+        first.map(drop).map_err(|error| {
+            let message = match error.to_string() {
+                message if message.contains("NoExtensionBias") => {
+                    "no text can begin: do references go around in circles?".to_owned()
+                }
+                message => message,
+            };
+            match self.0 {
+                Form::Schema(_) => schema::refuse("#", message),
+                Form::Regex(_) => GrammarError::Regex(message),
+                Form::Gbnf(_) => GrammarError::TooLarge(message),
+            }
+        })
     }
 
     /// The grammar at the beginning of a text in tokens of this vocabulary.
@@ -105,9 +118,19 @@ impl Grammar {
 /// A parser of a grammar at the beginning of a text.
 pub(crate) fn start(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
     let parser = std::panic::AssertUnwindSafe(|| factory.create_parser(grammar));
-    let parser = panic_utils::catch_unwind(parser).map_err(|error| {
-        let message = format!("{error:#}");
-        message.lines().next().unwrap_or_default().to_owned()
-    })?;
+    let parser =
+        panic_utils::catch_unwind(parser).map_err(|error| in_one_line(&format!("{error:#}")))?;
     Ok(Matcher::new(Ok(parser)))
+}
+
+/// The first line of what the engine says; of a wrong expression, which is drawn behind it, also what is wrong.
+fn in_one_line(message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    let reason = message
+        .lines()
+        .find_map(|line| line.strip_prefix("error: "));
+    match reason.filter(|_| first.ends_with(':')) {
+        Some(reason) => format!("{first} {reason}"),
+        None => first.to_owned(),
+    }
 }

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 const MOST_BYTES: usize = 1 << 20;
 /// Deepest schema in schemas.
 const DEEPEST: usize = 64;
+/// Most values that take the place of references.
+const MOST_INLINED: usize = 100_000;
 /// How many parts are tried to find the one at fault.
 const MOST_TRIALS: usize = 100;
 /// White space between two parts of JSON: a space, or line ends with what stands before the next line.
@@ -127,7 +129,12 @@ pub fn prepare(text: &str) -> Result<Value> {
     };
     rewrite(&mut schema, &aliases, 0);
     add_targets(&mut schema, &aliases);
-    inline_options(&mut schema, &root, 0);
+    let with_references = schema.clone();
+    let mut inline = Inline {
+        root: &with_references,
+        left: MOST_INLINED,
+    };
+    inline.options(&mut schema, 0)?;
     // What is not known to the engine is taken as the newest draft.
     schema
         .as_object_mut()
@@ -141,7 +148,8 @@ pub fn refusal(factory: &ParserFactory, schema: &Value, message: String) -> Gram
     locate(factory, schema, "#", schema, message, &mut 0)
 }
 
-fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {
+/// That a part is wrong.
+pub fn refuse(pointer: &str, message: impl Into<String>) -> GrammarError {
     GrammarError::Schema {
         pointer: pointer.to_owned(),
         message: message.into(),
@@ -403,36 +411,113 @@ fn add_targets(schema: &mut Value, aliases: &BTreeMap<String, String>) {
 }
 
 /// Puts what alternatives of `oneOf` refer to in their place: the engine does not look through references to see that they exclude each other.
-fn inline_options(value: &mut Value, root: &Value, depth: usize) {
-    if depth > 2 * DEEPEST {
-        return;
-    }
-    match value {
-        Value::Object(map) => {
-            if let Some(Value::Array(options)) = map.get_mut("oneOf") {
-                for option in options {
-                    let target = option
-                        .as_object()
-                        .filter(|option| option.len() == 1)
-                        .and_then(|option| option.get("$ref")?.as_str())
-                        .and_then(|reference| find(root, reference));
-                    if let Some(target) = target {
-                        *option = target.clone();
+struct Inline<'v> {
+    root: &'v Value,
+    /// How many more values may be put somewhere.
+    left: usize,
+}
+
+impl Inline<'_> {
+    fn options(&mut self, value: &mut Value, depth: usize) -> Result<()> {
+        if depth > 2 * DEEPEST {
+            return Ok(());
+        }
+        match value {
+            Value::Object(map) => {
+                for (key, value) in map.iter_mut() {
+                    // Values are no schemas.
+                    if !["const", "enum", "default", "examples"].contains(&&**key) {
+                        self.options(value, depth + 1)?;
                     }
                 }
+                self.one_of(map, depth)
             }
-            for (key, value) in map.iter_mut() {
-                if !["const", "enum", "default", "examples"].contains(&&**key) {
-                    inline_options(value, root, depth + 1);
+            Value::Array(list) => list
+                .iter_mut()
+                .try_for_each(|value| self.options(value, depth + 1)),
+            _ => Ok(()),
+        }
+    }
+
+    fn one_of(&mut self, schema: &mut Map<String, Value>, depth: usize) -> Result<()> {
+        let Some(Value::Array(options)) = schema.get_mut("oneOf") else {
+            return Ok(());
+        };
+        for option in options {
+            let reference = option.as_object().filter(|option| option.len() == 1);
+            let reference = reference.and_then(|option| option.get("$ref")?.as_str());
+            let target =
+                reference.and_then(|reference| Some((reference, find(self.root, reference)?)));
+            if let Some((reference, target)) = target
+                && depth <= 2 * DEEPEST
+            {
+                let mut target = self.shallow(reference, target)?;
+                if let Value::Object(map) = &mut target {
+                    self.one_of(map, depth + 1)?;
                 }
+                *option = target;
             }
         }
-        Value::Array(list) => {
-            for value in list {
-                inline_options(value, root, depth + 1);
-            }
+        Ok(())
+    }
+
+    /// A copy of what `pointer` points to, in which parts with alternatives of their own are references to themselves: so it has an end.
+    fn shallow(&mut self, pointer: &str, target: &Value) -> Result<Value> {
+        let Value::Object(map) = target else {
+            return Ok(target.clone());
+        };
+        let mut copy = Map::new();
+        // Definitions are found from the root.
+        let said = map
+            .iter()
+            .filter(|(keyword, _)| !["$defs", "definitions"].contains(&&***keyword));
+        for (keyword, value) in said {
+            let place = join(pointer, keyword);
+            let part = |place: String, part: &Value| match has_one_of(part) {
+                true if !place.contains(['~', '%']) => json!({ "$ref": place }),
+                _ => part.clone(),
+            };
+            let value = match value {
+                Value::Array(list) if WITH_LIST.contains(&&**keyword) && keyword != "oneOf" => list
+                    .iter()
+                    .enumerate()
+                    .map(|(index, value)| part(format!("{place}/{index}"), value))
+                    .collect(),
+                Value::Object(schemas) if WITH_MAP.contains(&&**keyword) => {
+                    let schemas = schemas.iter();
+                    let schemas = schemas
+                        .map(|(name, value)| (name.clone(), part(join(&place, name), value)));
+                    Value::Object(schemas.collect())
+                }
+                _ if WITH_ONE.contains(&&**keyword) => part(place, value),
+                _ => value.clone(),
+            };
+            copy.insert(keyword.clone(), value);
         }
-        _ => {}
+        let copy = Value::Object(copy);
+        self.left = self.left.checked_sub(size(&copy)).ok_or_else(|| {
+            GrammarError::TooLarge(format!(
+                "the schemas that alternatives of 'oneOf' refer to have more than {MOST_INLINED} parts: use 'anyOf'"
+            ))
+        })?;
+        Ok(copy)
+    }
+}
+
+fn has_one_of(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => map.contains_key("oneOf") || map.values().any(has_one_of),
+        Value::Array(list) => list.iter().any(has_one_of),
+        _ => false,
+    }
+}
+
+/// How many values there are in one, with itself.
+fn size(value: &Value) -> usize {
+    1 + match value {
+        Value::Object(map) => map.values().map(size).sum(),
+        Value::Array(list) => list.iter().map(size).sum(),
+        _ => 0,
     }
 }
 

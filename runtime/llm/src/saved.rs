@@ -421,7 +421,7 @@ impl Context {
         }
         if saved.adapters != fingerprint_of_adapters(&self.options().adapters)? {
             return wrong(
-                "the saved sequence was computed with other adapters (--lora, --lora-scaled)"
+                "the saved sequence was computed with other adapters or control vectors (--lora, --control-vector)"
                     .to_owned(),
             );
         }

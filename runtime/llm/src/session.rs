@@ -233,6 +233,10 @@ impl Session {
         let saved = SavedSequence::read(path)?;
         let in_file = |error: Error| match error {
             Error::InvalidArgument(what) => Error::invalid(format!("{}: {what}", path.display())),
+            Error::ContextFull { tokens, size, .. } => Error::invalid(format!(
+                "{}: the saved text has {tokens} tokens, more than the context of {size}: use a larger one",
+                path.display()
+            )),
             other => other,
         };
         let n_vocab = self.context.model().spec().n_vocab;

@@ -274,7 +274,7 @@ impl Conversation {
         .map_err(crate::llm::Error::from)?;
         #[cfg(feature = "grammar")]
         sampler.set_constraint(self.constraint(parser.before_content())?);
-        self.answers += 1;
+        self.answers = self.answers.wrapping_add(1);
         let shown = self.words[usize::from(has_tools)]
             .as_ref()
             .map(|words| words.shown.clone());

@@ -2,9 +2,10 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
+use crate::shown::say;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use std::io::BufRead;
+use std::io::{BufRead, ErrorKind};
 use std::path::PathBuf;
 
 /// Where messages come from.
@@ -21,6 +22,7 @@ impl Input {
         if !is_terminal {
             return Ok(Self::Pipe(std::io::stdin().lock().lines()));
         }
+        interrupt::keep_terminal();
         let mut editor = DefaultEditor::new().map_err(Failure::error)?;
         let history = samite::cache_folder().map(|folder| folder.join("chat-history.txt"));
         if let Some(history) = &history {
@@ -90,11 +92,18 @@ impl Input {
 
     fn line(&mut self, prompt: &str) -> Outcome<Line> {
         interrupt::at_once(|| match self {
-            Self::Pipe(lines) => Ok(lines.next().transpose()?.map_or(Line::End, Line::Text)),
+            Self::Pipe(lines) => match lines.next().transpose() {
+                Ok(line) => Ok(line.map_or(Line::End, Line::Text)),
+                Err(error) => Err(Failure::error(format_args!("standard input: {error}"))),
+            },
             Self::Terminal { editor, .. } => match editor.readline(prompt) {
                 Ok(line) => Ok(Line::Text(line)),
                 Err(ReadlineError::Interrupted) => Ok(Line::Cancelled),
                 Err(ReadlineError::Eof) => Ok(Line::End),
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    say("that was not UTF-8 text, and is forgotten");
+                    Ok(Line::Cancelled)
+                }
                 Err(error) => Err(Failure::error(error)),
             },
         })

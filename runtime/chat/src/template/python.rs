@@ -111,7 +111,10 @@ fn keep_inside(state: &State, value: Value) -> Result<Value, Error> {
     }
     let items: Result<_, Error> = value
         .try_iter()?
-        .map(|item| frozen(state, item, 1))
+        .map(|item| {
+            state.consume_fuel(1)?;
+            frozen(state, item, 1)
+        })
         .collect();
     Ok(Value::from_object(List(Mutex::new(items?))))
 }
@@ -149,6 +152,7 @@ fn changed(state: &State, value: &Value, depth: usize) -> Result<Option<Value>, 
     let mut pairs = Vec::new();
     let mut is_changed = is_list(value) || kind == ValueKind::Iterable;
     for key in value.try_iter()? {
+        state.consume_fuel(1)?;
         let item = if kind == ValueKind::Map {
             value.get_item(&key)?
         } else {
@@ -210,6 +214,10 @@ fn method(
                 )
             })
         }
+        (ValueKind::String, "format") if asks_for_much(value.as_str().unwrap_or_default()) => {
+            let message = "it formats to a width of more than 9999";
+            Err(Error::new(ErrorKind::OutOfFuel, message))
+        }
         (ValueKind::String, "removeprefix" | "removesuffix") => {
             let (part,): (&str,) = from_args(arguments)?;
             let text = value.as_str().unwrap_or_default();
@@ -225,6 +233,12 @@ fn method(
         }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments),
     }
+}
+
+/// Whether a format may have a width or precision of five digits: nobody pays for the text that it makes.
+fn asks_for_much(format: &str) -> bool {
+    let digits = |part: &[u8]| part.iter().all(u8::is_ascii_digit);
+    format.as_bytes().windows(5).any(digits)
 }
 
 fn split(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {

@@ -1,5 +1,12 @@
 //! Template texts, before they are compiled.
 
+use crate::error::TemplateError;
+
+/// Most names, numbers, strings and signs of a tag. Those of known models have less than a hundred.
+const MOST_PARTS: usize = 2000;
+/// Most conditions behind others.
+const MOST_CONDITIONS: usize = 500;
+
 /// The name of the function that looks at every value that a template keeps.
 pub(super) const KEEP: &str = "_samite_keep";
 /// The same for what is kept in a namespace.
@@ -7,7 +14,15 @@ pub(super) const KEEP_INSIDE: &str = "_samite_keep_inside";
 
 /// Replaces the tags `generation` and `endgeneration`, which mark what a model is trained on and do nothing else, by a condition that is
 /// always true; and leads what `set` keeps through a function, so that no value contains itself or nests without an end.
-pub(super) fn prepare(source: &str) -> String {
+///
+/// # Errors
+/// If a tag has so many parts, or there are so many conditions, that to compile them could need more stack than there is.
+pub(super) fn prepare(source: &str) -> Result<String, TemplateError> {
+    if source.matches("elif").count() > MOST_CONDITIONS {
+        return Err(TemplateError::Limit(format!(
+            "it has more than {MOST_CONDITIONS} times \"elif\""
+        )));
+    }
     let mut result = String::with_capacity(source.len() + source.len() / 4);
     let mut rest = source;
     let mut is_raw = false;
@@ -26,7 +41,13 @@ pub(super) fn prepare(source: &str) -> String {
         } else if tag.starts_with("{#") {
             tag.find("#}").map_or(tag.len(), |end| end + 2)
         } else {
-            expression_length(tag)
+            let (length, parts) = expression(tag);
+            if parts > MOST_PARTS {
+                return Err(TemplateError::Limit(format!(
+                    "a tag of it has more than {MOST_PARTS} parts"
+                )));
+            }
+            length
         };
         let (tag, after) = tag.split_at(length);
         let name = tag.trim_start_matches(['{', '%', '-', '+', ' ', '\t', '\r', '\n']);
@@ -61,7 +82,7 @@ pub(super) fn prepare(source: &str) -> String {
         rest = after;
     }
     result.push_str(rest);
-    result
+    Ok(result)
 }
 
 /// Where the value stands in a tag `set`, if it has one.
@@ -74,23 +95,38 @@ fn assigned(tag: &str) -> Option<(usize, usize)> {
     is_plain.then_some((start, end))
 }
 
-/// How long the tag or expression at the beginning is, strings with braces in them counted as strings.
-fn expression_length(text: &str) -> usize {
+/// How long the tag or expression at the beginning is, and how many parts it has. What stands in strings or brackets does not end it.
+fn expression(text: &str) -> (usize, usize) {
     let bytes = text.as_bytes();
     let end: &[u8] = if text.starts_with("{{") { b"}}" } else { b"%}" };
-    let mut quote = None;
+    let (mut quote, mut brackets, mut parts) = (None, 0i32, 0);
     let mut at = 2;
     while at < bytes.len() {
-        match (quote, bytes[at]) {
+        let byte = bytes[at];
+        match (quote, byte) {
             (Some(_), b'\\') => at += 1,
             (Some(open), byte) if byte == open => quote = None,
-            (None, byte @ (b'"' | b'\'')) => quote = Some(byte),
-            (None, _) if bytes[at..].starts_with(end) => return at + 2,
-            _ => {}
+            (Some(_), _) => {}
+            (None, _) if brackets == 0 && bytes[at..].starts_with(end) => return (at + 2, parts),
+            (None, b'"' | b'\'') => {
+                quote = Some(byte);
+                parts += 1;
+            }
+            (None, b'(' | b'[' | b'{') => {
+                brackets += 1;
+                parts += 1;
+            }
+            (None, b')' | b']' | b'}') => brackets -= 1,
+            (None, _) if is_word(byte) => parts += usize::from(!is_word(bytes[at - 1])),
+            (None, _) => parts += usize::from(!byte.is_ascii_whitespace()),
         }
         at += 1;
     }
-    bytes.len()
+    (bytes.len(), parts)
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
 
 #[cfg(test)]
@@ -101,7 +137,7 @@ mod tests {
     fn only_the_tags_are_replaced() {
         let source = "{% if x %}{%- generation -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endgeneration %}b";
         let expected = "{% if x %}{%- if true -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endif %}b";
-        assert_eq!(prepare(source), expected);
+        assert_eq!(prepare(source).unwrap(), expected);
         for broken in [
             "{% endgeneration",
             "{{ 'endgeneration",
@@ -111,7 +147,7 @@ mod tests {
             "{% set =%}",
             "{% set x -",
         ] {
-            prepare(broken);
+            prepare(broken).unwrap();
         }
     }
 
@@ -125,11 +161,15 @@ mod tests {
             ),
             ("{% set x %}=", "{% set x %}="),
             (
+                "{% set x = {'a': {'b': 1 %}2} %}",
+                "{% set x = _samite_keep(( {'a': {'b': 1 %}2} ))%}",
+            ),
+            (
                 "{% set x | replace(a='b') %}",
                 "{% set x | replace(a='b') %}",
             ),
         ] {
-            assert_eq!(prepare(source), expected);
+            assert_eq!(prepare(source).unwrap(), expected);
         }
     }
 }

@@ -83,16 +83,26 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
         .collect();
         find_behind(grammar, &mut lexemes);
         let mut is_right = true;
-        for a in &lexemes.all {
+        let mut divide = |lexeme: &Lexeme| {
+            for &node in &lexeme.nodes {
+                is_right &= std::mem::replace(&mut divided[node], true);
+            }
+        };
+        // A lexeme with nothing behind it may go on as long as it can.
+        for a in lexemes.all.iter().filter(|a| a.behind != Bytes::default()) {
             for b in &lexemes.all {
-                budget = budget.saturating_sub(1);
+                if budget == 0 {
+                    break;
+                }
+                budget -= 1;
                 let meet = a.automaton.first_bytes.meets(&b.automaton.first_bytes);
                 if meet && a.automaton.runs_into(&b.automaton, &a.behind, &mut budget) {
-                    for &node in &b.nodes {
-                        is_right &= std::mem::replace(&mut divided[node], true);
-                    }
+                    divide(b);
                 }
             }
+        }
+        if budget == 0 {
+            lexemes.all.iter().for_each(&mut divide);
         }
         if is_right {
             return lexemes;
@@ -159,7 +169,8 @@ impl Collector<'_> {
     }
 
     fn node(&mut self, node: &Node, todo: &mut Vec<usize>) {
-        if !self.divided[node.id] && extent(node, self.rules).is_some() {
+        let is_whole = !self.divided[node.id] || matches!(node.kind, Kind::Chars(_));
+        if is_whole && extent(node, self.rules).is_some() {
             match Nfa::new(self.grammar, node) {
                 Some(automaton) => return self.lexeme(node, automaton),
                 None => self.divided[node.id] = true,

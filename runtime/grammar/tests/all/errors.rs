@@ -2,6 +2,7 @@
 
 use crate::common::{checked, tokenizer};
 use samite_grammar::{Grammar, GrammarVocabulary};
+use samite_text::Constraint;
 
 #[test]
 fn wrong_grammars_are_told_by_place() {
@@ -326,6 +327,27 @@ fn what_is_too_large_or_too_deep() {
         let _ = checked(Grammar::gbnf(&text));
         let taken = start.elapsed();
         assert!(taken.as_secs() < 5, "{taken:?} for {text:.60}");
+    }
+}
+
+#[test]
+fn choices_of_many_words_are_kept_to() {
+    // More than are compared with each other, alone and with something behind.
+    let words: Vec<String> = (0..1500).map(|n| format!("\"word{n}\"")).collect();
+    for end in ["", " \".\""] {
+        let grammar = Grammar::gbnf(&format!("root ::= ({}){end}", words.join(" | "))).unwrap();
+        let vocabulary = GrammarVocabulary::new(&tokenizer(&["word"])).unwrap();
+        let mut constraint = grammar.constraint(&vocabulary).unwrap();
+        assert!(!constraint.is_complete());
+        let text = if end.is_empty() {
+            "word1499"
+        } else {
+            "word1499."
+        };
+        for token in vocabulary.tokenizer().tokenize(text, false, false).unwrap() {
+            constraint.accept(token).unwrap();
+        }
+        assert!(constraint.is_complete());
     }
 }
 

@@ -158,6 +158,14 @@ fn cases() -> Vec<Case> {
             "$defs": {"cat": {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind"]},
                 "dog": {"type": "object", "properties": {"kind": {"const": "dog"}, "name": {"type": "string"}}, "required": ["kind"]}}}
             + [{"kind": "cat", "lives": 9}, {"kind": "dog", "name": "Rex"}] - [{"kind": "cow"}, {}];
+        {"$ref": "#/$defs/term", "$defs": {
+                "term": {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]},
+                "number": {"type": "integer"},
+                "sum": {"type": "object", "properties": {"left": {"oneOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/sum"}]}, "right": {"$ref": "#/$defs/term"}},
+                    "required": ["left", "right"], "additionalProperties": false}}}
+            + [1, {"left": 1, "right": 2}, {"left": {"left": 1, "right": 2}, "right": {"left": 3, "right": 4}}] - ["a", {"left": 1}, {"left": "a", "right": 1}];
+        {"oneOf": [{"$ref": "#/$defs/day"}, {"type": "null"}], "$defs": {"day": {"type": "string", "format": "date"}}}
+            + ["2024-02-29", null] - ["2023-02-29", 1];
         {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}, {"properties": {"b": {"type": "string"}}, "required": ["b"]}]}
             + [{"a": 1, "b": "x"}] - [{"a": 1}, {"b": "x"}];
         {"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}]} + [2, 3] - [1, 4];
@@ -333,13 +341,18 @@ fn what_is_not_enforced_is_refused_with_its_place() {
             "#/properties/a: no value is valid",
         ),
         (json!({"type": "text"}), "#: Invalid type: text"),
+        (json!({"$ref": "#"}), "#: no text can begin"),
+        (
+            json!({"oneOf": [{"$ref": "#"}, {"$ref": "#"}]}),
+            "have more than 100000 parts",
+        ),
         (
             json!({"items": {"type": "object", "minProperties": 2}}),
             "#/items/minProperties: more than",
         ),
         (
             json!({"properties": {"a": {"type": "string", "pattern": "(?=a)"}}}),
-            "#/properties/a: ",
+            "#/properties/a: regex parse error: look-around",
         ),
         (json!(false), "#: no value is valid"),
         (json!([]), "#: must be an object or a boolean"),

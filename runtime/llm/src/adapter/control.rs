@@ -93,11 +93,11 @@ impl Adapter {
             }
         }
         if by_device.is_empty() {
-            return Err(wrong(format!(
-                "has no direction for layers {} to {}",
-                layers.start(),
-                layers.end()
-            )));
+            let which = match layers.end() {
+                &usize::MAX => "any layer".to_owned(),
+                end => format!("layers {} to {end}", layers.start()),
+            };
+            return Err(wrong(format!("has no direction for {which}")));
         }
         let (mut directions, mut bytes) = (BTreeMap::new(), BTreeMap::new());
         let layout = Layout::contiguous(DType::F32, [n_embd, 1, 1, 1])?;
