@@ -120,11 +120,11 @@ impl TemplateArgs {
     }
 
     /// What a conversation begins with, before a model is loaded.
-    pub(super) fn prepare(self, is_embedded: bool) -> Outcome<ChatForm> {
+    pub(super) fn prepare(&self, is_embedded: bool) -> Outcome<ChatForm> {
         let stories = is_embedded.then(|| STORIES.to_owned());
         Ok(ChatForm {
             template: self.read()?.or(stories),
-            system: self.system,
+            system: self.system.clone(),
         })
     }
 }
