@@ -283,22 +283,17 @@ struct Chat {
 }
 
 impl Chat {
-    /// Says something about the conversation, not in it.
-    fn note(&self, text: impl std::fmt::Display) {
-        say(text);
-    }
-
     fn command(&mut self, line: &str) -> Outcome<bool> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
         match word {
-            "help" | "?" => self.note(HELP),
+            "help" | "?" => say(HELP),
             "quit" | "exit" | "bye" => return Ok(false),
             "clear" => {
                 self.talk
                     .messages
                     .retain(|message| message.role == Role::System);
-                self.note("forgotten");
+                say("forgotten");
             }
             "regen" => match self.last_question() {
                 Some(last) => {
@@ -307,51 +302,51 @@ impl Chat {
                         self.talk.messages.extend(earlier);
                     }
                 }
-                None => self.note("there is nothing to answer yet"),
+                None => say("there is nothing to answer yet"),
             },
             "undo" => match self.last_question() {
                 Some(last) => {
                     self.talk.messages.truncate(last);
-                    self.note(counted(self.talk.messages.len(), "message"));
+                    say(counted(self.talk.messages.len(), "message"));
                 }
-                None => self.note("there is nothing to take back"),
+                None => say("there is nothing to take back"),
             },
             "system" if rest.is_empty() => {
                 let first = self.talk.messages.first();
                 let system = first.filter(|message| message.role == Role::System);
                 let text = system.and_then(|message| message.content.text());
-                self.note(text.as_deref().map_or("there is none".into(), escaped));
+                say(text.as_deref().map_or("there is none".into(), escaped));
             }
             "system" => self.talk.system(rest),
             "set" => match rest.split_once(char::is_whitespace) {
                 None if rest.is_empty() => self.show_settings(),
-                None => self.note("give a name and a value, such as /set temp 0.7"),
+                None => say("give a name and a value, such as /set temp 0.7"),
                 Some((name, value)) => {
                     if let Err(message) = self.set(name, value.trim()) {
-                        self.note(format_args!("/set {}: {message}", escaped(name)));
+                        say(format_args!("/set {}: {message}", escaped(name)));
                     }
                 }
             },
             "save" | "load" if rest.is_empty() => {
-                self.note(format_args!("/{word} needs the name of a file"))
+                say(format_args!("/{word} needs the name of a file"))
             }
             "save" => match self.save(Path::new(rest)) {
-                Ok(()) => self.note(format_args!(
+                Ok(()) => say(format_args!(
                     "{} in {}",
                     counted(self.talk.messages.len(), "message"),
                     escaped(rest)
                 )),
-                Err(failure) => self.note(format_args!("/save {}", failure.text())),
+                Err(failure) => say(format_args!("/save {}", failure.text())),
             },
             "load" => match load(Path::new(rest)) {
                 Ok(messages) => {
-                    self.note(counted(messages.len(), "message"));
+                    say(counted(messages.len(), "message"));
                     self.talk.messages = messages;
                 }
-                Err(failure) => self.note(format_args!("/load {}", failure.text())),
+                Err(failure) => say(format_args!("/load {}", failure.text())),
             },
-            "image" => self.note("this model sees no pictures yet"),
-            _ => self.note(format_args!(
+            "image" => say("this model sees no pictures yet"),
+            _ => say(format_args!(
                 "there is no command /{}; /help lists those that there are",
                 escaped(word)
             )),
@@ -370,7 +365,7 @@ impl Chat {
             Some(true) => "on",
             Some(false) => "off",
         };
-        self.note(format_args!(
+        say(format_args!(
             "temp {}, top-k {}, top-p {}, min-p {}, repeat-penalty {}, seed {}, n {n}, thinking {thinking}",
             p.temperature, p.top_k, p.top_p, p.min_p, p.repeat_penalty, p.seed
         ));
@@ -452,7 +447,7 @@ impl Chat {
                 return Err(Failure::Interrupted);
             }
             self.cancel.reset();
-            self.note("(stopped)");
+            say("(stopped)");
         }
         match reply {
             Ok(reply) => {
@@ -465,13 +460,13 @@ impl Chat {
             // Nobody is there who could say what to do about it.
             Err(error) if !self.is_terminal => Err(failure(error)),
             Err(ConversationError::Model(error @ Error::ContextFull { .. })) => {
-                self.note(format_args!(
+                say(format_args!(
                     "error: {error}; /clear forgets the conversation, --ctx-size (-c) makes room for a longer one"
                 ));
                 Ok(false)
             }
             Err(error) => {
-                self.note(format_args!("error: {}", one_line(&error.to_string())));
+                say(format_args!("error: {}", one_line(&error.to_string())));
                 Ok(false)
             }
         }
@@ -487,7 +482,7 @@ impl Chat {
             Finish::MaxTokens => "; cut off at the limit (-n)",
             _ => "",
         };
-        self.note(format_args!(
+        say(format_args!(
             "({}, {:.1} tokens/s; {} of the prompt, {} of them known{why})",
             counted(generation.tokens.len(), "token"),
             t.generation_per_second(),

@@ -136,6 +136,20 @@ fn templates_are_chosen_and_refuse() {
 }
 
 #[test]
+fn what_the_system_says_outlives_the_messages_and_replaces_what_was_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("talk");
+    let path = path.to_str().unwrap();
+    // The end of the input ends a text in quotes.
+    let input = "/system Be kind.\nOnce\n/clear\n/system\n\"\"\"\nOnce";
+    let (code, answers, notes) = talk(&[&STORY[..], &["--session", path]].concat(), input);
+    assert_eq!((code, answers.lines().count()), (Some(0), 2), "{notes}");
+    assert!(notes.contains("forgotten\nBe kind.\n"), "{notes}");
+    let (_, _, notes) = talk(&["--session", path, "--system", "Be brief."], "/system\n");
+    assert!(notes.ends_with("Be brief.\n"), "{notes}");
+}
+
+#[test]
 fn files_that_are_no_text_or_have_no_end_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -451,4 +465,21 @@ fn answers_keep_to_a_grammar() {
     for line in lines {
         assert!(line.len() == 2 && line.parse::<u8>().is_ok(), "{answers}");
     }
+}
+
+#[test]
+fn what_cannot_be_answered_anew_stays() {
+    let template = "{% if 'kind' in messages[0].content %}{{ raise_exception('no') }}{% endif %}{{ messages[-1].content }}";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("saved.json");
+    let path = file.to_str().unwrap();
+    let input = format!("Once\n/system Be kind.\n/regen\n/save {path}\n");
+    let (_, _, notes) = talk(
+        &[&STORY[..], &["--chat-template", template]].concat(),
+        &input,
+    );
+    assert!(notes.contains("refuses this conversation: no"), "{notes}");
+    let saved: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(saved["messages"].as_array().unwrap().len(), 3, "{saved}");
 }

@@ -50,8 +50,11 @@ impl Grammar {
         }
         // The whole text is matched in any case.
         let text = text.strip_prefix('^').unwrap_or(text);
-        let is_escaped = text.ends_with("\\$");
-        let unanchored = text.strip_suffix('$').filter(|_| !is_escaped);
+        let is_anchor = |before: &&str| {
+            let escapes = before.len() - before.trim_end_matches('\\').len();
+            escapes.is_multiple_of(2)
+        };
+        let unanchored = text.strip_suffix('$').filter(is_anchor);
         Ok(Grammar(Form::Regex(unanchored.unwrap_or(text).to_owned())))
     }
 

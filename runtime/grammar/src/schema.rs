@@ -8,7 +8,7 @@ use crate::grammar::start;
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MOST_BYTES: usize = 1 << 20;
 /// Deepest schema in schemas.
@@ -97,6 +97,8 @@ fn more_about(format: &str) -> Option<(Value, bool)> {
     })
 }
 
+/// Keywords with values, which are no schemas.
+const WITH_VALUES: &[&str] = &["const", "enum", "default", "examples"];
 /// Keywords with a schema, with a list of schemas, and with schemas by name.
 const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
@@ -116,7 +118,7 @@ pub fn prepare(text: &str) -> Result<Value> {
     let mut walk = Walk {
         root: &root,
         aliases: BTreeMap::new(),
-        seen: BTreeMap::new(),
+        seen: BTreeSet::new(),
         todo: vec![("#".to_owned(), 0)],
     };
     while let Some((pointer, depth)) = walk.todo.pop() {
@@ -171,14 +173,14 @@ struct Walk<'v> {
     root: &'v Value,
     /// Pointers by references that the engine would not read.
     aliases: BTreeMap<String, String>,
-    seen: BTreeMap<String, ()>,
+    seen: BTreeSet<String>,
     /// Pointers to schemas, and how deep in others they are.
     todo: Vec<(String, usize)>,
 }
 
 impl Walk<'_> {
     fn check(&mut self, pointer: &str, depth: usize) -> Result<()> {
-        if self.seen.insert(pointer.to_owned(), ()).is_some() {
+        if !self.seen.insert(pointer.to_owned()) {
             return Ok(());
         }
         if depth > DEEPEST {
@@ -378,7 +380,7 @@ fn rewrite(value: &mut Value, aliases: &BTreeMap<String, String>, depth: usize) 
             }
             for (key, value) in map.iter_mut() {
                 // Values are no schemas.
-                if !["const", "enum", "default", "examples"].contains(&&**key) {
+                if !WITH_VALUES.contains(&&**key) {
                     rewrite(value, aliases, depth + 1);
                 }
             }
@@ -426,7 +428,7 @@ impl Inline<'_> {
             Value::Object(map) => {
                 for (key, value) in map.iter_mut() {
                     // Values are no schemas.
-                    if !["const", "enum", "default", "examples"].contains(&&**key) {
+                    if !WITH_VALUES.contains(&&**key) {
                         self.options(value, depth + 1)?;
                     }
                 }

@@ -513,3 +513,58 @@ impl Context {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_of_all_that_is_in_the_file() {
+        let saved = SavedSequence {
+            model: "m".to_owned(),
+            tokens: vec![1],
+            application: "a".to_owned(),
+            stopped: Some(Stopped {
+                sampler: SamplerState {
+                    seed: 1,
+                    drawn: 2,
+                    draw: vec![0.5],
+                },
+                last: None,
+                generated: 1,
+            }),
+            fingerprint: 1,
+            adapters: 2,
+            positions: vec![0],
+            window: vec![0],
+            tensors: Vec::new(),
+        };
+        let changes: [fn(&mut SavedSequence); 11] = [
+            |saved| saved.model.push('x'),
+            |saved| saved.tokens[0] = 2,
+            |saved| saved.application.push('x'),
+            |saved| saved.stopped = None,
+            |saved| saved.stopped.as_mut().unwrap().last = Some(0),
+            |saved| saved.stopped.as_mut().unwrap().generated = 0,
+            |saved| saved.stopped.as_mut().unwrap().sampler.drawn = 3,
+            |saved| saved.fingerprint = 3,
+            |saved| saved.adapters = 3,
+            |saved| saved.positions[0] = 1,
+            |saved| saved.window.clear(),
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            let mut other = saved.clone();
+            change(&mut other);
+            assert_ne!(other.checksum(), saved.checksum(), "{number}");
+        }
+        let mut other = saved.clone();
+        other.tensors.push(Rows {
+            name: "k".to_owned(),
+            dtype: DType::F32,
+            width: 1,
+            count: 0,
+            bytes: Vec::new(),
+        });
+        assert_eq!(other.checksum(), saved.checksum());
+    }
+}

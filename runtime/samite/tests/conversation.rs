@@ -149,8 +149,15 @@ fn what_fails_leaves_the_messages_as_they_were() {
 fn an_answer_can_be_ended_and_cancelled() {
     let mut chat = conversation(&[], TEMPLATE);
     chat.options.max_tokens = None;
-    let reply = chat.ask_with("Hello", |_| ControlFlow::Break(())).unwrap();
+    let mut told = 0;
+    let reply = chat
+        .ask_with("Hello", |_| {
+            told += 1;
+            ControlFlow::Break(())
+        })
+        .unwrap();
     assert_eq!(reply.generation.unwrap().finish, Finish::Callback);
+    assert_eq!(told, 1);
     let cancel = chat.context().options().cancel.clone();
     let reply = chat.ask_with("Hello", |_| {
         cancel.cancel();
@@ -159,9 +166,10 @@ fn an_answer_can_be_ended_and_cancelled() {
     let reply = reply.unwrap();
     assert!(reply.generation.is_none() && !reply.answer.content.is_empty());
     assert_eq!(roles(&chat).len(), 4);
-    // Nothing was said yet: there is no answer.
-    assert!(chat.ask("Hello").unwrap_err().is_cancelled());
-    assert_eq!(roles(&chat).len(), 4);
+    // Nothing was said yet: there is no answer, and no question either.
+    let before = chat.messages.clone();
+    assert!(chat.ask("Are you there?").unwrap_err().is_cancelled());
+    assert_eq!(chat.messages, before);
     cancel.reset();
     chat.options.max_tokens = Some(2);
     chat.ask("Hello").unwrap();

@@ -144,6 +144,7 @@ fn regular_expressions_match_the_whole_text() {
         ),
         ("^a|b$", vec!["a", "b"], vec!["ab", ""]),
         ("\\$|x\\$", vec!["$", "x$"], vec!["x"]),
+        ("a\\\\$", vec!["a\\"], vec!["a", "a\\$"]),
         ("(?i)yes|no", vec!["YES", "nO"], vec!["y"]),
         ("[^a]*é", vec!["é", "bé"], vec!["aé"]),
         ("a/b", vec!["a/b"], vec!["a"]),

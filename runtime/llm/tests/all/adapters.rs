@@ -377,7 +377,11 @@ fn a_control_vector_is_a_bias_of_layers() {
         let got = decode(&mut context, &tokens(20), 0, 0);
         assert!(nmse(&got, &with_biases(layers)) < 1e-10, "{layers:?}");
         assert!(nmse(&got, &plain) > 1e-3);
+        // What was computed with it does not go on without.
+        let saved = context.save(0).unwrap();
         context.set_adapters(Vec::new()).unwrap();
+        let error = context.restore(0, &saved).unwrap_err().to_string();
+        assert!(error.contains("other adapters"), "{error}");
         context.clear().unwrap();
         assert_eq!(decode(&mut context, &tokens(20), 0, 0), plain);
     }

@@ -96,3 +96,28 @@ impl Conversation {
         self.tools.set(tool, None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_last_function_of_a_name_is_called_and_only_with_valid_arguments() {
+        let mut tools = Tools::default();
+        let tool = || Tool::new("f", "", json!({}));
+        tools.set(tool(), Some(Box::new(|_| Ok("first".to_owned()))));
+        tools.set(tool(), Some(Box::new(|_| Ok("second".to_owned()))));
+        assert_eq!(tools.list().len(), 1);
+        let mut call = |arguments: &str| {
+            let call = AnswerCall {
+                name: "f".to_owned(),
+                arguments: arguments.to_owned(),
+                ..AnswerCall::default()
+            };
+            tools.call(&call).content.text().unwrap()
+        };
+        assert_eq!(call("{}"), "second");
+        assert!(call("{").contains("not valid JSON"));
+    }
+}
