@@ -466,20 +466,3 @@ fn answers_keep_to_a_grammar() {
         assert!(line.len() == 2 && line.parse::<u8>().is_ok(), "{answers}");
     }
 }
-
-#[test]
-fn what_cannot_be_answered_anew_stays() {
-    let template = "{% if 'kind' in messages[0].content %}{{ raise_exception('no') }}{% endif %}{{ messages[-1].content }}";
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("saved.json");
-    let path = file.to_str().unwrap();
-    let input = format!("Once\n/system Be kind.\n/regen\n/save {path}\n");
-    let (_, _, notes) = talk(
-        &[&STORY[..], &["--chat-template", template]].concat(),
-        &input,
-    );
-    assert!(notes.contains("refuses this conversation: no"), "{notes}");
-    let saved: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    assert_eq!(saved["messages"].as_array().unwrap().len(), 3, "{saved}");
-}
