@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// What programs exit with after Ctrl-C.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: i32 = 130;
 
 /// What the program exits with: after SIGTERM and SIGHUP, it is another number.
 static EXIT_CODE: AtomicI32 = AtomicI32::new(INTERRUPTED);

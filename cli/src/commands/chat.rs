@@ -13,7 +13,7 @@ use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
 use input::Input;
 use printer::Printer;
-use samite::chat::{ChatTemplate, DateTime, Guard, Message, PromptOptions, ReasoningFormat, Role};
+use samite::chat::{ChatTemplate, Guard, Message, PromptOptions, ReasoningFormat, Role};
 use samite::llm::{Error, Finish, Generation, Model, sampler_params};
 use samite::text::{Sampler, SamplerParams};
 use samite::{CancelToken, Conversation, ConversationError};
@@ -155,7 +155,7 @@ impl ChatForm {
         let guard = Guard::for_template(tokenizer, template.source(false));
         let system = self.system.as_deref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain([Message::user(message)]).collect();
-        let prompt = template.prompt(&messages, &PromptOptions::new(now()), &guard);
+        let prompt = template.prompt(&messages, &PromptOptions::new(samite::now()), &guard);
         prompt
             .map_err(Failure::error)?
             .tokens(tokenizer)
@@ -255,14 +255,6 @@ fn failure(error: ConversationError) -> Failure {
     }
 }
 
-/// What time it is, in universal time.
-fn now() -> DateTime {
-    let seconds = std::time::SystemTime::UNIX_EPOCH
-        .elapsed()
-        .map_or(0, |time| time.as_secs());
-    DateTime::new(seconds.cast_signed(), 0)
-}
-
 const HELP: &str = "\
 /help           this list
 /clear          forget the conversation
@@ -336,14 +328,14 @@ impl Chat {
                     counted(self.talk.messages.len(), "message"),
                     escaped(rest)
                 )),
-                Err(failure) => say(format_args!("/save {}", failure.text())),
+                Err(failure) => say(format_args!("/save {}", one_line(&failure.text()))),
             },
             "load" => match load(Path::new(rest)) {
                 Ok(messages) => {
                     say(counted(messages.len(), "message"));
                     self.talk.messages = messages;
                 }
-                Err(failure) => say(format_args!("/load {}", failure.text())),
+                Err(failure) => say(format_args!("/load {}", one_line(&failure.text()))),
             },
             "image" => say("this model sees no pictures yet"),
             _ => say(format_args!(
@@ -443,7 +435,7 @@ impl Chat {
         printer.end(&mut out, reply.is_ok())?;
         if self.cancel.is_cancelled() {
             // Only Ctrl-C is about the answer alone.
-            if interrupt::exit_code() != INTERRUPTED {
+            if interrupt::exit_code() != interrupt::INTERRUPTED {
                 return Err(Failure::Interrupted);
             }
             self.cancel.reset();
@@ -491,9 +483,6 @@ impl Chat {
         ));
     }
 }
-
-/// What the program would exit with after Ctrl-C.
-const INTERRUPTED: i32 = 130;
 
 fn load(path: &Path) -> Outcome<Vec<Message>> {
     const MOST_BYTES: u64 = 64 << 20;

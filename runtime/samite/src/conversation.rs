@@ -362,8 +362,8 @@ impl Conversation {
     }
 }
 
-/// What time it is, in universal time.
-fn now() -> DateTime {
+/// What time it is, in universal time: what [`ConversationOptions::now`] is by default.
+pub fn now() -> DateTime {
     let seconds = std::time::SystemTime::UNIX_EPOCH
         .elapsed()
         .map_or(0, |time| time.as_secs());

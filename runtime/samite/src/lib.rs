@@ -46,7 +46,7 @@ mod conversation;
 
 #[cfg(feature = "async")]
 pub use conversation::{AnswerUpdate, Answering, AsyncConversation};
-pub use conversation::{Conversation, ConversationError, ConversationOptions, Reply};
+pub use conversation::{Conversation, ConversationError, ConversationOptions, Reply, now};
 pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
