@@ -664,11 +664,9 @@ impl ModelArgs {
         let file = self.header(self.load_mode())?;
         group.agree("model", ranks::fingerprint(&file)?)?;
         let mut adapters = Vec::new();
-        for (path, share) in self.adapters.files() {
-            let file = GgufFile::open_header(path, self.load_mode())?;
-            adapters.push((ranks::fingerprint(&file)?, share));
-        }
-        for (path, share) in self.control.files() {
+        let plain = self.adapters.files();
+        let plain = plain.iter().map(|(path, share)| (path.as_path(), *share));
+        for (path, share) in plain.chain(self.control.files()) {
             let file = GgufFile::open_header(path, self.load_mode())?;
             adapters.push((ranks::fingerprint(&file)?, share));
         }

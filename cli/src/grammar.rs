@@ -1,6 +1,7 @@
 //! Flags that say what a text keeps to.
 
 use crate::failure::{Failure, Outcome};
+use crate::files::Source;
 use clap::Args;
 use samite::grammar::{Grammar, GrammarError, GrammarVocabulary};
 use samite::text::{Constraint, Tokenizer};
@@ -89,17 +90,9 @@ fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
 
 /// The file's name, and its text.
 fn read_file(path: &Path) -> Outcome<(String, String)> {
-    // Larger than any grammar or schema that is taken.
+    // Longer than any grammar or schema that is taken.
     const MOST_BYTES: u64 = 2 << 20;
-    let name = path.display().to_string();
-    let read = || {
-        use std::io::Read;
-        let mut text = String::new();
-        let file = std::fs::File::open(path)?;
-        file.take(MOST_BYTES).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    read()
-        .map(|text| (name.clone(), text))
-        .map_err(|error: std::io::Error| Failure::error(format_args!("{name}: {error}")))
+    let source = Source::file(path)?;
+    let name = source.name().to_owned();
+    Ok((name, source.read_all(MOST_BYTES)?))
 }
