@@ -228,7 +228,8 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such sequence.
     pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if self.cache.states.is_some() && !self.is_whole(sequence, &range) {
+        let leaves_some = self.cache.states.is_some() && !self.is_whole(sequence, &range);
+        if leaves_some {
             let last = self.cache.cells.last_position(sequence);
             if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
                 return Ok(());
@@ -243,19 +244,14 @@ impl Context {
                     "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence, or what came since it was marked"
                 )));
             }
-            let range = (range.start_bound().cloned(), range.end_bound().cloned());
-            self.cache
-                .edit(sequence, |cells| cells.remove(sequence, range))?;
-            if let Some(states) = &mut self.cache.states {
-                states.go_back(sequence);
-            }
-            return Ok(());
         }
         let range = (range.start_bound().cloned(), range.end_bound().cloned());
         self.cache
             .edit(sequence, |cells| cells.remove(sequence, range))?;
-        if let Some(states) = &mut self.cache.states {
-            states.forget(sequence);
+        match &mut self.cache.states {
+            Some(states) if leaves_some => states.go_back(sequence),
+            Some(states) => states.forget(sequence),
+            None => {}
         }
         Ok(())
     }
