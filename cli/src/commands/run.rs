@@ -169,7 +169,7 @@ impl RunArgs {
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
-        let mut sampler = Sampler::new(params).map_err(Failure::usage)?;
+        let sampler = Sampler::new(params).map_err(Failure::usage)?;
         let context = self.model.context(Arc::clone(&model), context_options)?;
         let mut session = Session::new(context)?;
         // Only now it is known how much of an endless text is enough.
@@ -177,9 +177,14 @@ impl RunArgs {
         let mut prompt = String::new();
         let tokenizer = Arc::clone(session.tokenizer());
         #[cfg(feature = "grammar")]
-        if let Some(grammar) = grammar {
-            sampler.set_constraint(Some(grammar.constraint(&tokenizer)?));
-        }
+        let sampler = match grammar {
+            Some(grammar) => {
+                let mut sampler = sampler;
+                sampler.set_constraint(Some(grammar.constraint(&tokenizer)?));
+                sampler
+            }
+            None => sampler,
+        };
         let mut tokens = None;
         if let Some(source) = source {
             let mut text =
