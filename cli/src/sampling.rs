@@ -62,6 +62,9 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     typical: Option<f32>,
+    /// Top-p, min-p, typical-p and XTC leave at least N tokens [default: 0]
+    #[arg(long, value_name = "N")]
+    min_keep: Option<usize>,
     /// How many recent tokens the penalties look at; 0 for none [default: 64]
     #[arg(long, value_name = "N")]
     repeat_last_n: Option<usize>,
@@ -183,6 +186,7 @@ impl SamplingArgs {
             top_n_sigma: self.top_n_sigma.unwrap_or(defaults.top_n_sigma),
             xtc_probability: self.xtc_probability.unwrap_or(defaults.xtc_probability),
             xtc_threshold: self.xtc_threshold.unwrap_or(defaults.xtc_threshold),
+            min_keep: self.min_keep.unwrap_or(defaults.min_keep),
             repeat_penalty: self.repeat_penalty.unwrap_or(defaults.repeat_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
@@ -243,7 +247,7 @@ mod tests {
     #[test]
     fn every_flag_has_its_parameter() {
         let line = "--seed 9 --samplers dry;top_k --temperature 0.11 --dynatemp-range 0.12 --dynatemp-exp 0.13 --top-k 14 --top-p 0.15 \
-             --min-p 0.16 --typical-p 0.17 --top-nsigma 0.18 --xtc-probability 0.19 --xtc-threshold 0.2 --repeat-penalty 0.21 \
+             --min-p 0.16 --typical-p 0.17 --top-nsigma 0.18 --xtc-probability 0.19 --xtc-threshold 0.2 --min-keep 20 --repeat-penalty 0.21 \
              --frequency-penalty 0.22 --presence-penalty 0.23 --repeat-last-n 24 --dry-multiplier 0.25 --dry-base 0.26 --dry-allowed-length 27 \
              --dry-penalty-last-n 28 --dry-sequence-breaker a --dry-sequence-breaker b --mirostat 2 --mirostat-ent 0.29 --mirostat-lr 0.3 \
              --adaptive-target 0.31 --adaptive-decay 0.32 --logit-bias 33-1";
@@ -260,6 +264,7 @@ mod tests {
             top_n_sigma: 0.18,
             xtc_probability: 0.19,
             xtc_threshold: 0.2,
+            min_keep: 20,
             repeat_penalty: 0.21,
             frequency_penalty: 0.22,
             presence_penalty: 0.23,

@@ -451,9 +451,9 @@ impl Chat {
             Err(error) if error.is_cancelled() => Ok(false),
             // Nobody is there who could say what to do about it.
             Err(error) if !self.is_terminal => Err(failure(error)),
-            Err(ConversationError::Model(error @ Error::ContextFull { .. })) => {
+            Err(ConversationError::Model(Error::ContextFull { tokens, size, .. })) => {
                 say(format_args!(
-                    "error: {error}; /clear forgets the conversation, --ctx-size (-c) makes room for a longer one"
+                    "error: the conversation has {tokens} tokens, more than the context of {size}: /clear forgets it, --ctx-size (-c) makes room for a longer one"
                 ));
                 Ok(false)
             }

@@ -4,6 +4,8 @@
 //! told. A call is told of when its name is known and its arguments begin; then these come as the model writes them. What looks like a
 //! call and is none is content: nothing that a model writes is an error, and nothing of it is lost but marks and the white space around them.
 
+#[cfg(feature = "grammar")]
+mod call_grammar;
 mod channels;
 mod format;
 mod head;
@@ -12,6 +14,8 @@ mod literal;
 mod machine;
 mod marks;
 
+#[cfg(feature = "grammar")]
+pub use call_grammar::CallGrammar;
 pub use format::{
     Calls, Channels, FORMATS, Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN,
     TaggedCalls,

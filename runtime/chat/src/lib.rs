@@ -45,7 +45,7 @@
 //! | `template.rs` | a compiled template and its limits; `python.rs` has what templates take for granted of Python, `builtin.rs` the formats by name |
 //! | `capabilities.rs`, `prompt.rs` | what a template can show; from messages to a prompt |
 //! | `guard.rs` | what users write stays text |
-//! | `answer.rs` | events and their sum; `format.rs` says what a format is, and `table.rs` has all of them; `machine.rs` and `channels.rs` read answers, `head.rs` the heads of calls |
+//! | `answer.rs` | events and their sum; `format.rs` says what a format is, and `table.rs` has all of them; `machine.rs` and `channels.rs` read answers, `head.rs` the heads of calls; `call_grammar.rs` is what calls keep to (feature `grammar`) |
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -56,6 +56,8 @@ mod message;
 mod prompt;
 mod template;
 
+#[cfg(feature = "grammar")]
+pub use answer::CallGrammar;
 pub use answer::{
     Answer, AnswerCall, AnswerOptions, AnswerParser, CallKeys, Calls, Channels, Event, FORMATS,
     Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat, Style,

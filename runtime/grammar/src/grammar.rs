@@ -3,6 +3,7 @@
 use crate::constraint::GrammarConstraint;
 use crate::error::{GrammarError, Result};
 use crate::gbnf::Gbnf;
+use crate::parts::{self, Part};
 use crate::schema;
 use crate::vocabulary::{GrammarVocabulary, byte_factory};
 use llguidance::api::TopLevelGrammar;
@@ -24,6 +25,7 @@ enum Form {
     Schema(Value),
     Regex(String),
     Gbnf(Gbnf),
+    Parts(Part),
 }
 
 impl Grammar {
@@ -66,6 +68,11 @@ impl Grammar {
         Ok(Grammar(Form::Gbnf(Gbnf::parse(text)?)))
     }
 
+    /// Text that is put together from parts.
+    pub fn parts(part: Part) -> Self {
+        Grammar(Form::Parts(part))
+    }
+
     /// Whether the engine takes it, where no vocabulary is known.
     ///
     /// # Errors
@@ -83,7 +90,7 @@ impl Grammar {
             match self.0 {
                 Form::Schema(_) => schema::refuse("#", message),
                 Form::Regex(_) => GrammarError::Regex(message),
-                Form::Gbnf(_) => GrammarError::TooLarge(message),
+                Form::Gbnf(_) | Form::Parts(_) => GrammarError::TooLarge(message),
             }
         })
     }
@@ -103,17 +110,17 @@ impl Grammar {
         factory: &ParserFactory,
         tokenizer: Option<&Arc<Tokenizer>>,
     ) -> Result<Matcher> {
+        let tokenizer = tokenizer.map(|tokenizer| &**tokenizer);
         let grammar = match &self.0 {
             Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
             Form::Regex(text) => TopLevelGrammar::from_regex(text),
-            Form::Gbnf(gbnf) => {
-                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer.map(|tokenizer| &**tokenizer))?)
-            }
+            Form::Gbnf(gbnf) => TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer)?),
+            Form::Parts(part) => TopLevelGrammar::from_lark(parts::to_lark(part, tokenizer)?),
         };
         start(factory, grammar).map_err(|message| match &self.0 {
             Form::Schema(schema) => schema::refusal(factory, schema, message),
             Form::Regex(_) => GrammarError::Regex(message),
-            Form::Gbnf(_) => GrammarError::TooLarge(message),
+            Form::Gbnf(_) | Form::Parts(_) => GrammarError::TooLarge(message),
         })
     }
 }

@@ -33,11 +33,17 @@ pub struct Lazy {
     words: Vec<(String, bool)>,
     patterns: Vec<Regex>,
     all: Vec<u32>,
+    /// A mask without the tokens that break the grammar as they begin it.
+    some: Vec<u32>,
+    /// Whether there is such a token here.
+    has_refused: bool,
     text: Vec<u8>,
     /// The tokens of `text`, each with where it ends.
     ends: Vec<(u32, usize)>,
     is_triggered: bool,
     is_asleep: bool,
+    /// The text that ends the sleep.
+    wakes_at: Option<String>,
     is_ended: bool,
 }
 
@@ -85,11 +91,14 @@ impl Lazy {
             tokens,
             words,
             patterns,
+            some: all.clone(),
             all,
+            has_refused: false,
             text: Vec::new(),
             ends: Vec::new(),
             is_triggered: false,
             is_asleep: false,
+            wakes_at: None,
             is_ended: false,
         })
     }
@@ -103,6 +112,34 @@ impl Lazy {
     pub fn set_asleep(&mut self, is_asleep: bool) {
         self.is_asleep = is_asleep;
         self.forget();
+    }
+
+    /// Sleeps until a text comes, such as the end of thoughts that the prompt began.
+    pub fn sleep_until(mut self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        self.is_asleep = !text.is_empty();
+        self.wakes_at = self.is_asleep.then_some(text);
+        self
+    }
+
+    /// Whether the text says that the sleep ends. Of what was said before, nothing is kept.
+    fn wakes(&mut self) -> bool {
+        let Some(end) = &self.wakes_at else {
+            return false;
+        };
+        let found = self
+            .text
+            .windows(end.len())
+            .position(|part| part == end.as_bytes());
+        let kept = end.len() - 1;
+        let dropped = match found {
+            Some(at) => at + end.len(),
+            None => self.text.len().saturating_sub(kept),
+        };
+        self.text.drain(..dropped);
+        self.ends.retain(|(_, end)| *end > dropped);
+        self.ends.iter_mut().for_each(|(_, end)| *end -= dropped);
+        found.is_some()
     }
 
     fn forget(&mut self) {
@@ -141,6 +178,20 @@ impl Lazy {
         places.into_iter().min()
     }
 
+    /// Whether a token is a trigger, and what of it belongs to the grammar breaks it.
+    fn breaks(&mut self, token: u32) -> bool {
+        if self.is_asleep || self.tokens.contains(&token) {
+            return false;
+        }
+        let length = self.text.len();
+        let tokenizer = self.inner.tokenizer();
+        let piece = tokenizer.token_to_piece(token, true);
+        self.text.extend_from_slice(piece.unwrap_or_default());
+        let is_trigger = self.trigger(length).is_some();
+        self.text.truncate(length);
+        is_trigger && self.clone().accept(token).is_err()
+    }
+
     /// Begins the grammar with what of the text stands behind `start`.
     fn begin(&mut self, start: usize) -> Result<(), ConstraintError> {
         self.is_triggered = true;
@@ -162,40 +213,61 @@ impl Lazy {
 
 impl Constraint for Lazy {
     fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        match self.is_triggered {
-            true => self.inner.allows(token),
-            false => Ok((token as usize) < self.inner.tokenizer().vocab_size()),
+        if self.is_triggered {
+            return self.inner.allows(token);
         }
+        let breaks = self.breaks(token);
+        self.has_refused |= breaks;
+        Ok(!breaks && (token as usize) < self.inner.tokenizer().vocab_size())
     }
 
     fn mask(&mut self) -> Result<&[u32], ConstraintError> {
-        match self.is_triggered {
-            true => self.inner.mask(),
-            false => Ok(&self.all),
+        if self.is_triggered {
+            return self.inner.mask();
         }
+        // Most texts need no look at each token.
+        if !self.has_refused {
+            return Ok(&self.all);
+        }
+        for token in 0..self.inner.tokenizer().vocab_size() as u32 {
+            let bit = 1 << (token % 32);
+            match self.breaks(token) {
+                true => self.some[token as usize / 32] &= !bit,
+                false => self.some[token as usize / 32] |= bit,
+            }
+        }
+        Ok(&self.some)
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         if self.is_triggered {
             return self.inner.accept(token);
         }
+        self.has_refused = false;
         if self.inner.tokenizer().is_eog(token) {
             self.is_ended = true;
             return Ok(());
         }
-        if self.is_asleep {
+        if self.is_asleep && self.wakes_at.is_none() {
             return Ok(());
         }
-        if self.tokens.contains(&token) {
+        if !self.is_asleep && self.tokens.contains(&token) {
             self.is_triggered = true;
             self.forget();
             return self.inner.accept_token_or_text(token);
         }
-        let new_from = self.text.len();
+        let mut new_from = self.text.len();
         let tokenizer = Arc::clone(self.inner.tokenizer());
         let piece = tokenizer.token_to_piece(token, true);
         self.text.extend_from_slice(piece.unwrap_or_default());
         self.ends.push((token, self.text.len()));
+        if self.is_asleep {
+            if !self.wakes() {
+                return Ok(());
+            }
+            self.is_asleep = false;
+            new_from = 0;
+        }
         if let Some(start) = self.trigger(new_from) {
             return self.begin(start);
         }
@@ -219,7 +291,7 @@ impl Constraint for Lazy {
     fn reset(&mut self) -> Result<(), ConstraintError> {
         self.forget();
         self.is_triggered = false;
-        self.is_asleep = false;
+        self.is_asleep = self.wakes_at.is_some();
         self.is_ended = false;
         self.inner.reset()
     }

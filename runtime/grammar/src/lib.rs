@@ -1,6 +1,6 @@
 //! Text that keeps to a grammar.
 //!
-//! A [`Grammar`] is a JSON schema, a regular expression or GBNF, llama.cpp's form of grammars. With a [`GrammarVocabulary`] it becomes a
+//! A [`Grammar`] is a JSON schema, a regular expression or GBNF, llama.cpp's form of grammars, or made of [`Part`]s. With a [`GrammarVocabulary`] it becomes a
 //! [`GrammarConstraint`], which a [`Sampler`](samite_text::Sampler) asks which tokens may come:
 //!
 //! ```
@@ -30,6 +30,7 @@
 //! | `grammar.rs` | [`Grammar`]: what there is to keep to |
 //! | `schema.rs` | what of JSON schema is enforced; the rest is refused by name and place |
 //! | `gbnf.rs` | [`Gbnf`]: read (`parse.rs`), checked (`check.rs`), cut into lexemes (`lexemes.rs`), printed for the engine (`lark.rs`) |
+//! | `parts.rs` | [`Part`]: grammars that a program puts together of texts and schemas |
 //! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, made once |
 //! | `constraint.rs` | [`GrammarConstraint`]: a text on its way |
 //! | `lazy.rs` | [`Lazy`]: a constraint that begins at a trigger |
@@ -42,6 +43,7 @@ mod error;
 mod gbnf;
 mod grammar;
 mod lazy;
+mod parts;
 mod schema;
 mod vocabulary;
 
@@ -50,4 +52,5 @@ pub use error::{GrammarError, Result};
 pub use gbnf::Gbnf;
 pub use grammar::Grammar;
 pub use lazy::{Lazy, Trigger};
+pub use parts::Part;
 pub use vocabulary::GrammarVocabulary;

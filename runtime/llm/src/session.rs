@@ -243,10 +243,13 @@ impl Session {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
         let last = saved.stopped.as_ref().and_then(|stopped| stopped.last);
         let mut tokens = saved.tokens.iter().copied().chain(last);
-        if !is_text || tokens.any(|token| token as usize >= n_vocab) {
-            return Err(in_file(Error::invalid(
-                "it is no text: tokens are missing, or of another vocabulary",
-            )));
+        if !is_text {
+            return Err(in_file(Error::invalid("it is no text: tokens are missing")));
+        }
+        if let Some(token) = tokens.find(|token| *token as usize >= n_vocab) {
+            return Err(in_file(Error::invalid(format!(
+                "it is of another model: token {token} is outside the vocabulary of {n_vocab}"
+            ))));
         }
         let application =
             read(&saved.application).map_err(|error| in_file(Error::invalid(error)))?;

@@ -30,6 +30,17 @@ use tools::Tools;
 
 type Result<T, E = ConversationError> = std::result::Result<T, E>;
 
+/// Whether the model calls a tool, where there are tools.
+#[cfg(feature = "grammar")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// It decides itself. A call keeps to the schema of the tool's arguments.
+    #[default]
+    Auto,
+    /// It must.
+    Required,
+}
+
 /// How a conversation is answered.
 #[derive(Clone, Debug)]
 pub struct ConversationOptions {
@@ -51,6 +62,9 @@ pub struct ConversationOptions {
     pub now: Option<DateTime>,
     /// How often in a row the model may call tools.
     pub max_rounds: usize,
+    /// Whether the model calls a tool.
+    #[cfg(feature = "grammar")]
+    pub tool_choice: ToolChoice,
     /// What the text of an answer keeps to. Thoughts before it are free.
     #[cfg(feature = "grammar")]
     pub keeps_to: Option<crate::grammar::Grammar>,
@@ -69,6 +83,8 @@ impl ConversationOptions {
             kwargs: Map::new(),
             now: None,
             max_rounds: 8,
+            #[cfg(feature = "grammar")]
+            tool_choice: ToolChoice::default(),
             #[cfg(feature = "grammar")]
             keeps_to: None,
         }

@@ -44,6 +44,8 @@
 
 mod conversation;
 
+#[cfg(feature = "grammar")]
+pub use conversation::ToolChoice;
 #[cfg(feature = "async")]
 pub use conversation::{AnswerUpdate, Answering, AsyncConversation};
 pub use conversation::{Conversation, ConversationError, ConversationOptions, Reply, now};

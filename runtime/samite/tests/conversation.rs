@@ -8,7 +8,7 @@ use samite::llm::{
 };
 use samite::registry::Registry;
 use samite::text::{Sampler, SamplerParams};
-use samite::{AnswerUpdate, AsyncConversation, Conversation, ConversationError};
+use samite::{AnswerUpdate, AsyncConversation, Conversation, ConversationError, ToolChoice};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -262,11 +262,40 @@ fn what_goes_wrong_with_a_tool_is_told_to_the_model() {
     chat.ask("1 + 2?").unwrap();
     let told = |chat: &Conversation| chat.messages[2].content.text().unwrap();
     assert_eq!(told(&chat), "error: no numbers today");
+}
+
+#[test]
+fn a_tool_that_is_not_there_is_not_called() {
     let mut chat = caller();
     let other = Tool::new("subtract", "Subtracts", json!({"type": "object"}));
     chat.add_tool(other, |_| Ok(String::new()));
-    chat.ask("1 + 2?").unwrap();
-    assert_eq!(told(&chat), "error: there is no tool \"add\"");
+    let reply = chat.ask_with("1 + 2?", go_on).unwrap();
+    assert!(reply.answer.calls.is_empty(), "{reply:?}");
+    assert!(!reply.answer.content.contains("add"), "{reply:?}");
+}
+
+#[test]
+fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
+    let mut chat = conversation(&[], CALLS);
+    let number = json!({"type": "integer", "minimum": -9, "maximum": 9});
+    let schema = json!({"type": "object", "properties": {"a": number, "b": number}, "required": ["a", "b"], "additionalProperties": false});
+    chat.declare_tool(Tool::new("add", "Adds", schema));
+    chat.options.tool_choice = ToolChoice::Required;
+    chat.options.max_tokens = Some(200);
+    let mut whole = 0;
+    for _ in 0..8 {
+        let reply = chat.ask_with("1 + 2?", go_on).unwrap();
+        let Some(call) = reply.answer.calls.first().filter(|call| call.is_complete) else {
+            let text = &reply.answer.content;
+            assert!(text.is_empty() || text.contains("<tool_call>"), "{text}");
+            continue;
+        };
+        let arguments: serde_json::Value = serde_json::from_str(&call.arguments).unwrap();
+        let fits = |name: &str| (-9..=9).contains(&arguments[name].as_i64().unwrap());
+        assert!(call.name == "add" && fits("a") && fits("b"), "{call:?}");
+        whole += 1;
+    }
+    assert!(whole > 0, "{whole}");
 }
 
 #[test]

@@ -602,9 +602,9 @@ mod tests {
             all.temperature(0.0);
         } else {
             all.top_k(params.top_k);
-            all.typical_p(params.typical_p)?;
-            all.top_p(params.top_p)?;
-            all.min_p(params.min_p);
+            all.typical_p(params.typical_p, 0)?;
+            all.top_p(params.top_p, 0)?;
+            all.min_p(params.min_p, 0);
             all.temperature(params.temperature);
         }
         all.draw(rng)

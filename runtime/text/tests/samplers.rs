@@ -43,28 +43,24 @@ fn top_k(logits: &Logits, k: usize) -> Logits {
     )
 }
 
-fn top_p(logits: &Logits, p: f64) -> Logits {
+fn top_p(logits: &Logits, p: f64, min_keep: usize) -> Logits {
     let mut sum = 0.0;
-    let kept = ranked(logits).into_iter().take_while(|(_, share)| {
+    let reached = ranked(logits).into_iter().take_while(|(_, share)| {
         let is_kept = p >= 1.0 || sum < p;
         sum += share;
         is_kept
     });
-    let kept: Vec<u32> = kept.map(|entry| entry.0).collect();
-    match kept.is_empty() {
-        true => top_k(logits, 1),
-        false => keep(logits, kept),
-    }
+    top_k(logits, reached.count().max(min_keep).max(1))
 }
 
-fn min_p(logits: &Logits, p: f64) -> Logits {
+fn min_p(logits: &Logits, p: f64, min_keep: usize) -> Logits {
     let ranked = ranked(logits);
     let least = ranked[0].1 * p;
-    let kept = ranked.into_iter().filter(|entry| entry.1 >= least);
-    keep(logits, kept.map(|entry| entry.0))
+    let likely = ranked.iter().filter(|entry| entry.1 >= least).count();
+    top_k(logits, likely.max(min_keep))
 }
 
-fn typical(logits: &Logits, p: f64) -> Logits {
+fn typical(logits: &Logits, p: f64, min_keep: usize) -> Logits {
     if p >= 1.0 {
         return logits.clone();
     }
@@ -80,7 +76,7 @@ fn typical(logits: &Logits, p: f64) -> Logits {
     for (id, share) in by_distance {
         kept.push(id);
         sum += share;
-        if sum > p {
+        if sum > p && kept.len() >= min_keep {
             break;
         }
     }
@@ -100,10 +96,10 @@ fn top_n_sigma(logits: &Logits, n: f64) -> Logits {
     kept.map(|(id, logit)| (*id, *logit)).collect()
 }
 
-fn xtc(logits: &Logits, threshold: f64) -> Logits {
+fn xtc(logits: &Logits, threshold: f64, min_keep: usize) -> Logits {
     let ranked = ranked(logits);
     let likely = ranked.iter().filter(|entry| entry.1 >= threshold).count();
-    if threshold > 0.5 || likely < 2 {
+    if threshold > 0.5 || likely < 2 || ranked.len() - (likely - 1) < min_keep {
         return logits.clone();
     }
     keep(logits, ranked[likely - 1..].iter().map(|entry| entry.0))
@@ -275,25 +271,34 @@ fn top_k_keeps_the_likeliest() {
 
 #[test]
 fn top_p_keeps_what_has_the_probability() {
-    let set = |params: &mut SamplerParams, rng: &mut Rng| params.top_p = rng.uniform() as f32;
+    let set = |params: &mut SamplerParams, rng: &mut Rng| {
+        params.top_p = rng.uniform() as f32;
+        params.min_keep = rng.below(8);
+    };
     alone(Stage::TopP, 2, set, |logits, params, shift| {
-        top_p(logits, f64::from(params.top_p) + shift)
+        top_p(logits, f64::from(params.top_p) + shift, params.min_keep)
     });
 }
 
 #[test]
 fn min_p_goes_by_the_likeliest() {
-    let set = |params: &mut SamplerParams, rng: &mut Rng| params.min_p = rng.uniform() as f32;
+    let set = |params: &mut SamplerParams, rng: &mut Rng| {
+        params.min_p = rng.uniform() as f32;
+        params.min_keep = rng.below(8);
+    };
     alone(Stage::MinP, 3, set, |logits, params, shift| {
-        min_p(logits, f64::from(params.min_p) + shift)
+        min_p(logits, f64::from(params.min_p) + shift, params.min_keep)
     });
 }
 
 #[test]
 fn typical_goes_by_the_entropy() {
-    let set = |params: &mut SamplerParams, rng: &mut Rng| params.typical_p = rng.uniform() as f32;
+    let set = |params: &mut SamplerParams, rng: &mut Rng| {
+        params.typical_p = rng.uniform() as f32;
+        params.min_keep = rng.below(8);
+    };
     alone(Stage::TypicalP, 4, set, |logits, params, shift| {
-        typical(logits, f64::from(params.typical_p) + shift)
+        typical(logits, f64::from(params.typical_p) + shift, params.min_keep)
     });
 }
 
@@ -341,9 +346,14 @@ fn xtc_drops_all_but_the_least_likely_of_the_likely() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.xtc_probability = 1.0;
         params.xtc_threshold = rng.uniform() as f32 * 0.6;
+        params.min_keep = rng.below(8);
     };
     alone(Stage::Xtc, 8, set, |logits, params, shift| {
-        xtc(logits, f64::from(params.xtc_threshold) + shift)
+        xtc(
+            logits,
+            f64::from(params.xtc_threshold) + shift,
+            params.min_keep,
+        )
     });
 }
 
@@ -674,6 +684,7 @@ fn stages_in_any_order_with_what_came_before() {
             top_n_sigma: 1.0 + 2.0 * rng.uniform() as f32,
             xtc_probability: 1.0,
             xtc_threshold: 0.2,
+            min_keep: rng.below(4),
             repeat_penalty: 1.3,
             frequency_penalty: 0.2,
             dry_multiplier: 0.8,
@@ -707,10 +718,20 @@ fn stages_in_any_order_with_what_came_before() {
                             top_n_sigma(&map, f64::from(params.top_n_sigma) + shift)
                         }
                         Stage::TopK => top_k(&map, params.top_k),
-                        Stage::TypicalP => typical(&map, f64::from(params.typical_p) + shift),
-                        Stage::TopP => top_p(&map, f64::from(params.top_p) + shift),
-                        Stage::MinP => min_p(&map, f64::from(params.min_p) + shift),
-                        Stage::Xtc => xtc(&map, f64::from(params.xtc_threshold) + shift),
+                        Stage::TypicalP => {
+                            typical(&map, f64::from(params.typical_p) + shift, params.min_keep)
+                        }
+                        Stage::TopP => {
+                            top_p(&map, f64::from(params.top_p) + shift, params.min_keep)
+                        }
+                        Stage::MinP => {
+                            min_p(&map, f64::from(params.min_p) + shift, params.min_keep)
+                        }
+                        Stage::Xtc => xtc(
+                            &map,
+                            f64::from(params.xtc_threshold) + shift,
+                            params.min_keep,
+                        ),
                         _ => temperature(&map, f64::from(params.temperature)),
                     };
                 }

@@ -1,6 +1,6 @@
 //! Grammars that begin at a trigger.
 
-use crate::common::{CALL, END, OTHER, tokenizer};
+use crate::common::{CALL, END, OTHER, has, tokenizer};
 use samite_grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
 use samite_text::Constraint;
 
@@ -137,6 +137,50 @@ fn while_it_is_asleep_nothing_is_a_trigger() {
     assert!(!lazy.is_triggered());
     say(&mut lazy, &vocabulary, "go").unwrap();
     assert!(lazy.is_triggered());
+}
+
+#[test]
+fn it_sleeps_until_a_text_comes() {
+    let (lazy, vocabulary) = lazy(
+        "root ::= \"go\" \"!\"",
+        &[Trigger::Word("go".into()), Trigger::Token(CALL)],
+        &["go", "d>g", "</en"],
+    );
+    let mut lazy = lazy.sleep_until("</end>");
+    for _ in 0..2 {
+        say(&mut lazy, &vocabulary, "go|</en").unwrap();
+        lazy.accept(CALL).unwrap();
+        say(&mut lazy, &vocabulary, "</en").unwrap();
+        assert!(!lazy.is_triggered());
+        // The trigger begins in the token that ends the sleep.
+        say(&mut lazy, &vocabulary, "d>g").unwrap();
+        assert!(!lazy.is_triggered());
+        say(&mut lazy, &vocabulary, "o!").unwrap();
+        assert!(lazy.is_triggered() && lazy.is_finished());
+        // And once more.
+        lazy.reset().unwrap();
+    }
+}
+
+#[test]
+fn tokens_that_break_the_grammar_as_they_begin_it_are_not_allowed() {
+    let (mut lazy, vocabulary) = lazy(
+        "root ::= \"<t>\" [0-9]+",
+        &[Trigger::Word("<t>".into())],
+        &["<t>x", "<t>1", ">x", ">1"],
+    );
+    let find = |word: &str| vocabulary.tokenizer().find(word).unwrap();
+    for (before, bad, good) in [("", "<t>x", "<t>1"), ("a <t", ">x", ">1")] {
+        say(&mut lazy, &vocabulary, before).unwrap();
+        let [bad, good] = [find(bad), find(good)];
+        assert!(has(lazy.mask().unwrap(), bad));
+        assert!(!lazy.allows(bad).unwrap() && lazy.allows(good).unwrap());
+        let mask = lazy.mask().unwrap();
+        assert!(!has(mask, bad) && has(mask, good) && has(mask, END));
+    }
+    // The text goes on as if nothing had been asked.
+    lazy.accept(find(">1")).unwrap();
+    assert!(lazy.is_triggered() && lazy.is_complete());
 }
 
 #[test]

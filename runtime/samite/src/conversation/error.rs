@@ -24,6 +24,11 @@ pub enum ConversationError {
     /// Tools, and something that answers keep to.
     #[error("answers cannot keep to a grammar while there are tools: a call is not part of it")]
     ToolsAndGrammar,
+    /// A call was asked for, and what calls of this format keep to is not known.
+    #[error(
+        "a model whose calls have the format {0} cannot be made to call a tool: leave that to it"
+    )]
+    NoCalls(&'static str),
     /// An answer that is no value of the wanted type.
     #[error("the answer is no {wanted}: {why}: {text}")]
     NotTyped {

@@ -119,5 +119,11 @@ mod tests {
         };
         assert_eq!(call("{}"), "second");
         assert!(call("{").contains("not valid JSON"));
+        let call = AnswerCall {
+            name: "g".to_owned(),
+            ..AnswerCall::default()
+        };
+        let told = tools.call(&call).content.text().unwrap();
+        assert_eq!(told, "error: there is no tool \"g\"");
     }
 }

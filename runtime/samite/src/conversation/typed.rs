@@ -1,6 +1,6 @@
 //! Answers that keep to something.
 
-use super::{Conversation, ConversationError, Result};
+use super::{Conversation, ConversationError, Result, ToolChoice};
 use crate::chat::Content;
 use crate::grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
 use crate::llm::Finish;
@@ -60,12 +60,21 @@ impl Conversation {
         &mut self,
         before_content: Option<&str>,
     ) -> Result<Option<Box<dyn Constraint>>> {
-        let Some(grammar) = &self.options.keeps_to else {
-            return Ok(None);
+        let has_tools = !self.tools.is_empty();
+        let is_required = has_tools && self.options.tool_choice == ToolChoice::Required;
+        let (grammar, triggers) = match &self.options.keeps_to {
+            Some(_) if has_tools => return Err(ConversationError::ToolsAndGrammar),
+            Some(grammar) => (grammar.clone(), Vec::new()),
+            None => {
+                let format = self.template.format(has_tools);
+                match format.call_grammar(&self.tools.list(), true) {
+                    Some(calls) if is_required => (calls.grammar, Vec::new()),
+                    Some(calls) => (calls.grammar, calls.triggers),
+                    None if is_required => return Err(ConversationError::NoCalls(format.name)),
+                    None => return Ok(None),
+                }
+            }
         };
-        if !self.tools.is_empty() {
-            return Err(ConversationError::ToolsAndGrammar);
-        }
         let vocabulary = match &self.vocabulary {
             Some(vocabulary) => vocabulary,
             None => self
@@ -74,8 +83,13 @@ impl Conversation {
         };
         let constraint = grammar.constraint(vocabulary)?;
         Ok(Some(match before_content {
-            None => Box::new(constraint),
-            Some(mark) => Box::new(Lazy::new(constraint, &[Trigger::After(mark.to_owned())])?),
+            None if triggers.is_empty() => Box::new(constraint),
+            Some(mark) if triggers.is_empty() => {
+                Box::new(Lazy::new(constraint, &[Trigger::After(mark.to_owned())])?)
+            }
+            mark => {
+                Box::new(Lazy::new(constraint, &triggers)?.sleep_until(mark.unwrap_or_default()))
+            }
         }))
     }
 }

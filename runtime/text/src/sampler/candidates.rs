@@ -148,11 +148,11 @@ impl Candidates {
         self.truncate(k);
     }
 
-    /// Keeps the likeliest that together reach probability `p`, at least one; 1 or more keeps all.
+    /// Keeps the likeliest that together reach probability `p`, at least one and at least `min_keep`; 1 or more keeps all.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
-    pub fn top_p(&mut self, p: f32) -> Result<(), SamplerError> {
+    pub fn top_p(&mut self, p: f32, min_keep: usize) -> Result<(), SamplerError> {
         if p >= 1.0 {
             return Ok(());
         }
@@ -170,7 +170,7 @@ impl Candidates {
                 self.sort_first(in_order);
             }
             sum += self.items[index].probability;
-            if sum >= p {
+            if sum >= p && index + 1 >= min_keep {
                 self.truncate(index + 1);
                 break;
             }
@@ -178,27 +178,28 @@ impl Candidates {
         Ok(())
     }
 
-    /// Keeps those with at least the share `p` of the likeliest one's probability, at least one; 0
+    /// Keeps those with at least the share `p` of the likeliest one's probability, at least one and at least `min_keep`; 0
     /// or less keeps all.
-    pub fn min_p(&mut self, p: f32) {
-        let Ok((best, max)) = self.best() else { return };
+    pub fn min_p(&mut self, p: f32, min_keep: usize) {
+        let Ok((_, max)) = self.best() else { return };
         if p <= 0.0 {
             return;
         }
         let least = max + libm::log(f64::from(p)) as f32;
-        if least > max {
-            self.keep_only(best);
-        } else {
-            self.retain(|candidate| candidate.logit >= least);
+        let min_keep = min_keep.max(1);
+        let is_likely = |candidate: &Candidate| candidate.logit >= least;
+        match self.items.iter().filter(|item| is_likely(item)).count() {
+            likely if likely < min_keep => self.top_k(min_keep),
+            _ => self.retain(is_likely),
         }
     }
 
     /// Keeps those whose surprise (the negative logarithm of the probability) is closest to the
-    /// expected one, until they together exceed probability `p`; 1 or more keeps all.
+    /// expected one, until they together exceed probability `p`, and at least `min_keep`; 1 or more keeps all.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
-    pub fn typical_p(&mut self, p: f32) -> Result<(), SamplerError> {
+    pub fn typical_p(&mut self, p: f32, min_keep: usize) -> Result<(), SamplerError> {
         if p >= 1.0 {
             return Ok(());
         }
@@ -227,7 +228,8 @@ impl Candidates {
             sum += candidate.probability;
             sum > p
         });
-        shifted.truncate(reached.map_or(shifted.len(), |last| last + 1));
+        let count = reached.map_or(shifted.len(), |last| last + 1);
+        shifted.truncate(count.max(min_keep));
         self.items.clear();
         self.items
             .extend(shifted.into_iter().map(|(_, candidate)| candidate));
@@ -492,14 +494,14 @@ mod tests {
 
     #[test]
     fn top_p_table() {
-        check(&TENTHS, |c| c.top_p(0.0).unwrap(), &[1.0]);
-        check(&TENTHS, |c| c.top_p(0.7).unwrap(), &[0.571429, 0.428571]);
+        check(&TENTHS, |c| c.top_p(0.0, 0).unwrap(), &[1.0]);
+        check(&TENTHS, |c| c.top_p(0.7, 0).unwrap(), &[0.571429, 0.428571]);
         check(
             &TENTHS,
-            |c| c.top_p(0.8).unwrap(),
+            |c| c.top_p(0.8, 0).unwrap(),
             &[0.44444, 0.33333, 0.22222],
         );
-        check(&TENTHS, |c| c.top_p(1.0).unwrap(), &TENTHS);
+        check(&TENTHS, |c| c.top_p(1.0, 0).unwrap(), &TENTHS);
     }
 
     #[test]
@@ -518,7 +520,7 @@ mod tests {
             (1.05, &[1.0]),
         ];
         for (p, expected) in cases {
-            check(&TENTHS, |c| c.min_p(p), expected);
+            check(&TENTHS, |c| c.min_p(p, 0), expected);
         }
     }
 
@@ -527,12 +529,12 @@ mod tests {
         // llama.cpp's table has the probabilities from before the cut: .97, and three times .2.
         check(
             &[0.97, 0.01, 0.01, 0.01],
-            |c| c.typical_p(0.5).unwrap(),
+            |c| c.typical_p(0.5, 0).unwrap(),
             &[1.0],
         );
         check(
             &[0.4, 0.2, 0.2, 0.2],
-            |c| c.typical_p(0.5).unwrap(),
+            |c| c.typical_p(0.5, 0).unwrap(),
             &[1.0 / 3.0; 3],
         );
     }
@@ -542,7 +544,7 @@ mod tests {
         // The three at .2 are nearer to the expected surprise than the one at .4.
         for (p, expected) in [(0.1, &[1][..]), (0.3, &[1, 2]), (0.5, &[1, 2, 4])] {
             let mut candidates = candidates(&[0.4, 0.2, 0.2, 1e-9, 0.2]);
-            candidates.typical_p(p).unwrap();
+            candidates.typical_p(p, 0).unwrap();
             let mut ids: Vec<_> = candidates.as_slice().iter().map(|c| c.id).collect();
             ids.sort_unstable();
             assert_eq!(ids, expected, "{p}");
@@ -570,11 +572,11 @@ mod tests {
                         lowest = lowest.max(COUNT - 100);
                     }
                     'm' => {
-                        candidates.min_p(0.1);
+                        candidates.min_p(0.1, 0);
                         lowest = lowest.max(1_000);
                     }
                     _ => {
-                        candidates.top_p(0.8).unwrap();
+                        candidates.top_p(0.8, 0).unwrap();
                         let target = 0.8 * (lowest..COUNT).sum::<usize>() as f64;
                         let mut sum = 0.0;
                         lowest = (lowest..COUNT)

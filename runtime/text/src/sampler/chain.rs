@@ -109,6 +109,7 @@ impl Step {
     fn apply(
         &mut self,
         candidates: &mut Candidates,
+        min_keep: usize,
         vocabulary: Option<&Tokenizer>,
         rng: &mut Rng,
     ) -> Result<(), SamplerError> {
@@ -117,10 +118,12 @@ impl Step {
             Step::Dry(dry) => dry.apply(candidates),
             Step::TopNSigma(n) => candidates.top_n_sigma(*n),
             Step::TopK(k) => candidates.top_k(*k),
-            Step::TypicalP(p) => candidates.typical_p(*p)?,
-            Step::TopP(p) => candidates.top_p(*p)?,
-            Step::MinP(p) => candidates.min_p(*p),
-            Step::Xtc { chance, threshold } => candidates.xtc(*chance, *threshold, rng)?,
+            Step::TypicalP(p) => candidates.typical_p(*p, min_keep)?,
+            Step::TopP(p) => candidates.top_p(*p, min_keep)?,
+            Step::MinP(p) => candidates.min_p(*p, min_keep),
+            Step::Xtc { chance, threshold } => {
+                candidates.xtc(*chance, *threshold, min_keep, rng)?
+            }
             Step::Temperature {
                 value,
                 range,
@@ -158,6 +161,8 @@ pub(super) enum Need {
 #[derive(Debug, Clone)]
 pub(super) struct Chain {
     steps: Vec<Step>,
+    /// Stages that go by probabilities leave so many.
+    min_keep: usize,
     draw: Draw,
 }
 
@@ -183,7 +188,11 @@ impl Chain {
                 params.mirostat_eta,
             )),
         };
-        let mut chain = Chain { steps, draw };
+        let mut chain = Chain {
+            steps,
+            min_keep: params.min_keep,
+            draw,
+        };
         chain.leave_out_needless();
         chain
     }
@@ -235,7 +244,7 @@ impl Chain {
         rng: &mut Rng,
     ) -> Result<u32, SamplerError> {
         for step in &mut self.steps {
-            step.apply(candidates, vocabulary, rng)?;
+            step.apply(candidates, self.min_keep, vocabulary, rng)?;
         }
         match &mut self.draw {
             Draw::ByProbability => candidates.draw(rng),

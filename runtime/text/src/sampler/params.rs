@@ -33,6 +33,8 @@ pub struct SamplerParams {
     pub xtc_probability: f32,
     /// Of the tokens with at least this probability, only the least likely is kept; above 0.5, none is dropped. Default 0.1.
     pub xtc_threshold: f32,
+    /// Top-p, min-p, typical-p and XTC leave at least so many tokens. Default 0.
+    pub min_keep: usize,
     /// Divides positive logits of tokens seen lately, and multiplies negative ones; 1 is off.
     /// Default 1.
     pub repeat_penalty: f32,
@@ -84,6 +86,7 @@ impl Default for SamplerParams {
             top_n_sigma: -1.0,
             xtc_probability: 0.0,
             xtc_threshold: 0.1,
+            min_keep: 0,
             repeat_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,

@@ -5,12 +5,18 @@ use super::error::SamplerError;
 use super::rng::Rng;
 
 impl Candidates {
-    /// With probability `chance`, drops all candidates with at least the probability `threshold` but the least likely of them. Takes one number from
-    /// `rng`, whatever the candidates are.
+    /// With probability `chance`, drops all candidates with at least the probability `threshold` but the least likely of them, unless fewer than
+    /// `min_keep` would be left. Takes one number from `rng`, whatever the candidates are.
     ///
     /// # Errors
     /// [`SamplerError::NoCandidate`] if there is none.
-    pub fn xtc(&mut self, chance: f32, threshold: f32, rng: &mut Rng) -> Result<(), SamplerError> {
+    pub fn xtc(
+        &mut self,
+        chance: f32,
+        threshold: f32,
+        min_keep: usize,
+        rng: &mut Rng,
+    ) -> Result<(), SamplerError> {
         let drawn = rng.uniform();
         if drawn >= f64::from(chance) || threshold > 0.5 || self.as_slice().len() < 2 {
             return Ok(());
@@ -21,8 +27,9 @@ impl Candidates {
             .iter()
             .filter(|candidate| candidate.probability >= threshold)
             .count();
-        if likely > 1 {
-            self.drop_first(likely - 1);
+        let dropped = likely.saturating_sub(1);
+        if self.as_slice().len() - dropped >= min_keep {
+            self.drop_first(dropped);
         }
         Ok(())
     }

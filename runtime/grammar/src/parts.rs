@@ -1,0 +1,233 @@
+//! Grammars put together from texts and schemas.
+
+use crate::error::{GrammarError, Result};
+use samite_text::{TokenAttributes, Tokenizer};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// A part of a grammar that a program puts together.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// This text. Where it has the name of a control token, that token.
+    Text(String),
+    /// What a regular expression matches, which cannot be nothing.
+    Regex(String),
+    /// JSON that a schema describes. What of the schema cannot be enforced is left out.
+    Json(Value),
+    /// Any text up to the first time that this one comes, and this one.
+    Through(String),
+    /// One of these.
+    OneOf(Vec<Part>),
+    /// All of these, one after another.
+    Sequence(Vec<Part>),
+    /// The same part so many times; without `most`, any number from `least`.
+    Repeat {
+        /// The part.
+        part: Box<Part>,
+        /// At least so many times.
+        least: u32,
+        /// At most so many times.
+        most: Option<u32>,
+    },
+}
+
+impl Part {
+    /// This text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Part::Text(text.into())
+    }
+
+    /// The part, or nothing.
+    pub fn optional(part: Part) -> Self {
+        Part::Repeat {
+            part: Box::new(part),
+            least: 0,
+            most: Some(1),
+        }
+    }
+}
+
+/// Deepest parts in parts: the engine's compiler goes down as deep.
+const DEEPEST: usize = 100;
+
+/// The grammar in the engine's language. Without a vocabulary, there are no control tokens.
+pub(crate) fn to_lark(part: &Part, vocabulary: Option<&Tokenizer>) -> Result<String> {
+    let mut printer = Printer {
+        controls: vocabulary.map(control_tokens).unwrap_or_default(),
+        rules: Vec::new(),
+        text: String::new(),
+        lexemes: Vec::new(),
+    };
+    printer.part(part, 0)?;
+    let mut grammar = format!("start: {}\n", printer.text);
+    for (number, (_, body)) in printer.rules.iter().enumerate() {
+        let _ = writeln!(grammar, "r{number}: {body}");
+    }
+    for (number, expression) in printer.lexemes.iter().enumerate() {
+        let _ = writeln!(grammar, "T{number}: /{expression}/");
+    }
+    Ok(grammar)
+}
+
+/// Names and numbers of control tokens, the longest names first.
+fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
+    let name = |id: u32| {
+        let attributes = vocabulary.attributes(id).ok()?;
+        let is_control = attributes.intersects(TokenAttributes::CONTROL) || vocabulary.is_eog(id);
+        let text = vocabulary.token_to_piece(id, true).ok()?;
+        let text = std::str::from_utf8(text).ok()?;
+        (is_control && !text.is_empty()).then(|| (text.to_owned(), id))
+    };
+    let count = vocabulary.vocab_size() as u32;
+    let mut all: Vec<(String, u32)> = (0..count).filter_map(name).collect();
+    all.sort_by_key(|(name, id)| (std::cmp::Reverse(name.len()), *id));
+    all
+}
+
+struct Printer<'p> {
+    controls: Vec<(String, u32)>,
+    /// What may come more than once, each with its text.
+    rules: Vec<(&'p Part, String)>,
+    text: String,
+    lexemes: Vec<String>,
+}
+
+impl<'p> Printer<'p> {
+    /// A part that is a rule: where it comes again, only its name does.
+    fn rule(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+        let number = match self.rules.iter().position(|(known, _)| *known == part) {
+            Some(number) => number,
+            None => {
+                let number = self.rules.len();
+                self.rules.push((part, String::new()));
+                let outside = std::mem::take(&mut self.text);
+                self.body(part, depth)?;
+                self.rules[number].1 = std::mem::replace(&mut self.text, outside);
+                number
+            }
+        };
+        let _ = write!(self.text, "r{number}");
+        Ok(())
+    }
+
+    fn part(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+        match part {
+            Part::Json(_) | Part::OneOf(_) => self.rule(part, depth),
+            _ => self.body(part, depth),
+        }
+    }
+
+    fn body(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+        if depth > DEEPEST {
+            let message = format!("parts are more than {DEEPEST} deep in each other");
+            return Err(GrammarError::TooLarge(message));
+        }
+        match part {
+            Part::Text(text) => self.literal(text),
+            Part::Regex(expression) => self.lexeme(&escaped(expression)),
+            Part::Json(schema) => {
+                let _ = write!(self.text, "%json {}", lenient(schema));
+            }
+            Part::Through(end) => self.through(end),
+            Part::OneOf(parts) => self.list(parts, " | ", depth)?,
+            Part::Sequence(parts) => self.list(parts, " ", depth)?,
+            Part::Repeat { most: Some(0), .. } => self.literal(""),
+            Part::Repeat { part, least, most } => {
+                self.text.push('(');
+                self.part(part, depth + 1)?;
+                let most = most.map(|most| most.to_string()).unwrap_or_default();
+                let _ = write!(self.text, "){{{least},{most}}}");
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, parts: &'p [Part], between: &str, depth: usize) -> Result<()> {
+        if parts.is_empty() {
+            self.text.push_str("\"\"");
+            return Ok(());
+        }
+        self.text.push('(');
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                self.text.push_str(between);
+            }
+            self.part(part, depth + 1)?;
+        }
+        self.text.push(')');
+        Ok(())
+    }
+
+    /// The text cut at the names of control tokens.
+    fn literal(&mut self, text: &str) {
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let found = self.controls.iter().filter_map(|(name, id)| {
+                let at = rest.find(name.as_str())?;
+                Some((at, name.len(), *id))
+            });
+            // Of names at one place, the longest comes first.
+            let (plain, token) = match found.min_by_key(|(at, ..)| *at) {
+                Some((at, length, id)) => {
+                    let plain = &rest[..at];
+                    rest = &rest[at + length..];
+                    (plain, Some(id))
+                }
+                None => (std::mem::take(&mut rest), None),
+            };
+            if !plain.is_empty() {
+                pieces.push(Value::from(plain).to_string());
+            }
+            pieces.extend(token.map(|id| format!("<[{id}]>")));
+        }
+        if pieces.is_empty() {
+            pieces.push("\"\"".to_owned());
+        }
+        let _ = write!(self.text, "({})", pieces.join(" "));
+    }
+
+    fn through(&mut self, end: &str) {
+        if self.controls.iter().any(|(name, _)| end.starts_with(name)) {
+            // Text never has a control token, so the end is where it comes.
+            self.text.push('(');
+            self.lexeme("(?s:.)+");
+            self.text.push_str("? ");
+            self.literal(end);
+            self.text.push(')');
+            return;
+        }
+        let end: String = end
+            .chars()
+            .map(|c| format!(r"\x{{{:X}}}", c as u32))
+            .collect();
+        self.lexeme(&format!("(?s:.)*{end}/ & ~/(?s:.)*{end}(?s:.)+"));
+    }
+
+    fn lexeme(&mut self, expression: &str) {
+        let known = self.lexemes.iter().position(|known| known == expression);
+        let number = known.unwrap_or_else(|| {
+            self.lexemes.push(expression.to_owned());
+            self.lexemes.len() - 1
+        });
+        let _ = write!(self.text, "T{number}");
+    }
+}
+
+/// An expression between slashes.
+fn escaped(expression: &str) -> String {
+    expression.replace('/', r"\x{2F}").replace('\n', r"\n")
+}
+
+/// A schema of which the engine leaves out what it cannot enforce.
+fn lenient(schema: &Value) -> Value {
+    match schema {
+        Value::Object(keywords) => {
+            let mut keywords = keywords.clone();
+            keywords.insert("x-guidance".to_owned(), json!({"lenient": true}));
+            Value::Object(keywords)
+        }
+        // `true`, or what is no schema: anything.
+        _ => json!({}),
+    }
+}
