@@ -1,0 +1,532 @@
+//! The engine: requests in, events out, one step after the other.
+
+mod admission;
+mod batch;
+mod room;
+
+use crate::event::{FailureKind, Reason};
+use crate::kept::{Kept, KeptTexts};
+use crate::outbox::{Bell, Reader, outbox};
+use crate::request::{Limits, Prepared, Refusal, Request};
+use crate::running::Running;
+use crate::view::{SlotView, Totals, View};
+use samite_core::environment::Clock;
+use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
+use samite_text::Tokenizer;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How an engine works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Requests that are computed at the same time.
+    pub slots: usize,
+    /// Tokens of one text, with its prompt; `None` for the whole context.
+    pub context: Option<usize>,
+    /// Texts of earlier requests that are kept.
+    pub kept: usize,
+    /// Requests that wait for a slot.
+    pub queue: usize,
+    /// Most tokens of one step: of those that are written first, then of prompts in fair turns.
+    pub budget: usize,
+    /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
+    pub swap_bytes: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            slots: 4,
+            context: None,
+            kept: 8,
+            queue: 1024,
+            budget: 512,
+            swap_bytes: 1 << 30,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// [`ContextOptions::n_seq`](samite_llm::ContextOptions::n_seq) of the engine's context.
+    pub fn n_seq(&self) -> usize {
+        self.slots.saturating_add(self.kept.max(1))
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more to do.
+    Worked,
+    /// Nothing can be done until a request comes, a reader makes room, or until this time.
+    Idle(Option<Instant>),
+}
+
+/// A request at work.
+#[derive(Debug)]
+struct Active {
+    running: Running,
+    slot: usize,
+    sequence: usize,
+    /// How many of its tokens are in the cache.
+    decoded: usize,
+    /// Since when its reader is so far behind that it waits.
+    paused: Option<Instant>,
+}
+
+impl Active {
+    /// Tokens that are there and not in the cache.
+    fn pending(&self) -> usize {
+        self.running.tokens.len() - self.decoded
+    }
+
+    fn is_writing(&self) -> bool {
+        self.running.counts.written > 0 && self.pending() == 1
+    }
+}
+
+/// Many requests in one context.
+#[derive(Debug)]
+pub struct Engine {
+    context: Context,
+    tokenizer: Arc<Tokenizer>,
+    clock: Arc<dyn Clock>,
+    options: EngineOptions,
+    limits: Limits,
+    /// In the order in which they will get a slot.
+    queue: Vec<Running>,
+    active: Vec<Active>,
+    kept: KeptTexts,
+    free_sequences: Vec<usize>,
+    /// All sets of adapters that were asked for; the first one is the one that the context came with.
+    adapters: Vec<Vec<ScaledAdapter>>,
+    /// The set of requests that name none.
+    default_adapters: usize,
+    /// The set that the context has.
+    adapters_in_use: usize,
+    batch: Batch,
+    /// Which request's turn with its prompt comes first.
+    turn: usize,
+    next_id: u64,
+    is_closing: bool,
+    swapped_bytes: usize,
+    /// By slot: the tag of the last request.
+    tags: Vec<u64>,
+    totals: Totals,
+}
+
+impl Engine {
+    /// An engine in `context`, whose sequences are forgotten. It must have [`EngineOptions::n_seq`] sequences.
+    ///
+    /// # Errors
+    /// If the context is too small, the model writes no text token by token, or a device fails.
+    pub fn new(mut context: Context, mut options: EngineOptions) -> Result<Self> {
+        options.slots = options.slots.max(1);
+        options.kept = options.kept.max(1);
+        let invalid = |message: &str| Error::InvalidArgument(message.into());
+        if context.model().spec().sees_later() {
+            return Err(invalid(
+                "this model's tokens look at later ones: it cannot write text token by token",
+            ));
+        }
+        if context.options().n_seq < options.n_seq() {
+            return Err(invalid(
+                "the context has fewer sequences (n_seq) than the engine needs",
+            ));
+        }
+        options.budget = options.budget.min(context.options().n_batch).max(1);
+        context.clear()?;
+        let n_ctx = context.n_ctx();
+        let limits = Limits {
+            context: options.context.unwrap_or(n_ctx).min(n_ctx),
+            slots: options.slots,
+            queue: options.queue,
+            vocabulary: context.model().spec().n_vocab,
+            can_shift: context.can_forget(),
+        };
+        let clock = Arc::clone(&context.options().environment.clock);
+        Ok(Engine {
+            tokenizer: Arc::clone(context.model().tokenizer()?),
+            clock,
+            limits,
+            queue: Vec::new(),
+            active: Vec::new(),
+            kept: KeptTexts::default(),
+            free_sequences: (0..options.n_seq()).rev().collect(),
+            adapters: vec![context.options().adapters.clone()],
+            default_adapters: 0,
+            adapters_in_use: 0,
+            batch: Batch::new(),
+            turn: 0,
+            next_id: 1,
+            is_closing: false,
+            swapped_bytes: 0,
+            tags: vec![0; options.slots],
+            totals: Totals::default(),
+            context,
+            options,
+        })
+    }
+
+    /// What no request may pass.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The tokenizer of the model.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Whether nobody is served or waits.
+    pub fn is_quiet(&self) -> bool {
+        self.queue.is_empty() && self.active.is_empty()
+    }
+
+    /// Takes a request. `bell` is rung when its reader made room, or is gone.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn submit(&mut self, request: Request, bell: Bell) -> Result<(u64, Reader), Refusal> {
+        let prepared = Prepared::new(request, &self.limits, &self.tokenizer)?;
+        self.submit_prepared(prepared, bell)
+    }
+
+    /// As [`submit`](Self::submit), for a request that was checked before.
+    ///
+    /// # Errors
+    /// If too many wait, or the engine is closing.
+    pub fn submit_prepared(
+        &mut self,
+        prepared: Prepared,
+        bell: Bell,
+    ) -> Result<(u64, Reader), Refusal> {
+        let (outbox, reader) = outbox(prepared.request.outbox, bell);
+        let id = self.enqueue(prepared, outbox)?;
+        Ok((id, reader))
+    }
+
+    pub(crate) fn enqueue(
+        &mut self,
+        prepared: Prepared,
+        outbox: crate::outbox::Outbox,
+    ) -> Result<u64, Refusal> {
+        if self.is_closing {
+            return Err(Refusal::Closing);
+        }
+        if self.queue.len() >= self.options.queue {
+            return Err(Refusal::QueueFull(self.queue.len()));
+        }
+        let adapters = match &prepared.request.adapters {
+            None => self.default_adapters,
+            Some(wanted) => self.adapter_set(wanted),
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        let key = (adapters, prepared.request.cache.salt);
+        let running = Running::new(id, prepared, key, outbox, self.clock.now());
+        self.enqueue_running(running);
+        Ok(id)
+    }
+
+    /// Puts a request where its priority and its age say.
+    fn enqueue_running(&mut self, running: Running) {
+        let rank = |one: &Running| (std::cmp::Reverse(one.request.priority), one.id);
+        let at = self
+            .queue
+            .partition_point(|other| rank(other) < rank(&running));
+        self.queue.insert(at, running);
+    }
+
+    /// Has a request end, if it has not ended.
+    pub fn cancel(&mut self, id: u64) {
+        let queued = self.queue.iter_mut();
+        let active = self.active.iter_mut().map(|active| &mut active.running);
+        for running in queued.chain(active).filter(|running| running.id == id) {
+            running.is_cancelled = true;
+        }
+    }
+
+    /// Takes no more requests. Those that are there are answered.
+    pub fn close(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// Ends all requests.
+    pub fn end_all(&mut self) {
+        self.is_closing = true;
+        let now = self.clock.now();
+        for mut running in std::mem::take(&mut self.queue) {
+            self.forget_swapped(&mut running);
+            running.fail(FailureKind::Closing, "the server ends", now);
+        }
+        while let Some(mut active) = self.active.pop() {
+            active
+                .running
+                .fail(FailureKind::Closing, "the server ends", now);
+            self.leave(active, false);
+        }
+    }
+
+    /// The number of a set of adapters.
+    fn adapter_set(&mut self, wanted: &[ScaledAdapter]) -> usize {
+        let is_same = |known: &Vec<ScaledAdapter>| {
+            known.len() == wanted.len()
+                && known.iter().zip(wanted).all(|(a, b)| {
+                    Arc::ptr_eq(&a.adapter, &b.adapter) && a.share.to_bits() == b.share.to_bits()
+                })
+        };
+        let at = self.adapters.iter().position(is_same);
+        at.unwrap_or_else(|| {
+            self.adapters.push(wanted.to_vec());
+            self.adapters.len() - 1
+        })
+    }
+
+    /// Has requests that name no adapters use these from now on.
+    pub fn set_default_adapters(&mut self, adapters: &[ScaledAdapter]) {
+        self.default_adapters = self.adapter_set(adapters);
+    }
+
+    /// Does what there is to do, for the time of one batch.
+    pub fn step(&mut self) -> Step {
+        let now = self.clock.now();
+        self.end_unwanted(now);
+        self.note_pauses(now);
+        self.admit(now);
+        let planned = self.plan_batch();
+        if planned.is_empty() {
+            return match self.has_room_for_more() {
+                true => Step::Worked,
+                false => Step::Idle(self.next_deadline()),
+            };
+        }
+        self.run_batch(planned);
+        Step::Worked
+    }
+
+    /// Ends requests that nobody wants any more, and those whose time is over.
+    fn end_unwanted(&mut self, now: Instant) {
+        let is_over = |running: &Running| running.deadline().is_some_and(|end| end <= now);
+        let mut at = 0;
+        while let Some(running) = self.queue.get(at) {
+            if !running.is_unwanted() && !is_over(running) {
+                at += 1;
+                continue;
+            }
+            let mut running = self.queue.remove(at);
+            self.forget_swapped(&mut running);
+            self.tell_end(&mut running, now);
+        }
+        let mut at = 0;
+        while let Some(active) = self.active.get(at) {
+            if !active.running.is_unwanted() && !is_over(&active.running) {
+                at += 1;
+                continue;
+            }
+            let mut active = self.active.remove(at);
+            self.tell_end(&mut active.running, now);
+            self.leave(active, true);
+        }
+    }
+
+    fn tell_end(&mut self, running: &mut Running, now: Instant) {
+        if running.is_unwanted() {
+            self.totals.cancelled += 1;
+            running.fail(FailureKind::Cancelled, "the request was cancelled", now);
+        } else {
+            self.totals.finished += 1;
+            running.finish(Reason::Deadline, now);
+        }
+    }
+
+    fn note_pauses(&mut self, now: Instant) {
+        for active in &mut self.active {
+            active.paused = match active.running.outbox.is_full() {
+                true => Some(active.paused.unwrap_or(now)),
+                false => None,
+            };
+        }
+    }
+
+    /// When a request's time is over, or one that waits for its reader leaves its slot to another.
+    fn next_deadline(&self) -> Option<Instant> {
+        let queued = self.queue.iter().filter_map(Running::deadline);
+        let active = self.active.iter();
+        let active = active.filter_map(|active| active.running.deadline());
+        let pauses = self.active.iter().filter_map(|active| active.paused);
+        let pauses = pauses.filter(|_| !self.queue.is_empty());
+        let pauses = pauses.filter_map(|since| since.checked_add(Self::LONGEST_PAUSE));
+        queued.chain(active).chain(pauses).min()
+    }
+
+    /// A request whose reader is behind for so long leaves its slot to one that waits.
+    const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+    /// A request leaves: what is in the cache of it is kept, or forgotten. This is the only way out of a slot.
+    fn leave(&mut self, active: Active, is_kept: bool) {
+        let Active {
+            running,
+            slot,
+            sequence,
+            decoded,
+            ..
+        } = active;
+        let last = self.context.cells().last_position(sequence);
+        let is_whole = last.map_or(0, |last| last as usize + 1) == decoded;
+        let is_kept = is_kept
+            && running.request.cache.keep
+            && decoded > 0
+            && is_whole
+            && !running.counts.truncated;
+        if !is_kept {
+            self.free(sequence);
+            return;
+        }
+        let mut tokens = running.tokens;
+        tokens.truncate(decoded);
+        let can_cut = !self.context.keeps_states();
+        let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
+        freed.into_iter().for_each(|sequence| self.free(sequence));
+        while self.kept.len() > self.options.kept {
+            self.evict(None);
+        }
+    }
+
+    /// Forgets a sequence.
+    fn free(&mut self, sequence: usize) {
+        if let Err(error) = self.context.remove(sequence, ..) {
+            tracing::error!(%error, sequence, "a sequence cannot be forgotten");
+        }
+        self.free_sequences.push(sequence);
+    }
+
+    /// Gives up the text that was not used for the longest time.
+    fn evict(&mut self, spared: Option<usize>) -> bool {
+        let Some(sequence) = self.kept.evict(spared) else {
+            return false;
+        };
+        self.totals.evicted += 1;
+        self.free(sequence);
+        true
+    }
+
+    fn forget_swapped(&mut self, running: &mut Running) {
+        if let Some(saved) = running.swapped.take() {
+            self.swapped_bytes = self.swapped_bytes.saturating_sub(saved.bytes());
+        }
+    }
+
+    /// What can be seen from outside.
+    pub fn view(&self) -> View {
+        let mut slots = vec![SlotView::default(); self.options.slots];
+        for (slot, &tag) in slots.iter_mut().zip(&self.tags) {
+            slot.tag = tag;
+        }
+        for text in self.kept.iter() {
+            if let Some(slot) = slots.get_mut(text.slot) {
+                slot.computed = slot.computed.max(text.tokens.len());
+            }
+        }
+        for active in &self.active {
+            let counts = &active.running.counts;
+            slots[active.slot] = SlotView {
+                request: Some(active.running.id),
+                tag: active.running.request.tag,
+                prompt: counts.prompt,
+                cached: counts.cached,
+                computed: active.decoded,
+                written: counts.written,
+                is_paused: active.paused.is_some(),
+            };
+        }
+        let cells = self.context.cells();
+        View {
+            slots,
+            queued: self.queue.len(),
+            cells: cells.len(),
+            used_cells: cells.used(),
+            kept: self.kept.len(),
+            totals: self.totals,
+        }
+    }
+
+    /// Forgets all texts that are kept.
+    pub fn forget_kept(&mut self) {
+        let all = self.kept.remove_if(|_| true);
+        all.into_iter().for_each(|sequence| self.free(sequence));
+    }
+
+    /// The text that a slot has left: the one used last.
+    fn left_by(&self, slot: usize) -> Option<&Kept> {
+        let texts = self.kept.iter().filter(|text| text.slot == slot);
+        texts.max_by_key(|text| text.used)
+    }
+
+    /// Whether a slot has a request.
+    pub fn is_busy(&self, slot: usize) -> bool {
+        self.active.iter().any(|active| active.slot == slot)
+    }
+
+    /// What the last request of a slot has left, to be written to a file; `None` if there is nothing.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn save_slot(&mut self, slot: usize) -> Result<Option<SavedSequence>> {
+        let Some((sequence, tokens)) = self.left_by(slot).map(|t| (t.sequence, t.tokens.clone()))
+        else {
+            return Ok(None);
+        };
+        let mut saved = self.context.save(sequence)?;
+        saved.tokens = tokens;
+        Ok(Some(saved))
+    }
+
+    /// Keeps a text that was saved, as if the slot had left it.
+    ///
+    /// # Errors
+    /// If it is of another model, contradicts itself, or does not fit. Nothing is lost then, but texts that made room.
+    pub fn restore_slot(&mut self, slot: usize, saved: &SavedSequence) -> Result<usize> {
+        let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
+        if !is_text
+            || saved
+                .tokens
+                .iter()
+                .any(|&t| t as usize >= self.limits.vocabulary)
+        {
+            return Err(Error::InvalidArgument(
+                "the saved sequence is no text: tokens are missing, or of another vocabulary"
+                    .into(),
+            ));
+        }
+        while self.context.cells().free() < saved.len() && self.evict(None) {}
+        while self.kept.len() >= self.options.kept && self.evict(None) {}
+        let Some(sequence) = self.free_sequences.pop() else {
+            return Err(Error::InvalidArgument("no sequence is free".into()));
+        };
+        if let Err(error) = self.context.restore(sequence, saved) {
+            self.free(sequence);
+            return Err(error);
+        }
+        let can_cut = !self.context.keeps_states();
+        let key = (self.adapters_in_use, 0);
+        let freed = self
+            .kept
+            .add(sequence, saved.tokens.clone(), key, slot, can_cut);
+        freed.into_iter().for_each(|sequence| self.free(sequence));
+        Ok(saved.len())
+    }
+
+    /// Forgets what the requests of a slot have left, and says how many tokens the last one was.
+    pub fn erase_slot(&mut self, slot: usize) -> usize {
+        let count = self.left_by(slot).map_or(0, |text| text.tokens.len());
+        let gone = self.kept.remove_if(|text| text.slot == slot);
+        gone.into_iter().for_each(|sequence| self.free(sequence));
+        count
+    }
+}

@@ -1,0 +1,240 @@
+//! Which request gets a slot, and what of its prompt is there already.
+
+use super::{Active, Engine};
+use crate::event::{CacheMiss, FailureKind, MissCause, Started};
+use crate::kept::{Found, Place, common};
+use crate::running::Running;
+use samite_llm::Result;
+use std::time::Instant;
+
+impl Engine {
+    /// Two prompts that begin with so many tokens in common, which one of them computes, do not compute them twice.
+    const WORTH_WAITING: usize = 32;
+
+    /// Gives slots to requests that wait.
+    pub(super) fn admit(&mut self, now: Instant) {
+        self.make_slots(now);
+        let mut at = 0;
+        while at < self.queue.len() {
+            let Some(slot) = self.slot_for(&self.queue[at]) else {
+                at += 1;
+                continue;
+            };
+            if !self.fits_adapters(&self.queue[at]) || !self.fits_memory(&self.queue[at]) {
+                // What comes later does not overtake it.
+                return;
+            }
+            if self.is_computed_by_another(&self.queue[at]) || self.queue[at].outbox.is_full() {
+                at += 1;
+                continue;
+            }
+            let running = self.queue.remove(at);
+            self.start(running, slot, now);
+        }
+    }
+
+    /// If somebody waits for a slot, those leave theirs whose readers are behind for long.
+    fn make_slots(&mut self, now: Instant) {
+        let waiting = self.queue.iter().filter(|one| !one.outbox.is_full());
+        let mut wanted = waiting
+            .count()
+            .saturating_sub(self.options.slots - self.active.len());
+        let mut at = 0;
+        while wanted > 0 && at < self.active.len() {
+            let since = self.active[at].paused;
+            let is_long = since
+                .is_some_and(|since| now.saturating_duration_since(since) >= Self::LONGEST_PAUSE);
+            if is_long {
+                self.preempt(at);
+                wanted -= 1;
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// A free slot: the one that it asks for, or the one whose last text is most like its prompt.
+    fn slot_for(&self, running: &Running) -> Option<usize> {
+        let free = |slot: &usize| !self.is_busy(*slot);
+        if let Some(slot) = running.request.slot {
+            return Some(slot).filter(free);
+        }
+        let likeness = |slot: &usize| {
+            let left = self.kept.iter().filter(|text| text.slot == *slot);
+            let alike = left.map(|text| common(&text.tokens, &running.tokens));
+            alike.max().unwrap_or(0)
+        };
+        let slots = (0..self.options.slots).filter(free);
+        slots.max_by_key(|slot| (likeness(slot), std::cmp::Reverse(*slot)))
+    }
+
+    /// All requests at work use the same adapters.
+    fn fits_adapters(&self, running: &Running) -> bool {
+        self.active.is_empty() || running.key.0 == self.adapters_in_use
+    }
+
+    /// Whether there are cells for all its tokens, beside those of requests at work.
+    fn fits_memory(&self, running: &Running) -> bool {
+        let used: usize = self
+            .active
+            .iter()
+            .map(|active| active.running.tokens.len())
+            .sum();
+        let room = self.context.n_ctx().saturating_sub(used);
+        self.active.is_empty() || running.tokens.len() < room
+    }
+
+    /// Whether another request is just computing much of what this one begins with.
+    fn is_computed_by_another(&self, running: &Running) -> bool {
+        if !running.request.cache.reuse || self.context.keeps_states() {
+            return false;
+        }
+        let others = self.active.iter().filter(|other| {
+            other.running.key == running.key
+                && other.paused.is_none()
+                && !other.is_writing()
+                && other.pending() > 1
+        });
+        let most = running.tokens.len().saturating_sub(1);
+        others.into_iter().any(|other| {
+            let same = common(&other.running.tokens, &running.tokens).min(most);
+            same > other.decoded && same >= Self::WORTH_WAITING
+        })
+    }
+
+    fn start(&mut self, mut running: Running, slot: usize, now: Instant) {
+        match self.place(&mut running) {
+            Ok((sequence, decoded, miss)) => {
+                let is_first = running.started.is_none();
+                running.start(
+                    Started {
+                        slot,
+                        prompt: running.n_prompt,
+                        cached: decoded,
+                        miss,
+                    },
+                    now,
+                );
+                if is_first {
+                    self.totals.asked_tokens += running.n_prompt as u64;
+                    self.totals.cached_tokens += decoded as u64;
+                }
+                self.tags[slot] = running.request.tag;
+                self.active.push(Active {
+                    running,
+                    slot,
+                    sequence,
+                    decoded,
+                    paused: None,
+                });
+            }
+            Err(error) => {
+                self.totals.failed += 1;
+                self.forget_swapped(&mut running);
+                running.fail(FailureKind::Device, error.to_string(), now);
+            }
+        }
+    }
+
+    /// A sequence for a request, with as many of its tokens as are there.
+    fn place(&mut self, running: &mut Running) -> Result<(usize, usize, Option<CacheMiss>)> {
+        if running.key.0 != self.adapters_in_use {
+            self.context
+                .set_adapters(self.adapters[running.key.0].clone())?;
+            self.adapters_in_use = running.key.0;
+        }
+        if let Some(saved) = running.swapped.take() {
+            self.swapped_bytes = self.swapped_bytes.saturating_sub(saved.bytes());
+            while self.context.cells().free() < saved.len() && self.evict(None) {}
+            let sequence = self.sequence(None)?;
+            match self.context.restore(sequence, &saved) {
+                Ok(()) => return Ok((sequence, saved.len(), None)),
+                Err(error) => {
+                    tracing::warn!(%error, "a text that was swapped out is computed again");
+                    self.free(sequence);
+                }
+            }
+        }
+        if !running.request.cache.reuse {
+            let off = CacheMiss {
+                at_token: 0,
+                cause: MissCause::Off,
+            };
+            return Ok((self.sequence(None)?, 0, Some(off)));
+        }
+        let at_work = self
+            .active
+            .iter()
+            .filter(|other| other.running.key == running.key);
+        let at_work = at_work.filter(|other| !other.running.counts.truncated);
+        let at_work = at_work.map(|other| (other.sequence, &other.running.tokens[..other.decoded]));
+        let (found, miss) = self
+            .kept
+            .find(&self.context, &running.tokens, running.key, at_work);
+        let Some(Found { place, common }) = found else {
+            return Ok((self.sequence(None)?, 0, miss));
+        };
+        let sequence = match place {
+            Place::Kept(number) => self.go_on_from(number, common)?,
+            Place::Running(other) => {
+                let sequence = self.sequence(None)?;
+                self.share(other, sequence, common)?;
+                sequence
+            }
+        };
+        Ok((sequence, common, miss))
+    }
+
+    /// A sequence without tokens.
+    fn sequence(&mut self, spared: Option<usize>) -> Result<usize> {
+        if self.free_sequences.is_empty() {
+            self.evict(spared);
+        }
+        self.free_sequences.pop().ok_or_else(|| {
+            samite_llm::Error::InvalidArgument("no sequence of the context is free".into())
+        })
+    }
+
+    /// Lets `to` begin with the first `common` tokens of `from`.
+    fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
+        let end = i32::try_from(common).unwrap_or(i32::MAX);
+        let shared = match self.context.keeps_states() {
+            true => self.context.copy(from, to, ..),
+            false => self.context.copy(from, to, 0..end),
+        };
+        if shared.is_err() {
+            self.free(to);
+        }
+        shared
+    }
+
+    /// A sequence with the first `common` tokens of a kept text, which stays as it is if that can be.
+    fn go_on_from(&mut self, number: usize, common: usize) -> Result<usize> {
+        self.kept.touch(number);
+        let Some((from, length)) = self.kept.get(number).map(|t| (t.sequence, t.tokens.len()))
+        else {
+            return self.sequence(None);
+        };
+        let keeps_states = self.context.keeps_states();
+        let is_whole = common == length;
+        let is_alone = self.free_sequences.is_empty() && self.kept.len() == 1;
+        // Of a text with a state, a part can be had only by giving up the rest.
+        let takes_over = is_alone || (is_whole && !keeps_states) || (keeps_states && !is_whole);
+        if !takes_over {
+            if self.free_sequences.is_empty() {
+                self.evict(Some(number));
+            }
+            if let Some(to) = self.free_sequences.pop() {
+                self.share(from, to, common)?;
+                return Ok(to);
+            }
+        }
+        self.kept.take(number);
+        let end = i32::try_from(common).unwrap_or(i32::MAX);
+        if !is_whole && let Err(error) = self.context.remove(from, end..) {
+            self.free(from);
+            return Err(error);
+        }
+        Ok(from)
+    }
+}

@@ -1,0 +1,322 @@
+//! One batch: which tokens of which requests, and what comes of them.
+
+use super::{Active, Engine};
+use crate::event::{FailureKind, Reason};
+use crate::request::Shift;
+use samite_llm::Error;
+use std::time::Instant;
+
+/// Some tokens of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Which request.
+    id: u64,
+    count: usize,
+    /// The number of its last token in the batch, if that is the last one of all that are there.
+    row: Option<usize>,
+}
+
+impl Engine {
+    /// Before the end of a prompt, so many tokens from it, a state is kept: what a template writes to have the model answer is shorter.
+    const BEFORE_THE_END: usize = 24;
+    /// And one every so many tokens.
+    const STATE_EVERY: usize = 4096;
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.active
+            .iter()
+            .position(|active| active.running.id == id)
+    }
+
+    /// Chooses the tokens of a batch: those that were written first, then parts of prompts in turn.
+    pub(super) fn plan_batch(&mut self) -> Vec<Part> {
+        self.batch.clear();
+        let can_go_on = |active: &&Active| active.paused.is_none();
+        let writing = self
+            .active
+            .iter()
+            .filter(can_go_on)
+            .filter(|active| active.is_writing());
+        let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
+        writing.truncate(self.options.budget);
+        // Each of them needs a cell; the youngest requests make room if there are too few.
+        while self.room_for(writing.len()) < writing.len() {
+            let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) else {
+                break;
+            };
+            let id = self.active[youngest].running.id;
+            self.preempt(youngest);
+            writing.retain(|&other| other != id);
+        }
+        let mut planned: Vec<Part> = Vec::new();
+        for id in writing {
+            self.add_part(&mut planned, id, 1);
+        }
+        let reading = self
+            .active
+            .iter()
+            .filter(can_go_on)
+            .filter(|active| !active.is_writing());
+        let reading = reading.filter(|active| active.pending() > 0);
+        let mut reading: Vec<u64> = reading.map(|active| active.running.id).collect();
+        if reading.is_empty() {
+            return planned;
+        }
+        self.turn %= reading.len();
+        reading.rotate_left(self.turn);
+        self.turn += 1;
+        let mut budget = self.options.budget.saturating_sub(planned.len());
+        let wanted: usize = reading
+            .iter()
+            .filter_map(|&id| Some(self.active[self.find(id)?].pending()))
+            .sum();
+        let used = planned.len();
+        let mut room = self
+            .room_for(used + wanted.min(budget))
+            .saturating_sub(used);
+        if room == 0 && planned.is_empty() {
+            // Nobody could go on: the youngest makes room.
+            if let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) {
+                let id = self.active[youngest].running.id;
+                self.preempt(youngest);
+                reading.retain(|&other| other != id);
+                room = self.room_for(wanted.min(budget));
+            }
+        }
+        let mut left = reading.len();
+        for id in reading {
+            let Some(at) = self.find(id) else { continue };
+            let share = budget.min(room).div_ceil(left.max(1));
+            let count = self.active[at].pending().min(share);
+            let count = self.up_to_mark(at, count);
+            left -= 1;
+            if count > 0 {
+                self.add_part(&mut planned, id, count);
+                budget -= count;
+                room -= count;
+            }
+        }
+        planned
+    }
+
+    /// Where states are kept, a part of a prompt ends where one is to be kept.
+    fn up_to_mark(&self, at: usize, count: usize) -> usize {
+        if !self.context.keeps_states() {
+            return count;
+        }
+        let active = &self.active[at];
+        let next = self.next_mark(active);
+        match next.filter(|&mark| mark > active.decoded) {
+            Some(mark) => count.min(mark - active.decoded),
+            None => count,
+        }
+    }
+
+    /// The place where the state of a request is kept next.
+    fn next_mark(&self, active: &Active) -> Option<usize> {
+        let end = active.running.n_prompt.saturating_sub(Self::BEFORE_THE_END);
+        let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
+        let marks = [end, regular]
+            .into_iter()
+            .filter(|&mark| mark > active.decoded);
+        marks.filter(|&mark| mark < active.running.n_prompt).min()
+    }
+
+    fn add_part(&mut self, planned: &mut Vec<Part>, id: u64, count: usize) {
+        let Some(at) = self.find(id) else { return };
+        let active = &self.active[at];
+        let end = active.decoded + count;
+        let is_last = end == active.running.tokens.len();
+        let wants_row = is_last && active.running.request.max_tokens != Some(0);
+        for place in active.decoded..end {
+            let position = i32::try_from(place).unwrap_or(i32::MAX);
+            let wants = wants_row && place + 1 == end;
+            let sequence = active.sequence as u32;
+            self.batch
+                .add(active.running.tokens[place], position, &[sequence], wants);
+        }
+        planned.push(Part {
+            id,
+            count,
+            row: is_last.then(|| self.batch.len() - 1),
+        });
+    }
+
+    /// Computes the batch, and writes the tokens that follow.
+    pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
+        let start = self.clock.now();
+        if let Err(error) = self.context.decode(&self.batch) {
+            return self.batch_failed(&planned, &error);
+        }
+        let computed: usize = planned.iter().map(|part| part.count).sum();
+        let read = planned.iter().filter(|part| {
+            let at = self.find(part.id);
+            at.is_some_and(|at| !self.active[at].is_writing())
+        });
+        let read: usize = read.map(|part| part.count).sum();
+        self.totals.steps += 1;
+        self.totals.busy_slots += self.active.len() as u64;
+        self.totals.prompt_tokens += read as u64;
+        for part in &planned {
+            if let Some(at) = self.find(part.id) {
+                self.active[at].decoded += part.count;
+                self.keep_state(at);
+            }
+        }
+        for part in planned {
+            self.finish_part(part);
+        }
+        let time = self.clock.now().saturating_duration_since(start);
+        match read {
+            0 => self.totals.writing_time += time,
+            _ => self.totals.prompt_time += time,
+        }
+        tracing::trace!(computed, read, "step");
+    }
+
+    /// Keeps the state of a request where that is wanted.
+    fn keep_state(&mut self, at: usize) {
+        let active = &self.active[at];
+        let (place, prompt) = (active.decoded, active.running.n_prompt);
+        let end = prompt.saturating_sub(Self::BEFORE_THE_END);
+        let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
+        if !self.context.keeps_states()
+            || !is_mark
+            || place >= prompt
+            || !active.running.request.cache.keep
+        {
+            return;
+        }
+        let (sequence, key, slot) = (active.sequence, active.running.key, active.slot);
+        let tokens = active.running.tokens[..place].to_vec();
+        if self
+            .kept
+            .iter()
+            .any(|text| text.key == key && text.tokens == tokens)
+        {
+            return;
+        }
+        if self.kept.len() >= self.options.kept {
+            self.evict(None);
+        }
+        let Some(to) = self.free_sequences.pop() else {
+            return;
+        };
+        if let Err(error) = self.context.copy(sequence, to, ..) {
+            tracing::warn!(%error, "a state cannot be kept");
+            self.free(to);
+            return;
+        }
+        let freed = self.kept.add(to, tokens, key, slot, false);
+        freed.into_iter().for_each(|sequence| self.free(sequence));
+    }
+
+    /// Tells of a part that was computed, and writes the token behind it.
+    fn finish_part(&mut self, part: Part) {
+        let Some(at) = self.find(part.id) else { return };
+        let now = self.clock.now();
+        let active = &mut self.active[at];
+        active
+            .running
+            .progress(active.decoded.min(active.running.n_prompt), now);
+        let Some(row) = part.row else { return };
+        if active.running.request.max_tokens == Some(0) {
+            return self.end(at, Ok(Reason::MaxTokens), now);
+        }
+        let Some(logits) = self.context.logits(row) else {
+            return self.end(at, Err("there are no logits".to_owned()), now);
+        };
+        let before = active.running.counts.written;
+        let result = active.running.write(logits, &self.tokenizer, now);
+        self.totals.written_tokens += (active.running.counts.written - before) as u64;
+        match result {
+            Err(error) => self.end(at, Err(error.to_string()), now),
+            Ok(Some(reason)) => self.end(at, Ok(reason), now),
+            Ok(None) if self.active[at].running.tokens.len() >= self.limits.context => {
+                self.context_is_full(at, now);
+            }
+            Ok(None) => {}
+        }
+    }
+
+    fn context_is_full(&mut self, at: usize, now: Instant) {
+        let shift = self.active[at].running.request.when_full;
+        if !shift.is_some_and(|shift| self.forget_part(at, shift)) {
+            self.end(at, Ok(Reason::ContextFull), now);
+        }
+    }
+
+    /// Forgets a part of a text that is as long as its context, and says whether that made room.
+    fn forget_part(&mut self, at: usize, shift: Shift) -> bool {
+        let active = &mut self.active[at];
+        let keep = shift.keep.min(active.decoded);
+        let rest = active.decoded - keep;
+        let discard = shift.discard.filter(|&count| count > 0);
+        let discard = discard.unwrap_or(rest / 2).min(rest.saturating_sub(1));
+        let (Ok(from), Ok(to)) = (i32::try_from(keep), i32::try_from(keep + discard)) else {
+            return false;
+        };
+        if discard == 0 {
+            return false;
+        }
+        if let Err(error) = self.context.cut_out(active.sequence, from..to) {
+            tracing::warn!(%error, "nothing can be forgotten of a full context");
+            return false;
+        }
+        active.running.tokens.drain(keep..keep + discard);
+        active.decoded -= discard;
+        active.running.counts.truncated = true;
+        true
+    }
+
+    /// A request ends with an answer or a failure of its own.
+    fn end(&mut self, at: usize, result: Result<Reason, String>, now: Instant) {
+        let mut active = self.active.remove(at);
+        let tokens = active.running.tokens.len() as u64;
+        self.totals.longest = self.totals.longest.max(tokens);
+        match result {
+            Ok(reason) => {
+                self.totals.finished += 1;
+                active.running.finish(reason, now);
+            }
+            Err(message) => {
+                self.totals.failed += 1;
+                active.running.fail(FailureKind::Sampling, message, now);
+            }
+        }
+        self.leave(active, true);
+    }
+
+    /// A device failed, or somebody stopped it: the requests of the batch cannot go on, and what the context lost is kept no longer.
+    fn batch_failed(&mut self, planned: &[Part], error: &Error) {
+        tracing::error!(%error, requests = planned.len(), "a batch failed");
+        let now = self.clock.now();
+        for part in planned {
+            if let Some(at) = self.find(part.id) {
+                let mut active = self.active.remove(at);
+                self.totals.failed += 1;
+                let kind = match error.is_cancelled() {
+                    true => FailureKind::Closing,
+                    false => FailureKind::Device,
+                };
+                active.running.fail(kind, error.to_string(), now);
+                self.leave(active, false);
+            }
+        }
+        let length = |sequence: usize| {
+            let last = self.context.cells().last_position(sequence);
+            last.map_or(0, |last| last as usize + 1)
+        };
+        let lost = self
+            .kept
+            .remove_if(|text| length(text.sequence) != text.tokens.len());
+        lost.into_iter().for_each(|sequence| self.free(sequence));
+        for active in &mut self.active {
+            let there = self.context.cells().last_position(active.sequence);
+            // What was lost is computed again.
+            active.decoded = active
+                .decoded
+                .min(there.map_or(0, |last| last as usize + 1));
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Texts that earlier requests have left in the context, and which of them a prompt can go on from.
+
+use crate::event::{CacheMiss, MissCause};
+use samite_llm::Context;
+use std::collections::VecDeque;
+
+/// What must be equal for two requests to share anything: the number of the set of adapters, and the salt.
+pub(crate) type Key = (usize, u64);
+
+/// A text in a sequence of the context.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub sequence: usize,
+    pub tokens: Vec<u32>,
+    pub key: Key,
+    /// The slot that computed it last.
+    pub slot: usize,
+    /// Greater for what was used later.
+    pub used: u64,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct KeptTexts {
+    texts: Vec<Kept>,
+    /// Texts that were given up, to say so.
+    evicted: VecDeque<(Key, Vec<u32>)>,
+    clock: u64,
+}
+
+/// A beginning of a prompt that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Where: the number of a kept text, or a sequence that is at work.
+    pub place: Place,
+    /// So many tokens.
+    pub common: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Kept(usize),
+    Running(usize),
+}
+
+/// How many tokens two texts begin with in common.
+pub(crate) fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// How many of the first `most` tokens of a sequence of `length` can be gone on from, at most, and what forbids more.
+fn usable(
+    context: &Context,
+    sequence: usize,
+    length: usize,
+    most: usize,
+) -> (usize, Option<MissCause>) {
+    let can = |place: usize| i32::try_from(place).is_ok_and(|at| context.can_cut(sequence, at));
+    if most == 0 || most == length || can(most) {
+        return (most, None);
+    }
+    let mark = context
+        .marked(sequence)
+        .and_then(|mark| usize::try_from(mark).ok());
+    let cause = match context.keeps_states() {
+        true => MissCause::NoState,
+        false => MissCause::Window,
+    };
+    match mark.filter(|&mark| mark <= most && can(mark)) {
+        Some(mark) => (mark, Some(cause)),
+        None => (0, Some(cause)),
+    }
+}
+
+impl KeptTexts {
+    const MOST_EVICTED: usize = 32;
+
+    pub fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Kept> {
+        self.texts.iter()
+    }
+
+    pub fn get(&self, number: usize) -> Option<&Kept> {
+        self.texts.get(number)
+    }
+
+    /// Adds a text. One that is a beginning of it is not needed any more where the whole one can be cut: its sequence is given back.
+    pub fn add(
+        &mut self,
+        sequence: usize,
+        tokens: Vec<u32>,
+        key: Key,
+        slot: usize,
+        can_cut: bool,
+    ) -> Vec<usize> {
+        let mut freed = Vec::new();
+        self.texts.retain(|text| {
+            let is_covered = text.key == key
+                && tokens.starts_with(&text.tokens)
+                && (can_cut || tokens.len() == text.tokens.len());
+            if is_covered {
+                freed.push(text.sequence);
+            }
+            !is_covered
+        });
+        self.clock += 1;
+        self.texts.push(Kept {
+            sequence,
+            tokens,
+            key,
+            slot,
+            used: self.clock,
+        });
+        freed
+    }
+
+    /// Takes note that a text was used.
+    pub fn touch(&mut self, number: usize) {
+        self.clock += 1;
+        if let Some(text) = self.texts.get_mut(number) {
+            text.used = self.clock;
+        }
+    }
+
+    /// Takes a text away.
+    pub fn take(&mut self, number: usize) -> Option<Kept> {
+        (number < self.texts.len()).then(|| self.texts.swap_remove(number))
+    }
+
+    /// Takes away the text that was not used for the longest time, but `spared`.
+    pub fn evict(&mut self, spared: Option<usize>) -> Option<usize> {
+        let texts = self.texts.iter().enumerate();
+        let others = texts.filter(|(number, _)| Some(*number) != spared);
+        let (number, _) = others.min_by_key(|(_, text)| text.used)?;
+        let text = self.take(number)?;
+        if self.evicted.len() == Self::MOST_EVICTED {
+            self.evicted.pop_front();
+        }
+        self.evicted.push_back((text.key, text.tokens));
+        Some(text.sequence)
+    }
+
+    /// Takes away what `is_lost` says, and gives the sequences.
+    pub fn remove_if(&mut self, is_lost: impl Fn(&Kept) -> bool) -> Vec<usize> {
+        let mut lost = Vec::new();
+        self.texts.retain(|text| {
+            let is_lost = is_lost(text);
+            if is_lost {
+                lost.push(text.sequence);
+            }
+            !is_lost
+        });
+        lost
+    }
+
+    /// The longest beginning of `prompt` that can be gone on from, among what is kept and `running` texts (sequence, tokens in the cache), and
+    /// why it is not longer. The last token of a prompt is always computed.
+    pub fn find<'a>(
+        &self,
+        context: &Context,
+        prompt: &[u32],
+        key: Key,
+        running: impl Iterator<Item = (usize, &'a [u32])>,
+    ) -> (Option<Found>, Option<CacheMiss>) {
+        let most = prompt.len().saturating_sub(1);
+        let kept = self.texts.iter().enumerate();
+        let kept = kept
+            .filter(|(_, text)| text.key == key)
+            .map(|(number, text)| (Place::Kept(number), text.sequence, text.tokens.as_slice()));
+        let running =
+            running.map(|(sequence, tokens)| (Place::Running(sequence), sequence, tokens));
+        let mut best: Option<Found> = None;
+        let mut miss = (0, MissCause::Ends);
+        for (place, sequence, tokens) in kept.chain(running) {
+            let same = common(tokens, prompt);
+            let (mut usable, limit) = usable(context, sequence, tokens.len(), same.min(most));
+            // Of a state, only the whole can be shared while somebody else goes on with it.
+            let is_part = usable < tokens.len();
+            if matches!(place, Place::Running(_)) && context.keeps_states() && is_part {
+                usable = 0;
+            }
+            let cause = match limit {
+                Some(cause) => cause,
+                None if same < tokens.len() => MissCause::Differs,
+                None => MissCause::Ends,
+            };
+            if same > miss.0 {
+                miss = (same, cause);
+            }
+            if usable > best.map_or(0, |found| found.common) {
+                best = Some(Found {
+                    place,
+                    common: usable,
+                });
+            }
+        }
+        let cached = best.map_or(0, |found| found.common);
+        if cached >= most {
+            return (best, None);
+        }
+        let (at, cause) = miss;
+        let evicted = self.evicted.iter().filter(|(known, _)| *known == key);
+        let evicted = evicted.map(|(_, tokens)| common(tokens, prompt)).max();
+        let cause = match evicted {
+            Some(gone) if gone > at => MissCause::Evicted,
+            _ => cause,
+        };
+        let miss = CacheMiss {
+            at_token: cached,
+            cause,
+        };
+        (best, Some(miss))
+    }
+}

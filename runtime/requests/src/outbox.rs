@@ -1,0 +1,207 @@
+//! Between the engine and whoever reads an answer: a queue that says when it is full, and that its reader is gone.
+
+use crate::event::Event;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Called when the engine should look again: a reader made room, or is gone.
+pub type Bell = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+    /// The reader is gone.
+    is_closed: bool,
+    /// The engine will send nothing more.
+    is_ended: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    capacity: usize,
+    bell: Bell,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outbox")
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The engine's end.
+#[derive(Debug)]
+pub(crate) struct Outbox(Arc<Shared>);
+
+/// The reader's end. A request whose reader is dropped is cancelled.
+#[derive(Debug)]
+pub struct Reader(Arc<Shared>);
+
+/// A queue for `capacity` events.
+pub(crate) fn outbox(capacity: usize, bell: Bell) -> (Outbox, Reader) {
+    let shared = Arc::new(Shared {
+        state: Mutex::default(),
+        changed: Condvar::new(),
+        capacity: capacity.max(1),
+        bell,
+    });
+    (Outbox(Arc::clone(&shared)), Reader(shared))
+}
+
+impl Outbox {
+    pub fn is_full(&self) -> bool {
+        self.0.lock().events.len() >= self.0.capacity
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.0.lock().is_closed
+    }
+
+    /// Sends an event; there is always room for the end.
+    pub fn send(&self, event: Event) {
+        let mut state = self.0.lock();
+        if !state.is_closed {
+            state.is_ended |= event.is_end();
+            state.events.push_back(event);
+        }
+        let waker = state.waker.take();
+        drop(state);
+        self.0.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.is_ended = true;
+        let waker = state.waker.take();
+        drop(state);
+        self.0.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Reader {
+    fn taken(&self, state: &mut State) -> Option<Event> {
+        let was_full = state.events.len() >= self.0.capacity;
+        let event = state.events.pop_front()?;
+        if was_full {
+            (self.0.bell)();
+        }
+        Some(event)
+    }
+
+    /// The next event, if there is one already.
+    pub fn try_next(&mut self) -> Option<Event> {
+        let mut state = self.0.lock();
+        self.taken(&mut state)
+    }
+
+    /// Waits for the next event; `None` after the end.
+    pub fn wait(&mut self) -> Option<Event> {
+        let mut state = self.0.lock();
+        loop {
+            if let Some(event) = self.taken(&mut state) {
+                return Some(event);
+            }
+            if state.is_ended {
+                return None;
+            }
+            let waited = self.0.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The next event, for a task of an asynchronous runtime; `None` after the end.
+    pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut state = self.0.lock();
+        if let Some(event) = self.taken(&mut state) {
+            return Poll::Ready(Some(event));
+        }
+        if state.is_ended {
+            return Poll::Ready(None);
+        }
+        state.waker = Some(task.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        let must_tell = !state.is_ended;
+        state.is_closed = true;
+        state.events.clear();
+        drop(state);
+        if must_tell {
+            (self.0.bell)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Started, Token};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn token(id: u32) -> Event {
+        Event::Token(Token {
+            id,
+            text: String::new(),
+            probabilities: None,
+        })
+    }
+
+    #[test]
+    fn a_reader_that_made_room_or_is_gone_rings() {
+        let rings = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&rings);
+        let bell: Bell = Arc::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        let (outbox, mut reader) = outbox(2, bell);
+        outbox.send(token(1));
+        assert!(!outbox.is_full());
+        outbox.send(token(2));
+        assert!(outbox.is_full());
+        assert_eq!(reader.try_next(), Some(token(1)));
+        assert_eq!(rings.load(Ordering::SeqCst), 1);
+        assert_eq!(reader.wait(), Some(token(2)));
+        assert_eq!(reader.try_next(), None);
+        assert_eq!(rings.load(Ordering::SeqCst), 1);
+        drop(reader);
+        assert!(outbox.is_closed());
+        assert_eq!(rings.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn an_engine_that_is_gone_ends_the_answer() {
+        let (outbox, mut reader) = outbox(1, Arc::new(|| {}));
+        let started = Event::Started(Started {
+            slot: 0,
+            prompt: 1,
+            cached: 0,
+            miss: None,
+        });
+        outbox.send(started.clone());
+        drop(outbox);
+        assert_eq!(reader.wait(), Some(started));
+        assert_eq!(reader.wait(), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! A request on its way: its tokens, what was chosen, and what its reader is told.
+
+use crate::event::{
+    Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Reason, Started,
+    Token,
+};
+use crate::kept::Key;
+use crate::outbox::Outbox;
+use crate::request::{Prepared, Request, Wanted};
+use samite_llm::SavedSequence;
+use samite_text::{LogProbabilities, Sampler, SamplerError, StopSequences, Tokenizer, Utf8Stream};
+use std::time::{Duration, Instant};
+
+/// A request, from its submission to its end.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub id: u64,
+    pub request: Request,
+    /// Number of the set of adapters, and the salt.
+    pub key: Key,
+    /// The prompt and what was written.
+    pub tokens: Vec<u32>,
+    pub n_prompt: usize,
+    pub counts: Counts,
+    pub submitted: Instant,
+    /// When it got its first slot.
+    pub started: Option<Instant>,
+    /// When its first token was written.
+    pub first_token: Option<Instant>,
+    pub outbox: Outbox,
+    /// What was swapped out, if it made room for others.
+    pub swapped: Option<SavedSequence>,
+    pub is_cancelled: bool,
+    sampler: Sampler,
+    stop: StopSequences,
+    text: Utf8Stream,
+}
+
+impl Running {
+    pub fn new(id: u64, prepared: Prepared, key: Key, outbox: Outbox, now: Instant) -> Self {
+        let Prepared {
+            request,
+            sampler,
+            stop,
+        } = prepared;
+        Running {
+            id,
+            key,
+            tokens: request.prompt.clone(),
+            n_prompt: request.prompt.len(),
+            counts: Counts {
+                prompt: request.prompt.len(),
+                ..Counts::default()
+            },
+            submitted: now,
+            started: None,
+            first_token: None,
+            outbox,
+            swapped: None,
+            is_cancelled: false,
+            sampler,
+            stop,
+            text: Utf8Stream::new(),
+            request,
+        }
+    }
+
+    /// Whether its reader is gone, or somebody cancelled it.
+    pub fn is_unwanted(&self) -> bool {
+        self.is_cancelled || self.outbox.is_closed()
+    }
+
+    /// When its time is over.
+    pub fn deadline(&self) -> Option<Instant> {
+        let whole = self
+            .request
+            .deadline
+            .and_then(|time| self.submitted.checked_add(time));
+        let first = self.first_token.zip(self.request.writing_time);
+        let writing = first.and_then(|(first, time)| first.checked_add(time));
+        [whole, writing].into_iter().flatten().min()
+    }
+
+    /// It has a slot. Its reader hears of it the first time.
+    pub fn start(&mut self, started: Started, now: Instant) {
+        if self.started.is_some() {
+            return;
+        }
+        self.started = Some(now);
+        self.counts.cached = started.cached;
+        self.counts.waiting = now.saturating_duration_since(self.submitted);
+        self.outbox.send(Event::Started(started));
+    }
+
+    /// A part of the prompt was computed.
+    pub fn progress(&mut self, processed: usize, now: Instant) {
+        if self.request.tells_progress && self.counts.written == 0 {
+            let started = self.started.unwrap_or(now);
+            self.outbox.send(Event::Progress(PromptProgress {
+                total: self.n_prompt,
+                cached: self.counts.cached,
+                processed,
+                time: now.saturating_duration_since(started),
+            }));
+        }
+    }
+
+    fn probabilities(&self, logits: &[f32], token: u32) -> Option<Probabilities> {
+        match self.request.probabilities? {
+            Wanted::Model(count) => {
+                let found = LogProbabilities::new(logits, token, count)?;
+                Some(Probabilities {
+                    token: found.token,
+                    top: found.top,
+                })
+            }
+            Wanted::Drawn(count) => {
+                let mut drawn: Vec<(u32, f32)> = self
+                    .sampler
+                    .candidates()
+                    .as_slice()
+                    .iter()
+                    .map(|candidate| (candidate.id, candidate.probability))
+                    .filter(|(_, probability)| *probability > 0.0)
+                    .collect();
+                drawn.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+                let own = drawn.iter().find(|(id, _)| *id == token);
+                let own = own.map_or(1.0, |(_, probability)| *probability);
+                drawn.truncate(count);
+                Some(Probabilities {
+                    token: own,
+                    top: drawn,
+                })
+            }
+        }
+    }
+
+    /// Writes a token, given what the model says. The end, if this is it.
+    pub fn write(
+        &mut self,
+        logits: &[f32],
+        tokenizer: &Tokenizer,
+        now: Instant,
+    ) -> Result<Option<Reason>, SamplerError> {
+        let token = self.sampler.sample(logits)?;
+        let probabilities = self.probabilities(logits, token);
+        self.sampler.accept(token)?;
+        self.first_token.get_or_insert(now);
+        self.tokens.push(token);
+        self.counts.written += 1;
+        let is_end = tokenizer.is_eog(token) && !self.request.ignore_end;
+        let mut stopped = None;
+        let mut text = String::new();
+        if !is_end {
+            let is_shown = self.request.shown.contains(&token);
+            let piece = tokenizer.token_to_piece(token, is_shown);
+            let step = self.stop.push(piece.unwrap_or_default());
+            text.push_str(&self.text.push(step.emit));
+            stopped = step.stopped;
+        }
+        self.outbox.send(Event::Token(Token {
+            id: token,
+            text,
+            probabilities,
+        }));
+        let is_last = self
+            .request
+            .max_tokens
+            .is_some_and(|most| self.counts.written >= most);
+        Ok(match stopped {
+            _ if is_end => Some(Reason::EndToken(token)),
+            Some(number) => Some(Reason::Stop(number)),
+            None if self.sampler.is_finished() => Some(Reason::Constraint),
+            None if is_last => Some(Reason::MaxTokens),
+            None => None,
+        })
+    }
+
+    fn count(&mut self, now: Instant) -> Counts {
+        let since = |from: Option<Instant>, to: Instant| {
+            from.map_or(Duration::ZERO, |from| to.saturating_duration_since(from))
+        };
+        self.counts.reading = since(self.started, self.first_token.unwrap_or(now));
+        self.counts.writing = since(self.first_token, now);
+        self.counts
+    }
+
+    /// Tells of its end.
+    pub fn finish(&mut self, reason: Reason, now: Instant) {
+        let counts = self.count(now);
+        let held = self.stop.finish();
+        let rest = self.text.push(held).into_owned() + self.text.flush();
+        self.outbox.send(Event::Finished(Finished {
+            reason,
+            rest,
+            counts,
+        }));
+    }
+
+    /// Tells of its failure.
+    pub fn fail(&mut self, kind: FailureKind, message: impl Into<String>, now: Instant) {
+        let counts = self.count(now);
+        self.outbox.send(Event::Failed(Failed {
+            kind,
+            message: message.into(),
+            counts,
+        }));
+    }
+}

@@ -1,0 +1,276 @@
+//! Random schedules of requests: whatever else is at work, each request gets the tokens that it gets alone, and nothing is left at the end.
+//!
+//! `SAMITE_SCHEDULES` says how many seeds are tried, `SAMITE_SCHEDULE` names a single one. A failure names its seed.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::DType;
+use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_requests::{
+    CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request,
+};
+use samite_testing::Rng;
+use samite_text::SamplerParams;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+/// Attention alone, layers with a window, states beside attention.
+const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
+
+fn model(architecture: usize) -> &'static Arc<Model> {
+    static MODELS: [OnceLock<Arc<Model>>; 3] = [const { OnceLock::new() }; 3];
+    MODELS[architecture].get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        SyntheticModel {
+            n_layer: 2,
+            n_embd: 32,
+            n_head: 2,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 32,
+            n_vocab: 264,
+            ..SyntheticModel::tiny(ARCHITECTURES[architecture])
+        }
+        .write(&path)
+        .unwrap();
+        let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+    })
+}
+
+fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
+    let context = ContextOptions {
+        n_ctx: Some(n_ctx),
+        n_batch: 32,
+        n_ubatch: 16,
+        n_seq: options.n_seq(),
+        n_logits: Some(8),
+        kv_types: [DType::F32; 2],
+        ..ContextOptions::default()
+    };
+    Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
+}
+
+const CONTEXT: usize = 96;
+
+/// What a request gets when nobody else is there, and nothing is kept.
+fn alone(model: &Arc<Model>, request: &Request) -> (Vec<u32>, Reason) {
+    let options = EngineOptions {
+        slots: 1,
+        kept: 1,
+        context: Some(CONTEXT),
+        ..EngineOptions::default()
+    };
+    let mut engine = engine(model, CONTEXT, options);
+    let (_, reader) = engine.submit(request.clone(), Arc::new(|| {})).unwrap();
+    let mut answer = Answer::new(reader);
+    while answer.end.is_none() {
+        engine.step();
+        answer.read(usize::MAX);
+    }
+    match answer.end {
+        Some(Ok(reason)) => (answer.tokens, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+struct Answer {
+    reader: Option<Reader>,
+    tokens: Vec<u32>,
+    cached: usize,
+    end: Option<Result<Reason, FailureKind>>,
+}
+
+impl Answer {
+    fn new(reader: Reader) -> Self {
+        Answer {
+            reader: Some(reader),
+            tokens: Vec::new(),
+            cached: 0,
+            end: None,
+        }
+    }
+
+    fn read(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(event) = self.reader.as_mut().and_then(Reader::try_next) else {
+                return;
+            };
+            assert!(self.end.is_none(), "{event:?} after the end");
+            match event {
+                Event::Started(started) => self.cached = started.cached,
+                Event::Progress(_) => {}
+                Event::Token(token) => self.tokens.push(token.id),
+                Event::Finished(finished) => {
+                    assert_eq!(finished.counts.written, self.tokens.len());
+                    self.end = Some(Ok(finished.reason));
+                }
+                Event::Failed(failed) => self.end = Some(Err(failed.kind)),
+            }
+        }
+    }
+}
+
+/// Prompts that begin alike.
+fn prompt(rng: &mut Rng) -> Vec<u32> {
+    let base = rng.below(3) as u32;
+    let shared = rng.below(50);
+    let own = 1 + rng.below(20);
+    let mut tokens: Vec<u32> = (0..shared as u32)
+        .map(|i| 3 + (i * 31 + base * 7) % 256)
+        .collect();
+    tokens.extend((0..own).map(|_| 3 + rng.below(256) as u32));
+    tokens
+}
+
+fn request(rng: &mut Rng) -> Request {
+    Request {
+        max_tokens: match rng.below(5) {
+            0 => None,
+            1 => Some(0),
+            _ => Some(1 + rng.below(24)),
+        },
+        sampling: SamplerParams {
+            seed: rng.below(4) as u64,
+            temperature: if rng.one_in(2) { 0.0 } else { 1.0 },
+            repeat_penalty: if rng.one_in(4) { 1.3 } else { 1.0 },
+            ..SamplerParams::default()
+        },
+        ignore_end: rng.one_in(2),
+        stop: if rng.one_in(4) {
+            vec!["e".to_owned()]
+        } else {
+            Vec::new()
+        },
+        cache: CacheWish {
+            reuse: !rng.one_in(6),
+            keep: !rng.one_in(6),
+            salt: rng.below(2) as u64 / 2 * 7,
+        },
+        priority: rng.below(6) as i32 / 5,
+        outbox: 1 + rng.below(6),
+        ..Request::new(prompt(rng))
+    }
+}
+
+/// One schedule; the number of tokens that were found in the cache.
+fn schedule(seed: u64) -> (usize, u64) {
+    let mut rng = Rng::new(seed);
+    let model = model((seed % 3) as usize);
+    let options = EngineOptions {
+        slots: 1 + rng.below(4),
+        context: Some(CONTEXT),
+        kept: 1 + rng.below(5),
+        queue: 64,
+        budget: 1 + rng.below(32),
+        swap_bytes: [0, 20_000, usize::MAX][rng.below(3)],
+    };
+    // From no room but for one text to plenty.
+    let n_ctx = CONTEXT + rng.below(4) * 64;
+    let mut engine = engine(model, n_ctx, options.clone());
+    let mut waiting: Vec<Request> = (0..3 + rng.below(8)).map(|_| request(&mut rng)).collect();
+    let mut answers: Vec<(u64, Request, Answer, bool)> = Vec::new();
+    let mut steps = 0;
+    loop {
+        if !waiting.is_empty() && rng.one_in(3) {
+            let request = waiting.remove(0);
+            let (id, reader) = engine.submit(request.clone(), Arc::new(|| {})).unwrap();
+            answers.push((id, request, Answer::new(reader), false));
+        }
+        engine.step();
+        for (id, _, answer, is_cancelled) in &mut answers {
+            if answer.end.is_none() && rng.one_in(60) {
+                *is_cancelled = true;
+                match rng.one_in(2) {
+                    true => engine.cancel(*id),
+                    false => answer.reader = None,
+                }
+            }
+            // Some read late.
+            if rng.one_in(2) {
+                answer.read(1 + rng.below(8));
+            }
+        }
+        let is_over = |answer: &Answer| answer.end.is_some() || answer.reader.is_none();
+        let all_over = answers.iter().all(|(_, _, answer, _)| is_over(answer));
+        if waiting.is_empty() && all_over && engine.is_quiet() {
+            break;
+        }
+        steps += 1;
+        assert!(steps < 20_000, "seed {seed}: it never ends");
+    }
+    let mut known: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
+    let mut cached = 0;
+    for (id, request, answer, is_cancelled) in &answers {
+        let name = format!(
+            "{:?}",
+            (
+                &request.prompt,
+                &request.sampling,
+                request.max_tokens,
+                &request.stop,
+                request.ignore_end
+            )
+        );
+        let (tokens, reason) = known.entry(name).or_insert_with(|| alone(model, request));
+        cached += answer.cached;
+        match answer.end {
+            Some(Ok(found)) => {
+                assert_eq!(
+                    (&answer.tokens, found),
+                    (&*tokens, *reason),
+                    "seed {seed}, request {id}"
+                );
+            }
+            _ => {
+                assert!(is_cancelled, "seed {seed}, request {id}: {:?}", answer.end);
+                assert!(
+                    tokens.starts_with(&answer.tokens),
+                    "seed {seed}, request {id}"
+                );
+            }
+        }
+    }
+    let view = engine.view();
+    assert!(
+        view.slots.iter().all(|slot| slot.request.is_none()),
+        "seed {seed}"
+    );
+    assert!(view.kept <= options.kept, "seed {seed}");
+    let preempted = view.totals.preempted;
+    engine.forget_kept();
+    assert_eq!(engine.view().used_cells, 0, "seed {seed}: cells are left");
+    for sequence in 0..options.n_seq() {
+        assert_eq!(
+            engine.context().cells().last_position(sequence),
+            None,
+            "seed {seed}"
+        );
+    }
+    (cached, preempted)
+}
+
+#[test]
+fn each_request_gets_the_tokens_that_it_gets_alone() {
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    if let Some(seed) = number("SAMITE_SCHEDULE") {
+        schedule(seed);
+        return;
+    }
+    let seeds = number("SAMITE_SCHEDULES").unwrap_or(90);
+    let (mut cached, mut preempted) = ([0; 3], 0);
+    for seed in 0..seeds {
+        let (found, made_room) = schedule(seed);
+        cached[(seed % 3) as usize] += found;
+        preempted += made_room;
+    }
+    // The schedules do try what they are for.
+    assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
+    assert!(preempted > 5, "{preempted}");
+}
