@@ -869,6 +869,12 @@ impl ModelArgs {
         })
     }
 
+    /// How many adapters of weights there are: the first ones of a context.
+    #[cfg(feature = "serve")]
+    pub fn n_loras(&self) -> usize {
+        self.adapters.files().len()
+    }
+
     /// Whether adapters change the model.
     pub fn has_adapters(&self) -> bool {
         !self.adapters.files().is_empty() || self.control.files().next().is_some()

@@ -49,8 +49,17 @@ impl Cli {
     }
 }
 
+/// What was asked for, in samite's words.
+fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
+    #[cfg(feature = "serve")]
+    let arguments = commands::serve::translate(std::env::args_os())?;
+    #[cfg(not(feature = "serve"))]
+    let arguments = std::env::args_os();
+    spelling::translate(arguments.into_iter())
+}
+
 fn main() {
-    let result = spelling::translate(std::env::args_os()).and_then(|arguments| {
+    let result = arguments().and_then(|arguments| {
         Cli::try_parse_from(arguments).map_or_else(failure::wrong_arguments, Cli::run)
     });
     let is_done = result.is_ok();

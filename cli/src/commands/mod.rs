@@ -22,6 +22,8 @@ mod quantize;
 mod remote_server;
 mod rpc_server;
 mod run;
+#[cfg(feature = "serve")]
+pub mod serve;
 mod sim;
 mod synth;
 mod test_ops;
@@ -45,6 +47,9 @@ pub enum Command {
     Models(models::ModelsArgs),
     /// Talk with a language model
     Chat(Box<chat::ChatArgs>),
+    /// Serve a language model over HTTP, for many users and the clients that there are
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
     /// List devices, their memory and features
     Devices(devices::DevicesArgs),
     /// Explain how a model would be spread over devices, from the header of its file
@@ -105,6 +110,8 @@ impl Command {
             #[cfg(feature = "hub")]
             Command::Models(args) => models::run(args),
             Command::Chat(args) => chat::run(*args),
+            #[cfg(feature = "serve")]
+            Command::Serve(args) => serve::run(*args),
             Command::Devices(args) => devices::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Inspect(args) => inspect::run(args),

@@ -14,9 +14,10 @@
 //! | [`text`] | tokenizers, samplers, UTF-8 streams |
 //! | `grammar` | text that keeps to a JSON schema, a regular expression or a grammar |
 //! | [`llm`] | models, contexts, generation |
+//! | `requests`, `serve` | many requests in one context; a model over HTTP |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote`, `grammar`, `hub` and `async` are not. `default-features = false, features = ["cpu"]`
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote`, `grammar`, `hub`, `serve` and `async` are not. `default-features = false, features = ["cpu"]`
 //! links the CPU device alone.
 //!
 //! A graph on the best device of this machine:
@@ -66,7 +67,11 @@ pub use samite_hub as hub;
 pub use samite_llm as llm;
 pub use samite_quant as quant;
 pub use samite_registry as registry;
+#[cfg(feature = "serve")]
+pub use samite_requests as requests;
 pub use samite_sched as sched;
+#[cfg(feature = "serve")]
+pub use samite_serve as serve;
 pub use samite_text as text;
 pub use samite_train as train;
 

@@ -1,0 +1,478 @@
+//! `samite serve`: a model over HTTP.
+
+mod aliases;
+
+pub use aliases::translate;
+
+use crate::args::{ModelArgs, number, number_or_all, sequence_count};
+use crate::cpu_args::CpuArgs;
+use crate::failure::{Failure, Outcome};
+use crate::files::Source;
+use crate::sampling::SamplingArgs;
+use crate::shown::{escaped, say};
+use crate::{interrupt, log};
+use clap::{ArgAction, Args, ValueEnum};
+use samite::CancelToken;
+use samite::chat::ReasoningFormat;
+use samite::llm::arch::spec::Pooling;
+use samite::llm::{ContextOptions, Model, Normalization, fit_to, sampler_params};
+use samite::requests::{Engine, EngineOptions, Handle, drive};
+use samite::serve::{App, Embedder, ServeOptions, serve};
+use samite::text::{Sampler, SamplerParams};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Flags of `samite serve`.
+#[derive(Debug, Args)]
+#[command(
+    args_override_self = true,
+    after_help = "llama-server's flags and its variables (LLAMA_ARG_…) are understood, too. docs/serve.md tells about the interfaces.
+
+Examples:
+  samite serve
+  samite serve -m model.gguf -c 16384 --parallel 8 --port 8000
+  samite serve -hf owner/name --api-key-file keys.txt --host 0.0.0.0"
+)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    #[command(flatten)]
+    cpu: CpuArgs,
+
+    #[command(flatten)]
+    http: HttpArgs,
+
+    #[command(flatten)]
+    requests: RequestArgs,
+
+    #[command(flatten)]
+    talk: TalkArgs,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Where it listens, and who may ask.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+struct HttpArgs {
+    /// Addresses to listen at, separated by `,`; 0.0.0.0 lets other machines in
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1",
+        value_delimiter = ','
+    )]
+    host: Vec<String>,
+    /// Port to listen at; 0 for any that is free
+    #[arg(long, value_name = "PORT", default_value = "8080")]
+    port: u16,
+    /// Keys, one of which each request must have; several separated by `,`
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    api_key: Vec<String>,
+    /// The same from a file, a key a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this machine's
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cors_origins: Vec<String>,
+    /// Names of the model, separated by `,` [also: -a]
+    #[arg(short = 'a', long, value_name = "NAMES", value_delimiter = ',')]
+    alias: Vec<String>,
+    /// Words about the model for the list of models, separated by `,`
+    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    tags: Vec<String>,
+    /// A beginning of all paths, such as /model
+    #[arg(long, value_name = "PATH", default_value = "")]
+    api_prefix: String,
+    /// Tell no slots at /slots
+    #[arg(long, overrides_with = "slots")]
+    no_slots: bool,
+    /// Tell slots at /slots, the default
+    #[arg(long, overrides_with = "no_slots")]
+    slots: bool,
+    /// Tell metrics at /metrics
+    #[arg(long)]
+    metrics: bool,
+    /// Allow settings to be asked for at /props
+    #[arg(long)]
+    props: bool,
+    /// No page to talk on [also: --no-webui]
+    #[arg(long, alias = "no-webui")]
+    no_ui: bool,
+    /// Folder where slots are saved
+    #[arg(long, value_name = "FOLDER")]
+    slot_save_path: Option<PathBuf>,
+    /// MiB that the body of a request may have
+    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    body_limit: u32,
+    /// Seconds between comments in a quiet stream; -1 for none
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "15",
+        allow_negative_numbers = true
+    )]
+    sse_ping_interval: i64,
+    /// Seconds that answers may take once the server was told to end
+    #[arg(long, value_name = "N", default_value = "30")]
+    drain: u32,
+}
+
+/// How many requests at once, and what is kept.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Requests")]
+struct RequestArgs {
+    /// Requests that are computed at the same time [default: 4] [also: -np]
+    #[arg(long, value_name = "N", value_parser = slot_count)]
+    parallel: Option<usize>,
+    /// A request may use the whole context, instead of its share of it. The default where --parallel is not given [also: -kvu]
+    #[arg(long, overrides_with = "no_kv_unified")]
+    kv_unified: bool,
+    /// Each request has its share of the context [also: -no-kvu]
+    #[arg(long, overrides_with = "kv_unified")]
+    no_kv_unified: bool,
+    /// Requests that wait for a slot; more are told to come again
+    #[arg(long, value_name = "N", default_value = "1024")]
+    queue: usize,
+    /// Texts of earlier requests that are kept, so that what begins alike is not computed again; twice --parallel by default
+    #[arg(long, value_name = "N", value_parser = sequence_count)]
+    keep: Option<usize>,
+    /// MiB of memory for requests that make room for others; beyond, they are computed again [also: -cram]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value = "8192",
+        allow_negative_numbers = true
+    )]
+    cache_ram: i64,
+    /// Do not reuse what prompts begin with, unless a request asks for it
+    #[arg(long, overrides_with = "cache_prompt")]
+    no_cache_prompt: bool,
+    /// Reuse what prompts begin with, the default
+    #[arg(long, overrides_with = "no_cache_prompt")]
+    cache_prompt: bool,
+    /// Most tokens of one step: of those that are written first, then of prompts in turns [also: -b]
+    #[arg(short = 'b', long, value_name = "N", default_value = "2048", value_parser = batch)]
+    batch_size: usize,
+    /// Most tokens of an answer, where a request says nothing [also: -n, --predict]
+    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
+    n_predict: Option<usize>,
+    /// A text that is as long as its context goes on: a part is forgotten
+    #[arg(long, overrides_with = "no_context_shift")]
+    context_shift: bool,
+    /// A text ends when it is as long as its context, the default
+    #[arg(long, overrides_with = "context_shift")]
+    no_context_shift: bool,
+    /// Tokens that stay with --context-shift
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
+    n_keep: i64,
+    /// Compute embeddings, too [also: --embedding]
+    #[arg(long, alias = "embedding")]
+    embeddings: bool,
+    /// Rank documents, with a model that is made for it [also: --rerank]
+    #[arg(long, alias = "rerank")]
+    reranking: bool,
+    /// What an embedding is made of; what the file says by default
+    #[arg(long, value_enum)]
+    pooling: Option<PoolingArg>,
+    /// How embeddings are scaled, as for `samite embed`
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    embd_normalize: Option<i32>,
+}
+
+/// How conversations become texts.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Conversation")]
+struct TalkArgs {
+    /// How a conversation becomes a text: a name (docs/chat-templates.md has the list), or a template's text; the model's own by default
+    #[arg(long, value_name = "NAME|TEXT")]
+    chat_template: Option<String>,
+    /// The same, from a file
+    #[arg(long, value_name = "FILE")]
+    chat_template_file: Option<PathBuf>,
+    /// Names that the template sees, as an object of JSON
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    /// Whether thoughts are told apart from what the model says
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = reasoning_format)]
+    reasoning_format: ReasoningFormat,
+    /// Whether the model thinks before it answers: on, off, or auto for what its template says [also: -rea]
+    #[arg(long, value_name = "on|off|auto", default_value = "auto")]
+    reasoning: String,
+    /// Tokens of thoughts: 0 for none, -1 for as many as the model wants
+    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=0))]
+    reasoning_budget: i64,
+    /// A last message of the assistant is complete, instead of the beginning of the answer
+    #[arg(long, overrides_with = "prefill_assistant")]
+    no_prefill_assistant: bool,
+    /// A last message of the assistant is the beginning of the answer, the default
+    #[arg(long, overrides_with = "no_prefill_assistant", action = ArgAction::SetTrue)]
+    prefill_assistant: bool,
+}
+
+/// `--pooling`
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PoolingArg {
+    /// One of every token
+    None,
+    /// The mean over all tokens
+    Mean,
+    /// That of the first token
+    Cls,
+    /// That of the last token
+    Last,
+    /// Scores of the model's classifier
+    Rank,
+}
+
+fn slot_count(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(4),
+        text => number(text, 1, 256),
+    }
+}
+
+fn batch(text: &str) -> Result<usize, String> {
+    number(text, 1, 1 << 20)
+}
+
+fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
+    ReasoningFormat::named(name)
+        .ok_or_else(|| format!("must be one of {}", ReasoningFormat::NAMES.join(", ")))
+}
+
+/// The model of the program writes on; it knows no roles.
+const STORIES: &str = "{{ messages[-1].content }}";
+
+pub fn run(args: ServeArgs) -> Outcome {
+    let stop = interrupt::token();
+    let mut options = args.options()?;
+    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    let model = args.model.load(&args.cpu, &stop)?;
+    options.sampling = args.sampling.params(sampler_params(model.metadata())?)?;
+    Sampler::new(options.sampling.clone()).map_err(Failure::usage)?;
+    options.seed = args
+        .sampling
+        .has_seed()
+        .then_some(options.sampling.seed & 0xffff_ffff);
+    let writes = model.spec().head.output.is_some()
+        && !model.spec().sees_later()
+        && !args.requests.reranking;
+    let mut engine = None;
+    if writes {
+        let (handle, thread) = args.engine(&model, &mut options)?;
+        engine = Some((handle, thread));
+    }
+    let embeds = args.requests.embeddings || args.requests.reranking || !writes;
+    let embedder = match embeds {
+        true => Some(args.embedder(&model)?),
+        false => None,
+    };
+    options.embeddings = embeds;
+    options.reranking = args.requests.reranking;
+    let handle = engine.as_ref().map(|(handle, _)| handle.clone());
+    let app = App::new(options, model, handle, embedder).map_err(Failure::usage)?;
+    let app = Arc::new(app);
+    let prefix = args.http.api_prefix.clone();
+    let name = app.model_id();
+    let served = serve(app, &stop, |addresses| {
+        for address in addresses {
+            say(format_args!(
+                "{} is served at http://{address}{prefix}",
+                escaped(&name)
+            ));
+        }
+    });
+    if let Some((handle, thread)) = engine {
+        handle.end();
+        let _ = thread.join();
+    }
+    served.map_err(Failure::error)?;
+    match stop.is_cancelled() && interrupt::exit_code() == interrupt::INTERRUPTED {
+        // Ctrl-C is how a server ends that somebody looks at.
+        true => Err(Failure::Interrupted),
+        false => Ok(()),
+    }
+}
+
+impl ServeArgs {
+    /// What the flags say before a model is loaded.
+    fn options(&self) -> Outcome<ServeOptions> {
+        let HttpArgs { host, .. } = &self.http;
+        let mut api_keys: Vec<String> = self.http.api_key.clone();
+        if let Some(path) = &self.http.api_key_file {
+            let text = read(path, "--api-key-file")?;
+            api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
+        }
+        api_keys.retain(|key| !key.is_empty());
+        let is_keyed = !self.http.api_key.is_empty() || self.http.api_key_file.is_some();
+        if is_keyed && api_keys.is_empty() {
+            return Err(Failure::usage("--api-key, --api-key-file: there is no key"));
+        }
+        let mut aliases = self.http.alias.clone();
+        let mut tags = self.http.tags.clone();
+        for list in [&mut aliases, &mut tags] {
+            list.iter_mut()
+                .for_each(|name| *name = name.trim().to_owned());
+            list.retain(|name| !name.is_empty());
+            list.sort();
+            list.dedup();
+        }
+        let template = match &self.talk.chat_template_file {
+            Some(path) => Some(read(path, "--chat-template-file")?),
+            None => self.talk.chat_template.clone(),
+        };
+        let stories = self.model.is_embedded().then(|| STORIES.to_owned());
+        let kwargs = match &self.talk.chat_template_kwargs {
+            None => serde_json::Map::new(),
+            Some(text) => serde_json::from_str(text).map_err(|error| {
+                Failure::usage(format_args!(
+                    "--chat-template-kwargs: not an object of JSON: {error}"
+                ))
+            })?,
+        };
+        let thinking = match self.talk.reasoning.as_str() {
+            "on" => Some(true),
+            "off" => Some(false),
+            "auto" => (self.talk.reasoning_budget == 0).then_some(false),
+            other => {
+                return Err(Failure::usage(format_args!(
+                    "--reasoning: must be on, off or auto, and is '{other}'"
+                )));
+            }
+        };
+        if let Some(folder) = &self.http.slot_save_path
+            && !folder.is_dir()
+        {
+            return Err(Failure::usage(format_args!(
+                "--slot-save-path: {} is no folder",
+                folder.display()
+            )));
+        }
+        Ok(ServeOptions {
+            hosts: host.clone(),
+            port: self.http.port,
+            api_keys,
+            aliases,
+            tags,
+            cors_origins: self.http.cors_origins.clone(),
+            slots: !self.http.no_slots,
+            metrics: self.http.metrics,
+            props: self.http.props,
+            page: !self.http.no_ui,
+            slot_save_path: self.http.slot_save_path.clone(),
+            max_tokens: self.requests.n_predict.filter(|&count| count != usize::MAX),
+            shift: self
+                .requests
+                .context_shift
+                .then(|| usize::try_from(self.requests.n_keep).unwrap_or(usize::MAX)),
+            cache_prompt: !self.requests.no_cache_prompt,
+            reasoning: self.talk.reasoning_format,
+            thinking,
+            template: template.or(stories),
+            template_kwargs: kwargs,
+            prefill: !self.talk.no_prefill_assistant,
+            verbose: log::is_verbose(),
+            prefix: self.http.api_prefix.clone(),
+            body_limit: (self.http.body_limit as usize) << 20,
+            ping_seconds: u64::try_from(self.http.sse_ping_interval).unwrap_or(0),
+            drain_seconds: u64::from(self.http.drain),
+            predict_path: predict_path(),
+            ..ServeOptions::default()
+        })
+    }
+
+    /// Options of contexts. Signals do not stop them in the middle: what is there is answered.
+    fn context_options(&self) -> Outcome<ContextOptions> {
+        let mut options = self.model.context_options(&CancelToken::new())?;
+        self.cpu.apply(&mut options);
+        Ok(options)
+    }
+
+    /// What writes, in a thread of its own.
+    fn engine(
+        &self,
+        model: &Arc<Model>,
+        options: &mut ServeOptions,
+    ) -> Outcome<(Handle, JoinHandle<()>)> {
+        let requests = &self.requests;
+        let slots = requests.parallel.unwrap_or(4);
+        let is_unified =
+            requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
+        let mut engine = EngineOptions {
+            slots,
+            context: None,
+            kept: requests.keep.unwrap_or(slots * 2),
+            queue: requests.queue,
+            budget: requests.batch_size,
+            swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),
+        };
+        let mut context = self.context_options()?;
+        context.n_batch = requests.batch_size;
+        context.n_seq = engine.n_seq();
+        context.n_logits = Some(slots.max(16));
+        let context = self.model.context(Arc::clone(model), context)?;
+        if !is_unified {
+            engine.context = Some((context.n_ctx() / slots).max(1));
+        }
+        let adapters = &context.options().adapters;
+        let (named, control) = adapters.split_at(self.model.n_loras().min(adapters.len()));
+        let named = named
+            .iter()
+            .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
+        options.adapters = named.collect();
+        options.control = control.to_vec();
+        let engine = Engine::new(context, engine)?;
+        drive(engine).map_err(|error| Failure::error(format_args!("no thread: {error}")))
+    }
+
+    /// What computes embeddings.
+    fn embedder(&self, model: &Arc<Model>) -> Outcome<Embedder> {
+        const LONGEST: usize = 8192;
+        let spec = model.spec();
+        let pooling = match (self.requests.reranking, self.requests.pooling) {
+            (true, _) => Pooling::Rank,
+            (false, Some(pooling)) => Pooling::ALL[pooling as usize],
+            (false, None) => spec.pooling.unwrap_or(match spec.head.output {
+                // A model that writes says most about a text at its end.
+                Some(_) => Pooling::Last,
+                None => Pooling::None,
+            }),
+        };
+        let mut options = self.context_options()?;
+        let longest = options.n_ctx.unwrap_or(spec.n_ctx_train.min(LONGEST));
+        let mut lengths = vec![1; 16];
+        lengths[0] = longest;
+        fit_to(&mut options, spec, pooling, &lengths);
+        let context = self.model.context(Arc::clone(model), options)?;
+        let normalization = match (self.requests.embd_normalize, pooling) {
+            (Some(number), _) => Normalization::from_number(number).ok_or_else(|| {
+                Failure::usage("--embd-normalize: must be a whole number of at least -1")
+            })?,
+            (None, Pooling::Rank) => Normalization::None,
+            (None, _) => Normalization::Norm(2),
+        };
+        Ok(Embedder::new(context, normalization))
+    }
+}
+
+fn read(path: &Path, flag: &str) -> Outcome<String> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
+    text.map_err(|failure| Failure::usage(format_args!("{flag}: {}", failure.text())))
+}
+
+/// The path of Vertex AI's predictions, where the program runs there.
+fn predict_path() -> Option<String> {
+    let mode = std::env::var("AIP_MODE").ok()?;
+    let path = std::env::var("AIP_PREDICT_ROUTE").ok();
+    (mode == "PREDICTION").then(|| path.unwrap_or_else(|| "/predict".to_owned()))
+}

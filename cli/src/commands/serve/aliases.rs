@@ -1,0 +1,269 @@
+//! llama-server's flags and variables as those of `samite serve`.
+
+use crate::failure::{Failure, Outcome};
+use std::ffi::OsString;
+
+/// Flags with other names here.
+const NAMES: &[(&str, &str)] = &[
+    ("-np", "--parallel"),
+    ("-kvu", "--kv-unified"),
+    ("-no-kvu", "--no-kv-unified"),
+    ("-cram", "--cache-ram"),
+    ("-rea", "--reasoning"),
+    ("--webui", "--ui"),
+    ("--embd-normalize", "--embd-normalize"),
+    ("--keep", "--n-keep"),
+    ("--n-parallel", "--parallel"),
+];
+
+/// Flags that ask for what is done anyway, or that mean nothing here.
+const NEEDLESS: &[&str] = &[
+    "--ui",
+    "-cb",
+    "--cont-batching",
+    "--warmup",
+    "--no-warmup",
+    "--jinja",
+    "--no-jinja",
+    "--log-disable",
+    "--log-prefix",
+    "--no-log-prefix",
+    "--log-timestamps",
+    "--no-log-timestamps",
+    "--perf",
+    "--no-perf",
+    "--escape",
+    "--no-escape",
+    "-e",
+    "--backend_sampling",
+    "--backend-sampling",
+    "-bs",
+    "--cache-idle-slots",
+    "--no-cache-idle-slots",
+    "--models-autoload",
+    "--no-models-autoload",
+    "--no-mmproj",
+    "--no-mmproj-auto",
+    "--mmproj-auto",
+    "--skip-chat-parsing",
+    "--no-skip-chat-parsing",
+];
+
+/// The same, with a value.
+const NEEDLESS_VALUES: &[&str] = &[
+    "--threads-http",
+    "--cache-reuse",
+    "--timeout",
+    "-to",
+    "-lv",
+    "--verbosity",
+    "--log-verbosity",
+    "--log-colors",
+    "--ctx-checkpoints",
+    "-ctxcp",
+    "--swa-checkpoints",
+    "--checkpoint-every-n-tokens",
+    "--slot-prompt-similarity",
+    "-sps",
+    "--defrag-thold",
+    "-dt",
+];
+
+/// By variable, behind `LLAMA_ARG_`: the flag, and whether it has a value.
+const VARIABLES: &[(&str, &str, bool)] = &[
+    ("MODEL", "--model", true),
+    ("HF_REPO", "--hf-repo", true),
+    ("HF_FILE", "--hf-file", true),
+    ("CTX_SIZE", "--ctx-size", true),
+    ("N_PARALLEL", "--parallel", true),
+    ("BATCH", "--batch-size", true),
+    ("UBATCH", "--ubatch-size", true),
+    ("THREADS", "--threads", true),
+    ("THREADS_BATCH", "--threads-batch", true),
+    ("N_GPU_LAYERS", "--ngl", true),
+    ("DEVICE", "--device", true),
+    ("SPLIT_MODE", "--split-mode", true),
+    ("TENSOR_SPLIT", "--tensor-split", true),
+    ("HOST", "--host", true),
+    ("PORT", "--port", true),
+    ("ALIAS", "--alias", true),
+    ("TAGS", "--tags", true),
+    ("API_PREFIX", "--api-prefix", true),
+    ("N_PREDICT", "--n-predict", true),
+    ("FLASH_ATTN", "--flash-attn", true),
+    ("CACHE_TYPE_K", "--cache-type-k", true),
+    ("CACHE_TYPE_V", "--cache-type-v", true),
+    ("CACHE_RAM", "--cache-ram", true),
+    ("KV_UNIFIED", "--kv-unified", false),
+    ("EMBEDDINGS", "--embeddings", false),
+    ("RERANKING", "--reranking", false),
+    ("POOLING", "--pooling", true),
+    ("ENDPOINT_METRICS", "--metrics", false),
+    ("ENDPOINT_PROPS", "--props", false),
+    ("NO_ENDPOINT_SLOTS", "--no-slots", false),
+    ("NO_UI", "--no-ui", false),
+    ("NO_WEBUI", "--no-ui", false),
+    ("CHAT_TEMPLATE", "--chat-template", true),
+    ("CHAT_TEMPLATE_FILE", "--chat-template-file", true),
+    ("CHAT_TEMPLATE_KWARGS", "--chat-template-kwargs", true),
+    ("THINK", "--reasoning-format", true),
+    ("REASONING", "--reasoning", true),
+    ("THINK_BUDGET", "--reasoning-budget", true),
+    ("CONTEXT_SHIFT", "--context-shift", false),
+    ("SLOT_SAVE_PATH", "--slot-save-path", true),
+    ("MLOCK", "--mlock", false),
+    ("SWA_FULL", "--swa-full", false),
+    ("API_KEY", "--api-key", true),
+    ("API_KEY_FILE", "--api-key-file", true),
+];
+
+/// Arguments of `samite serve` with llama-server's spellings replaced, and its variables in front of them, so that flags win. Others stay as they are.
+pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    let Some(at) = arguments.iter().skip(1).position(|word| word == "serve") else {
+        return Ok(arguments);
+    };
+    // A command comes first, but for flags of logging.
+    let before = &arguments[1..=at];
+    if !before
+        .iter()
+        .all(|word| word.to_string_lossy().starts_with('-'))
+    {
+        return Ok(arguments);
+    }
+    let rest = arguments.split_off(at + 2);
+    let variables = variables(|name| std::env::var(name).ok());
+    arguments.extend(flags(variables.into_iter().chain(rest))?);
+    Ok(arguments)
+}
+
+/// What variables say, as flags.
+fn variables(get: impl Fn(&str) -> Option<String>) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = Vec::new();
+    let key = ("API_KEY", "LLAMA_API_KEY");
+    for (name, flag, has_value) in VARIABLES {
+        let value = get(&format!("LLAMA_ARG_{name}"));
+        let value = value.or_else(|| if *name == key.0 { get(key.1) } else { None });
+        let Some(value) = value.filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        if *has_value {
+            flags.extend([OsString::from(*flag), value.into()]);
+        } else if ["1", "on", "true", "enabled"].contains(&value.to_lowercase().as_str()) {
+            flags.push((*flag).into());
+        }
+    }
+    flags
+}
+
+fn flags(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+    let mut arguments = arguments.peekable();
+    let mut flags = Vec::new();
+    let mut names_repository = false;
+    let mut is_offline = false;
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_string_lossy().into_owned();
+        let (word, own) = match text.split_once('=').filter(|_| text.starts_with('-')) {
+            Some((word, value)) => (word.to_owned(), Some(value.to_owned())),
+            None => (text, None),
+        };
+        let mut value = |needed: &str| match &own {
+            Some(value) => Ok(value.clone()),
+            None => arguments
+                .next()
+                .map(|value| value.to_string_lossy().into_owned())
+                .ok_or_else(|| Failure::usage(format_args!("{needed}: a value is missing"))),
+        };
+        match word.as_str() {
+            "-fa" | "--flash-attn" => match value(&word)?.as_str() {
+                "off" | "0" | "false" | "disabled" => flags.push("--no-flash".into()),
+                "on" | "1" | "true" | "enabled" | "auto" | "-1" => {}
+                other => {
+                    return Err(Failure::usage(format_args!(
+                        "{word}: must be on, off or auto, and is '{other}'"
+                    )));
+                }
+            },
+            // 0 is the model's own context.
+            "-c" | "--ctx-size" => {
+                let size = value(&word)?;
+                if size != "0" {
+                    flags.extend([OsString::from("--ctx-size"), size.into()]);
+                }
+            }
+            "--offline" => is_offline = true,
+            known if NEEDLESS.contains(&known) => {}
+            known if NEEDLESS_VALUES.contains(&known) => {
+                value(known)?;
+            }
+            "-hf" | "-hfr" | "--hf-repo" => {
+                names_repository = true;
+                flags.push(argument);
+            }
+            known => match NAMES.iter().find(|(short, _)| *short == known) {
+                Some((_, long)) if NEEDLESS.contains(long) => {}
+                Some((_, long)) => flags.push(match &own {
+                    Some(value) => format!("{long}={value}").into(),
+                    None => (*long).into(),
+                }),
+                None => flags.push(argument),
+            },
+        }
+    }
+    // A model that is a file is never looked for elsewhere.
+    if is_offline && names_repository {
+        flags.push("--offline".into());
+    }
+    Ok(flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(list: &[OsString]) -> String {
+        let words = list.iter().map(|word| word.to_string_lossy().into_owned());
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    fn line(line: &str) -> String {
+        words(&flags(line.split(' ').map(OsString::from)).unwrap())
+    }
+
+    #[test]
+    fn llama_servers_flags_are_understood() {
+        assert_eq!(
+            line("-m x.gguf -np 2 -fa on --cont-batching --offline"),
+            "-m x.gguf --parallel 2"
+        );
+        assert_eq!(
+            line("-fa off -c 0 -to 30 --keep=3"),
+            "--no-flash --n-keep=3"
+        );
+        assert_eq!(line("--hf-repo a/b --offline"), "--hf-repo a/b --offline");
+        assert_eq!(line("-c 512"), "--ctx-size 512");
+        assert!(flags(["-fa", "maybe"].map(OsString::from).into_iter()).is_err());
+        assert!(flags(["--timeout"].map(OsString::from).into_iter()).is_err());
+    }
+
+    #[test]
+    fn variables_come_first_and_flags_win() {
+        let get = |name: &str| match name {
+            "LLAMA_ARG_HOST" => Some("::1".to_owned()),
+            "LLAMA_ARG_ENDPOINT_METRICS" => Some("1".to_owned()),
+            "LLAMA_ARG_KV_UNIFIED" => Some("0".to_owned()),
+            "LLAMA_API_KEY" => Some("k".to_owned()),
+            _ => None,
+        };
+        assert_eq!(words(&variables(get)), "--host ::1 --metrics --api-key k");
+    }
+
+    #[test]
+    fn other_commands_stay_as_they_are() {
+        let line = ["samite", "run", "serve", "-np", "2"].map(OsString::from);
+        assert_eq!(translate(line.clone().into_iter()).unwrap(), line);
+        let line = ["samite", "-v", "serve", "-np", "2"].map(OsString::from);
+        let translated = translate(line.into_iter()).unwrap();
+        assert!(words(&translated).ends_with("--parallel 2"));
+    }
+}

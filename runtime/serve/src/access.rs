@@ -1,0 +1,68 @@
+//! Who may ask: keys, and pages of other origins.
+
+use crate::app::App;
+use axum::http::{HeaderMap, HeaderValue, header};
+
+/// Whether the headers have one of the keys. The time it takes does not depend on how much of a key is right.
+pub fn has_key(app: &App, headers: &HeaderMap) -> bool {
+    if app.options.api_keys.is_empty() {
+        return true;
+    }
+    let text = |name: header::HeaderName| headers.get(name)?.to_str().ok();
+    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    let given = bearer.or_else(|| text(header::HeaderName::from_static("x-api-key")));
+    let Some(given) = given else {
+        return false;
+    };
+    let given = blake3::hash(given.trim().as_bytes());
+    let known = app.options.api_keys.iter();
+    // All are compared, and hashes in constant time.
+    known.fold(false, |found, key| {
+        found | (blake3::hash(key.as_bytes()) == given)
+    })
+}
+
+/// Whether pages of this origin may read answers. Where a key is needed, and no list says otherwise, all may: a page that does not know the key reads nothing.
+fn is_allowed(app: &App, origin: &str) -> bool {
+    let list = &app.options.cors_origins;
+    let is_local = || {
+        let rest = origin.split_once("://").map_or("", |(_, rest)| rest);
+        let host = match rest.rsplit_once(':') {
+            Some((host, port)) if port.chars().all(|c| c.is_ascii_digit()) => host,
+            _ => rest,
+        };
+        ["localhost", "127.0.0.1", "[::1]"].contains(&host)
+    };
+    match list.is_empty() {
+        true => !app.options.api_keys.is_empty() || is_local(),
+        false => list.iter().any(|allowed| match allowed.as_str() {
+            "*" => true,
+            "localhost" => is_local(),
+            other => other == origin,
+        }),
+    }
+}
+
+/// Adds what browsers want to know about other origins.
+pub fn add_cors(app: &App, asked: &HeaderMap, answer: &mut HeaderMap, is_preflight: bool) {
+    let Some(origin) = asked.get(header::ORIGIN) else {
+        return;
+    };
+    answer.insert(header::VARY, HeaderValue::from_static("Origin"));
+    if !origin.to_str().is_ok_and(|origin| is_allowed(app, origin)) {
+        return;
+    }
+    answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
+    let add = [
+        (header::ACCESS_CONTROL_ALLOW_CREDENTIALS, "true"),
+        (
+            header::ACCESS_CONTROL_ALLOW_METHODS,
+            "GET, POST, DELETE, OPTIONS",
+        ),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*"),
+    ];
+    let count = if is_preflight { add.len() } else { 1 };
+    for (name, value) in add.into_iter().take(count) {
+        answer.insert(name, HeaderValue::from_static(value));
+    }
+}

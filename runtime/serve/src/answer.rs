@@ -1,0 +1,324 @@
+//! The answer to one request as it comes: the engine's events become text, thoughts and calls.
+
+use crate::error::ApiError;
+use crate::job::{Job, Parsing};
+use samite_chat::{Answer, AnswerParser, Event as Parsed};
+use samite_requests::{
+    CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started,
+};
+use samite_text::Tokenizer;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A token with what is told of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenInfo {
+    pub id: u32,
+    pub probabilities: Option<Probabilities>,
+}
+
+/// What came.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    Started(Started),
+    Progress(PromptProgress),
+    /// A token, with the text that can be shown now.
+    Token {
+        token: TokenInfo,
+        text: String,
+    },
+    /// More text that stands for no token of its own.
+    Rest(String),
+    /// What is said, thought and called.
+    Parsed(Parsed),
+    Finished,
+    Failed(ApiError),
+}
+
+/// All of an answer so far.
+#[derive(Debug)]
+pub struct Choice {
+    pub index: usize,
+    parser: Option<AnswerParser>,
+    tokenizer: Arc<Tokenizer>,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// Everything that was written, as it was written.
+    pub text: String,
+    /// The same, parsed.
+    pub answer: Answer,
+    pub tokens: Vec<TokenInfo>,
+    pub slot: usize,
+    pub counts: Counts,
+    pub miss: Option<CacheMiss>,
+    pub reason: Option<Reason>,
+    pub error: Option<ApiError>,
+    /// The part of the text that came with the end.
+    rest: String,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+}
+
+/// The clock of answers that are still coming.
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl Choice {
+    pub fn new(index: usize, prompt: Vec<u32>, job: &Job, tokenizer: &Arc<Tokenizer>) -> Self {
+        let parser = job.parsing.as_ref().map(
+            |Parsing {
+                 format,
+                 options,
+                 generation_prompt,
+             }| AnswerParser::new(format, options, generation_prompt),
+        );
+        Choice {
+            index,
+            parser,
+            tokenizer: Arc::clone(tokenizer),
+            counts: Counts {
+                prompt: prompt.len(),
+                ..Counts::default()
+            },
+            prompt,
+            text: String::new(),
+            answer: Answer::default(),
+            tokens: Vec::new(),
+            slot: 0,
+            miss: None,
+            reason: None,
+            error: None,
+            rest: String::new(),
+            started: None,
+            first_token: None,
+        }
+    }
+
+    /// Takes an event, and says what came of it.
+    pub fn take(&mut self, event: Event) -> Vec<Update> {
+        let mut updates = Vec::new();
+        match event {
+            Event::Started(started) => {
+                self.slot = started.slot;
+                self.counts.cached = started.cached;
+                self.miss = started.miss;
+                self.started = Some(now());
+                updates.push(Update::Started(started));
+            }
+            Event::Progress(progress) => updates.push(Update::Progress(progress)),
+            Event::Token(token) => {
+                self.first_token.get_or_insert_with(now);
+                self.counts.written += 1;
+                let info = TokenInfo {
+                    id: token.id,
+                    probabilities: token.probabilities,
+                };
+                self.tokens.push(info.clone());
+                self.text.push_str(&token.text);
+                updates.push(Update::Token {
+                    token: info,
+                    text: token.text.clone(),
+                });
+                self.parse(&token.text, &mut updates);
+            }
+            Event::Finished(finished) => {
+                self.counts = finished.counts;
+                self.reason = Some(finished.reason);
+                self.text.push_str(&finished.rest);
+                self.rest.clone_from(&finished.rest);
+                if !finished.rest.is_empty() {
+                    updates.push(Update::Rest(finished.rest.clone()));
+                }
+                self.parse(&finished.rest, &mut updates);
+                if let Some(parser) = &mut self.parser {
+                    let events = parser.finish();
+                    self.answer.add(events.clone());
+                    updates.extend(events.into_iter().map(Update::Parsed));
+                }
+                updates.push(Update::Finished);
+            }
+            Event::Failed(failed) => {
+                self.counts = failed.counts;
+                updates.push(self.fail(failed.into()));
+            }
+        }
+        updates
+    }
+
+    /// Ends with an error.
+    pub fn fail(&mut self, error: ApiError) -> Update {
+        self.error = Some(error.clone());
+        Update::Failed(error)
+    }
+
+    fn parse(&mut self, text: &str, updates: &mut Vec<Update>) {
+        if let Some(parser) = self.parser.as_mut().filter(|_| !text.is_empty()) {
+            let events = parser.push(text);
+            self.answer.add(events.clone());
+            updates.extend(events.into_iter().map(Update::Parsed));
+        }
+    }
+
+    /// The part of the text that came with the end.
+    pub fn rest(&self) -> &str {
+        &self.rest
+    }
+
+    /// Whether a token ended the text.
+    pub fn is_end_token(&self, token: u32) -> bool {
+        self.tokenizer.is_eog(token)
+    }
+
+    /// The text of the prompt, with the names of control tokens.
+    pub fn prompt_text(&self) -> String {
+        let mut bytes = Vec::new();
+        for &token in &self.prompt {
+            let piece = self.tokenizer.token_to_piece(token, true);
+            bytes.extend_from_slice(piece.unwrap_or_default());
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether it is parsed into what is said, thought and called.
+    pub fn is_parsed(&self) -> bool {
+        self.parser.is_some()
+    }
+
+    /// Whether nothing follows.
+    pub fn is_over(&self) -> bool {
+        self.reason.is_some() || self.error.is_some()
+    }
+
+    /// Why it ended, as OpenAI calls it.
+    pub fn finish_reason(&self) -> &'static str {
+        match self.reason {
+            _ if !self.answer.calls.is_empty() => "tool_calls",
+            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => "length",
+            _ => "stop",
+        }
+    }
+
+    /// Why it ended, as llama-server calls it.
+    pub fn stop_type(&self) -> &'static str {
+        match self.reason {
+            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => "limit",
+            Some(Reason::Stop(_)) => "word",
+            Some(Reason::EndToken(_) | Reason::Constraint) => "eos",
+            None => "none",
+        }
+    }
+
+    /// Whether a part of it is missing.
+    pub fn is_truncated(&self) -> bool {
+        self.counts.truncated || self.reason == Some(Reason::ContextFull)
+    }
+
+    /// llama-server's timings.
+    pub fn timings(&self) -> Value {
+        let (mut reading, mut writing) = (self.counts.reading, self.counts.writing);
+        if !self.is_over() {
+            let at = now();
+            let since = |from: Option<Instant>, to: Instant| {
+                from.map_or(Duration::ZERO, |from| to.saturating_duration_since(from))
+            };
+            reading = since(self.started, self.first_token.unwrap_or(at));
+            writing = since(self.first_token, at);
+        }
+        let prompt = self.counts.prompt.saturating_sub(self.counts.cached);
+        timings(
+            self.counts.cached,
+            prompt,
+            reading,
+            self.counts.written,
+            writing,
+        )
+    }
+
+    /// OpenAI's usage.
+    pub fn usage(choices: &[Choice]) -> Value {
+        let prompt = choices.first().map_or(0, |choice| choice.counts.prompt);
+        let cached = choices.first().map_or(0, |choice| choice.counts.cached);
+        let written: usize = choices.iter().map(|choice| choice.counts.written).sum();
+        json!({
+            "completion_tokens": written,
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        })
+    }
+
+    /// Where the prompt was not known, and why.
+    pub fn cache_miss(&self) -> Value {
+        match self.miss {
+            None => Value::Null,
+            Some(CacheMiss { at_token, cause }) => json!({
+                "at_token": at_token,
+                "cause": MissCause::name(cause),
+            }),
+        }
+    }
+
+    /// The text of a token, and its bytes.
+    pub fn piece(&self, token: u32) -> (String, Vec<u8>) {
+        let bytes = self.tokenizer.token_to_piece(token, true);
+        let bytes = bytes.unwrap_or_default().to_vec();
+        (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+    }
+
+    /// A token's probabilities, as llama-server and OpenAI's conversations have them.
+    pub fn probabilities(&self, token: &TokenInfo, is_drawn: bool) -> Option<Value> {
+        let probabilities = token.probabilities.as_ref()?;
+        let (one, many) = match is_drawn {
+            true => ("prob", "top_probs"),
+            false => ("logprob", "top_logprobs"),
+        };
+        let finite = |value: f32| match value.is_finite() {
+            true => value,
+            false => f32::MIN,
+        };
+        let entry = |id: u32, value: f32| {
+            let (text, bytes) = self.piece(id);
+            json!({"id": id, "token": text, "bytes": bytes, one: finite(value)})
+        };
+        let mut own = entry(token.id, probabilities.token);
+        let top = probabilities
+            .top
+            .iter()
+            .map(|&(id, value)| entry(id, value));
+        own[many] = top.collect();
+        Some(own)
+    }
+}
+
+/// llama-server's timings. The first token comes from the logits of the prompt: no step of its own wrote it.
+pub fn timings(
+    cached: usize,
+    prompt: usize,
+    reading: Duration,
+    written: usize,
+    writing: Duration,
+) -> Value {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let per_token = |time: Duration, count: usize| match count {
+        0 => 0.0,
+        count => ms(time) / count as f64,
+    };
+    let per_second = |time: Duration, count: usize| match time.is_zero() || count == 0 {
+        true => 0.0,
+        false => count as f64 * 1e3 / ms(time),
+    };
+    let steps = written.saturating_sub(1);
+    json!({
+        "cache_n": cached,
+        "prompt_n": prompt,
+        "prompt_ms": ms(reading),
+        "prompt_per_token_ms": per_token(reading, prompt),
+        "prompt_per_second": per_second(reading, prompt),
+        "predicted_n": written,
+        "predicted_ms": ms(writing),
+        "predicted_per_token_ms": per_token(writing, steps),
+        "predicted_per_second": per_second(writing, steps),
+    })
+}

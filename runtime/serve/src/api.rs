@@ -1,0 +1,13 @@
+//! The interfaces, one file each.
+
+pub mod anthropic;
+pub mod embeddings;
+pub mod models;
+pub mod native;
+pub mod ollama;
+pub mod openai_chat;
+pub mod openai_completions;
+pub mod props;
+pub mod responses;
+pub mod slots;
+pub mod tokens;

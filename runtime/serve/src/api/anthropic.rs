@@ -1,0 +1,444 @@
+//! Anthropic's messages.
+
+use crate::answer::{Choice, Update};
+use crate::app::App;
+use crate::chance;
+use crate::chat;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, kind};
+use crate::job::Job;
+use crate::stream::{Frames, Teller};
+use samite_chat::Event as Parsed;
+use samite_requests::Reason;
+use serde_json::{Map, Value, json};
+
+/// The texts of blocks; anything else is refused.
+fn texts(place: &str, value: &Value) -> Result<String> {
+    match value {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(blocks) => {
+            let mut texts = Vec::new();
+            for (i, block) in blocks.iter().enumerate() {
+                let place = format!("{place}[{i}]");
+                let block = Fields::of(&place, block)?;
+                match block.text(&["type"])?.unwrap_or("text") {
+                    "text" => texts.push(block.text(&["text"])?.unwrap_or_default()),
+                    "image" => {
+                        return Err(ApiError::field(
+                            place,
+                            "image input is not supported by this model",
+                        ));
+                    }
+                    other => {
+                        return Err(ApiError::field(
+                            place,
+                            format!("blocks of type \"{other}\" are not supported here"),
+                        ));
+                    }
+                }
+            }
+            Ok(texts.join("\n"))
+        }
+        other => Err(ApiError::field(
+            place,
+            format!(
+                "must be a string or a list of blocks, and is {}",
+                kind(other)
+            ),
+        )),
+    }
+}
+
+/// One of Anthropic's messages as OpenAI's.
+fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
+    let fields = Fields::of(place, message)?;
+    let role = fields.text(&["role"])?;
+    let role = role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
+    if !["user", "assistant", "system"].contains(&role) {
+        return Err(ApiError::field(
+            format!("{place}.role"),
+            format!("must be user or assistant, and is \"{role}\""),
+        ));
+    }
+    let Some((_, content)) = fields.get(&["content"]) else {
+        return Err(ApiError::field(format!("{place}.content"), "is missing"));
+    };
+    let Value::Array(blocks) = content else {
+        out.push(json!({"role": role, "content": texts(&format!("{place}.content"), content)?}));
+        return Ok(());
+    };
+    let (mut parts, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
+    let mut thoughts = String::new();
+    for (i, block) in blocks.iter().enumerate() {
+        let place = format!("{place}.content[{i}]");
+        let block = Fields::of(&place, block)?;
+        match block.text(&["type"])?.unwrap_or("text") {
+            "text" => {
+                let text = block.text(&["text"])?;
+                let text =
+                    text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
+                parts.push(json!({"type": "text", "text": text}));
+            }
+            "thinking" => thoughts.push_str(block.text(&["thinking"])?.unwrap_or_default()),
+            "redacted_thinking" => {}
+            "image" => {
+                return Err(ApiError::field(
+                    place,
+                    "image input is not supported by this model",
+                ));
+            }
+            "tool_use" => {
+                let name = block.text(&["name"])?;
+                let name =
+                    name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+                let input = block
+                    .get(&["input"])
+                    .map_or_else(|| json!({}), |(_, v)| v.clone());
+                calls.push(json!({
+                    "id": block.text(&["id"])?.unwrap_or_default(),
+                    "type": "function",
+                    "function": {"name": name, "arguments": input.to_string()},
+                }));
+            }
+            "tool_result" => {
+                let content = block
+                    .get(&["content"])
+                    .map_or(&Value::Null, |(_, value)| value);
+                results.push(json!({
+                    "role": "tool",
+                    "tool_call_id": block.text(&["tool_use_id"])?.unwrap_or_default(),
+                    "content": texts(&format!("{place}.content"), content)?,
+                }));
+            }
+            other => {
+                return Err(ApiError::field(
+                    place,
+                    format!("blocks of type \"{other}\" are not supported here"),
+                ));
+            }
+        }
+    }
+    // Results answer the calls before them; what is said comes behind.
+    out.extend(results);
+    if !parts.is_empty() || !calls.is_empty() || !thoughts.is_empty() {
+        let mut message = Map::new();
+        message.insert("role".to_owned(), role.into());
+        let only_text = match parts.as_slice() {
+            [] => Some(json!("")),
+            [one] => one.get("text").cloned(),
+            _ => None,
+        };
+        message.insert(
+            "content".to_owned(),
+            only_text.unwrap_or_else(|| parts.into()),
+        );
+        if !calls.is_empty() {
+            message.insert("tool_calls".to_owned(), calls.into());
+        }
+        if !thoughts.is_empty() {
+            message.insert("reasoning_content".to_owned(), thoughts.into());
+        }
+        out.push(message.into());
+    }
+    Ok(())
+}
+
+/// Some clients put a stamp into the first line of their system prompt that differs each time: with it, nothing would be found in the cache.
+fn without_stamp(system: String) -> String {
+    const STAMP: &str = "x-anthropic-billing-header:";
+    match system.strip_prefix(STAMP) {
+        Some(rest) => rest
+            .split_once('\n')
+            .map_or("", |(_, rest)| rest)
+            .to_owned(),
+        None => system,
+    }
+}
+
+/// A request as OpenAI's.
+fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
+    let fields = Fields::new(body)?;
+    let mut out = Vec::new();
+    if let Some((name, system)) = fields.get(&["system"]) {
+        out.push(json!({"role": "system", "content": without_stamp(texts(name, system)?)}));
+    }
+    let list = fields.list("messages")?;
+    let list = list.ok_or_else(|| ApiError::field("messages", "is missing"))?;
+    for (i, message) in list.iter().enumerate() {
+        messages(&format!("messages[{i}]"), message, &mut out)?;
+    }
+    let mut request = fields.object().clone();
+    for name in [
+        "system",
+        "messages",
+        "tools",
+        "tool_choice",
+        "stop_sequences",
+        "thinking",
+        "metadata",
+        "max_tokens",
+    ] {
+        request.remove(name);
+    }
+    request.insert("messages".to_owned(), out.into());
+    if needs_limit {
+        let limit = fields
+            .count(&["max_tokens"], i32::MAX as usize)?
+            .unwrap_or(4096);
+        request.insert("max_tokens".to_owned(), limit.into());
+    }
+    if fields.has("stop_sequences") {
+        request.insert(
+            "stop".to_owned(),
+            json!(fields.texts("stop_sequences", 64)?),
+        );
+    }
+    if let Some(tools) = fields.list("tools")? {
+        let mut functions = Vec::new();
+        for (i, tool) in tools.iter().enumerate() {
+            let place = format!("tools[{i}]");
+            let tool = Fields::of(&place, tool)?;
+            let name = tool.text(&["name"])?;
+            let name =
+                name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+            let Some((_, schema)) = tool.get(&["input_schema"]) else {
+                // A service of Anthropic's own.
+                continue;
+            };
+            functions.push(json!({
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": tool.text(&["description"])?.unwrap_or_default(),
+                    "parameters": schema,
+                },
+            }));
+        }
+        request.insert("tools".to_owned(), functions.into());
+    }
+    if let Some(choice) = fields.fields("tool_choice")? {
+        let wanted = match choice.text(&["type"])?.unwrap_or("auto") {
+            "any" => json!("required"),
+            "tool" => {
+                let name = choice.text(&["name"])?;
+                let name = name.ok_or_else(|| ApiError::field("tool_choice.name", "is missing"))?;
+                json!({"type": "function", "function": {"name": name}})
+            }
+            known @ ("auto" | "none") => json!(known),
+            other => {
+                return Err(ApiError::field(
+                    "tool_choice.type",
+                    format!("must be auto, any, tool or none, and is \"{other}\""),
+                ));
+            }
+        };
+        request.insert("tool_choice".to_owned(), wanted);
+    }
+    if let Some(thinking) = fields.fields("thinking")? {
+        let is_on = match thinking.text(&["type"])?.unwrap_or("enabled") {
+            "enabled" | "adaptive" => true,
+            "disabled" => false,
+            other => {
+                return Err(ApiError::field(
+                    "thinking.type",
+                    format!("must be enabled or disabled, and is \"{other}\""),
+                ));
+            }
+        };
+        request.insert("enable_thinking".to_owned(), is_on.into());
+    }
+    Ok(request.into())
+}
+
+/// The job of a message.
+pub fn job(app: &App, body: &Value) -> Result<(Job, MessageTeller)> {
+    let job = chat::job(app, &translated(body, true)?)?;
+    let teller = MessageTeller {
+        id: chance::id("msg_"),
+        model: job.model.clone(),
+        stops: job.stops.clone(),
+        blocks: 0,
+        open: None,
+    };
+    Ok((job, teller))
+}
+
+/// How many tokens a conversation is.
+pub fn count(app: &App, body: &Value) -> Result<Value> {
+    crate::api::tokens::count(app, &translated(body, false)?)
+}
+
+/// A block of content that is being told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Text,
+    Thinking,
+    Call,
+}
+
+/// Tells an answer as messages do.
+pub struct MessageTeller {
+    id: String,
+    model: String,
+    stops: Vec<String>,
+    /// Blocks so far.
+    blocks: usize,
+    open: Option<Block>,
+}
+
+impl MessageTeller {
+    fn stop_reason(&self, choice: &Choice) -> (&'static str, Value) {
+        match choice.reason {
+            _ if !choice.answer.calls.is_empty() => ("tool_use", Value::Null),
+            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline) => {
+                ("max_tokens", Value::Null)
+            }
+            Some(Reason::Stop(number)) => (
+                "stop_sequence",
+                self.stops
+                    .get(number)
+                    .map_or(Value::Null, |stop| stop.clone().into()),
+            ),
+            _ => ("end_turn", Value::Null),
+        }
+    }
+
+    fn usage(choice: &Choice) -> Value {
+        json!({
+            "cache_read_input_tokens": choice.counts.cached,
+            "cache_creation_input_tokens": 0,
+            "input_tokens": choice.counts.prompt - choice.counts.cached,
+            "output_tokens": choice.counts.written,
+        })
+    }
+
+    fn close(&mut self, out: &mut Frames) {
+        if self.open.take().is_some() {
+            let index = self.blocks - 1;
+            out.event(
+                "content_block_stop",
+                &json!({"type": "content_block_stop", "index": index}),
+            );
+        }
+    }
+
+    fn open(&mut self, block: Block, content: &Value, out: &mut Frames) {
+        if self.open == Some(block) && block != Block::Call {
+            return;
+        }
+        self.close(out);
+        self.open = Some(block);
+        self.blocks += 1;
+        out.event(
+            "content_block_start",
+            &json!({"type": "content_block_start", "index": self.blocks - 1, "content_block": content}),
+        );
+    }
+
+    fn delta(&self, delta: &Value, out: &mut Frames) {
+        let index = self.blocks.saturating_sub(1);
+        out.event(
+            "content_block_delta",
+            &json!({"type": "content_block_delta", "index": index, "delta": delta}),
+        );
+    }
+}
+
+impl Teller for MessageTeller {
+    fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
+        match update {
+            Update::Started(_) => {
+                let message = json!({
+                    "id": self.id,
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [],
+                    "model": self.model,
+                    "stop_reason": null,
+                    "stop_sequence": null,
+                    "usage": Self::usage(choice),
+                });
+                out.event(
+                    "message_start",
+                    &json!({"type": "message_start", "message": message}),
+                );
+            }
+            Update::Parsed(Parsed::Content(text)) => {
+                self.open(Block::Text, &json!({"type": "text", "text": ""}), out);
+                self.delta(&json!({"type": "text_delta", "text": text}), out);
+            }
+            Update::Parsed(Parsed::Reasoning(text)) => {
+                self.open(
+                    Block::Thinking,
+                    &json!({"type": "thinking", "thinking": "", "signature": ""}),
+                    out,
+                );
+                self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+            }
+            Update::Parsed(Parsed::ToolCallStart { id, name, .. }) => {
+                let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
+                self.open(Block::Call, &block, out);
+            }
+            Update::Parsed(Parsed::ToolArguments { text, .. }) => {
+                self.delta(
+                    &json!({"type": "input_json_delta", "partial_json": text}),
+                    out,
+                );
+            }
+            Update::Finished => {
+                if self.blocks == 0 {
+                    self.open(Block::Text, &json!({"type": "text", "text": ""}), out);
+                }
+                self.close(out);
+                let (reason, sequence) = self.stop_reason(choice);
+                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                let message =
+                    json!({"type": "message_delta", "delta": delta, "usage": Self::usage(choice)});
+                out.event("message_delta", &message);
+                out.event("message_stop", &json!({"type": "message_stop"}));
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, _choices: &[Choice], _out: &mut Frames) {}
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.event("error", &error.anthropic());
+    }
+
+    fn whole(&mut self, choices: &[Choice]) -> Value {
+        let Some(choice) = choices.first() else {
+            return Value::Null;
+        };
+        let answer = &choice.answer;
+        let mut content = Vec::new();
+        if !answer.reasoning.is_empty() {
+            content
+                .push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
+        }
+        if !answer.content.is_empty() || answer.calls.is_empty() {
+            content.push(json!({"type": "text", "text": answer.content}));
+        }
+        for call in &answer.calls {
+            // What a model wrote that is no object is told as it is.
+            let input = serde_json::from_str::<Map<String, Value>>(&call.arguments);
+            let input = input.map_or_else(|_| json!({"arguments": call.arguments}), Value::Object);
+            content.push(
+                json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}),
+            );
+        }
+        let (reason, sequence) = self.stop_reason(choice);
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self.model,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": Self::usage(choice),
+        })
+    }
+}

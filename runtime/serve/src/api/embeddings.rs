@@ -1,0 +1,249 @@
+//! Embeddings, and how well documents go with a question.
+
+use crate::api::native;
+use crate::app::App;
+use crate::embedder::Embedder;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use base64::Engine as _;
+use samite_llm::Normalization;
+use serde_json::{Map, Value, json};
+
+fn embedder(app: &App) -> Result<&Embedder> {
+    app.embedder.as_ref().ok_or_else(|| {
+        ApiError::not_supported(
+            "this server does not compute embeddings: start it with --embeddings",
+        )
+    })
+}
+
+/// The texts of a request, each as tokens.
+fn inputs(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
+    let Some((name, value)) = fields.get(&["input", "content", "prompt"]) else {
+        return Err(ApiError::field("input", "is missing"));
+    };
+    let of = |place: &str, value: &Value| {
+        let tokens = match value {
+            Value::String(text) => app.tokenizer.tokenize(text, true, true)?,
+            other => native::prompt(app, place, other)?,
+        };
+        match tokens.is_empty() {
+            true => Err(ApiError::field(
+                place,
+                "has no tokens: the input must not be empty",
+            )),
+            false => Ok(tokens),
+        }
+    };
+    match value {
+        Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
+        Value::Array(list) if list.iter().all(Value::is_number) => Ok(vec![of(name, value)?]),
+        Value::Array(list) => {
+            let list = list.iter().enumerate();
+            list.map(|(i, value)| of(&format!("{name}[{i}]"), value))
+                .collect()
+        }
+        other => Ok(vec![of(name, other)?]),
+    }
+}
+
+fn check_lengths(embedder: &Embedder, texts: &[Vec<u32>]) -> Result<()> {
+    let long = texts
+        .iter()
+        .map(Vec::len)
+        .find(|&count| count > embedder.longest);
+    match long {
+        None => Ok(()),
+        Some(count) => {
+            let most = embedder.longest;
+            let mut error = ApiError::new(
+                400,
+                format!(
+                    "input ({count} tokens) is too large to process: it exceeds the available context size ({most} tokens); take a shorter one, or start the server with a larger --ctx-size, --batch-size and --ubatch-size"
+                ),
+            );
+            error.kind = "exceed_context_size_error";
+            error
+                .more
+                .insert("n_prompt_tokens".to_owned(), count.into());
+            error.more.insert("n_ctx".to_owned(), most.into());
+            Err(error)
+        }
+    }
+}
+
+fn compute(embedder: &Embedder, texts: &[Vec<u32>]) -> Result<Vec<Vec<Vec<f32>>>> {
+    check_lengths(embedder, texts)?;
+    let found = embedder.embed(texts);
+    found.map_err(|error| ApiError::new(500, error.to_string()))
+}
+
+fn normalization(embedder: &Embedder, fields: &Fields<'_>) -> Result<Normalization> {
+    let number = fields.integer(&["embd_normalize"], -1, i64::from(i32::MAX))?;
+    let Some(number) = number else {
+        return Ok(embedder.normalization);
+    };
+    let known = i32::try_from(number)
+        .ok()
+        .and_then(Normalization::from_number);
+    known.ok_or_else(|| ApiError::field("embd_normalize", "must be -1, 0, or the power of a norm"))
+}
+
+/// OpenAI's embeddings.
+pub fn openai(app: &App, body: &Value) -> Result<Value> {
+    let fields = Fields::new(body)?;
+    let embedder = embedder(app)?;
+    if embedder.is_of_tokens {
+        return Err(ApiError::invalid(
+            "pooling type \"none\" gives an embedding of each token, which this interface cannot tell: start the server with another --pooling, or use /embeddings",
+        ));
+    }
+    let format = fields.text(&["encoding_format"])?.unwrap_or("float");
+    if !["float", "base64"].contains(&format) {
+        return Err(ApiError::field(
+            "encoding_format",
+            format!("must be float or base64, and is \"{format}\""),
+        ));
+    }
+    let dimensions = fields.integer(&["dimensions"], 1, i64::from(i32::MAX))?;
+    let normalization = normalization(embedder, &fields)?;
+    let texts = inputs(app, &fields)?;
+    let found = compute(embedder, &texts)?;
+    let data = found.into_iter().enumerate().map(|(index, mut list)| {
+        let mut embedding = list.pop().unwrap_or_default();
+        if let Some(count) = dimensions {
+            embedding.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+        }
+        normalization.apply(&mut embedding);
+        let mut entry = Map::new();
+        let value = match format {
+            "base64" => {
+                let bytes: Vec<u8> = embedding.iter().flat_map(|x| x.to_le_bytes()).collect();
+                entry.insert("encoding_format".to_owned(), "base64".into());
+                base64::engine::general_purpose::STANDARD
+                    .encode(bytes)
+                    .into()
+            }
+            _ => json!(embedding),
+        };
+        entry.insert("embedding".to_owned(), value);
+        entry.insert("index".to_owned(), index.into());
+        entry.insert("object".to_owned(), "embedding".into());
+        Value::Object(entry)
+    });
+    let data: Vec<Value> = data.collect();
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    Ok(json!({
+        "model": app.model_id(),
+        "object": "list",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "data": data,
+    }))
+}
+
+/// llama-server's embeddings.
+pub fn native(app: &App, body: &Value) -> Result<Value> {
+    let fields = Fields::new(body)?;
+    let embedder = embedder(app)?;
+    let normalization = normalization(embedder, &fields)?;
+    let texts = inputs(app, &fields)?;
+    let found = compute(embedder, &texts)?;
+    let entries = found.into_iter().enumerate().map(|(index, mut list)| {
+        // One of each token stays as it is.
+        if !embedder.is_of_tokens {
+            list.iter_mut()
+                .for_each(|embedding| normalization.apply(embedding));
+        }
+        json!({"index": index, "embedding": list})
+    });
+    Ok(entries.collect())
+}
+
+/// How well documents go with a question.
+pub fn rerank(app: &App, body: &Value) -> Result<Value> {
+    let fields = Fields::new(body)?;
+    let embedder = app.embedder.as_ref().filter(|embedder| embedder.is_rank);
+    let embedder = embedder.ok_or_else(|| {
+        ApiError::not_supported("this server does not rank: start it with --reranking")
+    })?;
+    let query = fields.text(&["query"])?;
+    let query = query.ok_or_else(|| ApiError::field("query", "is missing: it must be a string"))?;
+    let is_tei = fields.has("texts");
+    let name = if is_tei { "texts" } else { "documents" };
+    let documents = match fields.list(name)? {
+        Some(_) => fields.texts(name, 4096)?,
+        None => Vec::new(),
+    };
+    if documents.is_empty() {
+        return Err(ApiError::field(
+            "documents",
+            "must be a list of strings, and not empty",
+        ));
+    }
+    let top = fields
+        .count(&["top_n"], usize::MAX)?
+        .unwrap_or(documents.len());
+    let returns_text = fields.boolean(&["return_text"], false)?;
+    let texts = documents.iter().map(|document| pair(app, query, document));
+    let texts: Vec<Vec<u32>> = texts.collect::<Result<_>>()?;
+    let found = compute(embedder, &texts)?;
+    let score = |list: &Vec<Vec<f32>>| list.last().and_then(|scores| scores.first()).copied();
+    let mut scores: Vec<(usize, f32)> = found
+        .iter()
+        .map(|list| score(list).unwrap_or(0.0))
+        .enumerate()
+        .collect();
+    scores.sort_by(|a, b| b.1.total_cmp(&a.1));
+    scores.truncate(top);
+    let tokens: usize = texts.iter().map(Vec::len).sum();
+    if is_tei {
+        let list = scores.iter().map(|&(index, score)| {
+            let mut entry = json!({"index": index, "score": score});
+            if returns_text {
+                entry["text"] = documents[index].clone().into();
+            }
+            entry
+        });
+        return Ok(list.collect());
+    }
+    let results = scores
+        .iter()
+        .map(|&(index, score)| json!({"index": index, "relevance_score": score}));
+    Ok(json!({
+        "model": app.model_id(),
+        "object": "list",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "results": results.collect::<Vec<_>>(),
+    }))
+}
+
+/// The tokens of a question with a document: as the model's file says, or with what its vocabulary has between two texts.
+fn pair(app: &App, query: &str, document: &str) -> Result<Vec<u32>> {
+    let tokenizer = &app.tokenizer;
+    let key = "tokenizer.chat_template.rerank";
+    let template = app.model.metadata().get::<&str>(key).ok().flatten();
+    let text = match template {
+        // In one go, so that a query that speaks of {document} stays as it is.
+        Some(template) => {
+            let pieces = template.split("{query}");
+            let pieces = pieces.map(|piece| piece.replace("{document}", document));
+            pieces.collect::<Vec<_>>().join(query)
+        }
+        None => {
+            let added = [
+                tokenizer.eos().filter(|_| tokenizer.adds_eos()),
+                tokenizer.sep().filter(|_| tokenizer.adds_sep()),
+            ];
+            let between: Vec<u32> = added.into_iter().flatten().collect();
+            format!("{query}{}{document}", app.text_of(&between))
+        }
+    };
+    let tokens = tokenizer.tokenize(&text, true, true)?;
+    match tokens.is_empty() {
+        true => Err(ApiError::field(
+            "documents",
+            "a pair of texts has no tokens",
+        )),
+        false => Ok(tokens),
+    }
+}

@@ -1,0 +1,302 @@
+//! llama-server's own completions, and infill.
+
+use crate::answer::{Choice, Update, timings};
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, kind};
+use crate::job::{ChatExtras, Job};
+use crate::stream::{Frames, Teller};
+use samite_requests::{PromptProgress, Reason};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// How far a prompt is.
+pub fn progress(progress: &PromptProgress) -> Value {
+    json!({
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": progress.time.as_millis(),
+    })
+}
+
+/// The timings while a prompt is read.
+pub fn progress_timings(progress: &PromptProgress) -> Value {
+    let computed = progress.processed.saturating_sub(progress.cached);
+    let time = if computed == 0 {
+        Duration::ZERO
+    } else {
+        progress.time
+    };
+    timings(progress.cached, computed, time, 0, Duration::ZERO)
+}
+
+/// The prompts of a request: a text, tokens, both mixed, or a list of those.
+pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
+    let Some((name, value)) = fields.get(&["prompt"]) else {
+        return Err(ApiError::field("prompt", "is missing"));
+    };
+    let is_scalar = |value: &Value| value.is_number() || value.is_string();
+    match value {
+        Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
+        Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_scalar) => {
+            Ok((vec![mixed(app, name, list)?], false))
+        }
+        Value::Array(list) => {
+            let each = list.iter().enumerate();
+            let prompts = each.map(|(i, value)| prompt(app, &format!("{name}[{i}]"), value));
+            let prompts: Vec<_> = prompts.collect::<Result<_>>()?;
+            let is_list = prompts.len() > 1;
+            Ok((prompts, is_list))
+        }
+        other => Ok((vec![prompt(app, name, other)?], false)),
+    }
+}
+
+/// The tokens of one prompt.
+pub fn prompt(app: &App, name: &str, value: &Value) -> Result<Vec<u32>> {
+    match value {
+        Value::String(text) => {
+            app.check_length(name, text)?;
+            Ok(with_begin(app, app.tokenizer.tokenize(text, true, true)?))
+        }
+        Value::Array(list) => mixed(app, name, list),
+        Value::Object(_) => {
+            let fields = Fields::of(name, value)?;
+            if fields.has("multimodal_data") {
+                return Err(ApiError::field(
+                    "multimodal_data",
+                    "this model takes no pictures and no sound",
+                ));
+            }
+            match fields.get(&["prompt_string"]) {
+                Some((_, text @ Value::String(_))) => prompt(app, name, text),
+                _ => Err(ApiError::field(
+                    name,
+                    "an object needs \"prompt_string\", a string",
+                )),
+            }
+        }
+        other => Err(ApiError::field(
+            name,
+            format!(
+                "must be a string, a list of tokens, or a list of those, and is {}",
+                kind(other)
+            ),
+        )),
+    }
+}
+
+/// What goes on has no end token.
+fn with_begin(app: &App, mut tokens: Vec<u32>) -> Vec<u32> {
+    if app.tokenizer.adds_eos() {
+        tokens.pop();
+    }
+    tokens
+}
+
+/// Tokens and texts in one prompt.
+fn mixed(app: &App, name: &str, list: &[Value]) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    for (i, value) in list.iter().enumerate() {
+        match value {
+            Value::String(text) => {
+                app.check_length(name, text)?;
+                let more = app.tokenizer.tokenize(text, i == 0, true)?;
+                tokens.extend(if i == 0 { with_begin(app, more) } else { more });
+            }
+            other => tokens.push(token(app, &format!("{name}[{i}]"), other)?),
+        }
+    }
+    Ok(tokens)
+}
+
+/// The number of a token.
+pub fn token(app: &App, name: &str, value: &Value) -> Result<u32> {
+    let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+    let count = app.tokenizer.vocab_size();
+    id.filter(|&id| (id as usize) < count).ok_or_else(|| {
+        ApiError::field(
+            name,
+            format!("{value} is no token: they are 0 to {}", count - 1),
+        )
+    })
+}
+
+/// The job of a completion.
+pub fn job(app: &App, body: &Value) -> Result<(Job, bool)> {
+    let fields = Fields::new(body)?;
+    let (prompts, is_list) = prompts(app, &fields)?;
+    let job = Job::new(app, &fields, prompts, ChatExtras::default())?;
+    let is_list = is_list || job.requests.len() > 1;
+    Ok((job, is_list))
+}
+
+/// The job of an infill.
+pub fn infill(app: &App, body: &Value) -> Result<(Job, bool)> {
+    let fields = Fields::new(body)?;
+    let [Some(prefix), Some(suffix), Some(middle)] = app.tokenizer.fill_in() else {
+        return Err(ApiError::not_supported(
+            "infill is not supported by this model: its vocabulary has no tokens for prefix, suffix and middle",
+        ));
+    };
+    let needed = |name: &'static str| {
+        let text = fields.text(&[name])?;
+        text.ok_or_else(|| ApiError::field(name, "is missing: it must be a string"))
+    };
+    let (before, after) = (needed("input_prefix")?, needed("input_suffix")?);
+    let own = fields.text(&["prompt"])?.unwrap_or_default();
+    let tokenize = |text: &str| app.tokenizer.tokenize(text, false, false);
+    let mut extra = Vec::new();
+    for (i, entry) in fields
+        .list("input_extra")?
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
+    {
+        let place = format!("input_extra[{i}]");
+        let entry = Fields::of(&place, entry)?;
+        let text = entry.text(&["text"])?;
+        let text = text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
+        let name = entry.text(&["filename"])?.unwrap_or("tmp");
+        app.check_length(&place, text)?;
+        extra.extend(tokenize(&format!("\n\n--- snippet ---\n\n{name}\n{text}"))?);
+    }
+    app.check_length("input_prefix", before)?;
+    app.check_length("input_suffix", after)?;
+    let mut tokens: Vec<u32> = app
+        .tokenizer
+        .bos()
+        .filter(|_| app.tokenizer.adds_bos())
+        .into_iter()
+        .collect();
+    tokens.extend(extra);
+    tokens.push(prefix);
+    tokens.extend(tokenize(before)?);
+    tokens.push(suffix);
+    tokens.extend(tokenize(after)?);
+    tokens.push(middle);
+    tokens.extend(tokenize(own)?);
+    let job = Job::new(app, &fields, vec![tokens], ChatExtras::default())?;
+    let is_list = job.requests.len() > 1;
+    Ok((job, is_list))
+}
+
+/// Tells an answer as llama-server does.
+pub struct NativeTeller {
+    pub job: Job,
+    pub is_list: bool,
+}
+
+/// What llama-server says at the end.
+pub fn whole(choice: &Choice, job: &Job) -> Value {
+    let mut whole = ended(choice, job, &choice.text);
+    if job.return_tokens {
+        whole["tokens"] = choice.tokens.iter().map(|token| token.id).collect();
+    }
+    if job.n_probs > 0 {
+        let tokens = choice.tokens.iter();
+        let tokens = tokens.filter_map(|token| choice.probabilities(token, job.post_sampling));
+        whole["completion_probabilities"] = tokens.collect();
+    }
+    whole
+}
+
+fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
+    let word = match choice.reason {
+        Some(Reason::Stop(number)) => job.stops.get(number).map_or("", String::as_str),
+        _ => "",
+    };
+    json!({
+        "index": choice.index,
+        "content": content,
+        "tokens": [],
+        "id_slot": choice.slot,
+        "stop": true,
+        "model": job.model,
+        "tokens_predicted": choice.counts.written,
+        "tokens_evaluated": choice.counts.prompt,
+        "generation_settings": job.settings,
+        "prompt": choice.prompt_text(),
+        "has_new_line": choice.text.contains('\n'),
+        "truncated": choice.is_truncated(),
+        "stop_type": choice.stop_type(),
+        "stopping_word": word,
+        "tokens_cached": choice.counts.prompt + choice.counts.written.saturating_sub(1),
+        "timings": choice.timings(),
+        "cache_miss": choice.cache_miss(),
+    })
+}
+
+/// Only these members; one with a slash is taken out of the object that it is in.
+fn only(value: &Value, names: &[String]) -> Value {
+    if names.is_empty() {
+        return value.clone();
+    }
+    let mut chosen = Map::new();
+    for name in names {
+        let mut parts = name.split('/');
+        let found = parts.try_fold(value, |value, part| value.get(part));
+        if let Some(found) = found {
+            chosen.insert(name.clone(), found.clone());
+        }
+    }
+    chosen.into()
+}
+
+impl Teller for NativeTeller {
+    fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
+        let part = |content: &str, tokens: Value| {
+            json!({
+                "index": choice.index,
+                "content": content,
+                "tokens": tokens,
+                "stop": false,
+                "id_slot": choice.slot,
+                "tokens_predicted": choice.counts.written,
+                "tokens_evaluated": choice.counts.prompt,
+            })
+        };
+        match update {
+            Update::Progress(found) => {
+                let mut chunk = part("", json!([]));
+                chunk["prompt_progress"] = progress(found);
+                if self.job.timings_per_token {
+                    chunk["timings"] = progress_timings(found);
+                }
+                out.data(&chunk);
+            }
+            Update::Token { token, text } if !choice.is_end_token(token.id) => {
+                let mut chunk = part(text, json!([token.id]));
+                if self.job.n_probs > 0 {
+                    let found = choice.probabilities(token, self.job.post_sampling);
+                    chunk["completion_probabilities"] = found.into_iter().collect();
+                }
+                if self.job.timings_per_token {
+                    chunk["timings"] = choice.timings();
+                }
+                out.data(&only(&chunk, &self.job.response_fields));
+            }
+            Update::Finished => {
+                let rest = choice.rest();
+                out.data(&only(
+                    &ended(choice, &self.job, rest),
+                    &self.job.response_fields,
+                ));
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, _choices: &[Choice], _out: &mut Frames) {}
+
+    fn whole(&mut self, choices: &[Choice]) -> Value {
+        let each = choices.iter();
+        let mut each =
+            each.map(|choice| only(&whole(choice, &self.job), &self.job.response_fields));
+        match self.is_list {
+            true => each.collect(),
+            false => each.next().unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! OpenAI's completions.
+
+use crate::answer::{Choice, TokenInfo, Update};
+use crate::api::native;
+use crate::api::openai_chat::FINGERPRINT;
+use crate::chance;
+use crate::job::Job;
+use crate::stream::{Frames, Teller};
+use serde_json::{Value, json};
+
+/// Tells an answer as completions do.
+pub struct CompletionTeller {
+    id: String,
+    created: u64,
+    job: Job,
+}
+
+impl CompletionTeller {
+    pub fn new(job: &Job) -> Self {
+        CompletionTeller {
+            id: chance::id("cmpl-"),
+            created: chance::seconds(),
+            job: Job {
+                requests: Vec::new(),
+                ..job.clone()
+            },
+        }
+    }
+
+    fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo]) -> Value {
+        let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
+        let found: Vec<Value> = tokens
+            .filter_map(|token| choice.probabilities(token, self.job.post_sampling))
+            .collect();
+        match found.is_empty() {
+            true => Value::Null,
+            false => json!({"content": found}),
+        }
+    }
+
+    fn body(&self, choices: Value) -> Value {
+        json!({
+            "choices": choices,
+            "created": self.created,
+            "model": self.job.model,
+            "system_fingerprint": FINGERPRINT,
+            "object": "text_completion",
+            "id": self.id,
+        })
+    }
+
+    fn part(&self, choice: &Choice, text: &str, logprobs: Value, out: &mut Frames) {
+        let entry = json!({
+            "text": text,
+            "index": choice.index,
+            "logprobs": logprobs,
+            "finish_reason": null,
+        });
+        let mut chunk = self.body(json!([entry]));
+        if self.job.timings_per_token {
+            chunk["timings"] = choice.timings();
+        }
+        out.data(&chunk);
+    }
+}
+
+impl Teller for CompletionTeller {
+    fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
+        match update {
+            Update::Progress(progress) => {
+                let entry = json!({"text": "", "index": choice.index, "logprobs": null, "finish_reason": null});
+                let mut chunk = self.body(json!([entry]));
+                chunk["prompt_progress"] = native::progress(progress);
+                if self.job.timings_per_token {
+                    chunk["timings"] = native::progress_timings(progress);
+                }
+                out.data(&chunk);
+            }
+            Update::Token { token, text } if !choice.is_end_token(token.id) => {
+                let logprobs = self.logprobs(choice, std::slice::from_ref(token));
+                self.part(choice, text, logprobs, out);
+            }
+            Update::Rest(text) => self.part(choice, text, Value::Null, out),
+            Update::Finished => {
+                let entry = json!({
+                    "text": "",
+                    "index": choice.index,
+                    "logprobs": null,
+                    "finish_reason": choice.finish_reason(),
+                });
+                let mut chunk = self.body(json!([entry]));
+                chunk["usage"] = Choice::usage(std::slice::from_ref(choice));
+                chunk["timings"] = choice.timings();
+                chunk["cache_miss"] = choice.cache_miss();
+                out.data(&chunk);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, choices: &[Choice], out: &mut Frames) {
+        if self.job.include_usage {
+            let mut chunk = self.body(json!([]));
+            chunk["usage"] = Choice::usage(choices);
+            out.data(&chunk);
+        }
+        out.done();
+    }
+
+    fn whole(&mut self, choices: &[Choice]) -> Value {
+        let list = choices.iter().map(|choice| {
+            json!({
+                "text": choice.text,
+                "index": choice.index,
+                "logprobs": self.logprobs(choice, &choice.tokens),
+                "finish_reason": choice.finish_reason(),
+            })
+        });
+        let mut whole = self.body(list.collect());
+        whole["usage"] = Choice::usage(choices);
+        if let Some(first) = choices.first() {
+            whole["timings"] = first.timings();
+            whole["cache_miss"] = first.cache_miss();
+            if self.job.verbose {
+                whole["__verbose"] = native::whole(first, &self.job);
+            }
+        }
+        whole
+    }
+}

@@ -1,0 +1,500 @@
+//! OpenAI's responses.
+
+use crate::answer::{Choice, Update};
+use crate::api::{native, tokens};
+use crate::app::App;
+use crate::chance;
+use crate::chat;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, kind};
+use crate::job::Job;
+use crate::stream::{Frames, Teller};
+use samite_chat::Event as Parsed;
+use serde_json::{Map, Value, json};
+
+/// A text, or the texts of parts.
+fn text(place: &str, value: &Value) -> Result<String> {
+    match value {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let mut texts = Vec::new();
+            for (i, part) in parts.iter().enumerate() {
+                let place = format!("{place}[{i}]");
+                let part = Fields::of(&place, part)?;
+                match part.text(&["type"])?.unwrap_or("input_text") {
+                    "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text"
+                    | "refusal" => {
+                        texts.push(part.text(&["text", "refusal"])?.unwrap_or_default());
+                    }
+                    "input_image" => {
+                        return Err(ApiError::field(
+                            place,
+                            "image input is not supported by this model",
+                        ));
+                    }
+                    other => {
+                        return Err(ApiError::field(
+                            place,
+                            format!("parts of type \"{other}\" are not supported here"),
+                        ));
+                    }
+                }
+            }
+            Ok(texts.join("\n"))
+        }
+        other => Err(ApiError::field(
+            place,
+            format!(
+                "must be a string or a list of parts, and is {}",
+                kind(other)
+            ),
+        )),
+    }
+}
+
+/// The items of an input as messages.
+fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
+    let Some((name, input)) = fields.get(&["input"]) else {
+        return Err(ApiError::field("input", "is missing"));
+    };
+    let mut system = Vec::new();
+    if let Some(instructions) = fields.text(&["instructions"])? {
+        system.push(instructions.to_owned());
+    }
+    let mut messages: Vec<Value> = Vec::new();
+    let items = match input {
+        Value::String(text) => {
+            messages.push(json!({"role": "user", "content": text}));
+            &[][..]
+        }
+        Value::Array(items) => items,
+        other => {
+            return Err(ApiError::field(
+                name,
+                format!("must be a string or a list, and is {}", kind(other)),
+            ));
+        }
+    };
+    let mut thoughts = String::new();
+    for (i, item) in items.iter().enumerate() {
+        let place = format!("input[{i}]");
+        let item = Fields::of(&place, item)?;
+        let content = |name: &str| {
+            let found = item.get(&[name]).map_or(&Value::Null, |(_, value)| value);
+            text(&format!("{place}.{name}"), found)
+        };
+        match item.text(&["type"])?.unwrap_or("message") {
+            "message" => {
+                let role = item.text(&["role"])?;
+                let role =
+                    role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
+                let said = content("content")?;
+                match role {
+                    // All that leads is one message of the system.
+                    "system" | "developer" if messages.is_empty() => system.push(said),
+                    _ => {
+                        let mut message = json!({"role": role, "content": said});
+                        if role == "assistant" && !thoughts.is_empty() {
+                            message["reasoning_content"] = std::mem::take(&mut thoughts).into();
+                        }
+                        messages.push(message);
+                    }
+                }
+            }
+            "function_call" => {
+                let name = item.text(&["name"])?;
+                let name =
+                    name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+                let call = json!({
+                    "id": item.text(&["call_id", "id"])?.unwrap_or_default(),
+                    "type": "function",
+                    "function": {"name": name, "arguments": item.text(&["arguments"])?.unwrap_or("{}")},
+                });
+                // Calls of one answer stand together.
+                match messages.last_mut() {
+                    Some(last) if last["role"] == "assistant" => {
+                        match last["tool_calls"].as_array_mut() {
+                            Some(calls) => calls.push(call),
+                            None => last["tool_calls"] = json!([call]),
+                        }
+                    }
+                    _ => messages
+                        .push(json!({"role": "assistant", "content": "", "tool_calls": [call]})),
+                }
+            }
+            "function_call_output" => messages.push(json!({
+                "role": "tool",
+                "tool_call_id": item.text(&["call_id"])?.unwrap_or_default(),
+                "content": content("output")?,
+            })),
+            "reasoning" => thoughts = content("content")?,
+            other => {
+                return Err(ApiError::field(
+                    format!("{place}.type"),
+                    format!("items of type \"{other}\" are not supported here"),
+                ));
+            }
+        }
+    }
+    if !system.is_empty() {
+        messages.insert(0, json!({"role": "system", "content": system.join("\n\n")}));
+    }
+    Ok(messages)
+}
+
+/// A request as one of chat completions.
+fn translated(body: &Value) -> Result<Value> {
+    let fields = Fields::new(body)?;
+    for name in ["previous_response_id", "conversation"] {
+        if fields.has(name) {
+            return Err(ApiError::field(
+                name,
+                "nothing is stored here: send the whole conversation as \"input\"",
+            ));
+        }
+    }
+    let mut request = fields.object().clone();
+    for name in [
+        "input",
+        "instructions",
+        "tools",
+        "text",
+        "reasoning",
+        "max_output_tokens",
+        "metadata",
+        "store",
+        "include",
+        "truncation",
+    ] {
+        request.remove(name);
+    }
+    request.insert("messages".to_owned(), messages(&fields)?.into());
+    if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {
+        request.insert("max_tokens".to_owned(), limit.into());
+    }
+    if let Some(reasoning) = fields.fields("reasoning")?
+        && let Some(effort) = reasoning.text(&["effort"])?
+    {
+        request.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    if let Some(text) = fields.fields("text")?
+        && let Some(format) = text.fields("format")?
+    {
+        request.insert(
+            "response_format".to_owned(),
+            Value::Object(format.object().clone()),
+        );
+    }
+    let mut functions = Vec::new();
+    for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
+        let tool = Fields::of(&format!("tools[{i}]"), tool)?;
+        // Others are services of OpenAI's own; clients send them anyway.
+        if tool.text(&["type"])? != Some("function") {
+            continue;
+        }
+        let mut function = Map::new();
+        for name in ["name", "description", "parameters", "strict"] {
+            chat::member(
+                &mut function,
+                name,
+                tool.get(&[name]).map(|(_, value)| value.clone()),
+            );
+        }
+        functions.push(json!({"type": "function", "function": function}));
+    }
+    if functions.is_empty() {
+        request.remove("tool_choice");
+    } else {
+        request.insert("tools".to_owned(), functions.into());
+    }
+    Ok(request.into())
+}
+
+pub fn job(app: &App, body: &Value) -> Result<(Job, ResponseTeller)> {
+    let job = chat::job(app, &translated(body)?)?;
+    let teller = ResponseTeller {
+        id: chance::id("resp_"),
+        message: chance::id("msg_"),
+        thought: chance::id("rs_"),
+        created: chance::seconds(),
+        job: Job {
+            requests: Vec::new(),
+            ..job.clone()
+        },
+        sequence: 0,
+        open: None,
+        done: Vec::new(),
+    };
+    Ok((job, teller))
+}
+
+pub fn count(app: &App, body: &Value) -> Result<Value> {
+    let mut counted = tokens::count(app, &translated(body)?)?;
+    counted["object"] = "response.input_tokens".into();
+    Ok(counted)
+}
+
+/// An item of the output that is being told.
+enum Open {
+    Message(String),
+    Thought(String),
+    Call {
+        id: String,
+        name: String,
+        arguments: String,
+    },
+}
+
+/// Tells an answer as responses do.
+pub struct ResponseTeller {
+    id: String,
+    message: String,
+    thought: String,
+    created: u64,
+    job: Job,
+    sequence: usize,
+    open: Option<Open>,
+    done: Vec<Value>,
+}
+
+impl ResponseTeller {
+    fn response(&self, status: &str, output: &[Value], usage: Option<&Choice>) -> Value {
+        let usage = usage.map_or(Value::Null, |choice| {
+            json!({
+                "input_tokens": choice.counts.prompt,
+                "output_tokens": choice.counts.written,
+                "total_tokens": choice.counts.prompt + choice.counts.written,
+                "input_tokens_details": {"cached_tokens": choice.counts.cached},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            })
+        });
+        let incomplete = match status {
+            "incomplete" => json!({"reason": "max_output_tokens"}),
+            _ => Value::Null,
+        };
+        json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "model": self.job.model,
+            "output": output,
+            "parallel_tool_calls": true,
+            "tool_choice": "auto",
+            "tools": [],
+            "error": null,
+            "incomplete_details": incomplete,
+            "usage": usage,
+        })
+    }
+
+    fn send(&mut self, name: &str, mut value: Value, out: &mut Frames) {
+        value["type"] = name.into();
+        value["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        out.event(name, &value);
+    }
+
+    fn item(&self, open: &Open, status: &str) -> Value {
+        match open {
+            Open::Message(text) => message_item(&self.message, text, status),
+            Open::Thought(text) => json!({
+                "id": self.thought,
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": text}],
+                "status": status,
+            }),
+            Open::Call {
+                id,
+                name,
+                arguments,
+            } => json!({
+                "id": format!("fc_{id}"),
+                "type": "function_call",
+                "status": status,
+                "call_id": id,
+                "name": name,
+                "arguments": arguments,
+            }),
+        }
+    }
+
+    fn begin(&mut self, open: Open, out: &mut Frames) {
+        self.close(out);
+        let index = self.done.len();
+        let mut item = self.item(&open, "in_progress");
+        if matches!(open, Open::Message(_)) {
+            item["content"] = json!([]);
+        }
+        self.send(
+            "response.output_item.added",
+            json!({"output_index": index, "item": item}),
+            out,
+        );
+        if matches!(open, Open::Message(_)) {
+            let part = json!({"type": "output_text", "text": "", "annotations": []});
+            let added = json!({"item_id": self.message, "output_index": index, "content_index": 0, "part": part});
+            self.send("response.content_part.added", added, out);
+        }
+        self.open = Some(open);
+    }
+
+    fn close(&mut self, out: &mut Frames) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let index = self.done.len();
+        let item = self.item(&open, "completed");
+        match &open {
+            Open::Message(text) => {
+                let id = self.message.clone();
+                let done = json!({"item_id": id, "output_index": index, "content_index": 0, "text": text, "logprobs": []});
+                self.send("response.output_text.done", done, out);
+                let part = json!({"type": "output_text", "text": text, "annotations": []});
+                let done =
+                    json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
+                self.send("response.content_part.done", done, out);
+            }
+            Open::Thought(text) => {
+                let done = json!({"item_id": self.thought, "output_index": index, "content_index": 0, "text": text});
+                self.send("response.reasoning_text.done", done, out);
+            }
+            Open::Call { id, arguments, .. } => {
+                let done = json!({"item_id": format!("fc_{id}"), "output_index": index, "arguments": arguments});
+                self.send("response.function_call_arguments.done", done, out);
+            }
+        }
+        self.send(
+            "response.output_item.done",
+            json!({"output_index": index, "item": item}),
+            out,
+        );
+        self.done.push(item);
+    }
+
+    fn delta(&mut self, name: &str, mut value: Value, choice: &Choice, out: &mut Frames) {
+        value["output_index"] = self.done.len().into();
+        if self.job.timings_per_token {
+            value["timings"] = choice.timings();
+        }
+        self.send(name, value, out);
+    }
+}
+
+fn message_item(id: &str, text: &str, status: &str) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+    })
+}
+
+fn status(choice: &Choice) -> &'static str {
+    match choice.finish_reason() {
+        "length" => "incomplete",
+        _ => "completed",
+    }
+}
+
+impl Teller for ResponseTeller {
+    fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
+        match update {
+            Update::Started(_) => {
+                let response = self.response("in_progress", &[], None);
+                self.send("response.created", json!({"response": response}), out);
+                self.send("response.in_progress", json!({"response": response}), out);
+            }
+            Update::Progress(progress) => {
+                let response = self.response("in_progress", &[], None);
+                let told =
+                    json!({"response": response, "prompt_progress": native::progress(progress)});
+                self.send("response.in_progress", told, out);
+            }
+            Update::Parsed(Parsed::Content(more)) => {
+                if !matches!(self.open, Some(Open::Message(_))) {
+                    self.begin(Open::Message(String::new()), out);
+                }
+                if let Some(Open::Message(text)) = &mut self.open {
+                    text.push_str(more);
+                }
+                let value = json!({"item_id": self.message, "content_index": 0, "delta": more, "logprobs": []});
+                self.delta("response.output_text.delta", value, choice, out);
+            }
+            Update::Parsed(Parsed::Reasoning(more)) => {
+                if !matches!(self.open, Some(Open::Thought(_))) {
+                    self.begin(Open::Thought(String::new()), out);
+                }
+                if let Some(Open::Thought(text)) = &mut self.open {
+                    text.push_str(more);
+                }
+                let value = json!({"item_id": self.thought, "content_index": 0, "delta": more});
+                self.delta("response.reasoning_text.delta", value, choice, out);
+            }
+            Update::Parsed(Parsed::ToolCallStart { id, name, .. }) => {
+                let call = Open::Call {
+                    id: id.clone(),
+                    name: name.clone(),
+                    arguments: String::new(),
+                };
+                self.begin(call, out);
+            }
+            Update::Parsed(Parsed::ToolArguments { text, .. }) => {
+                let Some(Open::Call { id, arguments, .. }) = &mut self.open else {
+                    return;
+                };
+                arguments.push_str(text);
+                let value = json!({"item_id": format!("fc_{id}"), "delta": text});
+                self.delta("response.function_call_arguments.delta", value, choice, out);
+            }
+            Update::Finished => {
+                if self.done.is_empty() && self.open.is_none() {
+                    self.begin(Open::Message(String::new()), out);
+                }
+                self.close(out);
+                let status = status(choice);
+                let response = self.response(status, &self.done, Some(choice));
+                let told = json!({"response": response, "timings": choice.timings(), "cache_miss": choice.cache_miss()});
+                // Clients wait for this name also where the text was cut off; the status says so.
+                self.send("response.completed", told, out);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, _choices: &[Choice], _out: &mut Frames) {}
+
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        let value = json!({"code": error.kind, "message": error.message, "param": null});
+        self.send("error", value, out);
+    }
+
+    fn whole(&mut self, choices: &[Choice]) -> Value {
+        let Some(choice) = choices.first() else {
+            return Value::Null;
+        };
+        let answer = &choice.answer;
+        let mut output = Vec::new();
+        if !answer.reasoning.is_empty() {
+            output.push(self.item(&Open::Thought(answer.reasoning.clone()), "completed"));
+        }
+        if !answer.content.is_empty() || answer.calls.is_empty() {
+            output.push(message_item(&self.message, &answer.content, "completed"));
+        }
+        for call in &answer.calls {
+            let call = Open::Call {
+                id: call.id.clone(),
+                name: call.name.clone(),
+                arguments: call.arguments.clone(),
+            };
+            output.push(self.item(&call, "completed"));
+        }
+        let mut whole = self.response(status(choice), &output, Some(choice));
+        whole["timings"] = choice.timings();
+        whole["cache_miss"] = choice.cache_miss();
+        whole
+    }
+}

@@ -1,0 +1,165 @@
+//! Slots: what is at work, and what they have left, saved to files and restored.
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::fields::Fields;
+use samite_llm::SavedSequence;
+use samite_requests::Engine;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// All slots.
+pub fn list(app: &App) -> Result<Value> {
+    let handle = app.handle()?;
+    let context = handle.limits().context;
+    let view = handle.view();
+    let slots = view.slots.iter().enumerate().map(|(id, slot)| {
+        let mut shown = json!({
+            "id": id,
+            "n_ctx": context,
+            "speculative": false,
+            "is_processing": slot.request.is_some(),
+        });
+        if let Some(request) = slot.request {
+            let settings = app.settings(slot.tag);
+            let limit = settings
+                .as_ref()
+                .and_then(|settings| settings["n_predict"].as_i64());
+            let remaining = match limit {
+                Some(limit) if limit >= 0 => limit - slot.written as i64,
+                _ => -1,
+            };
+            shown["id_task"] = request.into();
+            shown["params"] = settings.map_or(Value::Null, |settings| Value::clone(&settings));
+            shown["n_prompt_tokens"] = slot.prompt.into();
+            shown["n_prompt_tokens_cache"] = slot.cached.into();
+            shown["n_prompt_tokens_processed"] = slot.computed.min(slot.prompt).into();
+            shown["is_paused"] = slot.is_paused.into();
+            shown["next_token"] = json!([{
+                "has_next_token": true,
+                "n_remain": remaining,
+                "n_decoded": slot.written,
+            }]);
+        }
+        shown["n_cached"] = slot.computed.into();
+        shown
+    });
+    Ok(slots.collect())
+}
+
+/// Has the engine do something between two steps.
+async fn on_engine<T: Send + 'static>(
+    app: &App,
+    act: impl FnOnce(&mut Engine) -> T + Send + 'static,
+) -> Result<T> {
+    let (sender, receiver) = oneshot::channel();
+    app.handle()?.call(move |engine| {
+        let _ = sender.send(act(engine));
+    });
+    let gone = |_| ApiError::new(503, "the engine has ended");
+    receiver.await.map_err(gone)
+}
+
+/// A name of a file inside the folder of saved slots.
+fn path(app: &App, body: &Value) -> Result<(String, PathBuf)> {
+    let fields = Fields::new(body)?;
+    let folder = app.options.slot_save_path.as_ref().ok_or_else(|| {
+        ApiError::not_supported(
+            "this server does not save slots: start it with --slot-save-path FOLDER",
+        )
+    })?;
+    let name = fields.text(&["filename"])?;
+    let name = name.ok_or_else(|| ApiError::field("filename", "is missing"))?;
+    let is_plain = |c: char| !c.is_control() && !"/\\:*?\"<>|".contains(c);
+    let is_name = !name.is_empty()
+        && name.len() <= 255
+        && name.chars().all(is_plain)
+        && !name.starts_with('.')
+        && !name.ends_with(['.', ' '])
+        && !name.starts_with(' ');
+    if !is_name {
+        return Err(ApiError::field(
+            "filename",
+            "must be the plain name of a file, without a folder",
+        ));
+    }
+    Ok((name.to_owned(), folder.join(name)))
+}
+
+/// Saves, restores or erases what a slot has left.
+pub async fn act(app: &App, slot: &str, action: &str, body: &Value) -> Result<Value> {
+    let count = app.handle()?.limits().slots;
+    let slot: usize = slot
+        .parse()
+        .ok()
+        .filter(|&slot| slot < count)
+        .ok_or_else(|| {
+            ApiError::field(
+                "id_slot",
+                format!("there is no such slot: there are {count}"),
+            )
+        })?;
+    let start = Instant::now();
+    let ms = || start.elapsed().as_secs_f64() * 1e3;
+    let broken = |error: samite_llm::Error| ApiError::invalid(error.to_string());
+    let busy = || ApiError::new(503, format!("slot {slot} is at work: try again later"));
+    match action {
+        "save" => {
+            let (name, path) = path(app, body)?;
+            let saved = on_engine(app, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.save_slot(slot))
+            });
+            let saved = saved.await?.ok_or_else(busy)?.map_err(broken)?;
+            let Some(saved) = saved else {
+                return Err(ApiError::field(
+                    "id_slot",
+                    format!("slot {slot} has nothing to save"),
+                ));
+            };
+            let tokens = saved.len();
+            let to = path.clone();
+            let written = tokio::task::spawn_blocking(move || saved.write(&to)).await;
+            let written = written.map_err(|error| ApiError::new(500, error.to_string()))?;
+            written.map_err(|error| ApiError::new(500, error.to_string()))?;
+            let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+            Ok(json!({
+                "id_slot": slot,
+                "filename": name,
+                "n_saved": tokens,
+                "n_written": bytes,
+                "timings": {"save_ms": ms()},
+            }))
+        }
+        "restore" => {
+            let (name, path) = path(app, body)?;
+            let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+            let read = tokio::task::spawn_blocking(move || SavedSequence::read(&path)).await;
+            let read = read.map_err(|error| ApiError::new(500, error.to_string()))?;
+            let saved = read.map_err(broken)?;
+            let restored = on_engine(app, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.restore_slot(slot, &saved))
+            });
+            let tokens = restored.await?.ok_or_else(busy)?.map_err(broken)?;
+            Ok(json!({
+                "id_slot": slot,
+                "filename": name,
+                "n_restored": tokens,
+                "n_read": bytes,
+                "timings": {"restore_ms": ms()},
+            }))
+        }
+        "erase" => {
+            let erased = on_engine(app, move |engine| {
+                (!engine.is_busy(slot)).then(|| engine.erase_slot(slot))
+            });
+            let tokens = erased.await?.ok_or_else(busy)?;
+            Ok(json!({"id_slot": slot, "n_erased": tokens}))
+        }
+        other => Err(ApiError::field(
+            "action",
+            format!("must be save, restore or erase, and is \"{other}\""),
+        )),
+    }
+}

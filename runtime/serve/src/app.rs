@@ -1,0 +1,198 @@
+//! What all requests share: the model, its template, the engine.
+
+use crate::embedder::Embedder;
+use crate::error::{ApiError, Result};
+use crate::options::ServeOptions;
+use samite_chat::{ChatTemplate, Guard};
+use samite_grammar::GrammarVocabulary;
+use samite_llm::{Model, ScaledAdapter};
+use samite_requests::Handle;
+use samite_text::Tokenizer;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A server's state.
+pub struct App {
+    pub(crate) options: ServeOptions,
+    pub(crate) model: Arc<Model>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// What writes; a model of embeddings has none.
+    pub(crate) handle: Option<Handle>,
+    pub(crate) embedder: Option<Embedder>,
+    pub(crate) template: ChatTemplate,
+    words: [Words; 2],
+    vocabulary: OnceLock<Result<GrammarVocabulary, String>>,
+    /// The shares of the adapters that requests without own wishes get.
+    shares: Mutex<Vec<f32>>,
+    /// Settings of requests that have a slot, by tag.
+    settings: Mutex<BTreeMap<u64, Arc<Value>>>,
+    next_tag: AtomicU64,
+    pub(crate) is_draining: AtomicBool,
+    /// Seconds since 1970.
+    pub(crate) started: u64,
+}
+
+/// What a template's words mean for a vocabulary, for conversations without and with tools.
+struct Words {
+    guard: Guard,
+    shown: Vec<u32>,
+}
+
+/// Locks, also after a panic of another thread.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl App {
+    /// A server of `model`. Without a `handle` it writes nothing, without an `embedder` it computes no embeddings.
+    ///
+    /// # Errors
+    /// If the model has no vocabulary, or its chat template, or the one that the options name, cannot be used.
+    pub fn new(
+        options: ServeOptions,
+        model: Arc<Model>,
+        handle: Option<Handle>,
+        embedder: Option<Embedder>,
+    ) -> Result<Self, String> {
+        let tokenizer = Arc::clone(model.tokenizer().map_err(|error| error.to_string())?);
+        let template = ChatTemplate::choose(&model.chat_sources(), options.template.as_deref())
+            .map_err(|error| error.to_string())?;
+        for warning in template.warnings() {
+            tracing::warn!("{warning}");
+        }
+        let words = [false, true].map(|has_tools| Words {
+            guard: Guard::for_template(&tokenizer, template.source(has_tools)),
+            shown: template.format(has_tools).shown_tokens(&tokenizer),
+        });
+        Ok(App {
+            shares: Mutex::new(options.adapters.iter().map(|(_, share)| *share).collect()),
+            model,
+            tokenizer,
+            handle,
+            embedder,
+            template,
+            words,
+            vocabulary: OnceLock::new(),
+            settings: Mutex::default(),
+            next_tag: AtomicU64::new(1),
+            is_draining: AtomicBool::new(false),
+            started: crate::chance::seconds(),
+            options,
+        })
+    }
+
+    pub(crate) fn guard(&self, has_tools: bool) -> &Guard {
+        &self.words[usize::from(has_tools)].guard
+    }
+
+    pub(crate) fn shown(&self, has_tools: bool) -> &[u32] {
+        &self.words[usize::from(has_tools)].shown
+    }
+
+    /// The engine.
+    pub(crate) fn handle(&self) -> Result<&Handle> {
+        self.handle.as_ref().ok_or_else(|| {
+            ApiError::not_supported(
+                "this server computes embeddings only: start it without --embedding to have it write text",
+            )
+        })
+    }
+
+    /// The vocabulary as grammars need it; made when the first one comes.
+    pub(crate) fn vocabulary(&self) -> Result<&GrammarVocabulary> {
+        let made = self.vocabulary.get_or_init(|| {
+            GrammarVocabulary::new(&self.tokenizer).map_err(|error| error.to_string())
+        });
+        made.as_ref()
+            .map_err(|error| ApiError::new(500, error.clone()))
+    }
+
+    /// The model's id.
+    pub fn model_id(&self) -> String {
+        let file = self.model.path().file_name();
+        let file = file.map(|name| name.to_string_lossy().into_owned());
+        let alias = self.options.aliases.first().cloned();
+        alias
+            .or(file)
+            .unwrap_or_else(|| self.model.name().to_owned())
+    }
+
+    /// The adapters in these shares, and what changes the model in any case.
+    pub(crate) fn adapters(&self, shares: &[f32]) -> Vec<ScaledAdapter> {
+        let adapters = self.options.adapters.iter().zip(shares);
+        let used = adapters.filter(|(_, share)| **share != 0.0);
+        let used = used.map(|((adapter, _), share)| ScaledAdapter {
+            adapter: Arc::clone(adapter),
+            share: *share,
+        });
+        used.chain(self.options.control.iter().cloned()).collect()
+    }
+
+    /// The shares that requests without own wishes get.
+    pub(crate) fn shares(&self) -> Vec<f32> {
+        lock(&self.shares).clone()
+    }
+
+    pub(crate) fn set_shares(&self, shares: Vec<f32>) {
+        *lock(&self.shares) = shares;
+    }
+
+    /// A number that a request is known by, with its settings.
+    pub(crate) fn tag(&self, settings: Value) -> u64 {
+        let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
+        let mut known = lock(&self.settings);
+        known.insert(tag, Arc::new(settings));
+        // Of requests long gone, nobody asks.
+        while known.len() > 4096 {
+            known.pop_first();
+        }
+        tag
+    }
+
+    pub(crate) fn settings(&self, tag: u64) -> Option<Arc<Value>> {
+        lock(&self.settings).get(&tag).cloned()
+    }
+
+    /// The text of tokens, with the names of control tokens.
+    pub(crate) fn text_of(&self, tokens: &[u32]) -> String {
+        let mut bytes = Vec::new();
+        for &token in tokens {
+            bytes.extend_from_slice(
+                self.tokenizer
+                    .token_to_piece(token, true)
+                    .unwrap_or_default(),
+            );
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Whether a text is longer than any prompt can be.
+    pub(crate) fn check_length(&self, field: &str, text: &str) -> Result<()> {
+        let context = self
+            .handle
+            .as_ref()
+            .map_or(1 << 20, |handle| handle.limits().context);
+        // No token stands for so many bytes on average.
+        let most = context.saturating_mul(256).max(1 << 20);
+        if text.len() > most {
+            return Err(ApiError::field(
+                field,
+                format!(
+                    "{} bytes; {most} are more than any prompt here can have",
+                    text.len()
+                ),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,284 @@
+//! Conversations of all interfaces, in OpenAI's words: from messages to a prompt, and how the answer is parsed.
+
+use crate::app::App;
+use crate::chance;
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, kind};
+use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
+use samite_chat::{
+    AnswerOptions, AnswerParser, Content, DateTime, Message, Part, Prompt, PromptOptions, Role,
+    Tool,
+};
+use serde_json::{Map, Value};
+
+/// A conversation that was found sound.
+pub struct Conversation {
+    pub messages: Vec<Message>,
+    pub options: PromptOptions,
+    /// Whether a tool must be called.
+    pub must_call: bool,
+}
+
+/// Most messages and tools of one conversation.
+const MOST: usize = 16_384;
+
+fn message(place: &str, value: &Value) -> Result<Message> {
+    let fields = Fields::of(place, value)?;
+    let of = |name: &str| format!("{place}.{name}");
+    let role = match fields.get(&["role"]) {
+        None => return Err(ApiError::field(of("role"), "is missing")),
+        Some((_, Value::String(role))) => role,
+        Some((_, other)) => {
+            return Err(ApiError::field(
+                of("role"),
+                format!("must be a string, and is {}", kind(other)),
+            ));
+        }
+    };
+    match fields.get(&["content"]) {
+        None | Some((_, Value::String(_))) => {}
+        Some((_, Value::Array(parts))) => {
+            for (i, part) in parts.iter().enumerate() {
+                let place = format!("{place}.content[{i}]");
+                let part = Fields::of(&place, part)?;
+                match part.text(&["type"])?.unwrap_or("text") {
+                    "text" | "input_text" | "output_text" => {
+                        if !part.has("text") {
+                            return Err(ApiError::field(format!("{place}.text"), "is missing"));
+                        }
+                    }
+                    "image_url" | "input_image" | "image" => {
+                        return Err(ApiError::field(
+                            place,
+                            "image input is not supported by this model",
+                        ));
+                    }
+                    "input_audio" | "audio" => {
+                        return Err(ApiError::field(
+                            place,
+                            "audio input is not supported by this model",
+                        ));
+                    }
+                    other => {
+                        return Err(ApiError::field(
+                            format!("{place}.type"),
+                            format!("unsupported content[].type \"{other}\": use text"),
+                        ));
+                    }
+                }
+            }
+        }
+        Some((_, other)) => {
+            return Err(ApiError::field(
+                of("content"),
+                format!(
+                    "must be a string or a list of parts, and is {}",
+                    kind(other)
+                ),
+            ));
+        }
+    }
+    if role == "user" && !fields.has("content") {
+        return Err(ApiError::field(of("content"), "is missing"));
+    }
+    serde_json::from_value(value.clone()).map_err(|error| ApiError::field(place, error))
+}
+
+/// Reads `tools` and `tool_choice`: the tools that may be called, and whether one must be.
+fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
+    let list = fields.list("tools")?.unwrap_or_default();
+    if list.len() > MOST {
+        return Err(ApiError::field("tools", format!("{MOST} are allowed")));
+    }
+    let mut tools: Vec<Tool> = Vec::new();
+    for (i, tool) in list.iter().enumerate() {
+        let place = format!("tools[{i}]");
+        let fields = Fields::of(&place, tool)?;
+        // Others are for the interfaces' own services.
+        if fields
+            .text(&["type"])?
+            .is_some_and(|kind| kind != "function")
+        {
+            return Err(ApiError::field(
+                format!("{place}.type"),
+                "must be \"function\"",
+            ));
+        }
+        tools.push(
+            serde_json::from_value(tool.clone()).map_err(|error| ApiError::field(&place, error))?,
+        );
+    }
+    let must_call = match fields.get(&["tool_choice"]) {
+        None => false,
+        Some((name, Value::String(choice))) => match choice.as_str() {
+            "auto" => false,
+            "none" => {
+                tools.clear();
+                false
+            }
+            "required" => true,
+            other => {
+                return Err(ApiError::field(
+                    name,
+                    format!("must be none, auto, required or an object, and is \"{other}\""),
+                ));
+            }
+        },
+        Some((name, choice)) => {
+            let choice = Fields::of(name, choice)?;
+            let wanted = match choice.fields("function")? {
+                Some(function) => function.text(&["name"])?,
+                None => choice.text(&["name"])?,
+            };
+            let wanted =
+                wanted.ok_or_else(|| ApiError::field("tool_choice.function.name", "is missing"))?;
+            tools.retain(|tool| tool.function.name == wanted);
+            if tools.is_empty() {
+                return Err(ApiError::field(
+                    "tool_choice",
+                    format!("there is no tool \"{wanted}\""),
+                ));
+            }
+            true
+        }
+    };
+    if must_call && tools.is_empty() {
+        return Err(ApiError::field(
+            "tool_choice",
+            "there are no \"tools\" to call",
+        ));
+    }
+    Ok((tools, must_call))
+}
+
+impl Conversation {
+    pub fn read(app: &App, fields: &Fields<'_>) -> Result<Self> {
+        let Some(list) = fields.list("messages")? else {
+            return Err(ApiError::field("messages", "is missing"));
+        };
+        if list.is_empty() {
+            return Err(ApiError::field("messages", "is empty"));
+        }
+        if list.len() > MOST {
+            return Err(ApiError::field("messages", format!("{MOST} are allowed")));
+        }
+        let messages = list.iter().enumerate();
+        let mut messages: Vec<Message> = messages
+            .map(|(i, value)| message(&format!("messages[{i}]"), value))
+            .collect::<Result<_>>()?;
+        let (tools, must_call) = tools(fields)?;
+        let is_assistant = |message: &Message| message.role == Role::Assistant;
+        if let [.., before, last] = messages.as_slice()
+            && is_assistant(before)
+            && is_assistant(last)
+        {
+            return Err(ApiError::field(
+                "messages",
+                "the conversation cannot end with two messages of the assistant",
+            ));
+        }
+        let continues = fields.boolean(&["continue_final_message"], false)?;
+        let adds = fields.boolean(&["add_generation_prompt"], !continues)?;
+        if continues && adds && fields.has("add_generation_prompt") {
+            return Err(ApiError::field(
+                "continue_final_message",
+                "cannot be true together with \"add_generation_prompt\"",
+            ));
+        }
+        let is_begun = messages.last().is_some_and(is_assistant);
+        if let Some(last) = messages.last_mut().filter(|last| is_assistant(last)) {
+            // What goes on is one text.
+            if let Content::Parts(parts) = &last.content {
+                let texts = parts.iter().map(|part| match part {
+                    Part::Text { text } => text.as_str(),
+                    _ => "",
+                });
+                last.content = texts.collect::<Vec<_>>().join("\n\n").into();
+            }
+        }
+        let mut kwargs = app.options.template_kwargs.clone();
+        if let Some(own) = fields.fields("chat_template_kwargs")? {
+            kwargs.extend(own.object().clone());
+        }
+        let thinking = match kwargs.get("enable_thinking") {
+            None | Some(Value::Null) => app.options.thinking,
+            Some(Value::Bool(value)) => Some(*value),
+            Some(other) => {
+                return Err(ApiError::field(
+                    "chat_template_kwargs.enable_thinking",
+                    format!("must be true or false, and is {}", kind(other)),
+                ));
+            }
+        };
+        let thinking = match fields.boolean(&["enable_thinking"], thinking.unwrap_or(false))? {
+            value if fields.has("enable_thinking") => Some(value),
+            _ => thinking,
+        };
+        kwargs.remove("enable_thinking");
+        let effort = fields.text(&["reasoning_effort"])?.map(str::to_owned);
+        Ok(Conversation {
+            options: PromptOptions {
+                tools,
+                add_generation_prompt: adds || continues,
+                continue_last: is_begun && (continues || app.options.prefill),
+                enable_thinking: thinking,
+                reasoning_effort: effort,
+                kwargs,
+                ..PromptOptions::new(DateTime::new(chance::seconds().cast_signed(), 0))
+            },
+            messages,
+            must_call,
+        })
+    }
+
+    /// The prompt, by the model's template.
+    pub fn prompt(&self, app: &App) -> Result<Prompt> {
+        let has_tools = !self.options.tools.is_empty();
+        Ok(app
+            .template
+            .prompt(&self.messages, &self.options, app.guard(has_tools))?)
+    }
+
+    /// The tokens of the prompt.
+    pub fn tokens(&self, app: &App) -> Result<(Prompt, Vec<u32>)> {
+        let prompt = self.prompt(app)?;
+        app.check_length("messages", &prompt.text())?;
+        let tokens = prompt.tokens(&app.tokenizer)?;
+        Ok((prompt, tokens))
+    }
+}
+
+/// The job of a conversation in OpenAI's words.
+pub fn job(app: &App, body: &Value) -> Result<Job> {
+    let fields = Fields::new(body)?;
+    let conversation = Conversation::read(app, &fields)?;
+    let reasoning = reasoning_format(app, &fields)?;
+    let (prompt, tokens) = conversation.tokens(app)?;
+    let tools = conversation.options.tools.clone();
+    let has_tools = !tools.is_empty();
+    let format = app.template.format(has_tools);
+    let options = AnswerOptions {
+        tools,
+        reasoning,
+        seed: chance::number(),
+    };
+    let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
+    let extras = ChatExtras {
+        before_content: parser.before_content(),
+        shown: app.shown(has_tools).to_vec(),
+        form: None,
+        parsing: Some(Parsing {
+            format,
+            options,
+            generation_prompt: prompt.generation_prompt,
+        }),
+    };
+    Job::new(app, &fields, vec![tokens], extras)
+}
+
+/// A member of an object, or nothing.
+pub fn member(object: &mut Map<String, Value>, name: &str, value: Option<Value>) {
+    if let Some(value) = value {
+        object.insert(name.to_owned(), value);
+    }
+}

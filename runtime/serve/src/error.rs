@@ -1,0 +1,138 @@
+//! Errors of requests, with their status and their object.
+
+use samite_requests::{Failed, FailureKind, Refusal};
+use serde_json::{Map, Value, json};
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    /// The status of HTTP.
+    pub status: u16,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// What is wrong, and what to do.
+    pub message: String,
+    /// Further members of the object.
+    pub more: Map<String, Value>,
+}
+
+pub type Result<T, E = ApiError> = std::result::Result<T, E>;
+
+impl ApiError {
+    pub fn new(status: u16, message: impl Into<String>) -> Self {
+        let kind = match status {
+            400 | 405 | 408 | 413 | 415 | 431 => "invalid_request_error",
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            501 => "not_supported_error",
+            429 | 503 => "unavailable_error",
+            _ => "server_error",
+        };
+        ApiError {
+            status,
+            kind,
+            message: message.into(),
+            more: Map::new(),
+        }
+    }
+
+    /// A field that is wrong.
+    pub fn field(field: impl Into<String>, what: impl std::fmt::Display) -> Self {
+        let field = field.into();
+        let mut error = ApiError::new(400, format!("\"{field}\": {what}"));
+        error.more.insert("param".to_owned(), field.into());
+        error
+    }
+
+    /// What is wrong with a request as such.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        ApiError::new(400, message)
+    }
+
+    pub fn not_supported(message: impl Into<String>) -> Self {
+        ApiError::new(501, message)
+    }
+
+    /// OpenAI's and llama-server's object.
+    pub fn object(&self) -> Value {
+        let mut error = Map::new();
+        error.insert("code".to_owned(), self.status.into());
+        error.insert("message".to_owned(), self.message.clone().into());
+        error.insert("type".to_owned(), self.kind.into());
+        error.extend(self.more.clone());
+        json!({"error": error})
+    }
+
+    /// Anthropic's object.
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.kind {
+            "exceed_context_size_error" => "invalid_request_error",
+            "server_error" => "api_error",
+            "unavailable_error" => "overloaded_error",
+            other => other,
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+
+    /// ollama's object.
+    pub fn ollama(&self) -> Value {
+        json!({"error": self.message})
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid { field, message } => {
+                let field = match field {
+                    "slot" => "id_slot",
+                    other => other,
+                };
+                ApiError::field(field, message)
+            }
+            Refusal::TooLong { prompt, context } => {
+                let mut error = ApiError::new(
+                    400,
+                    format!(
+                        "the prompt ({prompt} tokens) exceeds the available context size ({context} tokens): take a shorter one, or start the server with a larger --ctx-size"
+                    ),
+                );
+                error.kind = "exceed_context_size_error";
+                error
+                    .more
+                    .insert("n_prompt_tokens".to_owned(), prompt.into());
+                error.more.insert("n_ctx".to_owned(), context.into());
+                error
+            }
+            Refusal::QueueFull(_) | Refusal::Closing => ApiError::new(503, refusal.to_string()),
+        }
+    }
+}
+
+impl From<Failed> for ApiError {
+    fn from(failed: Failed) -> Self {
+        let status = match failed.kind {
+            FailureKind::Cancelled | FailureKind::Closing => 503,
+            FailureKind::Sampling | FailureKind::Device => 500,
+        };
+        ApiError::new(status, failed.message)
+    }
+}
+
+impl From<samite_text::TokenizeError> for ApiError {
+    fn from(error: samite_text::TokenizeError) -> Self {
+        ApiError::invalid(error.to_string())
+    }
+}
+
+impl From<samite_chat::TemplateError> for ApiError {
+    fn from(error: samite_chat::TemplateError) -> Self {
+        match error {
+            samite_chat::TemplateError::Conversation { place, message } => {
+                ApiError::field(place, message)
+            }
+            other => ApiError::invalid(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Reads the fields of a request: what is of another type or out of range is refused by its name.
+
+use crate::error::{ApiError, Result};
+use serde_json::{Map, Value};
+
+/// An object of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'a> {
+    object: &'a Map<String, Value>,
+}
+
+/// What a value is, in words.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(value: &'a Value) -> Result<Self> {
+        match value {
+            Value::Object(object) => Ok(Fields { object }),
+            other => Err(ApiError::invalid(format!(
+                "the body must be a JSON object, and is {}",
+                kind(other)
+            ))),
+        }
+    }
+
+    /// The object at `place`.
+    pub fn of(place: &str, value: &'a Value) -> Result<Self> {
+        match value {
+            Value::Object(object) => Ok(Fields { object }),
+            other => Err(ApiError::field(
+                place,
+                format!("must be an object, and is {}", kind(other)),
+            )),
+        }
+    }
+
+    pub fn object(&self) -> &'a Map<String, Value> {
+        self.object
+    }
+
+    /// The first of these names that has a value, with it.
+    pub fn get<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
+        names
+            .iter()
+            .find_map(|&name| Some((name, self.object.get(name)?)))
+            .filter(|(_, value)| !value.is_null())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.get(&[name]).is_some()
+    }
+
+    pub fn boolean(&self, names: &[&str], default: bool) -> Result<bool> {
+        match self.get(names) {
+            None => Ok(default),
+            Some((_, Value::Bool(value))) => Ok(*value),
+            Some((name, other)) => Err(ApiError::field(
+                name,
+                format!("must be true or false, and is {}", kind(other)),
+            )),
+        }
+    }
+
+    pub fn number(&self, names: &[&str], least: f64, most: f64) -> Result<Option<f64>> {
+        let Some((name, value)) = self.get(names) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            Some(number) if (least..=most).contains(&number) => Ok(Some(number)),
+            Some(number) => Err(ApiError::field(
+                name,
+                format!("must be from {least} to {most}, and is {number}"),
+            )),
+            None => Err(ApiError::field(
+                name,
+                format!("must be a number, and is {}", kind(value)),
+            )),
+        }
+    }
+
+    pub fn integer(&self, names: &[&str], least: i64, most: i64) -> Result<Option<i64>> {
+        let Some((name, value)) = self.get(names) else {
+            return Ok(None);
+        };
+        let wrong = |what: String| Err(ApiError::field(name, what));
+        let Value::Number(number) = value else {
+            return wrong(format!("must be a whole number, and is {}", kind(value)));
+        };
+        let whole = number.as_f64().filter(|number| number.fract() == 0.0);
+        let whole = number.as_i64().or(whole
+            .filter(|number| number.abs() < 9e15)
+            .map(|number| number as i64));
+        match whole {
+            Some(whole) if (least..=most).contains(&whole) => Ok(Some(whole)),
+            _ => wrong(format!(
+                "must be a whole number from {least} to {most}, and is {number}"
+            )),
+        }
+    }
+
+    pub fn count(&self, names: &[&str], most: usize) -> Result<Option<usize>> {
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let count = self.integer(names, 0, most)?;
+        Ok(count.and_then(|count| usize::try_from(count).ok()))
+    }
+
+    pub fn text(&self, names: &[&str]) -> Result<Option<&'a str>> {
+        match self.get(names) {
+            None => Ok(None),
+            Some((_, Value::String(text))) => Ok(Some(text)),
+            Some((name, other)) => Err(ApiError::field(
+                name,
+                format!("must be a string, and is {}", kind(other)),
+            )),
+        }
+    }
+
+    pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>> {
+        match self.get(&[name]) {
+            None => Ok(None),
+            Some((_, Value::Array(list))) => Ok(Some(list)),
+            Some((_, other)) => Err(ApiError::field(
+                name,
+                format!("must be a list, and is {}", kind(other)),
+            )),
+        }
+    }
+
+    /// A list of strings; a single string counts as one.
+    pub fn texts(&self, name: &str, most: usize) -> Result<Vec<String>> {
+        let list = match self.get(&[name]) {
+            None => return Ok(Vec::new()),
+            Some((_, Value::String(text))) => return Ok(vec![text.clone()]),
+            Some(_) => self.list(name)?.unwrap_or_default(),
+        };
+        if list.len() > most {
+            return Err(ApiError::field(
+                name,
+                format!("{} entries; {most} are allowed", list.len()),
+            ));
+        }
+        let texts = list.iter().enumerate().map(|(i, text)| match text {
+            Value::String(text) => Ok(text.clone()),
+            other => Err(ApiError::field(
+                format!("{name}[{i}]"),
+                format!("must be a string, and is {}", kind(other)),
+            )),
+        });
+        texts.collect()
+    }
+
+    pub fn fields(&self, name: &str) -> Result<Option<Fields<'a>>> {
+        match self.get(&[name]) {
+            None => Ok(None),
+            Some((name, value)) => Fields::of(name, value).map(Some),
+        }
+    }
+}
+
+/// How deep brackets are nested, outside of strings.
+pub fn depth(body: &[u8]) -> usize {
+    let (mut depth, mut most) = (0usize, 0);
+    let (mut is_text, mut is_escaped) = (false, false);
+    for &byte in body {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b'{' | b'[' if !is_text => {
+                depth += 1;
+                most = most.max(depth);
+            }
+            b'}' | b']' if !is_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let body = json!({"a": 1.5, "b": "x", "c": [1], "d": null, "n": 3.0});
+        let fields = Fields::new(&body).unwrap();
+        let message = |error: ApiError| error.message;
+        assert_eq!(fields.integer(&["n"], 0, 5), Ok(Some(3)));
+        assert_eq!(fields.integer(&["d"], 0, 5), Ok(None));
+        assert!(
+            message(fields.integer(&["a"], 0, 5).unwrap_err())
+                .starts_with("\"a\": must be a whole")
+        );
+        assert!(message(fields.integer(&["n"], 0, 2).unwrap_err()).contains("from 0 to 2"));
+        assert!(message(fields.boolean(&["b"], true).unwrap_err()).contains("is a string"));
+        assert!(message(fields.texts("c", 4).unwrap_err()).starts_with("\"c[0]\""));
+        assert_eq!(fields.texts("b", 4), Ok(vec!["x".to_owned()]));
+        assert_eq!(fields.number(&["z", "a"], 0.0, 2.0), Ok(Some(1.5)));
+    }
+
+    #[test]
+    fn depth_counts_brackets_outside_of_strings() {
+        assert_eq!(depth(br#"{"a": [1, {"b": "[[[\"["}]}"#), 3);
+        assert_eq!(depth(&[b'['; 100]), 100);
+    }
+}

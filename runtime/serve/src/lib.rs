@@ -1,0 +1,46 @@
+//! A language model over HTTP, for the clients that there are: OpenAI's, Anthropic's, ollama's and llama-server's interfaces, and a page.
+//!
+//! [`App`] has the model, its template and a [`Handle`](samite_requests::Handle) of the engine; [`serve`] listens. Each interface reads a request into
+//! the same [`Job`](job::Job), and tells the same events in its own words. Checks come before headers: a request that is refused has the status that says so,
+//! and an error object that names the field. Then the answer, or a stream of it; whoever leaves cancels the request.
+//!
+//! # Contract
+//! - Every answer has a status, and an error its object. What a model writes is never an error.
+//! - What a request asks for is limited: bytes and depth of its body, prompt, number of texts, queue. Names of files are plain names in one folder; nothing is
+//!   fetched from anywhere.
+//! - Where keys are set, everything but health and the page wants one. Pages of other origins read answers only if they are named, or if a key is needed anyway.
+//!
+//! # Files
+//!
+//! | file | what |
+//! |---|---|
+//! | `options.rs`, `app.rs` | how a server is set up; what all requests share |
+//! | `server.rs` | listens, and leads each request to its interface; drains at the end |
+//! | `access.rs`, `page.rs` | keys and origins; files of the page |
+//! | `fields.rs`, `error.rs` | reads fields; errors with their objects |
+//! | `job.rs`, `chat.rs` | the one translation into requests of the engine; conversations |
+//! | `answer.rs`, `stream.rs` | an answer as it comes; whole or as a stream |
+//! | `api/` | one file for each interface |
+//! | `embedder.rs` | a context for embeddings |
+//! | `chance.rs` | ids, seeds and the time of day |
+#![forbid(unsafe_code)]
+
+mod access;
+mod answer;
+mod api;
+mod app;
+mod chance;
+mod chat;
+mod embedder;
+mod error;
+mod fields;
+mod job;
+mod options;
+mod page;
+mod server;
+mod stream;
+
+pub use app::App;
+pub use embedder::Embedder;
+pub use options::ServeOptions;
+pub use server::serve;

@@ -1,0 +1,113 @@
+//! How a server is set up.
+
+use samite_chat::ReasoningFormat;
+use samite_llm::{Adapter, ScaledAdapter};
+use samite_text::SamplerParams;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// How a server is set up.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Addresses to listen at.
+    pub hosts: Vec<String>,
+    /// The port; 0 for a free one.
+    pub port: u16,
+    /// Keys, one of which each request must have; none for no check.
+    pub api_keys: Vec<String>,
+    /// Names of the model; the first one is its id. Without any, that of its file.
+    pub aliases: Vec<String>,
+    /// Words about the model, which `/v1/models` has.
+    pub tags: Vec<String>,
+    /// Origins whose pages may read answers: `*` for all, `localhost` for those of this machine.
+    pub cors_origins: Vec<String>,
+    /// Whether `GET /slots` answers.
+    pub slots: bool,
+    /// Whether `GET /metrics` answers.
+    pub metrics: bool,
+    /// Whether `POST /props` answers.
+    pub props: bool,
+    /// Whether there is a page to talk on.
+    pub page: bool,
+    /// Folder of saved slots; none is saved without.
+    pub slot_save_path: Option<PathBuf>,
+    /// How tokens are chosen, where a request says nothing.
+    pub sampling: SamplerParams,
+    /// The seed, unless each request has its own.
+    pub seed: Option<u64>,
+    /// Most tokens that are written, where a request says nothing.
+    pub max_tokens: Option<usize>,
+    /// Tokens that stay when a text is as long as its context; `None` ends it there.
+    pub shift: Option<usize>,
+    /// Whether the beginnings of prompts are reused.
+    pub cache_prompt: bool,
+    /// What becomes of thoughts.
+    pub reasoning: ReasoningFormat,
+    /// Whether the model thinks; `None` leaves it to its template.
+    pub thinking: Option<bool>,
+    /// The chat template: a name or a text; `None` for the model's own.
+    pub template: Option<String>,
+    /// Names that templates see.
+    pub template_kwargs: Map<String, Value>,
+    /// Whether the last message of the assistant is the beginning of the answer.
+    pub prefill: bool,
+    /// Adapters that requests can ask for, with the shares that they have otherwise.
+    pub adapters: Vec<(Arc<Adapter>, f32)>,
+    /// Control vectors, which change the model in any case.
+    pub control: Vec<ScaledAdapter>,
+    /// Whether answers tell how they came about.
+    pub verbose: bool,
+    /// A prefix of all paths.
+    pub prefix: String,
+    /// Most bytes of a body.
+    pub body_limit: usize,
+    /// Seconds between comments in a quiet stream; 0 for none.
+    pub ping_seconds: u64,
+    /// Whether `/v1/embeddings` answers.
+    pub embeddings: bool,
+    /// Whether `/v1/rerank` answers.
+    pub reranking: bool,
+    /// How long requests may take once the server is told to end, in seconds.
+    pub drain_seconds: u64,
+    /// Whether the path of Vertex AI answers, too.
+    pub predict_path: Option<String>,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        ServeOptions {
+            hosts: vec!["127.0.0.1".to_owned()],
+            port: 8080,
+            api_keys: Vec::new(),
+            aliases: Vec::new(),
+            tags: Vec::new(),
+            cors_origins: Vec::new(),
+            slots: true,
+            metrics: false,
+            props: false,
+            page: true,
+            slot_save_path: None,
+            sampling: SamplerParams::default(),
+            seed: None,
+            max_tokens: None,
+            shift: None,
+            cache_prompt: true,
+            reasoning: ReasoningFormat::default(),
+            thinking: None,
+            template: None,
+            template_kwargs: Map::new(),
+            prefill: true,
+            adapters: Vec::new(),
+            control: Vec::new(),
+            verbose: false,
+            prefix: String::new(),
+            body_limit: 64 << 20,
+            ping_seconds: 15,
+            embeddings: false,
+            reranking: false,
+            drain_seconds: 30,
+            predict_path: None,
+        }
+    }
+}

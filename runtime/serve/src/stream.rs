@@ -1,0 +1,253 @@
+//! From a job to an answer: at once, or as a stream that its reader may leave.
+
+use crate::answer::{Choice, Update};
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::job::Job;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use samite_requests::{Event, Reader};
+use serde_json::Value;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// How an interface tells an answer.
+pub trait Teller: Send + 'static {
+    /// What is sent for an update.
+    fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames);
+
+    /// What is sent when all choices are over.
+    fn end(&mut self, choices: &[Choice], out: &mut Frames);
+
+    /// What is sent for an error in the middle of a stream.
+    fn error(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.object());
+    }
+
+    /// The whole answer at once.
+    fn whole(&mut self, choices: &[Choice]) -> Value;
+
+    /// Whether lines of JSON are sent instead of events.
+    fn is_lines(&self) -> bool {
+        false
+    }
+}
+
+/// What is sent next.
+#[derive(Debug, Default)]
+pub struct Frames(String);
+
+impl Frames {
+    /// An event with JSON.
+    pub fn data(&mut self, value: &Value) {
+        self.0.push_str(&format!("data: {value}\n\n"));
+    }
+
+    /// An event with a name.
+    pub fn event(&mut self, name: &str, value: &Value) {
+        self.0
+            .push_str(&format!("event: {name}\ndata: {value}\n\n"));
+    }
+
+    /// A line of JSON.
+    pub fn line(&mut self, value: &Value) {
+        self.0.push_str(&format!("{value}\n"));
+    }
+
+    /// The mark at the end of OpenAI's streams.
+    pub fn done(&mut self) {
+        self.0.push_str("data: [DONE]\n\n");
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        let text = std::mem::take(&mut self.0);
+        (!text.is_empty()).then(|| Bytes::from(text))
+    }
+}
+
+/// The answers to a job.
+pub struct Running {
+    readers: Vec<Option<Reader>>,
+    pub choices: Vec<Choice>,
+    next: usize,
+}
+
+impl Running {
+    /// Submits all requests of a job; if one is refused, none is answered.
+    pub fn submit(app: &App, job: &mut Job) -> Result<Self> {
+        let handle = app.handle()?;
+        let mut readers = Vec::with_capacity(job.requests.len());
+        let mut choices = Vec::with_capacity(job.requests.len());
+        for (index, request) in std::mem::take(&mut job.requests).into_iter().enumerate() {
+            choices.push(Choice::new(
+                index,
+                request.prompt.clone(),
+                job,
+                &app.tokenizer,
+            ));
+            readers.push(Some(handle.submit(request)?));
+        }
+        Ok(Running {
+            readers,
+            choices,
+            next: 0,
+        })
+    }
+
+    /// The next event of any choice; `None` when all are over. Safe to be dropped while it waits.
+    async fn next(&mut self) -> Option<(usize, Event)> {
+        let Running {
+            readers,
+            choices,
+            next,
+        } = self;
+        let event = poll_fn(|task| {
+            let count = readers.len();
+            let mut is_over = true;
+            for step in 0..count {
+                let at = (*next + step) % count;
+                let Some(reader) = &mut readers[at] else {
+                    continue;
+                };
+                match reader.poll_next(task) {
+                    Poll::Ready(Some(event)) => {
+                        *next = at + 1;
+                        return Poll::Ready(Some((at, Some(event))));
+                    }
+                    Poll::Ready(None) => {
+                        readers[at] = None;
+                        if !choices[at].is_over() {
+                            return Poll::Ready(Some((at, None)));
+                        }
+                    }
+                    Poll::Pending => is_over = false,
+                }
+            }
+            match is_over {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
+        })
+        .await?;
+        Some(match event {
+            (at, Some(event)) => (at, event),
+            (at, None) => (at, gone()),
+        })
+    }
+
+    /// All answers, when they are there.
+    ///
+    /// # Errors
+    /// That of the first one that failed.
+    pub async fn all(mut self) -> Result<Vec<Choice>> {
+        while let Some((at, event)) = self.next().await {
+            self.choices[at].take(event);
+            if let Some(error) = self.choices[at].error.take() {
+                return Err(error);
+            }
+        }
+        Ok(self.choices)
+    }
+}
+
+/// What is said of an engine that is not there any more.
+fn gone() -> Event {
+    Event::Failed(samite_requests::Failed {
+        kind: samite_requests::FailureKind::Closing,
+        message: "the engine has ended".to_owned(),
+        counts: samite_requests::Counts::default(),
+    })
+}
+
+/// Answers a job as its interface tells it.
+pub async fn answer(app: Arc<App>, mut job: Job, mut teller: impl Teller) -> Result<Response> {
+    let is_stream = job.is_stream;
+    let submitting = Arc::clone(&app);
+    let (running, job) = tokio::task::spawn_blocking(move || {
+        let running = Running::submit(&submitting, &mut job)?;
+        Ok::<_, ApiError>((running, job))
+    })
+    .await
+    .map_err(|error| ApiError::new(500, error.to_string()))??;
+    if !is_stream {
+        let choices = running.all().await?;
+        return Ok(json_response(200, &teller.whole(&choices)));
+    }
+    Ok(streamed(running, job.ping_seconds, teller))
+}
+
+/// A stream of an answer. Its headers are sent at once.
+fn streamed(mut running: Running, ping_seconds: u64, mut teller: impl Teller) -> Response {
+    let is_lines = teller.is_lines();
+    let (sender, receiver) = mpsc::channel::<Bytes>(16);
+    tokio::spawn(async move {
+        let mut out = Frames::default();
+        let ping = Duration::from_secs(if ping_seconds == 0 {
+            3600
+        } else {
+            ping_seconds
+        });
+        loop {
+            let event = tokio::select! {
+                event = running.next() => event,
+                // Whoever reads is gone: so are the requests.
+                () = sender.closed() => return,
+                () = tokio::time::sleep(ping), if ping_seconds > 0 && !is_lines => {
+                    if sender.send(Bytes::from_static(b": ping\n\n")).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let Some((at, event)) = event else { break };
+            let updates = running.choices[at].take(event);
+            for update in &updates {
+                if let Update::Failed(error) = update {
+                    teller.error(error, &mut out);
+                    if let Some(bytes) = out.take() {
+                        let _ = sender.send(bytes).await;
+                    }
+                    return;
+                }
+                teller.update(&running.choices[at], update, &mut out);
+            }
+            if let Some(bytes) = out.take()
+                && sender.send(bytes).await.is_err()
+            {
+                return;
+            }
+        }
+        teller.end(&running.choices, &mut out);
+        if let Some(bytes) = out.take() {
+            let _ = sender.send(bytes).await;
+        }
+    });
+    let stream = ReceiverStream::new(receiver).map(Ok::<_, Infallible>);
+    let mut response = Body::from_stream(stream).into_response();
+    let kind = match is_lines {
+        true => "application/x-ndjson",
+        false => "text/event-stream",
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // A proxy that collects a stream would hold it back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// A body of JSON.
+pub fn json_response(status: u16, value: &Value) -> Response {
+    let mut response = Body::from(value.to_string()).into_response();
+    *response.status_mut() = axum::http::StatusCode::from_u16(status).unwrap_or_default();
+    let kind = HeaderValue::from_static("application/json; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
