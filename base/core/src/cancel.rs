@@ -6,7 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A switch that stops long work: loading, a prompt, a decode. Clones share the switch.
 #[derive(Clone, Debug, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
+pub struct CancelToken(Arc<Switch>);
+
+#[derive(Default)]
+struct Switch {
+    is_on: AtomicBool,
+    ask: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Switch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Switch")
+            .field("is_on", &self.is_on)
+            .field("asks", &self.ask.is_some())
+            .finish()
+    }
+}
 
 impl CancelToken {
     /// A token that is not cancelled.
@@ -14,19 +29,35 @@ impl CancelToken {
         Self::default()
     }
 
+    /// A token that asks `ask` whether it is cancelled, each time that work looks at it: from any thread, between nodes at most. Once that says yes, it
+    /// is not asked again until [`reset`](CancelToken::reset).
+    pub fn asking(ask: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        CancelToken(Arc::new(Switch {
+            is_on: AtomicBool::new(false),
+            ask: Some(Box::new(ask)),
+        }))
+    }
+
     /// Asks all work that holds this token to stop soon.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.is_on.store(true, Ordering::Release);
     }
 
     /// Makes the token usable again.
     pub fn reset(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.is_on.store(false, Ordering::Release);
     }
 
-    /// Whether [`cancel`](CancelToken::cancel) was called.
+    /// Whether [`cancel`](CancelToken::cancel) was called, or who is asked says so.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        if self.0.is_on.load(Ordering::Acquire) {
+            return true;
+        }
+        let says_so = self.0.ask.as_ref().is_some_and(|ask| ask());
+        if says_so {
+            self.cancel();
+        }
+        says_so
     }
 
     /// For use in loops: `token.check()?`.
@@ -39,5 +70,34 @@ impl CancelToken {
         } else {
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn who_is_asked_stops_work_until_it_is_made_usable_again() {
+        let (asked, answer) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let token = CancelToken::asking({
+            let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
+            move || {
+                asked.fetch_add(1, Ordering::Relaxed);
+                answer.load(Ordering::Relaxed)
+            }
+        });
+        assert!(token.check().is_ok());
+        answer.store(true, Ordering::Relaxed);
+        assert!(token.clone().is_cancelled() && token.is_cancelled());
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        answer.store(false, Ordering::Relaxed);
+        assert!(matches!(token.check(), Err(Error::Cancelled)));
+        token.reset();
+        assert!(!token.is_cancelled());
     }
 }

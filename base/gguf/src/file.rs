@@ -155,7 +155,18 @@ impl GgufFile {
     /// # Errors
     /// Whatever is wrong with the content; see [`ErrorKind`].
     pub fn from_static(name: impl AsRef<Path>, bytes: &'static [u8]) -> Result<Self> {
-        let path = name.as_ref();
+        Self::in_memory(name.as_ref(), bytes, Arc::new(bytes))
+    }
+
+    /// A file that is in memory, as [`from_static`](Self::from_static).
+    ///
+    /// # Errors
+    /// Whatever is wrong with the content; see [`ErrorKind`].
+    pub fn from_bytes(name: impl AsRef<Path>, bytes: Arc<[u8]>) -> Result<Self> {
+        Self::in_memory(name.as_ref(), &bytes, Arc::new(Arc::clone(&bytes)))
+    }
+
+    fn in_memory(path: &Path, bytes: &[u8], file: Arc<dyn File>) -> Result<Self> {
         let read = || {
             let mut header = Header::from_bytes(bytes)?;
             if Split::of(&header.metadata)?.is_some() {
@@ -171,7 +182,7 @@ impl GgufFile {
                 len: bytes.len() as u64,
                 version: header.version,
                 alignment: header.alignment,
-                file: Arc::new(bytes),
+                file,
                 mapping: None,
                 direct_refused: None,
             };
@@ -187,6 +198,11 @@ impl GgufFile {
     /// The keys and values; of a split model, those of the first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// The keys and values, to have others than the file says.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
     }
 
     /// The tensors, in file order, with lookup by name.

@@ -139,14 +139,28 @@ impl File for &'static [u8] {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let rest = usize::try_from(offset).ok().and_then(|at| self.get(at..));
-        match rest.and_then(|rest| rest.get(..buffer.len())) {
-            Some(part) => {
-                buffer.copy_from_slice(part);
-                Ok(())
-            }
-            None => Err(Error::from(ErrorKind::UnexpectedEof)),
+        read_part(self, buffer, offset)
+    }
+}
+
+impl File for Arc<[u8]> {
+    fn size(&self) -> Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        read_part(self, buffer, offset)
+    }
+}
+
+fn read_part(bytes: &[u8], buffer: &mut [u8], offset: u64) -> Result<()> {
+    let rest = usize::try_from(offset).ok().and_then(|at| bytes.get(at..));
+    match rest.and_then(|rest| rest.get(..buffer.len())) {
+        Some(part) => {
+            buffer.copy_from_slice(part);
+            Ok(())
         }
+        None => Err(Error::from(ErrorKind::UnexpectedEof)),
     }
 }
 
