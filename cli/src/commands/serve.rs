@@ -368,6 +368,7 @@ impl ServeArgs {
             metrics: self.http.metrics,
             props: self.http.props,
             page: !self.http.no_ui,
+            is_embedded: self.model.is_embedded(),
             slot_save_path: self.http.slot_save_path.clone(),
             max_tokens: self.requests.n_predict.filter(|&count| count != usize::MAX),
             shift: self
@@ -423,6 +424,7 @@ impl ServeArgs {
         if !is_unified {
             engine.context = Some((context.n_ctx() / slots).max(1));
         }
+        options.plan = samite::serve::plan(&context)?;
         let adapters = &context.options().adapters;
         let (named, control) = adapters.split_at(self.model.n_loras().min(adapters.len()));
         let named = named

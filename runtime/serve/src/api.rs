@@ -7,6 +7,7 @@ pub mod native;
 pub mod ollama;
 pub mod openai_chat;
 pub mod openai_completions;
+pub mod plan;
 pub mod props;
 pub mod responses;
 pub mod slots;

@@ -40,6 +40,7 @@ mod page;
 mod server;
 mod stream;
 
+pub use api::plan::plan;
 pub use app::App;
 pub use embedder::Embedder;
 pub use options::ServeOptions;

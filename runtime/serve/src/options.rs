@@ -30,6 +30,10 @@ pub struct ServeOptions {
     pub props: bool,
     /// Whether there is a page to talk on.
     pub page: bool,
+    /// Whether the model is the program's own, which only tells stories.
+    pub is_embedded: bool,
+    /// What `GET /plan` tells: see [`plan`](crate::plan).
+    pub plan: Value,
     /// Folder of saved slots; none is saved without.
     pub slot_save_path: Option<PathBuf>,
     /// How tokens are chosen, where a request says nothing.
@@ -87,6 +91,8 @@ impl Default for ServeOptions {
             metrics: false,
             props: false,
             page: true,
+            is_embedded: false,
+            plan: Value::Null,
             slot_save_path: None,
             sampling: SamplerParams::default(),
             seed: None,

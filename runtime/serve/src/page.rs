@@ -4,34 +4,25 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
-/// By path: the type of the file, and what is in it.
-const FILES: [(&str, &str, &str); 5] = [
-    (
-        "/",
-        "text/html; charset=utf-8",
-        include_str!("../page/index.html"),
-    ),
-    (
-        "/index.html",
-        "text/html; charset=utf-8",
-        include_str!("../page/index.html"),
-    ),
-    (
-        "/app.js",
-        "text/javascript; charset=utf-8",
-        include_str!("../page/app.js"),
-    ),
-    (
-        "/style.css",
-        "text/css; charset=utf-8",
-        include_str!("../page/style.css"),
-    ),
-    (
-        "/manifest.webmanifest",
-        "application/manifest+json",
-        include_str!("../page/manifest.webmanifest"),
-    ),
-];
+macro_rules! files {
+    ($($path:literal $file:literal $kind:literal)*) => {
+        /// By path: the type of the file, and what is in it.
+        const FILES: &[(&str, &str, &str)] = &[$(($path, $kind, include_str!(concat!("../page/", $file)))),*];
+    };
+}
+
+files! {
+    "/" "index.html" "text/html; charset=utf-8"
+    "/index.html" "index.html" "text/html; charset=utf-8"
+    "/app.js" "app.js" "text/javascript; charset=utf-8"
+    "/client.js" "client.js" "text/javascript; charset=utf-8"
+    "/machine.js" "machine.js" "text/javascript; charset=utf-8"
+    "/markdown.js" "markdown.js" "text/javascript; charset=utf-8"
+    "/store.js" "store.js" "text/javascript; charset=utf-8"
+    "/style.css" "style.css" "text/css; charset=utf-8"
+    "/icon.svg" "icon.svg" "image/svg+xml"
+    "/manifest.webmanifest" "manifest.webmanifest" "application/manifest+json"
+}
 
 /// Nothing but what this server sends may run or be shown.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -56,4 +47,21 @@ pub fn file(path: &str) -> Option<Response> {
         headers.insert(name, HeaderValue::from_static(value));
     }
     Some(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_page_is_served() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/page");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(is_file(&format!("/{name}")), "{name}");
+        }
+        let bytes: usize = FILES.iter().map(|(.., text)| text.len()).sum();
+        assert!(bytes < 100_000, "{bytes}");
+        assert!(file("/../Cargo.toml").is_none() && file("/").is_some());
+    }
 }

@@ -319,6 +319,7 @@ async fn route(
             "the settings of this server are those that it was started with",
         )),
         "/metrics" if get => metrics(app),
+        "/plan" if get && !app.options.plan.is_null() => Ok(json_response(200, &app.options.plan)),
         "/slots" if get => match app.options.slots {
             true => Ok(json_response(200, &slots::list(app)?)),
             false => Err(ApiError::not_supported(

@@ -26,6 +26,7 @@ pub fn props(app: &App) -> Result<Value> {
         "endpoint_metrics": app.options.metrics,
         "webui": app.options.page,
         "is_sleeping": false,
+        "is_embedded": app.options.is_embedded,
         "chat_template": app.template.source(false),
         "chat_template_caps": {
             "supports_system_role": capabilities.system_role,

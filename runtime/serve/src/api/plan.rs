@@ -1,0 +1,42 @@
+//! Where the model runs, and in what memory.
+
+use samite_llm::{Context, Result};
+use serde_json::{Value, json};
+
+/// What a page shows of the plan of one token: devices, splits, and bytes by memory.
+///
+/// # Errors
+/// If a device cannot plan.
+pub fn plan(context: &Context) -> Result<Value> {
+    let plan = context.plan(1)?;
+    let devices = plan.devices().iter().map(|device| {
+        json!({
+            "name": device.name(),
+            "kind": device.kind(),
+            "description": device.description(),
+            "memory": device.memory(),
+        })
+    });
+    let splits = plan.to_json()["splits"]
+        .as_array()
+        .map_or_else(Vec::new, |splits| {
+            let count = |value: &Value| value.as_array().map_or(0, Vec::len);
+            let split = |split: &Value| {
+                json!({
+                    "device": split["device"],
+                    "operations": count(&split["nodes"]),
+                    "copies": count(&split["copies"]),
+                })
+            };
+            splits.iter().map(split).collect()
+        });
+    let memory = context.memory();
+    let memory = memory.iter().map(|row| {
+        json!({"memory": row.memory, "weights": row.weights, "kv": row.kv, "compute": row.compute})
+    });
+    Ok(json!({
+        "devices": devices.collect::<Vec<_>>(),
+        "splits": splits,
+        "memory": memory.collect::<Vec<_>>(),
+    }))
+}

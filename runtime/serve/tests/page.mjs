@@ -1,0 +1,250 @@
+// The page in headless Chromium, against a server with the embedded model: node page.mjs URL [folder for screenshots].
+// Needs playwright-core and a Chromium (CHROMIUM names its program).
+
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+
+const { chromium } = createRequire(`${process.cwd()}/`)("playwright-core");
+const [url, pictures] = process.argv.slice(2);
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
+
+/** A page whose errors fail the test. */
+async function opened(options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1100, height: 760 }, ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(15000);
+  page.wrong = [];
+  page.on("pageerror", (error) => page.wrong.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && page.wrong.push(message.text()));
+  await page.goto(url);
+  await page.waitForSelector(".hint button");
+  return page;
+}
+
+async function picture(page, name) {
+  if (pictures) await page.screenshot({ path: `${pictures}/${name}.png` });
+}
+
+const idle = (page) => page.waitForFunction(() => document.getElementById("send").textContent === "Send");
+const answers = (page) => page.locator(".message.assistant .body");
+
+async function set(page, values) {
+  await page.click("#settings-open");
+  for (const [name, value] of Object.entries(values)) await page.fill(`#settings [name=${name}]`, value);
+  await page.click("#settings button[value=save]");
+}
+
+async function ask(page, text) {
+  await page.fill("#text", text);
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".message.assistant");
+  await idle(page);
+}
+
+const tests = {
+  async "a conversation: ask, regenerate, edit, keep"() {
+    const page = await opened();
+    await picture(page, "begin");
+    await set(page, { max_tokens: "24", seed: "7", temperature: "0" });
+    await ask(page, "Once upon a time");
+    const first = await answers(page).innerText();
+    assert.ok(first.length > 20, first);
+    assert.match(await page.locator(".stats").innerText(), /24 tokens, [\d.]+ tokens\/s · \d+ of \d+ prompt tokens known/);
+    await picture(page, "answer");
+    await page.click("text=Regenerate");
+    await page.waitForTimeout(100);
+    await idle(page);
+    assert.equal(await answers(page).innerText(), first);
+    // The whole prompt but its last token is known by now.
+    const [known, all] = /(\d+) of (\d+) prompt/.exec(await page.locator(".stats").innerText()).slice(1).map(Number);
+    assert.equal(known, all - 1);
+    await page.click("text=Edit");
+    await page.fill(".message textarea", "Lily and Ben went");
+    await page.keyboard.press("Enter");
+    await page.waitForTimeout(100);
+    await idle(page);
+    assert.notEqual(await answers(page).innerText(), first);
+    await ask(page, "The end?");
+    assert.equal(await page.locator(".message").count(), 4);
+    // It is there again after a reload, and gone when it is deleted.
+    await page.reload();
+    await page.click("#list .open");
+    assert.equal(await page.locator(".message").count(), 4);
+    assert.match(await page.locator(".message.user .body").first().innerText(), /Lily and Ben/);
+    page.on("dialog", (dialog) => dialog.accept());
+    await page.click("#list .drop");
+    await page.waitForSelector(".hint");
+    assert.equal(await page.locator("#list li").count(), 0);
+    return page;
+  },
+
+  async "an answer is stopped"() {
+    const page = await opened();
+    // A server that writes a word now and then, until nobody listens.
+    await page.evaluate(() => {
+      window.fetch = async (path, { signal }) => {
+        let timer;
+        const word = `data: ${JSON.stringify({ choices: [{ delta: { content: "word " } }] })}\n\n`;
+        const stream = new ReadableStream({
+          start(controller) {
+            timer = setInterval(() => controller.enqueue(new TextEncoder().encode(word)), 20);
+            signal.addEventListener("abort", () => {
+              clearInterval(timer);
+              controller.error(signal.reason);
+            });
+          },
+          cancel: () => clearInterval(timer),
+        });
+        return new Response(stream);
+      };
+    });
+    await page.fill("#text", "Once upon a time");
+    await page.click("#send");
+    await page.waitForFunction(() => document.querySelector(".message.assistant .body")?.textContent.length > 20);
+    assert.equal(await page.locator("#send").innerText(), "Stop");
+    await page.keyboard.press("Escape");
+    await idle(page);
+    assert.equal(await page.locator("#status").innerText(), "Stopped.");
+    assert.ok((await answers(page).innerText()).length > 20);
+    return page;
+  },
+
+  async "answers keep to a schema, and one that is no JSON is refused"() {
+    const page = await opened();
+    await page.click("#settings-open");
+    await page.fill("#settings [name=schema]", "{");
+    await page.click("#settings button[value=save]");
+    assert.match(await page.locator("#schema-error").innerText(), /no JSON/);
+    await picture(page, "settings");
+    await page.keyboard.press("Escape");
+    await set(page, { schema: '{"enum": ["yes", "no"]}', max_tokens: "20" });
+    await ask(page, "Well?");
+    assert.match(await answers(page).innerText(), /^"(yes|no)"$/);
+    return page;
+  },
+
+  async "files are part of the message"() {
+    const page = await opened();
+    await set(page, { max_tokens: "4" });
+    await page.setInputFiles("#file", { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("A cat sat.") });
+    await page.waitForSelector("#files .chip");
+    const sent = page.waitForRequest("**/v1/chat/completions");
+    await ask(page, "Go on");
+    assert.match((await sent).postDataJSON().messages[0].content, /^File notes\.txt:\n\nA cat sat\.\n\nGo on$/);
+    return page;
+  },
+
+  async "Markdown becomes elements, and never HTML"() {
+    const page = await opened();
+    const html = (text) => page.evaluate(async (text) => {
+      const { blocks } = await import(new URL("markdown.js", location));
+      const box = document.createElement("div");
+      box.append(...blocks(text));
+      return box.innerHTML.replaceAll(/ (class|tabindex|type|data-copy|aria-label|target|rel)="[^"]*"/g, "").replaceAll("<button>Copy</button>", "");
+    }, text);
+    for (const [text, expected] of [
+      ["Hello *you* and **all** of `it`", "<p>Hello <em>you</em> and <strong>all</strong> of <code>it</code></p>"],
+      ["# A\n## B #\ntext", "<h2>A</h2><h3>B</h3><p>text</p>"],
+      ["- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"],
+      ["3. a\n4. b\n\nc", '<ol start="3"><li>a</li><li>b</li></ol><p>c</p>'],
+      ["```js\na < b && `c`\n```\nd", '<div><pre><code data-language="js">a &lt; b &amp;&amp; `c`</code></pre></div><p>d</p>'],
+      ["~~~\nnot ended", "<div><pre><code>not ended</code></pre></div>"],
+      ["| a | b |\n|---|:-:|\n| 1 | x\\|y |", "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>x|y</td></tr></tbody></table>"],
+      ["> a\n> - b\n\nc", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><p>c</p>"],
+      ["a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"],
+      ["[x](https://a.b/c_(d)) [y](javascript:alert(1)) https://e.f", '<p><a href="https://a.b/c_(d)">x</a> <span>y</span> <a href="https://e.f">https://e.f</a></p>'],
+      ["<img src=x onerror=alert(1)> <script>1</script>", "<p>&lt;img src=x onerror=alert(1)&gt; &lt;script&gt;1&lt;/script&gt;</p>"],
+      ["snake_case_name 2 * 3 * 4 \\*no\\*", "<p>snake_case_name 2 * 3 * 4 *no*</p>"],
+      ["~~gone~~ a  \nb", "<p><del>gone</del> a<br>b</p>"],
+    ]) {
+      assert.equal(await html(text), expected, text);
+    }
+    // Text that could make an expression go round in circles.
+    for (const text of ["*".repeat(20000), "**a".repeat(5000), "[".repeat(20000), "`".repeat(9999) + "a", "> ".repeat(3000), "- ".repeat(3000), "_a".repeat(9000)]) {
+      const start = Date.now();
+      await html(text);
+      assert.ok(Date.now() - start < 3000, `${text.slice(0, 10)}: ${Date.now() - start} ms`);
+    }
+    return page;
+  },
+
+  async "errors of the server are shown, and the conversation goes on"() {
+    const page = await opened();
+    await set(page, { max_tokens: "4" });
+    await page.route("**/v1/chat/completions", (route) => route.fulfill({ status: 503, json: { error: { message: "too many requests wait" } } }));
+    await ask(page, "Hello");
+    assert.match(await page.locator(".message .error").innerText(), /too many requests wait/);
+    await page.unroute("**/v1/chat/completions");
+    await page.click("text=Regenerate");
+    await page.waitForTimeout(100);
+    await idle(page);
+    assert.equal(await page.locator(".message .error").count(), 0);
+    // Chromium tells of the status that was asked for.
+    page.wrong = page.wrong.filter((error) => !error.includes("503"));
+    return page;
+  },
+
+  async "the machine is shown"() {
+    const page = await opened();
+    await page.click("#machine-open");
+    await page.waitForSelector("#machine table");
+    const shown = await page.locator("#machine-body").innerText();
+    for (const word of ["Slots", "Plan of a token", "Memory", "cpu", "operations"]) assert.ok(shown.includes(word), `${word}: ${shown}`);
+    await picture(page, "machine");
+    await page.click("#machine-close");
+    return page;
+  },
+
+  async "a telephone in the dark"() {
+    const page = await opened({ viewport: { width: 360, height: 640 }, colorScheme: "dark" });
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 360);
+    await set(page, { max_tokens: "30" });
+    await ask(page, "Once upon a time");
+    await picture(page, "telephone");
+    await page.click("#menu");
+    await page.waitForSelector("#list .open");
+    assert.equal(await page.getAttribute("#menu", "aria-expanded"), "true");
+    await picture(page, "telephone-menu");
+    await page.click("#list .open");
+    assert.equal(await page.locator("#side").isVisible(), false);
+    return page;
+  },
+
+  async "it is used without a mouse, and every control has a name"() {
+    const page = await opened();
+    const nameless = await page.evaluate(() =>
+      [...document.querySelectorAll("button, input:not([hidden]), textarea, select")].filter((control) =>
+        !control.textContent.trim() && !control.getAttribute("aria-label") && !control.labels?.length).map((control) => control.outerHTML));
+    assert.deepEqual(nameless, []);
+    await set(page, { max_tokens: "4" });
+    assert.equal(await page.evaluate(() => document.activeElement.id), "text");
+    await page.keyboard.type("One day");
+    await page.keyboard.press("Shift+Enter");
+    await page.keyboard.type("Tom");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".message.assistant");
+    await idle(page);
+    assert.equal(await page.locator(".message.user .body").innerText(), "One day\nTom");
+    await page.keyboard.press("ArrowUp");
+    await page.waitForSelector(".message textarea");
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("Control+Shift+O");
+    await page.waitForSelector(".hint");
+    return page;
+  },
+};
+
+let failed = 0;
+for (const [name, test] of Object.entries(tests)) {
+  try {
+    const page = await test();
+    assert.deepEqual(page.wrong, []);
+    await page.context().close();
+    console.log(`ok: ${name}`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAILED: ${name}: ${error.stack}`);
+  }
+}
+await browser.close();
+process.exit(failed ? 1 : 0);
