@@ -15,13 +15,14 @@ use clap::{ArgAction, Args, ValueEnum};
 use samite::CancelToken;
 use samite::chat::ReasoningFormat;
 use samite::llm::arch::spec::Pooling;
-use samite::llm::{ContextOptions, Model, Normalization, fit_to, sampler_params};
-use samite::requests::{Engine, EngineOptions, Handle, drive};
+use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to, sampler_params};
+use samite::requests::{Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{App, Embedder, ServeOptions, serve};
 use samite::text::{Generator, Sampler, SamplerParams};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Flags of `samite serve`.
 #[derive(Debug, Args)]
@@ -190,6 +191,14 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     n_keep: i64,
+    /// Give up the memory of the context after so many seconds without a request; -1 never
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "-1",
+        allow_negative_numbers = true
+    )]
+    sleep_idle_seconds: i64,
     /// Compute embeddings, too [also: --embedding]
     #[arg(long, alias = "embedding")]
     embeddings: bool,
@@ -437,6 +446,7 @@ impl ServeArgs {
         context.n_seq = engine.n_seq();
         context.n_logits = Some(slots.max(16));
         let context = self.model.context(Arc::clone(model), context)?;
+        let again = context.options().clone();
         if !is_unified {
             engine.context = Some((context.n_ctx() / slots).max(1));
         }
@@ -447,8 +457,19 @@ impl ServeArgs {
             .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
         options.adapters = named.collect();
         options.control = control.to_vec();
+        let options = engine.clone();
         let engine = Engine::new(context, engine)?;
-        drive(engine).map_err(|error| Failure::error(format_args!("no thread: {error}")))
+        let driven = match u64::try_from(requests.sleep_idle_seconds) {
+            Err(_) | Ok(0) => drive(engine),
+            Ok(seconds) => {
+                let model = Arc::clone(model);
+                drive_sleeping(engine, Duration::from_secs(seconds), move || {
+                    let context = Context::new(Arc::clone(&model), again.clone())?;
+                    Engine::new(context, options.clone())
+                })
+            }
+        };
+        driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
     }
 
     /// What computes embeddings.

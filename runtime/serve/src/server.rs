@@ -370,6 +370,9 @@ async fn route(
 ) -> Result<Response> {
     let get = method == Method::GET || method == Method::HEAD;
     let post = method == Method::POST;
+    if let Some(handle) = app.handle.as_ref().filter(|_| post) {
+        handle.wake();
+    }
     match path {
         "/health" | "/v1/health" | "/ready" if get => health(app),
         "/v1/models" | "/models" if get => Ok(json_response(200, &models::list(app))),
