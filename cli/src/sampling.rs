@@ -175,6 +175,7 @@ impl SamplingArgs {
         };
         Ok(SamplerParams {
             seed: self.seed.0.unwrap_or_else(random),
+            generator: defaults.generator,
             stages,
             temperature: self.temp.unwrap_or(defaults.temperature),
             dynatemp_range: self.dynatemp_range.unwrap_or(defaults.dynatemp_range),

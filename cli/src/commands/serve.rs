@@ -15,13 +15,14 @@ use clap::{ArgAction, Args, ValueEnum};
 use samite::CancelToken;
 use samite::chat::ReasoningFormat;
 use samite::llm::arch::spec::Pooling;
-use samite::llm::{ContextOptions, Model, Normalization, fit_to, sampler_params};
-use samite::requests::{Engine, EngineOptions, Handle, drive};
+use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to, sampler_params};
+use samite::requests::{Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{App, Embedder, ServeOptions, serve};
-use samite::text::{Sampler, SamplerParams};
+use samite::text::{Generator, Sampler, SamplerParams};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Flags of `samite serve`.
 #[derive(Debug, Args)]
@@ -59,31 +60,47 @@ pub struct ServeArgs {
 #[command(next_help_heading = "Server")]
 struct HttpArgs {
     /// Addresses to listen at, separated by `,`; 0.0.0.0 lets other machines in
-    #[arg(
-        long,
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1",
-        value_delimiter = ','
-    )]
-    host: Vec<String>,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
     /// Port to listen at; 0 for any that is free
     #[arg(long, value_name = "PORT", default_value = "8080")]
     port: u16,
     /// Keys, one of which each request must have; several separated by `,`
-    #[arg(long, value_name = "KEY", value_delimiter = ',')]
-    api_key: Vec<String>,
+    #[arg(
+        long,
+        value_name = "KEYS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    api_key: String,
     /// The same from a file, a key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Origins whose pages may read answers, separated by `,`: `*` for all, `localhost` for this machine's
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    cors_origins: Vec<String>,
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "",
+        hide_default_value = true
+    )]
+    cors_origins: String,
     /// Names of the model, separated by `,` [also: -a]
-    #[arg(short = 'a', long, value_name = "NAMES", value_delimiter = ',')]
-    alias: Vec<String>,
+    #[arg(
+        short = 'a',
+        long,
+        value_name = "NAMES",
+        default_value = "",
+        hide_default_value = true
+    )]
+    alias: String,
     /// Words about the model for the list of models, separated by `,`
-    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
-    tags: Vec<String>,
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    tags: String,
     /// A beginning of all paths, such as /model
     #[arg(long, value_name = "PATH", default_value = "")]
     api_prefix: String,
@@ -174,6 +191,14 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     n_keep: i64,
+    /// Give up the memory of the context after so many seconds without a request; -1 never
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "-1",
+        allow_negative_numbers = true
+    )]
+    sleep_idle_seconds: i64,
     /// Compute embeddings, too [also: --embedding]
     #[arg(long, alias = "embedding")]
     embeddings: bool,
@@ -257,7 +282,12 @@ pub fn run(args: ServeArgs) -> Outcome {
     let mut options = args.options()?;
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
     let model = args.model.load(&args.cpu, &stop)?;
-    options.sampling = args.sampling.params(sampler_params(model.metadata())?)?;
+    // Seeds mean what they mean to llama-server.
+    let defaults = SamplerParams {
+        generator: Generator::Mersenne,
+        ..sampler_params(model.metadata())?
+    };
+    options.sampling = args.sampling.params(defaults)?;
     Sampler::new(options.sampling.clone()).map_err(Failure::usage)?;
     options.seed = args
         .sampling
@@ -306,8 +336,7 @@ pub fn run(args: ServeArgs) -> Outcome {
 impl ServeArgs {
     /// What the flags say before a model is loaded.
     fn options(&self) -> Outcome<ServeOptions> {
-        let HttpArgs { host, .. } = &self.http;
-        let mut api_keys: Vec<String> = self.http.api_key.clone();
+        let mut api_keys = list(&self.http.api_key);
         if let Some(path) = &self.http.api_key_file {
             let text = read(path, "--api-key-file")?;
             api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
@@ -317,12 +346,9 @@ impl ServeArgs {
         if is_keyed && api_keys.is_empty() {
             return Err(Failure::usage("--api-key, --api-key-file: there is no key"));
         }
-        let mut aliases = self.http.alias.clone();
-        let mut tags = self.http.tags.clone();
+        let mut aliases = list(&self.http.alias);
+        let mut tags = list(&self.http.tags);
         for list in [&mut aliases, &mut tags] {
-            list.iter_mut()
-                .for_each(|name| *name = name.trim().to_owned());
-            list.retain(|name| !name.is_empty());
             list.sort();
             list.dedup();
         }
@@ -358,12 +384,12 @@ impl ServeArgs {
             )));
         }
         Ok(ServeOptions {
-            hosts: host.clone(),
+            hosts: list(&self.http.host),
             port: self.http.port,
             api_keys,
             aliases,
             tags,
-            cors_origins: self.http.cors_origins.clone(),
+            cors_origins: list(&self.http.cors_origins),
             slots: !self.http.no_slots,
             metrics: self.http.metrics,
             props: self.http.props,
@@ -421,6 +447,7 @@ impl ServeArgs {
         context.n_seq = engine.n_seq();
         context.n_logits = Some(slots.max(16));
         let context = self.model.context(Arc::clone(model), context)?;
+        let again = context.options().clone();
         if !is_unified {
             engine.context = Some((context.n_ctx() / slots).max(1));
         }
@@ -432,8 +459,19 @@ impl ServeArgs {
             .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
         options.adapters = named.collect();
         options.control = control.to_vec();
+        let options = engine.clone();
         let engine = Engine::new(context, engine)?;
-        drive(engine).map_err(|error| Failure::error(format_args!("no thread: {error}")))
+        let driven = match u64::try_from(requests.sleep_idle_seconds) {
+            Err(_) | Ok(0) => drive(engine),
+            Ok(seconds) => {
+                let model = Arc::clone(model);
+                drive_sleeping(engine, Duration::from_secs(seconds), move || {
+                    let context = Context::new(Arc::clone(&model), again.clone())?;
+                    Engine::new(context, options.clone())
+                })
+            }
+        };
+        driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
     }
 
     /// What computes embeddings.
@@ -464,6 +502,15 @@ impl ServeArgs {
         };
         Ok(Embedder::new(context, normalization))
     }
+}
+
+/// The parts between commas.
+fn list(text: &str) -> Vec<String> {
+    let parts = text.split(',').map(str::trim);
+    parts
+        .filter(|part| !part.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn read(path: &Path, flag: &str) -> Outcome<String> {

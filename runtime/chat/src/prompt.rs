@@ -144,7 +144,8 @@ impl ChatTemplate {
         };
         let mut warnings = Vec::new();
         let source = match wanted {
-            Some(text) if text.contains("{{") || text.contains("{%") => text,
+            // No name has a space.
+            Some(text) if text.contains("{{") || text.contains("{%") || text.contains(' ') => text,
             Some("default") if sources.default.is_some() => {
                 sources.default.as_deref().unwrap_or_default()
             }

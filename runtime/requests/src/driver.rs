@@ -3,11 +3,13 @@
 use crate::engine::{Engine, Step};
 use crate::outbox::{Bell, Outbox, Reader, outbox};
 use crate::request::{Limits, Prepared, Refusal, Request};
-use crate::view::View;
+use crate::view::{Totals, View};
+use samite_core::environment::Clock;
+use samite_llm::Result;
 use samite_text::Tokenizer;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 enum Command {
     Submit(Box<(Prepared, Outbox)>),
@@ -39,6 +41,15 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn show(&self, view: View) {
+        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
+    }
+
+    fn view(&self) -> Arc<View> {
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&view)
+    }
 }
 
 /// Reaches an engine that a thread drives. Clones reach the same one.
@@ -58,6 +69,26 @@ impl std::fmt::Debug for Handle {
 /// # Errors
 /// If the system gives no thread.
 pub fn drive(engine: Engine) -> std::io::Result<(Handle, JoinHandle<()>)> {
+    start(engine, None)
+}
+
+/// As [`drive`]; but after `quiet` without a request, the engine and its context are dropped, and their memory is free. The next command has `make` make
+/// another one.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn drive_sleeping(
+    engine: Engine,
+    quiet: Duration,
+    make: impl FnMut() -> Result<Engine> + Send + 'static,
+) -> std::io::Result<(Handle, JoinHandle<()>)> {
+    start(engine, Some((quiet, Box::new(make))))
+}
+
+/// How long nothing may happen, and how an engine is made then.
+type Sleep = Option<(Duration, Box<dyn FnMut() -> Result<Engine> + Send>)>;
+
+fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let shared = Arc::new(Shared {
         inbox: Mutex::default(),
         changed: Condvar::new(),
@@ -70,7 +101,7 @@ pub fn drive(engine: Engine) -> std::io::Result<(Handle, JoinHandle<()>)> {
         .name("requests".to_owned())
         .spawn(move || {
             let over = Over(shared);
-            run(engine, &over.0);
+            run(engine, sleep, &over.0);
         })?;
     Ok((handle, thread))
 }
@@ -86,7 +117,11 @@ impl Drop for Over {
     }
 }
 
-fn run(mut engine: Engine, shared: &Shared) {
+fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
+    let clock = Arc::clone(&engine.context().options().environment.clock);
+    let mut awake = Some(engine);
+    let mut totals = Totals::default();
+    let mut busy_at = clock.now();
     loop {
         let (commands, is_closing, must_end) = {
             let mut inbox = shared.lock();
@@ -97,6 +132,28 @@ fn run(mut engine: Engine, shared: &Shared) {
                 inbox.must_end,
             )
         };
+        if awake.is_none() && !commands.is_empty() {
+            match sleep.as_mut().map(|(_, make)| make()) {
+                Some(Ok(mut engine)) => {
+                    engine.set_totals(totals);
+                    awake = Some(engine);
+                }
+                Some(Err(error)) => tracing::error!(%error, "the engine cannot be made again"),
+                None => {}
+            }
+        }
+        let Some(engine) = &mut awake else {
+            // Whoever waits for a command hears that nobody does it.
+            drop(commands);
+            if is_closing || must_end {
+                return;
+            }
+            wait(shared, None, &*clock);
+            continue;
+        };
+        if !commands.is_empty() {
+            busy_at = clock.now();
+        }
         for command in commands {
             match command {
                 Command::Submit(submitted) => {
@@ -106,7 +163,7 @@ fn run(mut engine: Engine, shared: &Shared) {
                         tracing::debug!(%refusal, "a request came too late");
                     }
                 }
-                Command::Call(call) => call(&mut engine),
+                Command::Call(call) => call(engine),
             }
         }
         if is_closing {
@@ -117,19 +174,32 @@ fn run(mut engine: Engine, shared: &Shared) {
         }
         let step = engine.step();
         let view = engine.view();
+        totals = view.totals;
         shared.lock().waiting = view.queued;
-        *shared.view.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
-        if let Step::Idle(until) = step {
-            if is_closing && engine.is_quiet() {
-                return;
-            }
-            wait(shared, until, &engine);
+        shared.show(view);
+        let Step::Idle(until) = step else {
+            busy_at = clock.now();
+            continue;
+        };
+        if is_closing && engine.is_quiet() {
+            return;
         }
+        let quiet = sleep.as_ref().filter(|_| engine.is_quiet());
+        let tired_at = quiet.and_then(|(quiet, _)| busy_at.checked_add(*quiet));
+        if tired_at.is_some_and(|at| at <= clock.now()) {
+            shared.show(View {
+                is_sleeping: true,
+                ..View::clone(&shared.view())
+            });
+            awake = None;
+            continue;
+        }
+        wait(shared, until.into_iter().chain(tired_at).min(), &*clock);
     }
 }
 
 /// Waits until there is something to do.
-fn wait(shared: &Shared, until: Option<Instant>, engine: &Engine) {
+fn wait(shared: &Shared, until: Option<Instant>, clock: &dyn Clock) {
     let mut inbox = shared.lock();
     let before = (inbox.is_closing, inbox.must_end);
     while inbox.commands.is_empty()
@@ -141,11 +211,8 @@ fn wait(shared: &Shared, until: Option<Instant>, engine: &Engine) {
             inbox = waited.unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        let now = engine.context().options().environment.clock.now();
-        let Some(time) = until
-            .checked_duration_since(now)
-            .filter(|time| !time.is_zero())
-        else {
+        let time = until.checked_duration_since(clock.now());
+        let Some(time) = time.filter(|time| !time.is_zero()) else {
             return;
         };
         let waited = shared.changed.wait_timeout(inbox, time);
@@ -204,8 +271,19 @@ impl Handle {
 
     /// The engine as it was after its last step.
     pub fn view(&self) -> Arc<View> {
-        let view = self.0.view.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&view)
+        self.0.view()
+    }
+
+    /// Has an engine that [sleeps](drive_sleeping) be made again.
+    pub fn wake(&self) {
+        let view = self.view();
+        if view.is_sleeping {
+            self.0.show(View {
+                is_sleeping: false,
+                ..View::clone(&view)
+            });
+            self.call(|_| {});
+        }
     }
 
     /// Whether the thread is gone.

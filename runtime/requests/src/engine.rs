@@ -452,8 +452,14 @@ impl Engine {
             cells: cells.len(),
             used_cells: cells.used(),
             kept: self.kept.len(),
+            is_sleeping: false,
             totals: self.totals,
         }
+    }
+
+    /// Goes on with the sums of another engine.
+    pub fn set_totals(&mut self, totals: Totals) {
+        self.totals = totals;
     }
 
     /// Forgets all texts that are kept.

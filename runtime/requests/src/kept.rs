@@ -87,7 +87,8 @@ impl KeptTexts {
         self.texts.get(number)
     }
 
-    /// Adds a text. One that is a beginning of it is not needed any more where the whole one can be cut: its sequence is given back.
+    /// Adds a text that a slot has left. Another one of this slot that is a beginning of it is not needed any more where the whole one can be cut: its
+    /// sequence is given back.
     pub fn add(
         &mut self,
         sequence: usize,
@@ -99,6 +100,7 @@ impl KeptTexts {
         let mut freed = Vec::new();
         self.texts.retain(|text| {
             let is_covered = text.key == key
+                && text.slot == slot
                 && tokens.starts_with(&text.tokens)
                 && (can_cut || tokens.len() == text.tokens.len());
             if is_covered {
@@ -157,18 +159,19 @@ impl KeptTexts {
     }
 
     /// The longest beginning of `prompt` that can be gone on from, among what is kept and `running` texts (sequence, tokens in the cache), and
-    /// why it is not longer. The last token of a prompt is always computed.
+    /// why it is not longer. The last token of a prompt is always computed. With a `slot`, only what this slot has left counts.
     pub fn find<'a>(
         &self,
         context: &Context,
         prompt: &[u32],
         key: Key,
+        slot: Option<usize>,
         running: impl Iterator<Item = (usize, &'a [u32])>,
     ) -> (Option<Found>, Option<CacheMiss>) {
         let most = prompt.len().saturating_sub(1);
         let kept = self.texts.iter().enumerate();
         let kept = kept
-            .filter(|(_, text)| text.key == key)
+            .filter(|(_, text)| text.key == key && slot.is_none_or(|slot| slot == text.slot))
             .map(|(number, text)| (Place::Kept(number), text.sequence, text.tokens.as_slice()));
         let running =
             running.map(|(sequence, tokens)| (Place::Running(sequence), sequence, tokens));

@@ -42,7 +42,7 @@ mod request;
 mod running;
 mod view;
 
-pub use driver::{Handle, drive};
+pub use driver::{Handle, drive, drive_sleeping};
 pub use engine::{Engine, EngineOptions, Step};
 pub use event::{
     CacheMiss, Counts, Event, Failed, FailureKind, Finished, MissCause, Probabilities,

@@ -36,7 +36,7 @@ pub struct Request {
     pub writing_time: Option<Duration>,
     /// Greater ones come first; equal ones in the order in which they came.
     pub priority: i32,
-    /// The only slot that it may take.
+    /// The only slot that it may take. It goes on from what this slot has left, and from nothing else.
     pub slot: Option<usize>,
     /// Whether it is told how far the prompt is.
     pub tells_progress: bool,

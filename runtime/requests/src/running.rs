@@ -90,6 +90,7 @@ impl Running {
         self.counts.cached = started.cached;
         self.counts.waiting = now.saturating_duration_since(self.submitted);
         self.outbox.send(Event::Started(started));
+        self.progress(started.cached, now);
     }
 
     /// A part of the prompt was computed.

@@ -67,6 +67,8 @@ pub struct View {
     pub used_cells: usize,
     /// Texts that are kept.
     pub kept: usize,
+    /// Whether the context was given up until a request comes. The rest is as it was before.
+    pub is_sleeping: bool,
     /// Sums.
     pub totals: Totals,
 }

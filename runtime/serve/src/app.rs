@@ -6,7 +6,7 @@ use crate::options::ServeOptions;
 use samite_chat::{ChatTemplate, Guard};
 use samite_grammar::GrammarVocabulary;
 use samite_llm::{Model, ScaledAdapter};
-use samite_requests::Handle;
+use samite_requests::{Handle, Totals};
 use samite_text::Tokenizer;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ pub struct App {
     shares: Mutex<Vec<f32>>,
     /// Settings of requests that have a slot, by tag.
     settings: Mutex<BTreeMap<u64, Arc<Value>>>,
+    /// The engine's sums when its metrics were asked for last.
+    scraped: Mutex<Totals>,
     next_tag: AtomicU64,
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
@@ -84,6 +86,7 @@ impl App {
             words,
             vocabulary: OnceLock::new(),
             settings: Mutex::default(),
+            scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
             is_draining: AtomicBool::new(false),
             started: crate::chance::seconds(),
@@ -161,6 +164,11 @@ impl App {
 
     pub(crate) fn settings(&self, tag: u64) -> Option<Arc<Value>> {
         lock(&self.settings).get(&tag).cloned()
+    }
+
+    /// The sums of the last time, instead of which these are remembered.
+    pub(crate) fn last_scrape(&self, totals: Totals) -> Totals {
+        std::mem::replace(&mut *lock(&self.scraped), totals)
     }
 
     /// The text of tokens, with the names of control tokens.

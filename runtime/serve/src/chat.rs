@@ -4,10 +4,10 @@ use crate::app::App;
 use crate::chance;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
-use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
+use crate::job::{ChatExtras, Form, Job, Parsing, reasoning_format};
 use samite_chat::{
-    AnswerOptions, AnswerParser, Content, DateTime, Message, Part, Prompt, PromptOptions, Role,
-    Tool,
+    AnswerOptions, AnswerParser, Content, DateTime, Format, Message, Part, Prompt, PromptOptions,
+    Role, Tool,
 };
 use serde_json::{Map, Value};
 
@@ -17,6 +17,8 @@ pub struct Conversation {
     pub options: PromptOptions,
     /// Whether a tool must be called.
     pub must_call: bool,
+    /// Whether one answer may have several calls.
+    pub is_parallel: bool,
 }
 
 /// Most messages and tools of one conversation.
@@ -210,10 +212,8 @@ impl Conversation {
                 ));
             }
         };
-        let thinking = match fields.boolean(&["enable_thinking"], thinking.unwrap_or(false))? {
-            value if fields.has("enable_thinking") => Some(value),
-            _ => thinking,
-        };
+        // Templates that know the word take what is not there for no.
+        let thinking = fields.boolean(&["enable_thinking"], thinking.unwrap_or(true))?;
         kwargs.remove("enable_thinking");
         let effort = fields.text(&["reasoning_effort"])?.map(str::to_owned);
         Ok(Conversation {
@@ -221,13 +221,14 @@ impl Conversation {
                 tools,
                 add_generation_prompt: adds || continues,
                 continue_last: is_begun && (continues || app.options.prefill),
-                enable_thinking: thinking,
+                enable_thinking: Some(thinking),
                 reasoning_effort: effort,
                 kwargs,
                 ..PromptOptions::new(DateTime::new(chance::seconds().cast_signed(), 0))
             },
             messages,
             must_call,
+            is_parallel: fields.boolean(&["parallel_tool_calls"], true)?,
         })
     }
 
@@ -248,6 +249,27 @@ impl Conversation {
     }
 }
 
+/// What calls of tools keep to.
+fn calls(conversation: &Conversation, tools: &[Tool], format: &Format) -> Result<Option<Form>> {
+    match format.call_grammar(tools, conversation.is_parallel) {
+        Some(calls) => Ok(Some(Form::Calls {
+            grammar: calls.grammar,
+            triggers: match conversation.must_call {
+                true => Vec::new(),
+                false => calls.triggers,
+            },
+        })),
+        None if conversation.must_call => Err(ApiError::field(
+            "tool_choice",
+            format!(
+                "a call cannot be demanded of a model that calls tools as \"{}\" does: use auto",
+                format.name
+            ),
+        )),
+        None => Ok(None),
+    }
+}
+
 /// The job of a conversation in OpenAI's words.
 pub fn job(app: &App, body: &Value) -> Result<Job> {
     let fields = Fields::new(body)?;
@@ -262,11 +284,12 @@ pub fn job(app: &App, body: &Value) -> Result<Job> {
         reasoning,
         seed: chance::number(),
     };
+    let form = calls(&conversation, &options.tools, format)?;
     let parser = AnswerParser::new(format, &options, &prompt.generation_prompt);
     let extras = ChatExtras {
         before_content: parser.before_content(),
         shown: app.shown(has_tools).to_vec(),
-        form: None,
+        form,
         parsing: Some(Parsing {
             format,
             options,

@@ -51,6 +51,11 @@ pub enum Form {
     Free,
     Schema(Value),
     Gbnf(String),
+    /// Calls of tools; only them, if one is demanded.
+    Calls {
+        grammar: Grammar,
+        triggers: Vec<Trigger>,
+    },
 }
 
 /// What a conversation adds to a request.
@@ -136,12 +141,21 @@ fn constraint(
             }
         },
         Form::Gbnf(text) => Grammar::gbnf(text),
+        Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };
     let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
     let constraint = grammar
         .constraint(app.vocabulary()?)
         .map_err(|error| grammar_error(field, &error))?;
-    Ok(Some(match before {
+    let lazy = match form {
+        Form::Calls { triggers, .. } if !triggers.is_empty() => {
+            let lazy = Lazy::new(constraint, triggers);
+            let lazy = lazy.map_err(|error| grammar_error(field, &error))?;
+            return Ok(Some(Box::new(lazy.sleep_until(before.unwrap_or_default()))));
+        }
+        _ => before,
+    };
+    Ok(Some(match lazy {
         None => Box::new(constraint),
         Some(mark) => {
             let lazy = Lazy::new(constraint, &[Trigger::After(mark.to_owned())]);
@@ -194,6 +208,7 @@ fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
         dry_multiplier: float(&["dry_multiplier"], 0.0, ANY, defaults.dry_multiplier)?,
         dry_base: float(&["dry_base"], 0.0, ANY, defaults.dry_base)?,
         dry_allowed_length: count(&["dry_allowed_length"], defaults.dry_allowed_length, 0)?,
+        min_keep: count(&["min_keep"], defaults.min_keep, 0)?,
         dry_last_n: count(&["dry_penalty_last_n"], defaults.dry_last_n, usize::MAX)?,
         mirostat: fields
             .count(&["mirostat"], 2)?
@@ -364,9 +379,12 @@ impl Job {
         let is_chat = extras.parsing.is_some();
         let (n_probs, post_sampling) = probabilities(fields)?;
         let stops = fields.texts("stop", MOST_STOPS)?;
-        let (name, own_form) = form(fields)?;
+        let (mut name, own_form) = form(fields)?;
         let form = match (&own_form, extras.form) {
-            (Form::Free, Some(form)) => form,
+            (Form::Free, Some(form)) => {
+                name = "tools";
+                form
+            }
             (_, Some(_)) => {
                 return Err(ApiError::field(
                     name,
@@ -573,7 +591,7 @@ fn settings(
     set("stream", is_stream.into());
     set("logit_bias", bias.into());
     set("n_probs", n_probs.unwrap_or(0).into());
-    set("min_keep", 0.into());
+    set("min_keep", many(sampling.min_keep).into());
     set("grammar", grammar.into());
     set("samplers", json!(samplers));
     set(

@@ -12,24 +12,31 @@ use crate::fields::depth;
 use crate::job::Job;
 use crate::page;
 use crate::stream::{self, answer, json_response};
-use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use samite_core::CancelToken;
 use serde_json::{Value, json};
+use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Deepest nesting of a body.
 const DEEPEST: usize = 64;
 /// How long a body may take to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
+/// How long the headers of the next request may take to come.
+const HEADER_TIME: Duration = Duration::from_secs(75);
 
 /// Serves until `stop` is cancelled, and then answers what is there. `ready` is told the addresses.
 ///
@@ -65,16 +72,11 @@ async fn run(app: Arc<App>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     let (sender, receiver) = watch::channel(false);
     let mut tasks = Vec::new();
     for listener in listeners {
-        let router = Router::new().fallback(handle).with_state(Arc::clone(&app));
-        let mut stopped = receiver.clone();
-        let stopped = async move {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
-        };
-        tasks.push(tokio::spawn(async move {
-            axum::serve(listener, router)
-                .with_graceful_shutdown(stopped)
-                .await
-        }));
+        tasks.push(tokio::spawn(listen(
+            listener,
+            Arc::clone(&app),
+            receiver.clone(),
+        )));
     }
     while !stop.is_cancelled() && !is_broken(&app) {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -99,6 +101,62 @@ async fn run(app: Arc<App>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     match is_broken(&app) && !stop.is_cancelled() {
         true => Err(io::Error::other("the engine has ended")),
         false => Ok(()),
+    }
+}
+
+/// Takes connections until the server is told to end, and then waits for what they still answer.
+async fn listen(listener: TcpListener, app: Arc<App>, stopped: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    let mut end = stopped.clone();
+    let mut told = pin!(async move {
+        let _ = end.wait_for(|stopped| *stopped).await;
+    });
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let _ = stream.set_nodelay(true);
+                    connections.spawn(connection(stream, Arc::clone(&app), stopped.clone()));
+                }
+                // Too many files are open, for example: others may be closed soon.
+                Err(error) => {
+                    tracing::warn!(%error, "a connection cannot be taken");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            () = told.as_mut() => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Answers what comes over a connection.
+async fn connection(stream: TcpStream, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
+    let service = service_fn(move |request| {
+        let app = Arc::clone(&app);
+        async move { Ok::<_, Infallible>(handle(app, request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    // Headers as clients of llama-server know them.
+    builder.title_case_headers(true);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let told = async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended");
     }
 }
 
@@ -143,8 +201,9 @@ impl Dialect {
     }
 }
 
-async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+async fn handle(app: Arc<App>, request: hyper::Request<Incoming>) -> Response {
     let (parts, body) = request.into_parts();
+    let body = Body::new(body);
     let path = parts.uri.path();
     let path = path
         .strip_prefix(app.options.prefix.as_str())
@@ -311,6 +370,9 @@ async fn route(
 ) -> Result<Response> {
     let get = method == Method::GET || method == Method::HEAD;
     let post = method == Method::POST;
+    if let Some(handle) = app.handle.as_ref().filter(|_| post) {
+        handle.wake();
+    }
     match path {
         "/health" | "/v1/health" | "/ready" if get => health(app),
         "/v1/models" | "/models" if get => Ok(json_response(200, &models::list(app))),

@@ -71,8 +71,8 @@ pub use error::{TokenizeError, VocabError};
 pub use pretokenize::PreTokenizer;
 pub use sampler::{
     AdaptiveP, Breakers, Candidate, Candidates, Constraint, ConstraintError, Dry, DryParams,
-    LogProbabilities, Mirostat, Penalties, Rng, Sampler, SamplerError, SamplerParams, SamplerState,
-    Stage,
+    Generator, LogProbabilities, Mirostat, Penalties, Rng, Sampler, SamplerError, SamplerParams,
+    SamplerState, Stage,
 };
 pub use stop::{StopError, StopSequences, StopStep};
 pub use tokenizer::{TokenStream, Tokenizer};

@@ -26,7 +26,7 @@ pub use log_probabilities::LogProbabilities;
 pub use mirostat::Mirostat;
 pub use params::SamplerParams;
 pub use penalties::Penalties;
-pub use rng::Rng;
+pub use rng::{Generator, Rng};
 pub use stage::Stage;
 
 use crate::tokenizer::Tokenizer;
@@ -87,7 +87,7 @@ impl Sampler {
         Ok(Self {
             chain: Chain::new(&params),
             seed: params.seed,
-            rng: Rng::new(params.seed),
+            rng: Rng::of(params.generator, params.seed),
             candidates: Candidates::new(),
             suppressed: Vec::new(),
             vocabulary: None,
@@ -289,7 +289,7 @@ impl Sampler {
         }
         self.reset()?;
         self.seed = state.seed;
-        self.rng = Rng::new(state.seed);
+        self.rng = Rng::of(self.params.generator, state.seed);
         for _ in 0..state.drawn {
             self.rng.next_u64();
         }
@@ -308,7 +308,7 @@ impl Sampler {
         self.chain.reset();
         self.was_refused = false;
         self.seed = self.params.seed;
-        self.rng = Rng::new(self.seed);
+        self.rng = Rng::of(self.params.generator, self.seed);
         match &mut self.constraint {
             Some(constraint) => Ok(constraint.reset()?),
             None => Ok(()),

@@ -86,7 +86,8 @@ impl Engine {
 
     /// Whether another request is just computing much of what this one begins with.
     fn is_computed_by_another(&self, running: &Running) -> bool {
-        if !running.request.cache.reuse || self.context.keeps_states() {
+        let is_pinned = running.request.slot.is_some();
+        if !running.request.cache.reuse || self.context.keeps_states() || is_pinned {
             return false;
         }
         let others = self.active.iter().filter(|other| {
@@ -166,11 +167,16 @@ impl Engine {
             .active
             .iter()
             .filter(|other| other.running.key == running.key);
-        let at_work = at_work.filter(|other| !other.running.counts.truncated);
+        let is_pinned = running.request.slot.is_some();
+        let at_work = at_work.filter(|other| !other.running.counts.truncated && !is_pinned);
         let at_work = at_work.map(|other| (other.sequence, &other.running.tokens[..other.decoded]));
-        let (found, miss) = self
-            .kept
-            .find(&self.context, &running.tokens, running.key, at_work);
+        let (found, miss) = self.kept.find(
+            &self.context,
+            &running.tokens,
+            running.key,
+            running.request.slot,
+            at_work,
+        );
         let Some(Found { place, common }) = found else {
             return Ok((self.sequence(None)?, 0, miss));
         };

@@ -25,7 +25,7 @@ pub fn props(app: &App) -> Result<Value> {
         "endpoint_props": app.options.props,
         "endpoint_metrics": app.options.metrics,
         "webui": app.options.page,
-        "is_sleeping": false,
+        "is_sleeping": app.handle.as_ref().is_some_and(|handle| handle.view().is_sleeping),
         "is_embedded": app.options.is_embedded,
         "chat_template": app.template.source(false),
         "chat_template_caps": {
@@ -97,6 +97,15 @@ pub fn metrics(app: &App) -> Result<String> {
         totals.prompt_time.as_secs_f64(),
         totals.writing_time.as_secs_f64(),
     );
+    // Rates are those since the last time that somebody asked.
+    let before = app.last_scrape(*totals);
+    let lately = |now: std::time::Duration, then: std::time::Duration| {
+        now.saturating_sub(then).as_secs_f64()
+    };
+    let read_lately = totals.prompt_tokens.saturating_sub(before.prompt_tokens);
+    let wrote_lately = totals.written_tokens.saturating_sub(before.written_tokens);
+    let reading_lately = lately(totals.prompt_time, before.prompt_time);
+    let writing_lately = lately(totals.writing_time, before.writing_time);
     let per_step = if totals.steps == 0 {
         0.0
     } else {
@@ -189,12 +198,12 @@ pub fn metrics(app: &App) -> Result<String> {
         (
             "llamacpp:prompt_tokens_seconds",
             "Tokens of prompts per second.",
-            rate(totals.prompt_tokens, reading),
+            rate(read_lately, reading_lately),
         ),
         (
             "llamacpp:predicted_tokens_seconds",
             "Tokens written per second.",
-            rate(totals.written_tokens, writing),
+            rate(wrote_lately, writing_lately),
         ),
         (
             "llamacpp:requests_processing",

@@ -69,7 +69,14 @@ pub fn detokenize(app: &App, body: &Value) -> Result<Value> {
 pub fn apply_template(app: &App, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let conversation = Conversation::read(app, &fields)?;
-    Ok(json!({"prompt": conversation.prompt(app)?.text()}))
+    let text = conversation.prompt(app)?.text();
+    // Whoever turns it into tokens gets the first one by that.
+    let bos = app.tokenizer.bos().filter(|_| app.tokenizer.adds_bos());
+    let bos = bos
+        .map(|token| app.text_of(&[token]))
+        .filter(|bos| !bos.is_empty());
+    let rest = bos.and_then(|bos| text.strip_prefix(bos.as_str()));
+    Ok(json!({"prompt": rest.unwrap_or(&text)}))
 }
 
 /// How many tokens a conversation is.

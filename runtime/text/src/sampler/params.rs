@@ -1,6 +1,7 @@
 //! What a chain does: the numbers of its stages, and their order.
 
 use super::error::SamplerError;
+use super::rng::Generator;
 use super::stage::Stage;
 
 /// How to choose tokens. The defaults are llama.cpp's; each stage can be switched off.
@@ -8,6 +9,8 @@ use super::stage::Stage;
 pub struct SamplerParams {
     /// Starts the random generator: the same seed gives the same choices. Default 0.
     pub seed: u64,
+    /// Which generator draws. Default [`Generator::Xoshiro`].
+    pub generator: Generator,
     /// The stages, in their order; one that is missing is off. Default [`Stage::DEFAULT`].
     pub stages: Vec<Stage>,
     /// Logits are divided by it: above 0 and below 1 sharpens, above 1 flattens; 0 always takes the
@@ -75,6 +78,7 @@ impl Default for SamplerParams {
     fn default() -> Self {
         Self {
             seed: 0,
+            generator: Generator::default(),
             stages: Stage::DEFAULT.to_vec(),
             temperature: 0.8,
             dynatemp_range: 0.0,

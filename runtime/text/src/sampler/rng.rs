@@ -1,7 +1,25 @@
 //! The random generator.
 
+use rand_mt::Mt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
+
+/// Which generator draws.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Generator {
+    /// Xoshiro256++: see [`Rng`].
+    #[default]
+    Xoshiro,
+    /// The Mersenne twister of 32 bits, with C++'s way to numbers from 0 to 1: llama.cpp's, whose draws follow from the seed in the same way. Of a seed, 32 bits
+    /// count.
+    Mersenne,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    Xoshiro(Xoshiro256PlusPlus),
+    Mersenne(Box<Mt>),
+}
 
 /// Xoshiro256++ by Blackman and Vigna, seeded by SplitMix64: small, fast and the same on every machine.
 ///
@@ -15,15 +33,23 @@ use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rng {
-    generator: Xoshiro256PlusPlus,
+    state: State,
     drawn: u64,
 }
 
 impl Rng {
     /// The generator for a seed.
     pub fn new(seed: u64) -> Self {
+        Self::of(Generator::Xoshiro, seed)
+    }
+
+    /// A generator of this kind for a seed.
+    pub fn of(generator: Generator, seed: u64) -> Self {
         Rng {
-            generator: Xoshiro256PlusPlus::seed_from_u64(seed),
+            state: match generator {
+                Generator::Xoshiro => State::Xoshiro(Xoshiro256PlusPlus::seed_from_u64(seed)),
+                Generator::Mersenne => State::Mersenne(Box::new(Mt::new(seed as u32))),
+            },
             drawn: 0,
         }
     }
@@ -36,7 +62,13 @@ impl Rng {
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
-        self.generator.next_u64()
+        match &mut self.state {
+            State::Xoshiro(generator) => generator.next_u64(),
+            State::Mersenne(generator) => {
+                let low = u64::from(generator.next_u32());
+                u64::from(generator.next_u32()) << 32 | low
+            }
+        }
     }
 
     /// A number below `end`, which is small beside 2^64; 0 if that is 0.
@@ -44,9 +76,15 @@ impl Rng {
         (self.next_u64() % end.max(1) as u64) as usize
     }
 
-    /// A number from 0 up to, not including, 1: 53 random bits.
+    /// A number from 0 up to, not including, 1: 53 random bits, or C++'s `generate_canonical`.
     pub fn uniform(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+        const BELOW_ONE: f64 = 1.0 - f64::EPSILON / 2.0;
+        let bits = self.next_u64();
+        if let State::Mersenne(_) = self.state {
+            // The sum of both halves is rounded once, and the quotient is exact.
+            return (bits as f64 / 2.0f64.powi(64)).min(BELOW_ONE);
+        }
+        (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
@@ -68,6 +106,27 @@ mod tests {
             ]
         );
         assert_eq!(Rng::new(42).uniform(), 0.8143051451229099);
+    }
+
+    /// By a C++ program: `std::mt19937 rng(SEED); std::uniform_real_distribution<double> dist(0.0, 1.0);`
+    #[test]
+    fn the_mersenne_twister_draws_as_in_cpp() {
+        let draws = |seed| {
+            let mut rng = Rng::of(Generator::Mersenne, seed);
+            [(); 3].map(|()| rng.uniform())
+        };
+        assert_eq!(
+            draws(42),
+            [
+                0.79654298428784598,
+                0.18343478789336848,
+                0.77969099761266125
+            ]
+        );
+        assert_eq!(
+            draws(5489),
+            [0.1354770042967805, 0.8350085899945795, 0.96886777112423139]
+        );
     }
 
     #[test]
