@@ -1,6 +1,6 @@
 //! Chat templates.
 
-use crate::entry::{Failure, Outcome, array, export, print, required_text, text};
+use crate::entry::{Failure, Outcome, array, export, required_text, text};
 use crate::layout::ChatMessage;
 use samite_chat::{BUILTIN, ChatTemplate, DateTime, Guard, Message, PromptOptions, Role, Sources};
 use std::ffi::{CString, c_char};
@@ -51,8 +51,15 @@ export! {
         let chat = ChatTemplate::choose(&Sources::default(), Some(&template))?;
         let options = PromptOptions { add_generation_prompt: add_assistant.is_on(), ..PromptOptions::new(now()) };
         let prompt = chat.prompt(&messages, &options, &Guard::new([]))?.text();
+        // As `strncpy` does: a 0 only where there is room, since callers take what they know the length of.
+        let length = usize::try_from(length).unwrap_or(0);
         // SAFETY: as above.
-        Ok(unsafe { print(prompt.as_bytes(), buffer, usize::try_from(length).unwrap_or(0)) })
+        let out = unsafe { crate::entry::array_mut("buf", buffer.cast::<u8>(), if buffer.is_null() { 0 } else { length }) }?;
+        let mut bytes = prompt.bytes();
+        for to in out.iter_mut() {
+            *to = bytes.next().unwrap_or(0);
+        }
+        i32::try_from(prompt.len()).map_err(|_| Failure::new("the prompt is too long"))
     }
 
     /// The names of templates that are here; gives their number.

@@ -161,7 +161,7 @@ impl Stage {
     }
 
     fn reset(&mut self, seed: Option<u32>) -> Outcome<()> {
-        let begun = || Rng::new(seed.unwrap_or(0).into());
+        let begun = || Rng::twister(seed.unwrap_or(0));
         match self {
             Stage::Draw(rng) | Stage::Xtc(.., rng) => *rng = begun(),
             Stage::Mirostat(mirostat, _, rng) => {
@@ -360,7 +360,7 @@ fn seeded(
     Ok(super::make(Own::new(
         name,
         Some(seed),
-        stage(Rng::new(seed.into())),
+        stage(Rng::twister(seed)),
     )))
 }
 

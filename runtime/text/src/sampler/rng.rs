@@ -1,5 +1,6 @@
 //! The random generator.
 
+use rand_mt::Mt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 
@@ -15,15 +16,30 @@ use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rng {
-    generator: Xoshiro256PlusPlus,
+    generator: Generator,
     drawn: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Generator {
+    Xoshiro(Xoshiro256PlusPlus),
+    Twister(Box<Mt>),
 }
 
 impl Rng {
     /// The generator for a seed.
     pub fn new(seed: u64) -> Self {
         Rng {
-            generator: Xoshiro256PlusPlus::seed_from_u64(seed),
+            generator: Generator::Xoshiro(Xoshiro256PlusPlus::seed_from_u64(seed)),
+            drawn: 0,
+        }
+    }
+
+    /// The Mersenne Twister (MT19937), with the [uniform](Self::uniform) numbers that C++ makes of it: a seed stands for the numbers that it stands for in
+    /// llama.cpp.
+    pub fn twister(seed: u32) -> Self {
+        Rng {
+            generator: Generator::Twister(Box::new(Mt::new(seed))),
             drawn: 0,
         }
     }
@@ -36,7 +52,14 @@ impl Rng {
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
-        self.generator.next_u64()
+        match &mut self.generator {
+            Generator::Xoshiro(generator) => generator.next_u64(),
+            // The first number is the lower half, as in C++.
+            Generator::Twister(generator) => {
+                let low = u64::from(generator.next_u32());
+                low | u64::from(generator.next_u32()) << 32
+            }
+        }
     }
 
     /// A number below `end`, which is small beside 2^64; 0 if that is 0.
@@ -46,7 +69,12 @@ impl Rng {
 
     /// A number from 0 up to, not including, 1: 53 random bits.
     pub fn uniform(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+        let bits = self.next_u64();
+        match self.generator {
+            Generator::Xoshiro(_) => (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64),
+            // All 64 bits, rounded.
+            Generator::Twister(_) => (bits as f64 * 2f64.powi(-64)).min(1.0 - f64::EPSILON / 2.0),
+        }
     }
 }
 
@@ -68,6 +96,25 @@ mod tests {
             ]
         );
         assert_eq!(Rng::new(42).uniform(), 0.8143051451229099);
+    }
+
+    /// By `std::mt19937` and `std::uniform_real_distribution<double>` of libstdc++ 12.
+    #[test]
+    fn the_twister_gives_the_numbers_of_cpp() {
+        let mut rng = Rng::twister(1234);
+        let drawn = [(); 3].map(|()| rng.uniform());
+        assert_eq!(
+            drawn,
+            [
+                0.49766366630595166,
+                0.81783844288953322,
+                0.61211189358442275
+            ]
+        );
+        // The standard says the 10000th number of its usual seed.
+        let mut rng = Rng::twister(5489);
+        let last = (0..5000).map(|_| rng.next_u64()).last();
+        assert_eq!(last.map(|bits| bits >> 32), Some(4123659995));
     }
 
     #[test]
