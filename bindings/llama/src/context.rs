@@ -14,7 +14,7 @@ use samite_llm::arch::Output;
 use samite_llm::arch::spec::Pooling;
 use samite_llm::{Context as Engine, ContextOptions, ScaledAdapter};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A context of a caller. Its memory has the same handle.
 pub struct Context {
@@ -30,6 +30,7 @@ pub struct Context {
     n_seq_max: u32,
     pooling: Option<Pooling>,
     abort: Arc<Abort>,
+    tokens: OnceLock<Vec<i32>>,
     state: Mutex<State>,
 }
 
@@ -64,6 +65,14 @@ impl Context {
     /// The context for oneself.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All tokens, by number.
+    pub fn all_tokens(&self) -> &[i32] {
+        self.tokens.get_or_init(|| {
+            let count = self.model.spec().map_or(0, |spec| spec.n_vocab);
+            (0..i32::try_from(count).unwrap_or(0)).collect()
+        })
     }
 
     /// What of a token is to be computed.
@@ -244,6 +253,7 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
         n_seq_max,
         pooling,
         abort,
+        tokens: OnceLock::new(),
         state: Mutex::new(State {
             engine: None,
             embeddings: params.embeddings.is_on(),

@@ -214,14 +214,15 @@ export! {
         context(handle).map(|_| std::ptr::null_mut())
     }
 
-    /// As above.
+    /// How many logits there are where no sampler worked on them: all.
     fn llama_get_sampled_logits_count_ith(handle: *mut Opaque, _index: i32) -> u32, or 0; {
-        context(handle).map(|_| 0)
+        Ok(context(handle)?.all_tokens().len() as u32)
     }
 
-    /// As above.
+    /// The tokens that these belong to: all.
     fn llama_get_sampled_candidates_ith(handle: *mut Opaque, _index: i32) -> *mut i32, or std::ptr::null_mut(); {
-        context(handle).map(|_| std::ptr::null_mut())
+        // Nobody writes there: the header lacks a `const`.
+        Ok(context(handle)?.all_tokens().as_ptr().cast_mut())
     }
 
     /// As above.
