@@ -113,18 +113,14 @@ impl Stage {
                 *chosen = candidates.as_slice().get(place).map(|kept| kept.id);
             }
             Stage::TopK(k) => candidates.top_k(usize::try_from(*k).unwrap_or(0)),
-            Stage::TopP(p, least) => candidates.top_p_keeping(*p, *least)?,
-            Stage::MinP(p, least) => candidates.min_p_keeping(*p, *least),
-            Stage::TypicalP(p, least) => candidates.typical_p_keeping(*p, *least)?,
+            Stage::TopP(p, least) => candidates.top_p(*p, *least)?,
+            Stage::MinP(p, least) => candidates.min_p(*p, *least),
+            Stage::TypicalP(p, least) => candidates.typical_p(*p, *least)?,
             Stage::Temperature(value, range, exponent) => {
                 candidates.dynamic_temperature(*value, *range, *exponent)?;
             }
             Stage::Xtc(chance, threshold, least, rng) => {
-                let before = candidates.clone();
-                candidates.xtc(*chance, *threshold, rng)?;
-                if candidates.as_slice().len() < *least {
-                    *candidates = before;
-                }
+                candidates.xtc(*chance, *threshold, *least, rng)?;
             }
             Stage::TopNSigma(n) => candidates.top_n_sigma(*n),
             Stage::Mirostat(mirostat, count, rng) => {
