@@ -19,7 +19,7 @@ use crate::adapter::{self, ScaledAdapter};
 use crate::arch::spec::Pooling;
 use crate::arch::{GraphInputs, GraphShape, Output};
 use crate::batch::{Batch, BatchToken};
-use crate::error::{Error, Result, try_filled, try_resize};
+use crate::error::{Error, Result, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
 use crate::kv::{Cells, KvCache, Rotation};
 use crate::model::Model;
@@ -29,7 +29,7 @@ use samite_sched::{Plan, Scheduler};
 use staging::{Staging, check_filled};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Range, RangeBounds};
+use std::ops::{Range, RangeBounds, RangeInclusive};
 use std::sync::Arc;
 
 /// A model at work on some sequences.
@@ -50,6 +50,10 @@ pub struct Context {
     values: Vec<f32>,
     /// Elements of such a row.
     width: usize,
+    /// Rows of embeddings beside those of logits.
+    embeddings: Vec<f32>,
+    /// Elements of such a row; 0 if there are none.
+    embedding_width: usize,
     /// By token of the last batch: its row.
     rows: Vec<Option<usize>>,
     /// The sequences of the last batch, each with its row, if they have embeddings as a whole.
@@ -80,21 +84,11 @@ impl Context {
             )));
         }
         let sizes = plan::check(&model, &options)?;
-        let Sizes {
-            n_ubatch, n_logits, ..
-        } = sizes;
+        let n_ubatch = sizes.n_ubatch;
         let kv = model.plan_kv(&sizes, &options)?;
         let cache = KvCache::new(&kv, model.devices(), model.spec(), &sizes)?;
         let devices = model.devices().iter().cloned().collect();
         let scheduler = Scheduler::new(devices, options.scheduler())?;
-        let width = match options.output {
-            Output::Logits => model.spec().n_vocab,
-            Output::Embeddings(pooling) => model.spec().embedding_width(pooling),
-        };
-        let n_rows = match sizes.means {
-            true => options.n_seq,
-            false => n_logits,
-        };
         let mut context = Context {
             sizes,
             cache,
@@ -102,8 +96,10 @@ impl Context {
             graphs: GraphCache::new(options.n_seq),
             loaded: None,
             staging: Staging::new(&sizes)?,
-            values: try_filled(0.0, n_rows.checked_mul(width), "results")?,
-            width,
+            values: Vec::new(),
+            width: 0,
+            embeddings: Vec::new(),
+            embedding_width: 0,
             rows: Vec::new(),
             pooled: Vec::new(),
             watcher: None,
@@ -113,6 +109,7 @@ impl Context {
             },
             model,
         };
+        context.size_results()?;
         context.reserve_all()?;
         for used in context.memory() {
             tracing::info!(
@@ -124,6 +121,60 @@ impl Context {
             );
         }
         Ok(context)
+    }
+
+    /// Has rows of the right width, and memory for those of a micro-batch.
+    fn size_results(&mut self) -> Result<()> {
+        let spec = self.model.spec();
+        (self.width, self.embedding_width) = match self.options.output {
+            Output::Logits => (spec.n_vocab, 0),
+            Output::Embeddings(pooling) => (spec.embedding_width(pooling), 0),
+            Output::Both => (spec.n_vocab, spec.embedding_width(Pooling::None)),
+        };
+        let n_rows = match self.sizes.means {
+            true => self.options.n_seq,
+            false => self.sizes.n_logits,
+        };
+        self.size_rows(n_rows)
+    }
+
+    fn size_rows(&mut self, n_rows: usize) -> Result<()> {
+        let needed = n_rows.checked_mul(self.width);
+        try_resize(&mut self.values, 0.0, needed, "results")?;
+        let needed = n_rows.checked_mul(self.embedding_width);
+        try_resize(&mut self.embeddings, 0.0, needed, "results")
+    }
+
+    /// Computes something else of tokens from the next batch on, or [more rows](ContextOptions::n_logits) at once. What is in the cache stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the model does not give that; if there is not enough memory. Then the output is that from before.
+    pub fn set_output(&mut self, output: Output, n_logits: Option<usize>) -> Result<()> {
+        let before = (self.options.output, self.options.n_logits, self.sizes);
+        if (output, n_logits) == (before.0, before.1) {
+            return Ok(());
+        }
+        let options = ContextOptions {
+            output,
+            n_logits,
+            n_ctx: Some(self.sizes.n_cells),
+            ..self.options.clone()
+        };
+        let sizes = plan::check(&self.model, &options)?;
+        let staging = Staging::new(&sizes)?;
+        (self.options.output, self.options.n_logits, self.sizes) = (output, n_logits, sizes);
+        let before_staging = std::mem::replace(&mut self.staging, staging);
+        self.forget_results();
+        self.graphs.clear();
+        self.loaded = None;
+        self.size_results()
+            .and_then(|()| self.reserve_all())
+            .inspect_err(|_| {
+                (self.options.output, self.options.n_logits, self.sizes) = before;
+                self.staging = before_staging;
+                // What was there needs no more memory.
+                let _ = self.size_results();
+            })
     }
 
     /// Takes the memory for the largest graph and for single tokens.
@@ -184,6 +235,18 @@ impl Context {
     /// Which cells hold what.
     pub fn cells(&self) -> &Cells {
         &self.cache.cells
+    }
+
+    /// The positions of `sequence` that all layers still have, as far as they have them one by one; of a model that keeps states, the last one alone. `None`
+    /// for an empty sequence, or none.
+    pub fn positions(&self, sequence: usize) -> Option<RangeInclusive<i32>> {
+        let last = self.cache.cells.last_position(sequence)?;
+        if self.cache.states.is_some() {
+            return Some(last..=last);
+        }
+        let window = self.cache.window.as_ref().map(|window| &window.cells);
+        let first = window.unwrap_or(&self.cache.cells).first_position(sequence);
+        Some(first?..=last)
     }
 
     /// The scheduler, for its counters and plans.
@@ -467,7 +530,7 @@ impl Context {
     /// The logits after token number `index` of the last batch, if they were wanted.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
-            Output::Logits => self.value((*self.rows.get(index)?)?),
+            Output::Logits | Output::Both => self.value((*self.rows.get(index)?)?),
             Output::Embeddings(_) => None,
         }
     }
@@ -476,6 +539,10 @@ impl Context {
     pub fn embedding(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
             Output::Embeddings(Pooling::None) => self.value((*self.rows.get(index)?)?),
+            Output::Both => {
+                let (row, width) = ((*self.rows.get(index)?)?, self.embedding_width);
+                self.embeddings.get(row * width..(row + 1) * width)
+            }
             _ => None,
         }
     }
@@ -523,7 +590,7 @@ impl Context {
     fn is_pooled(&self) -> bool {
         !matches!(
             self.options.output,
-            Output::Logits | Output::Embeddings(Pooling::None)
+            Output::Logits | Output::Both | Output::Embeddings(Pooling::None)
         )
     }
 
@@ -595,8 +662,7 @@ impl Context {
     }
 
     fn decode_parts(&mut self, batch: &Batch) -> Result<()> {
-        let needed = batch.n_wanted().checked_mul(self.width);
-        try_resize(&mut self.values, 0.0, needed, "results")?;
+        self.size_rows(batch.n_wanted())?;
         let mut rows = 0;
         for (part, room) in self.micro_batches(batch) {
             self.options.cancel.check()?;
@@ -613,8 +679,7 @@ impl Context {
     /// As [`decode_parts`](Self::decode_parts), with a row for each sequence.
     fn decode_means(&mut self, batch: &Batch) -> Result<()> {
         let sequences = batch.ends();
-        let needed = sequences.len().checked_mul(self.width);
-        try_resize(&mut self.values, 0.0, needed, "results")?;
+        self.size_rows(sequences.len())?;
         let mut first = 0;
         for (part, room) in self.micro_batches(batch) {
             self.options.cancel.check()?;
@@ -683,6 +748,12 @@ impl Context {
         // Reading waits for the run, so nothing is read that nobody wants.
         if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {
             let out = &mut self.values[rows.start * self.width..rows.end * self.width];
+            self.scheduler
+                .read(result, 0, bytemuck::cast_slice_mut(out))?;
+        }
+        if let Some(result) = inputs.embeddings.filter(|_| !rows.is_empty()) {
+            let width = self.embedding_width;
+            let out = &mut self.embeddings[rows.start * width..rows.end * width];
             self.scheduler
                 .read(result, 0, bytemuck::cast_slice_mut(out))?;
         }

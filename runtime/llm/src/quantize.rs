@@ -140,6 +140,16 @@ impl Mixture {
         self.name
     }
 
+    /// The type of most tensors.
+    pub fn base(&self) -> DType {
+        self.base
+    }
+
+    /// The one with llama.cpp's number.
+    pub fn of_file_type(number: u32) -> Option<Self> {
+        Mixture::all().find(|mixture| mixture.file_type == number)
+    }
+
     /// llama.cpp's number for a file whose matrices have this type.
     pub(crate) fn file_type_of(dtype: DType) -> Option<u32> {
         if dtype == DType::MXFP4 {

@@ -248,6 +248,29 @@ impl SavedSequence {
     /// # Errors
     /// If the file cannot be written; then the one before is still there.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let (metadata, specs) = self.header()?;
+        let mut writer = Writer::create(path, &metadata, specs)?;
+        self.append_to(&mut writer)?;
+        Ok(writer.commit()?)
+    }
+
+    /// The bytes of such a file.
+    ///
+    /// # Errors
+    /// If there is not enough memory.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let (metadata, specs) = self.header()?;
+        // What is not rows: tokens, positions, names.
+        let besides = 4096 + 512 * specs.len() + 16 * (self.positions.len() + self.tokens.len());
+        let mut bytes = try_filled(0, self.bytes().checked_add(besides), "a saved sequence")?;
+        bytes.clear();
+        let mut writer = Writer::new(bytes, &metadata, specs)?;
+        self.append_to(&mut writer)?;
+        Ok(writer.finish()?)
+    }
+
+    /// What stands before the rows.
+    fn header(&self) -> Result<(Metadata, Vec<TensorSpec>)> {
         let mut metadata = Metadata::new();
         metadata.set(KEY_ARCHITECTURE, ARCHITECTURE)?;
         metadata.set(NAME, self.model.as_str())?;
@@ -271,11 +294,13 @@ impl SavedSequence {
             .kept()
             .map(|rows| TensorSpec::new(&rows.name, rows.dtype, &[rows.width, rows.count]))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut writer = Writer::create(path, &metadata, specs)?;
-        for rows in self.kept() {
-            writer.append(&rows.bytes)?;
-        }
-        Ok(writer.commit()?)
+        Ok((metadata, specs))
+    }
+
+    fn append_to<W: std::io::Write>(&self, writer: &mut Writer<W>) -> Result<()> {
+        Ok(self
+            .kept()
+            .try_for_each(|rows| writer.append(&rows.bytes))?)
     }
 
     /// Reads it from a file, and checks that it is whole.
@@ -283,9 +308,19 @@ impl SavedSequence {
     /// # Errors
     /// [`Error::InvalidArgument`] if the file is something else, or damaged; if it cannot be read.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let wrong = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
-        let file = GgufFile::open(path, LoadMode::Read)?;
+        Self::from_file(&GgufFile::open(path, LoadMode::Read)?)
+    }
+
+    /// Reads it from the bytes of such a file.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn from_bytes(bytes: Arc<[u8]>) -> Result<Self> {
+        Self::from_file(&GgufFile::from_bytes("a saved sequence", bytes)?)
+    }
+
+    fn from_file(file: &GgufFile) -> Result<Self> {
+        let wrong = |what: &str| Error::invalid(format!("{}: {what}", file.path().display()));
         let metadata = file.metadata();
         if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
             return Err(wrong("this is no saved sequence"));

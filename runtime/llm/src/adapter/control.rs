@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use samite_core::environment::{Files, SystemFiles};
 use samite_core::{DType, Layout, TensorGroup, Usage};
-use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, TensorInfo};
+use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorInfo};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -59,14 +59,8 @@ impl Adapter {
                 "is a control vector for a model of architecture {hint:?}, this model is {architecture:?}"
             )));
         }
-        let device_of = |layer: usize| {
-            let prefix = format!("blk.{layer}.");
-            let names = spec.tensors().into_iter().map(|tensor| tensor.name);
-            let mut of_layer = names.filter(|name| name.starts_with(&prefix));
-            of_layer.find_map(|name| model.weights().device(&name))
-        };
         let (n_embd, n_layer) = (spec.n_embd, spec.layers.len());
-        let mut by_device: BTreeMap<usize, Vec<(usize, &TensorInfo)>> = BTreeMap::new();
+        let mut chosen: Vec<(usize, &TensorInfo)> = Vec::new();
         for info in file.tensors().iter() {
             let number = info.name.strip_prefix(PREFIX);
             let Some(layer) = number.and_then(|number| number.parse::<usize>().ok()) else {
@@ -86,40 +80,96 @@ impl Adapter {
                 )));
             }
             if layers.contains(&layer) {
-                by_device
-                    .entry(device_of(layer).unwrap_or(0))
-                    .or_default()
-                    .push((layer, info));
+                chosen.push((layer, info));
             }
         }
-        if by_device.is_empty() {
+        if chosen.is_empty() {
             let which = match layers.end() {
                 &usize::MAX => "any layer".to_owned(),
                 end => format!("layers {} to {end}", layers.start()),
             };
             return Err(wrong(format!("has no direction for {which}")));
         }
+        let mut directions = Vec::with_capacity(chosen.len());
+        for (layer, info) in chosen {
+            directions.push((layer, read(&file, info)?));
+        }
+        let metadata = file.metadata().clone();
+        Self::of_directions(path, metadata, model, directions)
+    }
+
+    /// A control vector for `model` that is in memory: directions by the numbers of their layers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a layer that the model does not have, or the first one, or another width; if a device has not enough memory.
+    pub fn control_vector<'a>(
+        model: &Arc<Model>,
+        directions: impl IntoIterator<Item = (usize, &'a [f32])>,
+    ) -> Result<Arc<Self>> {
+        let (n_embd, n_layer) = (model.spec().n_embd, model.spec().layers.len());
+        let mut chosen = Vec::new();
+        for (layer, direction) in directions {
+            if !(1..n_layer).contains(&layer) || direction.len() != n_embd {
+                return Err(Error::invalid(format!(
+                    "a direction of {} elements for layer {layer}: this model needs {n_embd}, for layers 1 to {}",
+                    direction.len(),
+                    n_layer.saturating_sub(1)
+                )));
+            }
+            chosen.push((layer, bytemuck::cast_slice(direction).to_vec()));
+        }
+        Self::of_directions(
+            Path::new("a control vector"),
+            Metadata::new(),
+            model,
+            chosen,
+        )
+    }
+
+    /// Brings directions to the devices of their layers.
+    fn of_directions(
+        path: &Path,
+        metadata: Metadata,
+        model: &Arc<Model>,
+        chosen: Vec<(usize, Vec<u8>)>,
+    ) -> Result<Arc<Self>> {
+        let spec = model.spec();
+        let device_of = |layer: usize| {
+            let prefix = format!("blk.{layer}.");
+            let names = spec.tensors().into_iter().map(|tensor| tensor.name);
+            let mut of_layer = names.filter(|name| name.starts_with(&prefix));
+            of_layer.find_map(|name| model.weights().device(&name))
+        };
+        let mut by_device: BTreeMap<usize, Vec<(usize, Vec<u8>)>> = BTreeMap::new();
+        for (layer, direction) in chosen {
+            let device = device_of(layer).unwrap_or(0);
+            by_device
+                .entry(device)
+                .or_default()
+                .push((layer, direction));
+        }
         let (mut directions, mut bytes) = (BTreeMap::new(), BTreeMap::new());
-        let layout = Layout::contiguous(DType::F32, [n_embd, 1, 1, 1])?;
+        let layout = Layout::contiguous(DType::F32, [spec.n_embd, 1, 1, 1])?;
         for (device, entries) in by_device {
             let device = model.devices().get(device);
             let memory = device.buffer_type();
-            let layouts: Vec<_> = entries
+            let names: Vec<_> = entries
                 .iter()
-                .map(|(_, info)| (&*info.name, layout))
+                .map(|(layer, _)| format!("{PREFIX}{layer}"))
                 .collect();
+            let layouts: Vec<_> = names.iter().map(|name| (&**name, layout)).collect();
             let size = layout.bytes() * layouts.len();
             device.check_free(size, "a control vector")?;
             *bytes.entry(memory.name().to_owned()).or_insert(0) += size;
             let group = TensorGroup::allocate(&memory, Usage::Weights, &layouts)?;
-            for ((layer, info), stored) in entries.into_iter().zip(&group.tensors) {
-                stored.tensor().write(0, &read(&file, info)?)?;
+            for ((layer, direction), stored) in entries.into_iter().zip(&group.tensors) {
+                stored.tensor().write(0, &direction)?;
                 directions.insert(layer, Arc::clone(stored));
             }
         }
         Ok(Arc::new(Adapter {
             path: path.to_owned(),
-            metadata: file.metadata().clone(),
+            metadata,
             model: Arc::clone(model),
             pairs: BTreeMap::new(),
             directions,

@@ -47,6 +47,8 @@ pub enum Output {
     Logits,
     /// Embeddings of tokens or of texts.
     Embeddings(Pooling),
+    /// Logits and embeddings of tokens.
+    Both,
 }
 
 impl Output {
@@ -54,6 +56,7 @@ impl Output {
     pub fn of(self, spec: &Spec) -> Self {
         match (self, &spec.head.output) {
             (Output::Logits, None) => Output::Embeddings(spec.pooling.unwrap_or(Pooling::None)),
+            (Output::Both, None) => Output::Embeddings(Pooling::None),
             _ => self,
         }
     }
@@ -538,6 +541,12 @@ impl Builder<'_> {
         let result = match self.parts.output {
             Output::Logits => self.logits(head, normed)?,
             Output::Embeddings(pooling) => self.embeddings(head, normed, pooling)?,
+            Output::Both => {
+                let embeddings = self.embeddings(head, normed, Pooling::None)?;
+                self.graph.set_output(embeddings);
+                self.inputs.embeddings = Some(embeddings);
+                self.logits(head, normed)?
+            }
         };
         self.graph.set_output(result);
         self.inputs.result = Some(result);

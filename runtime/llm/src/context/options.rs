@@ -186,6 +186,7 @@ impl ContextOptions {
         let n_logits = match self.output {
             Output::Logits => self.n_logits.unwrap_or(self.n_seq.max(16)),
             Output::Embeddings(Pooling::None) => self.n_logits.unwrap_or(n_ubatch),
+            Output::Both => self.n_logits.unwrap_or(n_ubatch),
             // All tokens go into means.
             Output::Embeddings(_) if means => n_ubatch,
             Output::Embeddings(_) => self.n_seq,
@@ -205,7 +206,7 @@ impl ContextOptions {
     /// Checks that a model gives what is wanted of it.
     pub(crate) fn check_output(&self, spec: &Spec) -> Result<()> {
         match self.output {
-            Output::Logits if spec.head.output.is_none() => Err(Error::invalid(
+            Output::Logits | Output::Both if spec.head.output.is_none() => Err(Error::invalid(
                 "this model gives embeddings of texts and no logits: it cannot write text; `samite embed` is for it",
             )),
             Output::Embeddings(Pooling::Rank) if spec.head.classifier.is_none() => {

@@ -122,6 +122,15 @@ impl Cells {
         self.last.get(sequence).copied().filter(|&last| last >= 0)
     }
 
+    /// The smallest position in `sequence`.
+    pub fn first_position(&self, sequence: usize) -> Option<i32> {
+        self.last_position(sequence)?;
+        (0..self.end)
+            .filter(|&cell| self.belongs(cell, sequence))
+            .map(|cell| self.positions[cell])
+            .min()
+    }
+
     /// How often `sequence` changed so far: whoever remembers it knows later whether somebody else changed the sequence.
     pub fn changes(&self, sequence: usize) -> u64 {
         self.changes.get(sequence).copied().unwrap_or(0)

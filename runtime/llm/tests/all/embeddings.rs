@@ -471,3 +471,53 @@ fn no_byte_of_a_file_makes_it_panic() {
         assert!(loaded > 20, "{name}: {loaded}");
     }
 }
+
+#[test]
+fn logits_and_embeddings_come_together_and_the_output_can_change() {
+    let llama = model("llama");
+    let text = tokens(23);
+    let with = |output| ContextOptions {
+        output,
+        ..options(Pooling::None)
+    };
+    let rows = |context: &Context, logits: bool| -> Vec<Vec<f32>> {
+        let row = |i| match logits {
+            true => context.logits(i),
+            false => context.embedding(i),
+        };
+        (0..text.len()).map(|i| row(i).unwrap().to_vec()).collect()
+    };
+    let mut logits = context(&llama, with(Output::Logits));
+    logits.decode(&batch_of(&[&text])).unwrap();
+    let expected = [rows(&logits, true), of_tokens(&llama, &text)];
+    let mut both = context(&llama, with(Output::Both));
+    both.decode(&batch_of(&[&text])).unwrap();
+    for (is_logits, expected) in [(true, &expected[0]), (false, &expected[1])] {
+        let rows = rows(&both, is_logits);
+        assert!(nmse(&rows, expected) < 1e-10, "{is_logits}");
+    }
+    // What is in the cache stays.
+    let next = decode(&mut both, &[5], text.len() as i32, 0);
+    logits
+        .set_output(Output::Embeddings(Pooling::Last), None)
+        .unwrap();
+    assert!(logits.logits(0).is_none());
+    logits.decode(&Batch::sequence(&[5], 23, 0)).unwrap();
+    assert!(logits.pooled(0).is_some() && logits.logits(0).is_none());
+    assert_eq!(logits.positions(0), Some(0..=23));
+    assert_eq!(logits.positions(1), None);
+    logits.remove(0, 23..).unwrap();
+    logits.set_output(Output::Logits, Some(2)).unwrap();
+    assert!(nmse(&decode(&mut logits, &[5], 23, 0), &next) < 1e-10);
+    // What cannot be changes nothing.
+    let mut bert = context(&model("bert"), options(Pooling::None));
+    let error = bert.set_output(Output::Both, None).unwrap_err().to_string();
+    assert!(error.contains("no logits"), "{error}");
+    bert.decode(&batch_of(&[&text])).unwrap();
+    assert!(bert.embedding(0).is_some());
+    bert.set_output(Output::Embeddings(Pooling::Mean), None)
+        .unwrap();
+    bert.decode(&batch_of(&[&text])).unwrap();
+    let mean = pooled(&model("bert"), &[&text], options(Pooling::Mean));
+    is_near(&[bert.pooled(0).unwrap().to_vec()], &mean, "changed");
+}

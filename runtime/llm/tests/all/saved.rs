@@ -49,6 +49,13 @@ fn every_architecture_goes_on_from_a_file() {
 
         let read = SavedSequence::read(&path).unwrap();
         assert_eq!(read, saved, "{}", architecture.name);
+        let bytes = saved.to_bytes().unwrap();
+        assert!(
+            bytes == std::fs::read(&path).unwrap(),
+            "{}",
+            architecture.name
+        );
+        assert_eq!(SavedSequence::from_bytes(bytes.into()).unwrap(), saved);
         let mut after = context(&model, options(DType::F16, false));
         fill(&mut after, 0, 0, 40);
         fill(&mut after, 1, 0, 20);

@@ -70,6 +70,27 @@ impl Candidates {
         self.best().map(drop)
     }
 
+    /// Makes these the candidates, in this order; `is_sorted` if the likeliest are first. Logits are tamed as by [`load`](Self::load). No token may come
+    /// twice.
+    pub fn set(&mut self, candidates: impl IntoIterator<Item = Candidate>, is_sorted: bool) {
+        self.items.clear();
+        let tame = |candidate: Candidate| Candidate {
+            logit: tamed(candidate.logit),
+            ..candidate
+        };
+        self.items.extend(candidates.into_iter().map(tame));
+        let sorted = self.items.is_sorted_by(|a, b| a.logit >= b.logit);
+        self.order = match is_sorted && sorted {
+            true => Order::LikeliestFirst,
+            false => Order::Any,
+        };
+    }
+
+    /// Whether the likeliest candidates are first.
+    pub fn is_sorted(&self) -> bool {
+        self.order == Order::LikeliestFirst
+    }
+
     /// Makes the first of the likeliest tokens the only candidate. Returns false if no logit is
     /// above minus infinity; then [`load`](Self::load) must follow.
     pub(super) fn load_best(&mut self, logits: &[f32]) -> bool {
@@ -136,6 +157,17 @@ impl Candidates {
             item.logit = tamed(change(item.logit));
             self.not_sorted();
         }
+    }
+
+    /// Has the tokens of which `is_forbidden` says so never be chosen. They stay candidates.
+    pub fn forbid(&mut self, mut is_forbidden: impl FnMut(u32) -> bool) {
+        for item in &mut self.items {
+            if is_forbidden(item.id) {
+                item.logit = f32::NEG_INFINITY;
+                item.probability = 0.0;
+            }
+        }
+        self.not_sorted();
     }
 
     /// Keeps the `k` likeliest; 0 keeps all.
@@ -271,8 +303,11 @@ impl Candidates {
         Ok(self.items[place])
     }
 
-    /// As [`draw`](Self::draw), but gives the candidate's place.
-    pub(super) fn draw_place(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
+    /// As [`draw`](Self::draw), but gives the candidate's place in the [list](Self::as_slice).
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn draw_place(&mut self, rng: &mut Rng) -> Result<usize, SamplerError> {
         self.softmax()?;
         let sum: f64 = self
             .items
@@ -354,7 +389,10 @@ impl Candidates {
     }
 
     /// Place and logit of the likeliest candidate; of equal ones, that with the lowest id.
-    pub(super) fn best(&self) -> Result<(usize, f32), SamplerError> {
+    ///
+    /// # Errors
+    /// [`SamplerError::NoCandidate`] if there is none.
+    pub fn best(&self) -> Result<(usize, f32), SamplerError> {
         let mut best = None;
         let (mut max, mut max_id) = (f32::NEG_INFINITY, 0);
         let look_at = match self.order {
@@ -651,5 +689,28 @@ mod tests {
         candidates.change_logit(1, |_| 9.0);
         candidates.temperature(0.0);
         assert_eq!(candidates.as_slice()[0].id, 3);
+    }
+
+    #[test]
+    fn candidates_may_be_any_tokens_in_any_order() {
+        let of = |id, logit| Candidate {
+            id,
+            logit,
+            probability: 0.0,
+        };
+        let mut some = Candidates::new();
+        some.set([of(9, 1.0), of(2, 3.0), of(5, f32::INFINITY)], true);
+        assert!(!some.is_sorted(), "who says so is not believed");
+        some.change_logit(2, |logit| logit + 1.0);
+        some.change_logit(3, |_| f32::NAN);
+        some.top_k(2);
+        let ids: Vec<u32> = some.as_slice().iter().map(|kept| kept.id).collect();
+        assert_eq!((ids, some.is_sorted()), (vec![5, 2], true));
+        assert_eq!(some.as_slice()[1].logit, 4.0);
+        some.set([of(7, 2.0), of(1, 1.0)], true);
+        assert!(some.is_sorted());
+        assert_eq!(some.best().unwrap(), (0, 2.0));
+        some.forbid(|id| id == 7);
+        assert_eq!((some.best().unwrap(), some.as_slice().len()), ((1, 1.0), 2));
     }
 }

@@ -127,6 +127,10 @@ mod tests {
             draws(5489),
             [0.1354770042967805, 0.8350085899945795, 0.96886777112423139]
         );
+        // The standard says the 10000th number of its usual seed.
+        let mut rng = Rng::of(Generator::Mersenne, 5489);
+        let last = (0..5000).map(|_| rng.next_u64()).last();
+        assert_eq!(last.map(|bits| bits >> 32), Some(4123659995));
     }
 
     #[test]

@@ -60,13 +60,15 @@ impl Input {
     }
 }
 
-/// The inputs of a graph, and its result.
+/// The inputs of a graph, and its results.
 #[derive(Clone, Debug, Default)]
 pub struct GraphInputs {
     /// The inputs, each once.
     pub list: Vec<(Input, TensorId)>,
     /// Result: logits, f32 `[vocabulary, outputs]`, or embeddings, f32 `[width, outputs or means]`.
     pub result: Option<TensorId>,
+    /// The embeddings of the same tokens, beside logits: f32 `[width, outputs]`.
+    pub embeddings: Option<TensorId>,
 }
 
 impl GraphInputs {

@@ -1,0 +1,447 @@
+//! Batches, by both interfaces, and decoding them.
+
+use crate::context::{Context, State, context};
+use crate::entry::{Failure, Outcome, array, export};
+use crate::handles::Handles;
+use crate::layout::{Batch, Embd, Flag, Opaque};
+use crate::log::{self, Level};
+use crate::names::now_us;
+use samite_llm::Error;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most sequences of one token.
+const MOST_SEQUENCES: i32 = 256;
+/// Most tokens of a batch that memory is taken for.
+const MOST_TOKENS: i32 = 1 << 24;
+/// Most elements of its embeddings, or of its lists of sequences.
+const MOST_ELEMENTS: i64 = 1 << 31;
+
+/// A token on its way.
+#[derive(Clone, Debug)]
+struct Entry {
+    id: u32,
+    /// Behind the last one of its sequence, if the caller does not say.
+    position: Option<i32>,
+    sequences: Vec<u32>,
+    /// `None` for what is usual.
+    wants: Option<bool>,
+}
+
+/// A batch of the extended interface.
+struct Extended {
+    context: usize,
+    most: usize,
+    entries: Mutex<Vec<Entry>>,
+}
+
+static EXTENDED: Handles<Extended> = Handles::new("batch");
+
+impl Extended {
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn extended(handle: *const Opaque) -> Outcome<Arc<Extended>> {
+    EXTENDED.get(handle)
+}
+
+/// The tokens of a caller's batch.
+///
+/// # Safety
+/// As in the header.
+unsafe fn entries(batch: &Batch) -> Outcome<Vec<Entry>> {
+    let count = usize::try_from(batch.n_tokens).unwrap_or(0);
+    if count == 0 {
+        return Err(Failure::new("the batch is empty"));
+    }
+    if batch.token.is_null() {
+        return Err(match batch.embd.is_null() {
+            true => Failure::new("the batch has neither tokens nor embeddings"),
+            false => Failure::unsupported("embeddings in the place of tokens"),
+        });
+    }
+    // SAFETY: the caller promises arrays of so many elements, or null.
+    let (tokens, positions, counts, lists, wants) = unsafe {
+        let optional = |pointer: *mut i32, what: &str| match pointer.is_null() {
+            true => Ok(None),
+            false => array(what, pointer, count).map(Some),
+        };
+        let lists = match batch.seq_id.is_null() {
+            true => None,
+            false => Some(array("seq_id", batch.seq_id, count)?),
+        };
+        let wants = match batch.logits.is_null() {
+            true => None,
+            false => Some(array("logits", batch.logits, count)?),
+        };
+        (
+            array("token", batch.token, count)?,
+            optional(batch.pos, "pos")?,
+            optional(batch.n_seq_id, "n_seq_id")?,
+            lists,
+            wants,
+        )
+    };
+    let entry = |index: usize| {
+        let wrong = |what: String| Failure::new(format!("token {index} of the batch: {what}"));
+        let mut sequences = vec![0];
+        if let (Some(counts), Some(lists)) = (counts, lists) {
+            let n = counts[index];
+            if !(1..=MOST_SEQUENCES).contains(&n) {
+                return Err(wrong(format!("belongs to {n} sequences")));
+            }
+            // SAFETY: the caller promises so many.
+            let list = unsafe { array("seq_id", lists[index].cast_const(), n as usize) }?;
+            let ids = list.iter().map(|&sequence| {
+                u32::try_from(sequence).map_err(|_| wrong(format!("sequence {sequence}")))
+            });
+            sequences = ids.collect::<Outcome<_>>()?;
+        }
+        let id = tokens[index];
+        Ok(Entry {
+            id: u32::try_from(id).map_err(|_| wrong(format!("id {id}")))?,
+            position: positions.map(|positions| positions[index]),
+            sequences,
+            wants: match wants {
+                Some(wants) => Some(wants[index] != 0),
+                None => None,
+            },
+        })
+    };
+    (0..count).map(entry).collect()
+}
+
+/// The engine's batch.
+fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> {
+    let embeddings = state.embeddings;
+    let engine = state.engine()?;
+    let mut batch = samite_llm::Batch::new();
+    let mut next = std::collections::BTreeMap::new();
+    let last = entries.len() - 1;
+    for (index, entry) in entries.iter().enumerate() {
+        let first = entry.sequences.first().copied().unwrap_or(0);
+        let position = match entry.position {
+            Some(position) => position,
+            None => *next.entry(first).or_insert_with(|| {
+                let cells = engine.cells();
+                cells
+                    .last_position(first as usize)
+                    .map_or(0, |last| last.saturating_add(1))
+            }),
+        };
+        for &sequence in &entry.sequences {
+            next.insert(sequence, position.saturating_add(1));
+        }
+        let wants = embeddings || entry.wants.unwrap_or(index == last);
+        batch.add(entry.id, position, &entry.sequences, wants);
+    }
+    Ok(batch)
+}
+
+/// Whether one of the sequences would have more tokens than it may.
+fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) -> Outcome<bool> {
+    if context.n_ctx_seq == context.n_ctx {
+        return Ok(false);
+    }
+    let engine = state.engine()?;
+    let most = context.n_ctx_seq as usize;
+    let mut counts = std::collections::BTreeMap::new();
+    for token in batch.tokens() {
+        for &sequence in batch.sequences(token) {
+            let cells = engine.cells();
+            let count = counts
+                .entry(sequence)
+                .or_insert_with(|| cells.sequence_len(sequence as usize));
+            *count += 1;
+            if *count > most {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Decodes tokens; gives the header's number.
+fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
+    let mut state = context.lock();
+    let state = &mut *state;
+    let start = now_us();
+    state.saved = None;
+    state.results.clear();
+    let batch = batch_of(state, entries)?;
+    if batch.len() > context.n_batch as usize {
+        return Err(Failure::new(format!(
+            "the batch has {} tokens, n_batch is {}",
+            batch.len(),
+            context.n_batch
+        )));
+    }
+    if is_too_long(context, state, &batch)? {
+        return Ok(1);
+    }
+    let output = context.output(state.embeddings);
+    let engine = state.engine()?;
+    // Rows for all tokens take much memory where there are many logits: only who wants them gets them.
+    let wanted = batch
+        .tokens()
+        .iter()
+        .filter(|token| token.wants_logits)
+        .count();
+    let mut rows = engine.options().n_logits;
+    if wanted > engine.options().n_seq.max(16) {
+        rows = Some(engine.options().n_ubatch);
+    }
+    engine.set_output(output, rows)?;
+    context.begin();
+    let decoded = engine.decode(&batch);
+    let number = match decoded {
+        Ok(()) => 0,
+        Err(error) => {
+            let number = match &error {
+                Error::ContextFull { .. } => 1,
+                error if error.is_cancelled() || error.is_stopped() => 2,
+                Error::InvalidArgument(_) | Error::Tokenize(_) => -1,
+                _ => -3,
+            };
+            let level = if number == 1 {
+                Level::Debug
+            } else {
+                Level::Error
+            };
+            log::line(level, &format!("llama_decode: {error}"));
+            number
+        }
+    };
+    if number == 0 {
+        let State { results, .. } = state;
+        let mut results = std::mem::take(results);
+        let taken = state
+            .engine()
+            .and_then(|engine| results.take(engine, &batch));
+        state.results = results;
+        taken?;
+        state.times.add(entries.len() as i32, now_us() - start);
+    }
+    Ok(number)
+}
+
+/// The entry of a batch by its number.
+fn change(handle: *mut Opaque, index: i32, change: impl FnOnce(&mut Entry)) -> Outcome<bool> {
+    let batch = extended(handle)?;
+    let mut entries = batch.lock();
+    let entry = usize::try_from(index)
+        .ok()
+        .and_then(|index| entries.get_mut(index));
+    let entry = entry.ok_or_else(|| Failure::new(format!("the batch has no token {index}")))?;
+    change(entry);
+    Ok(true)
+}
+
+fn add(handle: *mut Opaque, sequence: i32, token: i32) -> Outcome<i32> {
+    let batch = extended(handle)?;
+    let Ok(id) = u32::try_from(token) else {
+        return Ok(-2);
+    };
+    let Ok(sequence @ 0..256) = u32::try_from(sequence) else {
+        return Ok(-3);
+    };
+    let mut entries = batch.lock();
+    if entries.len() >= batch.most {
+        return Ok(-1);
+    }
+    entries.push(Entry {
+        id,
+        position: None,
+        sequences: vec![sequence],
+        wants: Some(false),
+    });
+    Ok(entries.len() as i32 - 1)
+}
+
+/// Memory of the C library for so many elements.
+fn memory<T>(count: usize) -> *mut T {
+    // SAFETY: what is asked for does not overflow: that is checked by `calloc`.
+    unsafe { libc::calloc(count.max(1), size_of::<T>()) }.cast()
+}
+
+/// No batch.
+const NO_BATCH: Batch = Batch {
+    n_tokens: 0,
+    token: std::ptr::null_mut(),
+    embd: std::ptr::null_mut(),
+    pos: std::ptr::null_mut(),
+    n_seq_id: std::ptr::null_mut(),
+    seq_id: std::ptr::null_mut(),
+    logits: std::ptr::null_mut(),
+};
+
+export! {
+    /// A batch of tokens that go on with sequence 0.
+    fn llama_batch_get_one(tokens: *mut i32, count: i32) -> Batch, or NO_BATCH; {
+        Ok(Batch { n_tokens: count, token: tokens, ..NO_BATCH })
+    }
+
+    /// A batch with room.
+    fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> Batch, or NO_BATCH; {
+        let fits = |each: i32| i64::from(n_tokens) * i64::from(each) <= MOST_ELEMENTS;
+        let numbers = [n_tokens, embd, n_seq_max];
+        if numbers.iter().any(|number| !(0..=MOST_TOKENS).contains(number)) || !fits(embd) || !fits(n_seq_max) {
+            return Err(Failure::new(format!("a batch of {n_tokens} tokens in {n_seq_max} sequences, or embeddings of {embd} elements")));
+        }
+        let count = n_tokens as usize;
+        let mut batch = Batch {
+            n_tokens: 0,
+            pos: memory(count),
+            n_seq_id: memory(count),
+            // What ends the list is null.
+            seq_id: memory(count + 1),
+            logits: memory(count),
+            ..NO_BATCH
+        };
+        match embd {
+            0 => batch.token = memory(count),
+            _ => batch.embd = memory(count.saturating_mul(embd as usize)),
+        }
+        let mut is_whole = !(batch.pos.is_null() || batch.n_seq_id.is_null() || batch.seq_id.is_null() || batch.logits.is_null())
+            && (!batch.token.is_null() || !batch.embd.is_null());
+        for index in 0..count {
+            if !is_whole {
+                break;
+            }
+            let list: *mut i32 = memory(n_seq_max as usize);
+            is_whole = !list.is_null();
+            // SAFETY: there is room for one more than `count`.
+            unsafe { batch.seq_id.add(index).write(list) };
+        }
+        if !is_whole {
+            // SAFETY: all of it is of this function, or null.
+            unsafe { llama_batch_free(batch) };
+            return Err(Failure::new("there is no memory for the batch"));
+        }
+        Ok(batch)
+    }
+
+    /// Gives such a batch up.
+    fn llama_batch_free(batch: Batch), or (); {
+        // SAFETY: the caller got it from `llama_batch_init`, whose lists end with null.
+        unsafe {
+            let mut next = batch.seq_id;
+            while !next.is_null() && !(*next).is_null() {
+                libc::free((*next).cast());
+                next = next.add(1);
+            }
+            for memory in [batch.token.cast(), batch.embd.cast(), batch.pos.cast(), batch.n_seq_id.cast(), batch.seq_id.cast(), batch.logits.cast()] {
+                libc::free(memory);
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes without keeping anything: for models whose tokens look at later ones.
+    fn llama_encode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
+        let context = context(handle)?;
+        // SAFETY: the caller keeps to the header.
+        decode(&context, &unsafe { entries(&batch) }?)
+    }
+
+    /// Decodes.
+    fn llama_decode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
+        let context = context(handle)?;
+        // SAFETY: the caller keeps to the header.
+        decode(&context, &unsafe { entries(&batch) }?)
+    }
+
+    /// A batch of the extended interface.
+    fn llama_batch_ext_init(handle: *mut Opaque) -> *mut Opaque, or std::ptr::null_mut(); {
+        let context = context(handle)?;
+        Ok(EXTENDED.add(Extended { context: handle.addr(), most: context.n_batch as usize, entries: Mutex::default() }))
+    }
+
+    /// Gives it up.
+    fn llama_batch_ext_free(batch: *mut Opaque), or (); {
+        EXTENDED.remove(batch).map(drop)
+    }
+
+    /// Empties it.
+    fn llama_batch_ext_clear(batch: *mut Opaque), or (); {
+        extended(batch)?.lock().clear();
+        Ok(())
+    }
+
+    /// Adds a token that is to come by embeddings: not supported.
+    fn llama_batch_ext_add(batch: *mut Opaque, _sequence: i32) -> i32, or -2; {
+        extended(batch)?;
+        Err(Failure::unsupported("embeddings in the place of tokens"))
+    }
+
+    /// Adds a token.
+    fn llama_batch_ext_add_token(batch: *mut Opaque, sequence: i32, token: i32) -> i32, or -2; {
+        add(batch, sequence, token)
+    }
+
+    /// Adds an embedding: not supported.
+    fn llama_batch_ext_add_embd(batch: *mut Opaque, _sequence: i32, _embedding: Embd) -> i32, or -2; {
+        extended(batch)?;
+        Err(Failure::unsupported("embeddings in the place of tokens"))
+    }
+
+    /// Adds a token to another sequence.
+    fn llama_batch_ext_add_seq(batch: *mut Opaque, index: i32, sequence: i32) -> bool, or false; {
+        let Ok(sequence @ 0..256) = u32::try_from(sequence) else {
+            return Err(Failure::new(format!("sequence {sequence}: there are 0 to 255")));
+        };
+        change(batch, index, |entry| {
+            if !entry.sequences.contains(&sequence) {
+                entry.sequences.push(sequence);
+            }
+        })
+    }
+
+    /// Sets an embedding: not supported.
+    fn llama_batch_ext_set_embd_token(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool, or false; {
+        extended(batch)?;
+        Err(Failure::unsupported("embeddings in the place of tokens"))
+    }
+
+    /// As above.
+    fn llama_batch_ext_set_embd_state(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool, or false; {
+        extended(batch)?;
+        Err(Failure::unsupported("states of another model"))
+    }
+
+    /// Asks for the results of a token.
+    fn llama_batch_ext_set_output_embd(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
+        change(batch, index, |entry| entry.wants = Some(value.is_on()))
+    }
+
+    /// As above.
+    fn llama_batch_ext_set_output_logits(batch: *mut Opaque, index: i32, value: Flag) -> bool, or false; {
+        change(batch, index, |entry| entry.wants = Some(value.is_on()))
+    }
+
+    /// Sets the position of a token.
+    fn llama_batch_ext_set_pos(batch: *mut Opaque, index: i32, position: *const i32) -> bool, or false; {
+        if position.is_null() {
+            return Err(Failure::new("the position is null"));
+        }
+        // SAFETY: the caller keeps to the header.
+        let position = unsafe { position.read() };
+        change(batch, index, |entry| entry.position = Some(position))
+    }
+
+    /// Decodes such a batch.
+    fn llama_process(handle: *mut Opaque, _kind: c_int, batch: *mut Opaque) -> i32, or -1; {
+        let context = context(handle)?;
+        let batch = extended(batch)?;
+        let entries = batch.lock().clone();
+        if batch.context != handle.addr() {
+            log::line(Level::Debug, "llama_process: the batch was made for another context");
+        }
+        match entries.is_empty() {
+            true => Err(Failure::new("the batch is empty")),
+            false => decode(&context, &entries),
+        }
+    }
+}

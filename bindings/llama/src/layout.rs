@@ -1,0 +1,6 @@
+//! Structures that go by value: a file for each release of llama.cpp.
+
+#[path = "layout/v0_5.rs"]
+mod release;
+
+pub use release::*;

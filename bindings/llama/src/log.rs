@@ -1,0 +1,157 @@
+//! The caller's log: what the library says goes to one function, by default to standard error.
+
+use crate::entry::{export, run};
+use crate::layout::LogCallback;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Write;
+use std::sync::{Once, PoisonError, RwLock};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// ggml's levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Nothing is said.
+    None = 0,
+    /// For those who look for a fault.
+    Debug = 1,
+    /// What happens.
+    Info = 2,
+    /// What may be wrong.
+    Warn = 3,
+    /// What is wrong.
+    Error = 4,
+}
+
+/// The function, and what it is given.
+#[derive(Clone, Copy)]
+struct Sink {
+    function: unsafe extern "C" fn(c_int, *const c_char, *mut c_void),
+    data: usize,
+}
+
+static SINK: RwLock<Sink> = RwLock::new(Sink {
+    function: standard_error,
+    data: 0,
+});
+
+/// # Safety
+/// `text` is null or ends with 0.
+unsafe extern "C" fn standard_error(_level: c_int, text: *const c_char, _data: *mut c_void) {
+    if !text.is_null() {
+        // SAFETY: the caller promises it.
+        let text = unsafe { CStr::from_ptr(text) };
+        // There is nobody to tell that it failed.
+        let _ = std::io::stderr().write_all(text.to_bytes());
+    }
+}
+
+/// Says a line.
+pub fn line(level: Level, text: &str) {
+    let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
+    let mut bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
+    bytes.push(b'\n');
+    if let Ok(text) = CString::new(bytes) {
+        let data = std::ptr::with_exposed_provenance_mut(sink.data);
+        // SAFETY: whoever set the function promised that it can be called with its data, from any thread.
+        unsafe { (sink.function)(level as c_int, text.as_ptr(), data) };
+    }
+}
+
+/// From now on, what the engine says is said here, too.
+pub fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let listener = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .without_time()
+            .with_target(false)
+            .with_level(false)
+            .with_max_level(tracing::Level::INFO)
+            .with_writer(Lines)
+            .finish();
+        // This library has a `tracing` of its own, so nobody else can have set one.
+        let _ = tracing::subscriber::set_global_default(listener);
+    });
+}
+
+/// Makes a writer for each event.
+struct Lines;
+
+/// The text of one event.
+struct Event {
+    level: Level,
+    text: Vec<u8>,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Event;
+
+    fn make_writer(&'a self) -> Event {
+        Event {
+            level: Level::Info,
+            text: Vec::new(),
+        }
+    }
+
+    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> Event {
+        let level = match *meta.level() {
+            tracing::Level::ERROR => Level::Error,
+            tracing::Level::WARN => Level::Warn,
+            tracing::Level::INFO => Level::Info,
+            _ => Level::Debug,
+        };
+        Event {
+            level,
+            text: Vec::new(),
+        }
+    }
+}
+
+impl Write for Event {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let text = String::from_utf8_lossy(&self.text);
+        if !text.trim().is_empty() {
+            run("the log", (), || {
+                line(self.level, &format!("samite: {}", text.trim()));
+                Ok(())
+            });
+        }
+    }
+}
+
+export! {
+    /// Has everything said to `callback`; to standard error if it is null.
+    fn llama_log_set(callback: LogCallback, user_data: *mut c_void), or (); {
+        let sink = match callback {
+            Some(function) => Sink { function, data: user_data.expose_provenance() },
+            None => Sink { function: standard_error, data: 0 },
+        };
+        *SINK.write().unwrap_or_else(PoisonError::into_inner) = sink;
+        Ok(())
+    }
+
+    /// Who is told, and what with.
+    fn llama_log_get(callback: *mut LogCallback, user_data: *mut *mut c_void), or (); {
+        let sink = *SINK.read().unwrap_or_else(PoisonError::into_inner);
+        if !callback.is_null() {
+            // SAFETY: it is not null, and the caller promises the rest.
+            unsafe { callback.write(Some(sink.function)) };
+        }
+        if !user_data.is_null() {
+            // SAFETY: as above.
+            unsafe { user_data.write(std::ptr::with_exposed_provenance_mut(sink.data)) };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! What a context keeps of sequences: removed, copied, moved.
+
+use crate::context::{State, context};
+use crate::entry::{Failure, Outcome, export};
+use crate::layout::{Flag, Opaque};
+use samite_llm::Context as Engine;
+use std::ffi::c_int;
+use std::ops::Range;
+
+/// Positions as a caller says them: from a negative first one on are all from 0 on, up to a negative last one are all.
+fn range(first: i32, end: i32) -> Range<i32> {
+    first.max(0)..if end < 0 { i32::MAX } else { end }
+}
+
+fn sequence(engine: &Engine, number: i32) -> Outcome<usize> {
+    let count = engine.cells().n_sequences();
+    let known = usize::try_from(number)
+        .ok()
+        .filter(|&number| number < count);
+    known.ok_or_else(|| {
+        Failure::new(format!(
+            "there is no sequence {number}: there are 0 to {}",
+            count - 1
+        ))
+    })
+}
+
+/// Changes what is kept; a state that was asked for is no longer that.
+fn change<T>(handle: *mut Opaque, change: impl FnOnce(&mut Engine) -> Outcome<T>) -> Outcome<T> {
+    let context = context(handle)?;
+    let mut state = context.lock();
+    state.saved = None;
+    change(state.engine()?)
+}
+
+fn ask<T>(handle: *mut Opaque, ask: impl FnOnce(&mut Engine) -> Outcome<T>) -> Outcome<T> {
+    let context = context(handle)?;
+    let mut state = context.lock();
+    let state: &mut State = &mut state;
+    ask(state.engine()?)
+}
+
+/// As far as it is a caller's business that something could not be done.
+fn quiet<T>(result: Result<T, samite_llm::Error>) -> Outcome<T> {
+    result.map_err(|error| {
+        tracing::debug!(%error, "memory");
+        Failure::silent()
+    })
+}
+
+export! {
+    /// Forgets all sequences.
+    fn llama_memory_clear(handle: *mut Opaque, _data: Flag), or (); {
+        // A context that computes nothing has nothing to forget.
+        let of = context(handle)?;
+        if of.model.engine.as_ref().is_none_or(|engine| !engine.weights().have_data()) {
+            return Ok(());
+        }
+        change(handle, |engine| Ok(engine.clear()?))
+    }
+
+    /// Removes positions of a sequence, or of all. False where only a part could be removed, and cannot.
+    fn llama_memory_seq_rm(handle: *mut Opaque, id: i32, first: i32, end: i32) -> bool, or false; {
+        change(handle, |engine| {
+            let range = range(first, end);
+            if id >= 0 {
+                let id = sequence(engine, id)?;
+                return quiet(engine.remove(id, range)).map(|()| true);
+            }
+            let all = 0..engine.cells().n_sequences();
+            for id in all {
+                quiet(engine.remove(id, range.clone()))?;
+            }
+            Ok(true)
+        })
+    }
+
+    /// Has a sequence share positions of another one.
+    fn llama_memory_seq_cp(handle: *mut Opaque, from: i32, to: i32, first: i32, end: i32), or (); {
+        change(handle, |engine| {
+            let (from, to) = (sequence(engine, from)?, sequence(engine, to)?);
+            Ok(engine.copy(from, to, range(first, end))?)
+        })
+    }
+
+    /// Removes all sequences but one.
+    fn llama_memory_seq_keep(handle: *mut Opaque, id: i32), or (); {
+        change(handle, |engine| {
+            let id = sequence(engine, id)?;
+            Ok(engine.keep(id)?)
+        })
+    }
+
+    /// Moves positions.
+    fn llama_memory_seq_add(handle: *mut Opaque, id: i32, first: i32, end: i32, delta: i32), or (); {
+        change(handle, |engine| {
+            let id = sequence(engine, id)?;
+            let range = range(first, end);
+            match delta {
+                0 => Ok(()),
+                delta => Ok(engine.shift(id, range, delta)?),
+            }
+        })
+    }
+
+    /// Divides positions: not supported.
+    fn llama_memory_seq_div(handle: *mut Opaque, id: i32, _first: i32, _end: i32, divisor: c_int), or (); {
+        ask(handle, |engine| {
+            sequence(engine, id)?;
+            match divisor {
+                1 => Ok(()),
+                _ => Err(Failure::unsupported("division of positions")),
+            }
+        })
+    }
+
+    /// The smallest position that is there; -1 for an empty sequence.
+    fn llama_memory_seq_pos_min(handle: *mut Opaque, id: i32) -> i32, or -1; {
+        ask(handle, |engine| {
+            let id = sequence(engine, id)?;
+            Ok(engine.positions(id).map_or(-1, |positions| *positions.start()))
+        })
+    }
+
+    /// The largest position that is there; -1 for an empty sequence.
+    fn llama_memory_seq_pos_max(handle: *mut Opaque, id: i32) -> i32, or -1; {
+        ask(handle, |engine| {
+            let id = sequence(engine, id)?;
+            Ok(engine.positions(id).map_or(-1, |positions| *positions.end()))
+        })
+    }
+
+    /// Whether positions can be moved.
+    fn llama_memory_can_shift(handle: *mut Opaque) -> bool, or false; {
+        ask(handle, |engine| Ok(engine.can_forget()))
+    }
+}

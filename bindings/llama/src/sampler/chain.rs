@@ -1,0 +1,314 @@
+//! Chains: samplers one after the other.
+
+use super::own::{Own, Passing, Stage};
+use super::{accept, apply, duplicate, free, items, make, own, read, reset};
+use crate::entry::{Failure, Outcome, export, run};
+use crate::layout::{DEFAULT_SEED, Flag, PerfSampler, Sampler, SamplerChainParams, TokenDataArray};
+use crate::log::{self, Level};
+use crate::names::now_us;
+use std::sync::{Mutex, PoisonError};
+
+/// The samplers of a chain, by address.
+pub struct Link {
+    members: Vec<usize>,
+    no_perf: bool,
+    took_us: i64,
+    sampled: i32,
+}
+
+impl Clone for Link {
+    /// For the enum; members belong to one chain, so a clone has none. [`duplicate`](Self::duplicate) has theirs.
+    fn clone(&self) -> Self {
+        Link {
+            members: Vec::new(),
+            ..*self
+        }
+    }
+}
+
+impl Link {
+    /// The samplers.
+    pub fn members(&self) -> Vec<*mut Sampler> {
+        let members = self.members.iter();
+        members
+            .map(|&member| std::ptr::with_exposed_provenance_mut(member))
+            .collect()
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        if self.no_perf {
+            return work(self);
+        }
+        let start = now_us();
+        let done = work(self);
+        self.took_us += now_us() - start;
+        done
+    }
+
+    /// Has all of them change a caller's candidates. Those of this library pass them on without going through the caller's list.
+    ///
+    /// # Errors
+    /// If the candidates cannot be read. A sampler that fails is told, and passed by.
+    ///
+    /// # Safety
+    /// As in the header.
+    pub unsafe fn apply(&mut self, candidates: *mut TokenDataArray) -> Outcome<()> {
+        self.timed(|link| {
+            let mut passing: Option<Passing> = None;
+            let flush = |passing: Option<Passing>| -> Outcome<()> {
+                if let Some(passing) = passing {
+                    // SAFETY: the caller keeps to the header.
+                    let (list, items) = unsafe { items(candidates) }?;
+                    passing.give_back(list, items);
+                }
+                Ok(())
+            };
+            for member in link.members() {
+                // SAFETY: what is in a chain is a sampler.
+                let of_library = run("llama_sampler_apply", None, || unsafe { own(member) });
+                let mut stage = of_library.as_ref().map(|own| own.lock());
+                match stage.as_deref_mut() {
+                    Some(Stage::Nothing) => {}
+                    Some(stage) if !matches!(stage, Stage::Chain(_)) => {
+                        let passing = match &mut passing {
+                            Some(passing) => passing,
+                            none => {
+                                // SAFETY: the caller keeps to the header.
+                                let (list, items) = unsafe { items(candidates) }?;
+                                none.insert(Passing::of(items, list.sorted.is_on()))
+                            }
+                        };
+                        run("llama_sampler_apply", (), || stage.run(passing));
+                    }
+                    _ => {
+                        drop(stage);
+                        flush(passing.take())?;
+                        // SAFETY: the caller keeps to the header.
+                        run("llama_sampler_apply", (), || unsafe {
+                            apply(member, candidates)
+                        });
+                    }
+                }
+            }
+            flush(passing)
+        })
+    }
+
+    /// Has all of them take note of a token.
+    ///
+    /// # Errors
+    /// None: one that fails is told.
+    pub fn accept(&mut self, token: i32) -> Outcome<()> {
+        self.timed(|link| {
+            for member in link.members() {
+                // SAFETY: what is in a chain is a sampler.
+                run("llama_sampler_accept", (), || unsafe {
+                    accept(member, token)
+                });
+            }
+        });
+        self.sampled = self.sampled.saturating_add(1);
+        Ok(())
+    }
+
+    /// Has all of them begin anew.
+    ///
+    /// # Errors
+    /// None: one that fails is told.
+    pub fn reset(&mut self) -> Outcome<()> {
+        for member in self.members() {
+            // SAFETY: what is in a chain is a sampler.
+            run("llama_sampler_reset", (), || unsafe { reset(member) });
+        }
+        Ok(())
+    }
+
+    /// Another one with clones of all.
+    ///
+    /// # Errors
+    /// If one cannot be cloned; then nothing is left of the others.
+    pub fn duplicate(&self) -> Outcome<Self> {
+        let mut members = Vec::new();
+        for member in self.members() {
+            // SAFETY: what is in a chain is a sampler.
+            match unsafe { duplicate(member) } {
+                Ok(clone) => members.push(clone.expose_provenance()),
+                Err(failure) => {
+                    let half = Link {
+                        members,
+                        ..self.clone()
+                    };
+                    for member in half.members() {
+                        // SAFETY: as above.
+                        run("llama_sampler_free", (), || unsafe { free(member) });
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(Link {
+            members,
+            took_us: 0,
+            sampled: 0,
+            no_perf: self.no_perf,
+        })
+    }
+
+    /// The seed of the last one that has one.
+    ///
+    /// # Errors
+    /// If one was freed.
+    pub fn seed(&self) -> Outcome<u32> {
+        for member in self.members().into_iter().rev() {
+            // SAFETY: what is in a chain is a sampler.
+            if let Some(own) = unsafe { own(member) }? {
+                match own.seed()? {
+                    DEFAULT_SEED => {}
+                    seed => return Ok(seed),
+                }
+            }
+        }
+        Ok(DEFAULT_SEED)
+    }
+}
+
+/// Held while chains get members, so that none gets into itself.
+static GROWING: Mutex<()> = Mutex::new(());
+
+/// Whether a sampler is `chain`, or has it in it.
+///
+/// # Safety
+/// As in the header.
+unsafe fn holds(sampler: *mut Sampler, chain: *mut Sampler) -> Outcome<bool> {
+    if std::ptr::eq(sampler, chain) {
+        return Ok(true);
+    }
+    // SAFETY: the caller promises it.
+    let members = match unsafe { own(sampler) }? {
+        Some(own) => match &*own.lock() {
+            Stage::Chain(link) => link.members(),
+            _ => Vec::new(),
+        },
+        None => Vec::new(),
+    };
+    for member in members {
+        // SAFETY: what is in a chain is a sampler; chains are not in circles.
+        if unsafe { holds(member, chain) }? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Calls `ask` for a chain.
+///
+/// # Safety
+/// As in the header.
+unsafe fn of_chain<T>(
+    chain: *const Sampler,
+    ask: impl FnOnce(&mut Link) -> Outcome<T>,
+) -> Outcome<T> {
+    // SAFETY: the caller keeps to the header.
+    let own = unsafe { own(chain) }?;
+    match own.as_ref().map(|own| own.lock()).as_deref_mut() {
+        Some(Stage::Chain(link)) => ask(link),
+        _ => Err(Failure::new("the sampler is no chain")),
+    }
+}
+
+export! {
+    /// The usual parameters.
+    fn llama_sampler_chain_default_params() -> SamplerChainParams, or SamplerChainParams { no_perf: Flag::new(true) }; {
+        Ok(SamplerChainParams { no_perf: Flag::new(true) })
+    }
+
+    /// A chain without samplers.
+    fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler, or std::ptr::null_mut(); {
+        let link = Link { members: Vec::new(), no_perf: params.no_perf.is_on(), took_us: 0, sampled: 0 };
+        Ok(make(Own::new(c"chain", None, Stage::Chain(link))))
+    }
+
+    /// Adds a sampler, which is the chain's then.
+    fn llama_sampler_chain_add(chain: *mut Sampler, sampler: *mut Sampler), or (); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            read(sampler)?;
+            let _growing = GROWING.lock().unwrap_or_else(PoisonError::into_inner);
+            if holds(sampler, chain)? {
+                return Err(Failure::new("a chain cannot be in itself"));
+            }
+            of_chain(chain, |link| {
+                let address = sampler.expose_provenance();
+                if link.members.contains(&address) {
+                    return Err(Failure::new("the sampler is in the chain already"));
+                }
+                link.members.push(address);
+                Ok(())
+            })
+        }
+    }
+
+    /// A sampler of a chain; the chain itself for -1; null for one that is none, or has not so many.
+    fn llama_sampler_chain_get(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+        if chain.is_null() {
+            return Ok(std::ptr::null_mut());
+        }
+        // SAFETY: the caller keeps to the header.
+        let found = unsafe {
+            of_chain(chain, |link| Ok(match index {
+                -1 => chain,
+                index => {
+                    let members = link.members();
+                    let index = usize::try_from(index).ok();
+                    index.and_then(|index| members.get(index).copied()).unwrap_or(std::ptr::null_mut())
+                }
+            }))
+        };
+        // Who asks whether it is a chain wants to know.
+        Ok(found.unwrap_or(std::ptr::null_mut()))
+    }
+
+    /// How many samplers a chain has.
+    fn llama_sampler_chain_n(chain: *const Sampler) -> i32, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { of_chain(chain, |link| Ok(link.members.len() as i32)) }
+    }
+
+    /// Removes a sampler, which is the caller's then.
+    fn llama_sampler_chain_remove(chain: *mut Sampler, index: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            of_chain(chain, |link| {
+                let index = usize::try_from(index).ok().filter(|&index| index < link.members.len());
+                Ok(index.map_or(std::ptr::null_mut(), |index| std::ptr::with_exposed_provenance_mut(link.members.remove(index))))
+            })
+        }
+    }
+
+    /// How long sampling took.
+    fn llama_perf_sampler(chain: *const Sampler) -> PerfSampler, or PerfSampler::default(); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            of_chain(chain, |link| Ok(PerfSampler { t_sample_ms: link.took_us as f64 * 1e-3, n_sample: link.sampled }))
+        }
+    }
+
+    /// Writes it to the log.
+    fn llama_perf_sampler_print(chain: *const Sampler), or (); {
+        // SAFETY: the caller keeps to the header.
+        let data = unsafe { of_chain(chain, |link| Ok((link.took_us as f64 * 1e-3, link.sampled))) }?;
+        log::line(Level::Info, &format!("llama_perf_sampler_print:    sampling time = {:10.2} ms / {:5} runs", data.0, data.1));
+        Ok(())
+    }
+
+    /// Counts from now on.
+    fn llama_perf_sampler_reset(chain: *mut Sampler), or (); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            of_chain(chain, |link| {
+                (link.took_us, link.sampled) = (0, 0);
+                Ok(())
+            })
+        }
+    }
+}

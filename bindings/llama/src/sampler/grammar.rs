@@ -1,0 +1,181 @@
+//! Grammars.
+
+use super::make;
+use super::own::{Own, Stage};
+use crate::entry::{Failure, Outcome, array, export, required_text, text};
+use crate::layout::{Opaque, Sampler};
+use crate::model::model;
+use samite_grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
+use samite_text::{Candidates, Constraint, Tokenizer};
+use std::ffi::c_char;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Up to so many candidates are asked for one by one.
+const FEW: usize = 16;
+
+/// A text that keeps to a grammar.
+#[derive(Clone)]
+pub struct GrammarStage(Box<dyn Constraint>);
+
+impl GrammarStage {
+    /// Drops the candidates that the grammar does not allow: they can never be chosen.
+    pub fn apply(&mut self, candidates: &mut Candidates) -> Outcome<()> {
+        let ids = candidates.as_slice().iter().map(|kept| kept.id);
+        if candidates.as_slice().len() <= FEW {
+            let ids: Vec<u32> = ids.collect();
+            let mut refused = Vec::new();
+            for id in ids {
+                if !self.0.allows(id)? {
+                    refused.push(id);
+                }
+            }
+            candidates.forbid(|id| refused.contains(&id));
+        } else {
+            let mask = self.0.mask()?;
+            let word = |id: u32| mask.get(id as usize / 32).copied().unwrap_or(0);
+            candidates.forbid(|id| word(id) >> (id % 32) & 1 == 0);
+        }
+        Ok(())
+    }
+
+    /// Takes note of a token.
+    pub fn accept(&mut self, token: u32) -> Outcome<()> {
+        Ok(self.0.accept(token)?)
+    }
+
+    /// Begins anew.
+    pub fn reset(&mut self) -> Outcome<()> {
+        Ok(self.0.reset()?)
+    }
+}
+
+/// Vocabularies that grammars were made for: each takes a while.
+static VOCABULARIES: Mutex<Vec<(Weak<Tokenizer>, GrammarVocabulary)>> = Mutex::new(Vec::new());
+
+fn vocabulary_of(tokenizer: &Arc<Tokenizer>) -> Outcome<GrammarVocabulary> {
+    let mut known = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|(tokenizer, _)| tokenizer.strong_count() > 0);
+    let is_it = |known: &Weak<Tokenizer>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(tokenizer));
+    if let Some((_, vocabulary)) = known.iter().find(|(known, _)| is_it(known)) {
+        return Ok(vocabulary.clone());
+    }
+    let vocabulary = GrammarVocabulary::new(tokenizer)?;
+    known.push((Arc::downgrade(tokenizer), vocabulary.clone()));
+    Ok(vocabulary)
+}
+
+/// A grammar that begins with another rule than "root".
+fn rooted(source: &str, root: &str) -> Outcome<String> {
+    if root == "root" {
+        return Ok(source.to_owned());
+    }
+    let defines_root = source.lines().any(|line| {
+        let rest = line.trim_start().strip_prefix("root");
+        rest.is_some_and(|rest| rest.trim_start().starts_with("::="))
+    });
+    match defines_root {
+        true => Err(Failure::unsupported(
+            "a grammar with a rule \"root\" that does not begin with it",
+        )),
+        false => Ok(format!("{source}\nroot ::= {root}\n")),
+    }
+}
+
+/// Makes a sampler of a grammar; without a text, one that does nothing.
+///
+/// # Safety
+/// As in the header.
+unsafe fn init(
+    vocab: *const Opaque,
+    source: *const c_char,
+    root: *const c_char,
+    triggers: Option<Vec<Trigger>>,
+) -> Outcome<*mut Sampler> {
+    let model = model(vocab)?;
+    // SAFETY: the caller keeps to the header.
+    let is_empty = unsafe { text(source) }.is_none_or(|source| source.is_empty());
+    if is_empty {
+        return Ok(make(Own::new(c"grammar", None, Stage::Nothing)));
+    }
+    // SAFETY: as above.
+    let (source, root) = unsafe {
+        (
+            required_text("grammar", source)?,
+            required_text("root", root)?,
+        )
+    };
+    let tokenizer = &model.vocabulary()?.tokenizer;
+    let grammar = Grammar::gbnf(&rooted(source, root)?)?;
+    let constraint = grammar.constraint(&vocabulary_of(tokenizer)?)?;
+    let constraint: Box<dyn Constraint> = match triggers {
+        Some(triggers) => Box::new(Lazy::new(constraint, &triggers)?),
+        None => Box::new(constraint),
+    };
+    Ok(make(Own::new(
+        c"grammar",
+        None,
+        Stage::Grammar(GrammarStage(constraint)),
+    )))
+}
+
+/// Triggers of a caller.
+///
+/// # Safety
+/// As in the header.
+unsafe fn triggers(
+    texts: *const *const c_char,
+    n_texts: usize,
+    tokens: *const i32,
+    n_tokens: usize,
+    make: impl Fn(String) -> Trigger,
+) -> Outcome<Vec<Trigger>> {
+    // SAFETY: the caller keeps to the header.
+    let (texts, tokens) = unsafe {
+        (
+            array("triggers", texts, n_texts)?,
+            array("trigger_tokens", tokens, n_tokens)?,
+        )
+    };
+    let mut all = Vec::new();
+    for &trigger in texts {
+        // SAFETY: as above.
+        all.push(make(
+            unsafe { required_text("trigger", trigger) }?.to_owned(),
+        ));
+    }
+    let tokens = tokens.iter().filter_map(|&token| u32::try_from(token).ok());
+    all.extend(tokens.map(Trigger::Token));
+    Ok(all)
+}
+
+export! {
+    /// Keeps to a grammar in GBNF.
+    fn llama_sampler_init_grammar(vocab: *const Opaque, source: *const c_char, root: *const c_char) -> *mut Sampler, or std::ptr::null_mut(); {
+        // SAFETY: the caller keeps to the header.
+        unsafe { init(vocab, source, root, None) }
+    }
+
+    /// Keeps to a grammar from a word or token on.
+    fn llama_sampler_init_grammar_lazy(
+        vocab: *const Opaque, source: *const c_char, root: *const c_char, words: *const *const c_char, n_words: usize,
+        tokens: *const i32, n_tokens: usize
+    ) -> *mut Sampler, or std::ptr::null_mut(); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            let triggers = triggers(words, n_words, tokens, n_tokens, Trigger::Word)?;
+            init(vocab, source, root, Some(triggers))
+        }
+    }
+
+    /// Keeps to a grammar from the first group of an expression, or a token, on.
+    fn llama_sampler_init_grammar_lazy_patterns(
+        vocab: *const Opaque, source: *const c_char, root: *const c_char, patterns: *const *const c_char, n_patterns: usize,
+        tokens: *const i32, n_tokens: usize
+    ) -> *mut Sampler, or std::ptr::null_mut(); {
+        // SAFETY: the caller keeps to the header.
+        unsafe {
+            let triggers = triggers(patterns, n_patterns, tokens, n_tokens, Trigger::Pattern)?;
+            init(vocab, source, root, Some(triggers))
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! The samplers of this library: stages of the engine, on a caller's candidates.
+
+use super::chain::Link;
+use super::grammar::GrammarStage;
+use super::{free, items};
+use crate::entry::{Failure, Outcome, array, export, run, text};
+use crate::handles::Handles;
+use crate::layout::{
+    DEFAULT_SEED, Flag, LogitBias, Opaque, Sampler, SamplerI, TokenData, TokenDataArray,
+};
+use crate::model::model;
+use samite_text::{
+    AdaptiveP, Breakers, Candidate, Candidates, Dry, DryParams, Generator, Mirostat, Penalties,
+    Rng, SamplerError, Tokenizer,
+};
+use std::ffi::{CStr, c_char};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A sampler of this library.
+pub struct Own {
+    name: &'static CStr,
+    seed: Option<u32>,
+    state: Mutex<Stage>,
+}
+
+/// All of them.
+pub static OWN: Handles<Own> = Handles::new("sampler");
+
+/// What a sampler does.
+#[derive(Clone)]
+pub enum Stage {
+    /// Nothing.
+    Nothing,
+    /// Takes the likeliest.
+    Greedy,
+    /// Draws by probability.
+    Draw(Rng),
+    TopK(i32),
+    TopP(f32, usize),
+    MinP(f32, usize),
+    TypicalP(f32, usize),
+    Temperature(f32, f32, f32),
+    Xtc(f32, f32, usize, Rng),
+    TopNSigma(f32),
+    Mirostat(Mirostat, usize, Rng),
+    Penalties(Penalties),
+    Dry(Dry),
+    AdaptiveP(AdaptiveP, Rng),
+    LogitBias(Vec<(u32, f32)>),
+    Infill(Arc<Tokenizer>),
+    Grammar(GrammarStage),
+    /// Others, one after the other. They are this sampler's.
+    Chain(Link),
+}
+
+/// Candidates on their way through stages.
+#[derive(Default)]
+pub struct Passing {
+    pub candidates: Candidates,
+    /// The token that was chosen.
+    pub chosen: Option<u32>,
+}
+
+impl Passing {
+    /// Those of a caller.
+    pub fn of(items: &[TokenData], is_sorted: bool) -> Self {
+        let candidate = |item: &TokenData| Candidate {
+            id: item.id.cast_unsigned(),
+            logit: item.logit,
+            probability: item.p,
+        };
+        let mut candidates = Candidates::new();
+        candidates.set(items.iter().map(candidate), is_sorted);
+        Passing {
+            candidates,
+            chosen: None,
+        }
+    }
+
+    /// Gives them back to the caller: there are never more than before.
+    pub fn give_back(&self, list: &mut TokenDataArray, items: &mut [TokenData]) {
+        let kept = self.candidates.as_slice();
+        for (to, from) in items.iter_mut().zip(kept) {
+            *to = TokenData {
+                id: from.id.cast_signed(),
+                logit: from.logit,
+                p: from.probability,
+            };
+        }
+        list.size = kept.len().min(items.len());
+        list.sorted = Flag::new(self.candidates.is_sorted());
+        if let Some(chosen) = self.chosen {
+            let place = kept.iter().position(|kept| kept.id == chosen);
+            list.selected = place.map_or(-1, |place| place as i64);
+        }
+    }
+}
+
+impl Stage {
+    /// Runs it. A stage that fails leaves the candidates.
+    pub fn run(&mut self, passing: &mut Passing) -> Outcome<()> {
+        let Passing { candidates, chosen } = passing;
+        match self {
+            Stage::Nothing | Stage::Chain(_) => {}
+            Stage::Greedy => {
+                let (place, _) = candidates.best().or_else(first(candidates))?;
+                *chosen = candidates.as_slice().get(place).map(|kept| kept.id);
+            }
+            Stage::Draw(rng) => {
+                let place = candidates.draw_place(rng);
+                let place = place.or_else(|error| first(candidates)(error).map(|best| best.0))?;
+                *chosen = candidates.as_slice().get(place).map(|kept| kept.id);
+            }
+            Stage::TopK(k) => candidates.top_k(usize::try_from(*k).unwrap_or(0)),
+            Stage::TopP(p, least) => candidates.top_p(*p, *least)?,
+            Stage::MinP(p, least) => candidates.min_p(*p, *least),
+            Stage::TypicalP(p, least) => candidates.typical_p(*p, *least)?,
+            Stage::Temperature(value, range, exponent) => {
+                candidates.dynamic_temperature(*value, *range, *exponent)?;
+            }
+            Stage::Xtc(chance, threshold, least, rng) => {
+                candidates.xtc(*chance, *threshold, *least, rng)?;
+            }
+            Stage::TopNSigma(n) => candidates.top_n_sigma(*n),
+            Stage::Mirostat(mirostat, count, rng) => {
+                *chosen = Some(mirostat.draw(candidates, *count, rng)?);
+            }
+            Stage::Penalties(penalties) => penalties.apply(candidates),
+            Stage::Dry(dry) => dry.apply(candidates),
+            Stage::AdaptiveP(adaptive, rng) => *chosen = Some(adaptive.draw(candidates, rng)?),
+            Stage::LogitBias(biases) => {
+                for &(token, bias) in &*biases {
+                    candidates.change_logit(token, |logit| logit + bias);
+                }
+            }
+            Stage::Infill(vocabulary) => candidates.infill(vocabulary)?,
+            Stage::Grammar(grammar) => grammar.apply(candidates)?,
+        }
+        Ok(())
+    }
+
+    /// Takes note of a token.
+    pub fn accept(&mut self, token: i32) -> Outcome<()> {
+        let Ok(token) = u32::try_from(token) else {
+            return Ok(());
+        };
+        match self {
+            Stage::Mirostat(mirostat, ..) => mirostat.accept(token),
+            Stage::Penalties(penalties) => penalties.accept(token),
+            Stage::Dry(dry) => dry.accept(token),
+            Stage::AdaptiveP(adaptive, _) => adaptive.accept(token),
+            Stage::Grammar(grammar) => grammar.accept(token)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self, seed: Option<u32>) -> Outcome<()> {
+        let begun = || Rng::of(Generator::Mersenne, seed.unwrap_or(0).into());
+        match self {
+            Stage::Draw(rng) | Stage::Xtc(.., rng) => *rng = begun(),
+            Stage::Mirostat(mirostat, _, rng) => {
+                mirostat.reset();
+                *rng = begun();
+            }
+            Stage::Penalties(penalties) => penalties.reset(),
+            Stage::Dry(dry) => dry.reset(),
+            Stage::AdaptiveP(adaptive, rng) => {
+                adaptive.reset();
+                *rng = begun();
+            }
+            Stage::Grammar(grammar) => grammar.reset()?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Where no candidate can be chosen, the first one is, as far as there is one.
+fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize, f32)> {
+    let is_there = !candidates.as_slice().is_empty();
+    move |error| match is_there {
+        true => Ok((0, f32::NEG_INFINITY)),
+        false => Err(error.into()),
+    }
+}
+
+impl Own {
+    /// One that does this.
+    pub fn new(name: &'static CStr, seed: Option<u32>, stage: Stage) -> Self {
+        Own {
+            name,
+            seed,
+            state: Mutex::new(stage),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static CStr {
+        self.name
+    }
+
+    /// Its state for oneself.
+    pub fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a caller's candidates.
+    ///
+    /// # Errors
+    /// What the stage says; then the candidates are as they were.
+    ///
+    /// # Safety
+    /// As in the header.
+    pub unsafe fn apply(&self, candidates: *mut TokenDataArray) -> Outcome<()> {
+        let mut stage = self.lock();
+        if let Stage::Chain(link) = &mut *stage {
+            // SAFETY: the caller keeps to the header.
+            return unsafe { link.apply(candidates) };
+        }
+        // SAFETY: as above.
+        let (list, items) = unsafe { items(candidates) }?;
+        let mut passing = Passing::of(items, list.sorted.is_on());
+        stage.run(&mut passing)?;
+        passing.give_back(list, items);
+        Ok(())
+    }
+
+    /// Takes note of a token.
+    ///
+    /// # Errors
+    /// If a grammar does not allow it.
+    pub fn accept(&self, token: i32) -> Outcome<()> {
+        match &mut *self.lock() {
+            Stage::Chain(link) => link.accept(token),
+            stage => stage.accept(token),
+        }
+    }
+
+    /// Begins anew.
+    ///
+    /// # Errors
+    /// If a grammar cannot.
+    pub fn reset(&self) -> Outcome<()> {
+        match &mut *self.lock() {
+            Stage::Chain(link) => link.reset(),
+            stage => stage.reset(self.seed),
+        }
+    }
+
+    /// Another one in the same state.
+    ///
+    /// # Errors
+    /// If a caller's own in a chain cannot be cloned.
+    pub fn duplicate(&self) -> Outcome<Own> {
+        let stage = match &*self.lock() {
+            Stage::Chain(link) => Stage::Chain(link.duplicate()?),
+            stage => stage.clone(),
+        };
+        Ok(Own::new(self.name, self.seed, stage))
+    }
+
+    /// Knows what the other one knows.
+    ///
+    /// # Errors
+    /// If it is of another kind.
+    pub fn copy_from(&self, from: &Own) -> Outcome<()> {
+        if std::ptr::eq(self, from) {
+            return Ok(());
+        }
+        if self.name != from.name {
+            return Err(Failure::new("the samplers are of different kinds"));
+        }
+        let source = match &*from.lock() {
+            Stage::Chain(link) => Err(link.members()),
+            stage => Ok(stage.clone()),
+        };
+        match source {
+            Ok(stage) => *self.lock() = stage,
+            Err(members) => {
+                let own = match &*self.lock() {
+                    Stage::Chain(link) => link.members(),
+                    _ => Vec::new(),
+                };
+                if own.len() != members.len() {
+                    return Err(Failure::new("the chains have not as many samplers"));
+                }
+                for (from, to) in members.into_iter().zip(own) {
+                    // SAFETY: what is in a chain is a sampler.
+                    unsafe { super::llama_sampler_copy(from, to) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what is this sampler's.
+    pub fn free_parts(&self) {
+        let stage = std::mem::replace(&mut *self.lock(), Stage::Nothing);
+        if let Stage::Chain(link) = stage {
+            for member in link.members() {
+                // SAFETY: what is in a chain is a sampler, and the chain's.
+                run("llama_sampler_free", (), || unsafe { free(member) });
+            }
+        }
+    }
+
+    /// The seed.
+    ///
+    /// # Errors
+    /// If there is a sampler that was freed in the chain.
+    pub fn seed(&self) -> Outcome<u32> {
+        match &*self.lock() {
+            Stage::Chain(link) => link.seed(),
+            _ => Ok(self.seed.unwrap_or(DEFAULT_SEED)),
+        }
+    }
+}
+
+/// The functions of this library's samplers, for those who call them by the table.
+pub static TABLE: SamplerI = SamplerI {
+    name: Some(super::llama_sampler_name),
+    accept: Some(super::llama_sampler_accept),
+    apply: Some(super::llama_sampler_apply),
+    reset: Some(super::llama_sampler_reset),
+    clone: Some(super::llama_sampler_clone),
+    free: None,
+    backend_init: None,
+    backend_accept: None,
+    backend_apply: None,
+    backend_set_input: None,
+    backend_reset: None,
+    copy_state: Some(super::llama_sampler_copy),
+};
+
+/// A seed as given, or any.
+pub fn random_seed(seed: u32) -> u32 {
+    match seed {
+        DEFAULT_SEED => RandomState::new().hash_one(crate::names::now_us()) as u32,
+        seed => seed,
+    }
+}
+
+fn plain(name: &'static CStr, is_on: bool, stage: Stage) -> Outcome<*mut Sampler> {
+    let stage = if is_on { stage } else { Stage::Nothing };
+    Ok(super::make(Own::new(name, None, stage)))
+}
+
+fn seeded(
+    name: &'static CStr,
+    seed: u32,
+    stage: impl FnOnce(Rng) -> Stage,
+) -> Outcome<*mut Sampler> {
+    let seed = random_seed(seed);
+    Ok(super::make(Own::new(
+        name,
+        Some(seed),
+        stage(Rng::of(Generator::Mersenne, seed.into())),
+    )))
+}
+
+fn number(name: &str, value: f32) -> Outcome<f32> {
+    match value.is_finite() {
+        true => Ok(value),
+        false => Err(Failure::new(format!("{name} is {value}, must be a number"))),
+    }
+}
+
+/// How many tokens back something looks: of negative numbers, all.
+fn last_n(count: i32) -> usize {
+    usize::try_from(count).unwrap_or(1 << 20)
+}
+
+export! {
+    /// Takes the likeliest.
+    fn llama_sampler_init_greedy() -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"greedy", true, Stage::Greedy)
+    }
+
+    /// Draws by probability.
+    fn llama_sampler_init_dist(seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
+        seeded(c"dist", seed, Stage::Draw)
+    }
+
+    /// Keeps so many of the likeliest.
+    fn llama_sampler_init_top_k(k: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"top-k", k > 0, Stage::TopK(k))
+    }
+
+    /// Keeps the likeliest that together have a probability.
+    fn llama_sampler_init_top_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"top-p", number("p", p)? < 1.0, Stage::TopP(p, least))
+    }
+
+    /// Keeps what has a share of the best probability.
+    fn llama_sampler_init_min_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"min-p", number("p", p)? > 0.0, Stage::MinP(p, least))
+    }
+
+    /// Keeps what is about as surprising as is to be expected.
+    fn llama_sampler_init_typical(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"typical", number("p", p)? < 1.0, Stage::TypicalP(p, least))
+    }
+
+    /// Divides logits; 0 or less keeps the likeliest alone.
+    fn llama_sampler_init_temp(value: f32) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"temp", number("t", value)? != 1.0, Stage::Temperature(value, 0.0, 1.0))
+    }
+
+    /// Divides logits by what goes with how undecided the model is.
+    fn llama_sampler_init_temp_ext(value: f32, range: f32, exponent: f32) -> *mut Sampler, or std::ptr::null_mut(); {
+        let stage = Stage::Temperature(number("t", value)?, number("delta", range)?, number("exponent", exponent)?);
+        plain(c"temp-ext", value != 1.0 || range > 0.0, stage)
+    }
+
+    /// Sometimes drops the likeliest.
+    fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
+        number("p", chance)?;
+        match number("t", threshold)? <= 0.5 && chance > 0.0 {
+            true => seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng)),
+            false => plain(c"xtc", false, Stage::Nothing),
+        }
+    }
+
+    /// Keeps what is near the best logit, in standard deviations.
+    fn llama_sampler_init_top_n_sigma(n: f32) -> *mut Sampler, or std::ptr::null_mut(); {
+        plain(c"top-n-sigma", number("n", n)? > 0.0, Stage::TopNSigma(n))
+    }
+
+    /// Draws so that the text keeps a surprise. From how many tokens that is estimated is not to be chosen: it is 100.
+    fn llama_sampler_init_mirostat(count: i32, seed: u32, tau: f32, eta: f32, _m: i32) -> *mut Sampler, or std::ptr::null_mut(); {
+        let count = usize::try_from(count).unwrap_or(0).max(1);
+        let mirostat = Mirostat::new(1, number("tau", tau)?, number("eta", eta)?);
+        seeded(c"mirostat", seed, |rng| Stage::Mirostat(mirostat, count, rng))
+    }
+
+    /// The same in its second version.
+    fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut Sampler, or std::ptr::null_mut(); {
+        let mirostat = Mirostat::new(2, number("tau", tau)?, number("eta", eta)?);
+        seeded(c"mirostat-v2", seed, |rng| Stage::Mirostat(mirostat, 1, rng))
+    }
+
+    /// Makes tokens less likely that were seen lately.
+    fn llama_sampler_init_penalties(
+        _count: i32, last: i32, repeat: f32, frequency: f32, presence: f32
+    ) -> *mut Sampler, or std::ptr::null_mut(); {
+        let (repeat, frequency, presence) = (number("penalty_repeat", repeat)?, number("penalty_freq", frequency)?, number("penalty_present", presence)?);
+        if repeat <= 0.0 {
+            return Err(Failure::new(format!("penalty_repeat is {repeat}, must be more than 0")));
+        }
+        let is_on = last != 0 && (repeat != 1.0 || frequency != 0.0 || presence != 0.0);
+        plain(c"penalties", is_on, Stage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)))
+    }
+
+    /// Makes tokens less likely that would go on with a repetition.
+    fn llama_sampler_init_dry(
+        vocab: *const Opaque, multiplier: f32, base: f32, allowed: i32, last: i32, breakers: *const *const c_char, count: usize
+    ) -> *mut Sampler, or std::ptr::null_mut(); {
+        let is_on = number("dry_multiplier", multiplier)? != 0.0 && number("dry_base", base)? >= 1.0 && last != 0;
+        if !is_on {
+            return plain(c"dry", false, Stage::Nothing);
+        }
+        let model = model(vocab)?;
+        // SAFETY: the caller keeps to the header.
+        let texts = unsafe { array("seq_breakers", breakers, count) }?;
+        let texts = texts.iter().filter_map(|&breaker| {
+            // SAFETY: as above.
+            Some(unsafe { text(breaker) }?.to_string_lossy().into_owned())
+        });
+        let breakers = Breakers::new(&texts.collect::<Vec<_>>(), &model.vocabulary()?.tokenizer);
+        let params = DryParams { multiplier, base, allowed_length: usize::try_from(allowed).unwrap_or(0), last_n: last_n(last) };
+        plain(c"dry", true, Stage::Dry(Dry::new(params, breakers)))
+    }
+
+    /// Draws near a target probability; a negative target is off, and draws by probability.
+    fn llama_sampler_init_adaptive_p(target: f32, decay: f32, seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
+        number("target", target)?;
+        let decay = number("decay", decay)?.clamp(0.0, 0.99);
+        seeded(c"adaptive-p", seed, |rng| match target < 0.0 {
+            true => Stage::Draw(rng),
+            false => Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng),
+        })
+    }
+
+    /// Adds to logits.
+    fn llama_sampler_init_logit_bias(_vocabulary: i32, count: i32, biases: *const LogitBias) -> *mut Sampler, or std::ptr::null_mut(); {
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the caller keeps to the header.
+        let biases = unsafe { array("logit_bias", biases, count) }?;
+        let biases = biases.iter().filter_map(|bias| Some((u32::try_from(bias.token).ok()?, bias.bias)));
+        plain(c"logit-bias", count > 0, Stage::LogitBias(biases.collect()))
+    }
+
+    /// Keeps what fits into a gap.
+    fn llama_sampler_init_infill(vocab: *const Opaque) -> *mut Sampler, or std::ptr::null_mut(); {
+        let model = model(vocab)?;
+        plain(c"infill", true, Stage::Infill(Arc::clone(&model.vocabulary()?.tokenizer)))
+    }
+}

@@ -1,0 +1,347 @@
+//! States: what a context keeps, as bytes or in files.
+//!
+//! The bytes of a sequence are those of a file of the engine. Those of a context are a number, a list of sequences, and the bytes of each. Files have
+//! llama.cpp's outer form, a number for the kind, one for the version and the tokens; what follows is samite's. So states of llama.cpp are refused.
+
+use crate::context::{State, context};
+use crate::entry::{Failure, Outcome, alias, array, array_mut, export, required_text};
+use crate::layout::Opaque;
+use samite_llm::SavedSequence;
+use std::ffi::c_char;
+use std::io::Write;
+use std::sync::Arc;
+
+/// "smtc", for states of contexts.
+const MAGIC_CONTEXT: u32 = 0x6374_6d73;
+/// "smtS" and "smtQ", for files of contexts and of sequences.
+const MAGIC_FILES: [u32; 2] = [0x5374_6d73, 0x5174_6d73];
+const VERSION: u32 = 1;
+
+/// The bytes of a sequence, or of all, which are kept until something changes.
+fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
+    if state.saved.as_ref().is_none_or(|saved| saved.0 != id) {
+        let engine = state.engine()?;
+        let of_sequence = |engine: &mut samite_llm::Context, number: usize| -> Outcome<Vec<u8>> {
+            Ok(engine.save(number)?.to_bytes()?)
+        };
+        let bytes = match id {
+            Some(id) => of_sequence(engine, number(engine, id)?)?,
+            None => {
+                let used = (0..engine.cells().n_sequences())
+                    .filter(|&id| engine.cells().last_position(id).is_some());
+                let used: Vec<usize> = used.collect();
+                let mut all = Vec::new();
+                for word in [MAGIC_CONTEXT, VERSION, used.len() as u32] {
+                    all.extend(word.to_le_bytes());
+                }
+                for id in used {
+                    let bytes = of_sequence(engine, id)?;
+                    all.extend((id as u64).to_le_bytes());
+                    all.extend((bytes.len() as u64).to_le_bytes());
+                    all.extend(bytes);
+                }
+                all
+            }
+        };
+        state.saved = Some((id, bytes));
+    }
+    Ok(state.saved.as_ref().map_or(&[], |saved| &saved.1))
+}
+
+fn number(engine: &samite_llm::Context, id: i32) -> Outcome<usize> {
+    let count = engine.cells().n_sequences();
+    let known = usize::try_from(id).ok().filter(|&id| id < count);
+    known.ok_or_else(|| {
+        Failure::new(format!(
+            "there is no sequence {id}: there are 0 to {}",
+            count - 1
+        ))
+    })
+}
+
+/// A state's parts, one after the other.
+struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    fn take(&mut self, count: usize) -> Outcome<&'a [u8]> {
+        let split = self.0.split_at_checked(count);
+        let (part, rest) = split.ok_or_else(|| Failure::new("the state is cut off"))?;
+        self.0 = rest;
+        Ok(part)
+    }
+
+    fn u32(&mut self) -> Outcome<u32> {
+        let bytes = self.take(4)?.try_into();
+        bytes.map(u32::from_le_bytes).map_err(|_| Failure::silent())
+    }
+
+    fn length(&mut self) -> Outcome<usize> {
+        let bytes = self.take(8)?.try_into().map(u64::from_le_bytes);
+        let length = bytes.map_err(|_| Failure::silent())?;
+        usize::try_from(length).map_err(|_| Failure::new("the state is cut off"))
+    }
+
+    fn sequence(&mut self, length: usize) -> Outcome<SavedSequence> {
+        Ok(SavedSequence::from_bytes(Arc::from(self.take(length)?))?)
+    }
+}
+
+/// Makes a sequence what was saved. Gives how many bytes that were.
+fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
+    let saved = SavedSequence::from_bytes(Arc::from(bytes))?;
+    state.saved = None;
+    let engine = state.engine()?;
+    let id = number(engine, id)?;
+    engine.restore(id, &saved)?;
+    Ok(bytes.len())
+}
+
+/// Makes the context what was saved. Gives how many bytes that were.
+fn restore_all(state: &mut State, bytes: &[u8]) -> Outcome<usize> {
+    let mut parts = Parts(bytes);
+    if [parts.u32()?, parts.u32()?] != [MAGIC_CONTEXT, VERSION] {
+        return Err(Failure::new("this is no state of this library"));
+    }
+    let count = parts.u32()?;
+    let mut sequences = Vec::new();
+    for _ in 0..count {
+        let id = parts.length()?;
+        let length = parts.length()?;
+        sequences.push((id, parts.sequence(length)?));
+    }
+    state.saved = None;
+    state.results.clear();
+    let engine = state.engine()?;
+    let room = engine.cells().n_sequences();
+    if let Some((id, _)) = sequences.iter().find(|(id, _)| *id >= room) {
+        return Err(Failure::new(format!(
+            "the state has a sequence {id}, the context {room} (n_seq_max)"
+        )));
+    }
+    engine.clear()?;
+    for (id, saved) in sequences {
+        engine.restore(id, &saved)?;
+    }
+    Ok(bytes.len() - parts.0.len())
+}
+
+/// Copies a state to a caller.
+///
+/// # Safety
+/// As in the header.
+unsafe fn copy(handle: *mut Opaque, id: Option<i32>, to: *mut u8, size: usize) -> Outcome<usize> {
+    let context = context(handle)?;
+    let mut state = context.lock();
+    let bytes = bytes(&mut state, id)?;
+    if size < bytes.len() {
+        return Err(Failure::new(format!(
+            "the state has {} bytes, there is room for {size}",
+            bytes.len()
+        )));
+    }
+    // SAFETY: the caller promises so many.
+    unsafe { array_mut("dst", to, bytes.len()) }?.copy_from_slice(bytes);
+    Ok(bytes.len())
+}
+
+fn size(handle: *mut Opaque, id: Option<i32>) -> Outcome<usize> {
+    let context = context(handle)?;
+    let mut state = context.lock();
+    Ok(bytes(&mut state, id)?.len())
+}
+
+/// Writes a file.
+///
+/// # Safety
+/// As in the header.
+unsafe fn save(
+    handle: *mut Opaque,
+    id: Option<i32>,
+    path: *const c_char,
+    tokens: *const i32,
+    count: usize,
+) -> Outcome<usize> {
+    let context = context(handle)?;
+    // SAFETY: the caller keeps to the header.
+    let (path, tokens) = unsafe {
+        (
+            required_text("path", path)?,
+            array("tokens", tokens, count)?,
+        )
+    };
+    let mut state = context.lock();
+    let bytes = bytes(&mut state, id)?;
+    let mut head = Vec::new();
+    for word in [
+        MAGIC_FILES[usize::from(id.is_some())],
+        VERSION,
+        tokens.len() as u32,
+    ] {
+        head.extend(word.to_le_bytes());
+    }
+    head.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    let mut file = std::fs::File::create(path)?;
+    file.write_all(&head)?;
+    file.write_all(bytes)?;
+    Ok(head.len() + bytes.len())
+}
+
+/// Reads a file; `tokens` null asks for their number alone.
+///
+/// # Safety
+/// As in the header.
+unsafe fn load(
+    handle: *mut Opaque,
+    id: Option<i32>,
+    path: *const c_char,
+    tokens: *mut i32,
+    room: usize,
+    count: *mut usize,
+) -> Outcome<usize> {
+    let context = context(handle)?;
+    // SAFETY: the caller keeps to the header.
+    let path = unsafe { required_text("path", path) }?;
+    let bytes = std::fs::read(path)?;
+    let mut parts = Parts(&bytes);
+    if [parts.u32()?, parts.u32()?] != [MAGIC_FILES[usize::from(id.is_some())], VERSION] {
+        return Err(Failure::new(format!(
+            "{path}: this is no such state of this library"
+        )));
+    }
+    let n_tokens = parts.u32()? as usize;
+    let listed = parts.take(
+        n_tokens
+            .checked_mul(4)
+            .ok_or_else(|| Failure::new("the state is cut off"))?,
+    )?;
+    // SAFETY: as above.
+    let count = unsafe { array_mut("n_token_count_out", count, 1) };
+    if tokens.is_null() && id.is_some() {
+        count?[0] = n_tokens;
+        return Ok(bytes.len() - parts.0.len());
+    }
+    if n_tokens > room {
+        return Err(Failure::new(format!(
+            "{path}: {n_tokens} tokens, there is room for {room}"
+        )));
+    }
+    let mut state = context.lock();
+    match id {
+        Some(id) => restore(&mut state, id, parts.0)?,
+        None => restore_all(&mut state, parts.0)?,
+    };
+    // SAFETY: as above.
+    let out = unsafe { array_mut("tokens_out", tokens, n_tokens) }?;
+    let (words, _) = listed.as_chunks::<4>();
+    for (to, word) in out.iter_mut().zip(words) {
+        *to = i32::from_le_bytes(*word);
+    }
+    if let Ok(count) = count {
+        count[0] = n_tokens;
+    }
+    Ok(bytes.len())
+}
+
+export! {
+    /// Bytes of the state of a context.
+    fn llama_state_get_size(handle: *mut Opaque) -> usize, or 0; {
+        size(handle, None)
+    }
+
+    /// The state of a context.
+    fn llama_state_get_data(handle: *mut Opaque, to: *mut u8, room: usize) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { copy(handle, None, to, room) }
+    }
+
+    /// Makes a context what was saved.
+    fn llama_state_set_data(handle: *mut Opaque, from: *const u8, length: usize) -> usize, or 0; {
+        let context = context(handle)?;
+        // SAFETY: the caller keeps to the header.
+        let bytes = unsafe { array("src", from, length) }?;
+        let mut state = context.lock();
+        restore_all(&mut state, bytes)
+    }
+
+    /// Reads a file.
+    fn llama_state_load_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32, room: usize, count: *mut usize) -> bool, or false; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { load(handle, None, path, tokens, room, count) }.map(|_| true)
+    }
+
+    /// Writes a file.
+    fn llama_state_save_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32, count: usize) -> bool, or false; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { save(handle, None, path, tokens, count) }.map(|_| true)
+    }
+
+    /// Bytes of the state of a sequence.
+    fn llama_state_seq_get_size(handle: *mut Opaque, id: i32) -> usize, or 0; {
+        size(handle, Some(id))
+    }
+
+    /// The state of a sequence.
+    fn llama_state_seq_get_data(handle: *mut Opaque, to: *mut u8, room: usize, id: i32) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { copy(handle, Some(id), to, room) }
+    }
+
+    /// Makes a sequence what was saved.
+    fn llama_state_seq_set_data(handle: *mut Opaque, from: *const u8, length: usize, id: i32) -> usize, or 0; {
+        let context = context(handle)?;
+        // SAFETY: the caller keeps to the header.
+        let bytes = unsafe { array("src", from, length) }?;
+        let mut state = context.lock();
+        restore(&mut state, id, bytes)
+    }
+
+    /// Writes a file with a sequence.
+    fn llama_state_seq_save_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *const i32, count: usize) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { save(handle, Some(id), path, tokens, count) }
+    }
+
+    /// Reads a file with a sequence.
+    fn llama_state_seq_load_file(handle: *mut Opaque, path: *const c_char, id: i32, tokens: *mut i32, room: usize, count: *mut usize) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { load(handle, Some(id), path, tokens, room, count) }
+    }
+
+    /// Bytes of the state of a sequence. A state is always whole, whatever `flags` say.
+    fn llama_state_seq_get_size_ext(handle: *mut Opaque, id: i32, _flags: u32) -> usize, or 0; {
+        size(handle, Some(id))
+    }
+
+    /// The state of a sequence.
+    fn llama_state_seq_get_data_ext(handle: *mut Opaque, to: *mut u8, room: usize, id: i32, _flags: u32) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { copy(handle, Some(id), to, room) }
+    }
+
+    /// Makes a sequence what was saved.
+    fn llama_state_seq_set_data_ext(handle: *mut Opaque, from: *const u8, length: usize, id: i32, _flags: u32) -> usize, or 0; {
+        let context = context(handle)?;
+        // SAFETY: the caller keeps to the header.
+        let bytes = unsafe { array("src", from, length) }?;
+        let mut state = context.lock();
+        restore(&mut state, id, bytes)
+    }
+
+    /// An old name without the size: as many bytes as [`llama_state_get_size`] said must be there.
+    fn llama_copy_state_data(handle: *mut Opaque, to: *mut u8) -> usize, or 0; {
+        // SAFETY: the caller keeps to the header.
+        unsafe { copy(handle, None, to, usize::MAX) }
+    }
+
+    /// An old name without the size, by which a state cannot be checked: not supported.
+    fn llama_set_state_data(handle: *mut Opaque, _from: *const u8) -> usize, or 0; {
+        context(handle)?;
+        Err(Failure::unsupported("a state of unknown size; use llama_state_set_data"))
+    }
+}
+
+alias! {
+    fn llama_get_state_size(handle: *mut Opaque) -> usize = llama_state_get_size;
+    fn llama_load_session_file(handle: *mut Opaque, path: *const c_char, tokens: *mut i32, room: usize, count: *mut usize) -> bool = llama_state_load_file;
+    fn llama_save_session_file(handle: *mut Opaque, path: *const c_char, tokens: *const i32, count: usize) -> bool = llama_state_save_file;
+}
