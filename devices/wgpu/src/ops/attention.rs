@@ -1,0 +1,139 @@
+//! Softmax, attention, rotary embedding.
+
+use super::{elements, floats};
+use crate::plan::{Capacity, GROUP, Launch, Operands, Reason, Work};
+use samite_core::{DType, Node, Rope, RopeMode};
+use std::f64::consts::PI;
+
+/// Invocations of a workgroup of attention.
+const ATTENTION_GROUP: usize = 128;
+/// Most elements of a query.
+const LONGEST_QUERY: usize = 1024;
+
+/// The largest power of two up to the number of heads.
+fn power(heads: usize) -> usize {
+    1 << heads.max(1).ilog2()
+}
+
+/// Softmax of each row, scaled and masked.
+pub fn soft_max(
+    node: Node<'_>,
+    scale: f32,
+    max_bias: f32,
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let mut operands = vec![node.result(), node.source_operand(0)?];
+    let heads = operands[0].shape[2];
+    let mut masked = "";
+    if let Some(mask) = node.optional(1) {
+        operands.push(mask);
+        masked = "+ factor * max(get_b(vec4<u32>(i.xy, i.zw % shape_b().zw)), LOWEST)";
+    }
+    let mut sink = "LOWEST";
+    if let Some(sinks) = node.optional(2) {
+        operands.push(sinks);
+        sink = "get_c(vec4<u32>(row.y, 0u, 0u, 0u))";
+    }
+    floats(&operands)?;
+    elements(&operands[0])?;
+    let alone = operands.len() == 2;
+    let launch = Launch::new("soft_max", operands, Work::Rows)
+        .floats([scale, max_bias])
+        .ints([power(heads)])
+        .with("MASKED", masked)
+        .with("SINK", sink)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity);
+    Ok(if alone { launch.cut(&[1, 2, 3]) } else { launch })
+}
+
+/// Attention in one step.
+pub fn flash(
+    node: Node<'_>,
+    [scale, max_bias, softcap]: [f32; 3],
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let (y, q) = (node.result(), node.source_operand(0)?);
+    let (k, v) = (node.source_operand(1)?, node.source_operand(2)?);
+    let mut operands = vec![y, q, k, v];
+    let heads = q.shape[2];
+    if q.shape[0] > LONGEST_QUERY || v.shape[0] > 4 * ATTENTION_GROUP {
+        return Err("heads of this size".into());
+    }
+    let mut mask = "0.0";
+    if let Some(operand) = node.optional(3) {
+        operands.push(operand);
+        mask = "get_d(vec4<u32>(key, token, head % shape_d().z, batch % shape_d().w))";
+    }
+    let mut sink = "LOWEST";
+    if let Some(operand) = node.optional(4) {
+        operands.push(operand);
+        sink = "get_e(vec4<u32>(head, 0u, 0u, 0u))";
+    }
+    floats(&operands)?;
+    elements(&y)?;
+    let fours = |x: &crate::plan::Operand| x.shape[0].is_multiple_of(4) && x.has_contiguous_rows();
+    let key = match fours(&k) {
+        true => "load4_b(row_b(row), k)",
+        false => "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < shape_b().x))",
+    };
+    let value = match fours(&v) {
+        true => "load4_c(row_c(row), k)",
+        false => "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))",
+    };
+    let work = Work::Groups(q.shape[1] * q.shape[2] * q.shape[3]);
+    Ok(Launch::new("flash_attn", operands, work)
+        .floats([scale, max_bias, softcap])
+        .ints([power(heads)])
+        .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
+        .with("LOADED_KEY", key)
+        .with("LOADED_VALUE", value)
+        .with("MASK_VALUE", mask)
+        .with("SINK", sink)
+        .with("GROUP_SIZE", ATTENTION_GROUP)
+        .reduces(capacity))
+}
+
+/// The pair number at which a dimension makes `rotations` turns over the original context.
+fn correction(rope: &Rope, rotations: f64) -> f64 {
+    let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
+    rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
+}
+
+/// Rotary embedding; with `direction` -1, pairs turn the other way.
+pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
+    let mut operands = vec![node.result(), node.source_operand(0)?, node.source_operand(1)?];
+    floats(&operands[..2])?;
+    elements(&operands[0])?;
+    if operands[2].dtype != DType::I32 {
+        return Err("positions must be i32".into());
+    }
+    let mut divided = "";
+    if let Some(divisors) = node.optional(2) {
+        floats([&divisors])?;
+        operands.push(divisors);
+        divided = "/ get_c(vec4<u32>(pair, 0u, 0u, 0u))";
+    }
+    // The exponent of two by which frequencies fall from pair to pair, in two parts of which the first has few bits.
+    let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
+    let high = f32::from_bits((step as f32).to_bits() & 0xffff_f000);
+    let low = (step - f64::from(high)) as f32;
+    let (mut ramp, mut magnitude) = ([0.0; 2], f64::from(rope.attn_factor));
+    if rope.ext_factor != 0.0 {
+        let low = correction(&rope, rope.beta_fast.into()).floor().max(0.0);
+        let high = correction(&rope, rope.beta_slow.into()).ceil().min(rope.dims as f64 - 1.0);
+        ramp = [low as f32, high as f32];
+        magnitude *= 1.0 + 0.1 * (1.0 / f64::from(rope.freq_scale)).ln();
+    }
+    let (partner, next) = match rope.mode {
+        RopeMode::Normal => (1, 2),
+        RopeMode::Neox => (rope.dims / 2, 1),
+    };
+    let y = operands[0];
+    let per_row = y.shape[0] - rope.dims / 2;
+    let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
+    Ok(Launch::new("rope", operands, work)
+        .floats([high, low, rope.freq_scale, rope.ext_factor, ramp[0], ramp[1], magnitude as f32, direction])
+        .ints([rope.offset, rope.dims, partner, next])
+        .with("DIVIDED", divided))
+}
