@@ -38,7 +38,7 @@ fn main(
             put_y(vec4<u32>(kept + slot * matrices + j, 0u, 0u, 0u), state[j]);
         }
     }
-    let shared = head / (shape.y / shape_e().y);
+    let bank = head / (shape.y / shape_e().y);
     for (var token = 0u; token < shape.z; token++) {
         let raw = get_c(vec4<u32>(head, token, sequence, 0u));
         let step = select(log(1.0 + exp(min(raw, 20.0))), raw, raw > 20.0);
@@ -46,8 +46,8 @@ fn main(
         var sum = 0.0;
         for (var j = 0u; j < SIZE; j++) {
             let rate = get_d(vec4<u32>(j % shape_d().x, head, 0u, 0u));
-            state[j] = state[j] * exp(step * rate) + x * get_e(vec4<u32>(j, shared, token, sequence));
-            sum += state[j] * get_f(vec4<u32>(j, shared, token, sequence));
+            state[j] = state[j] * exp(step * rate) + x * get_e(vec4<u32>(j, bank, token, sequence));
+            sum += state[j] * get_f(vec4<u32>(j, bank, token, sequence));
         }
         put_y(vec4<u32>(((sequence * shape.z + token) * shape.y + head) * shape.x + i, 0u, 0u, 0u), sum);
         let slot = shape.z - 1u - token;
