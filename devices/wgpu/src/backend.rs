@@ -82,7 +82,7 @@ fn find() -> Found {
 /// What tells one card from another, whatever the interface; the system's address of it, where there is one.
 fn physical_id(info: &wgpu::AdapterInfo) -> Option<String> {
     let address = &info.device_pci_bus_id;
-    (!address.is_empty()).then(|| format!("pci:{}", address.to_ascii_lowercase()))
+    (!address.is_empty()).then(|| address.to_ascii_lowercase())
 }
 
 impl Backend for WgpuBackend {
