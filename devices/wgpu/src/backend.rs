@@ -2,7 +2,6 @@
 
 use crate::device::WgpuDevice;
 use crate::gpu::{Gpu, ready};
-use crate::options::WgpuOptions;
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
 use std::sync::{Arc, OnceLock};
 
@@ -68,7 +67,7 @@ fn find() -> Found {
         }
         let name = format!("wgpu{}", devices.len());
         match Gpu::new(&name, adapter) {
-            Ok(gpu) => devices.push(WgpuDevice::new(gpu, id, WgpuOptions::default())),
+            Ok(gpu) => devices.push(Arc::new(WgpuDevice::new(gpu, id))),
             Err(why) => rejected.push(reject(&info.name, why)),
         }
     }
@@ -110,9 +109,8 @@ impl Backend for WgpuBackend {
             return Ok(Arc::clone(device));
         }
         let own = device.as_any().downcast_ref::<WgpuDevice>();
-        let own = own.ok_or_else(|| {
-            Error::invalid(format!("{} is no device of wgpu's", device.name()))
-        })?;
+        let own =
+            own.ok_or_else(|| Error::invalid(format!("{} is no device of wgpu's", device.name())))?;
         Ok(own.with_options(own.options().with(device.name(), parameters)?))
     }
 

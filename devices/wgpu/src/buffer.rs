@@ -58,7 +58,9 @@ impl BufferType for WgpuBufferType {
         };
         let opened = self.gpu.open()?;
         let whole = size.max(4).checked_next_multiple_of(4);
-        let whole = whole.filter(|&whole| whole <= self.max_size()).ok_or_else(too_much)?;
+        let whole = whole
+            .filter(|&whole| whole <= self.max_size())
+            .ok_or_else(too_much)?;
         let buffer_type = self.this.upgrade().ok_or_else(too_much)?; // it is there while it is used
         let usages = wgpu::BufferUsages::STORAGE
             | wgpu::BufferUsages::COPY_SRC
@@ -158,7 +160,7 @@ impl Buffer for WgpuBuffer {
     fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
         let start = self.range(tensor, offset, len)?;
         let opened = self.opened()?;
-        if value == 0 && start % 4 == 0 && len % 4 == 0 && len > 0 {
+        if value == 0 && start.is_multiple_of(4) && len.is_multiple_of(4) && len > 0 {
             let mut encoder = opened.encoder();
             encoder.clear_buffer(&self.memory.raw, start, Some(len as u64));
             return opened.submit(Some(encoder)).map(drop);

@@ -5,7 +5,7 @@ use crate::event::WgpuEvent;
 use crate::gpu::Gpu;
 use crate::ops;
 use crate::options::WgpuOptions;
-use crate::plan::{Capacity, MOST_OPERANDS};
+use crate::plan::{Capacity, MOST_OPERANDS, Which};
 use crate::stream::WgpuStream;
 use samite_core::{
     BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
@@ -13,6 +13,7 @@ use samite_core::{
 };
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Below so many columns, a product with weights in host memory is not worth moving here.
 const OFFLOAD_COLUMNS: usize = 32;
@@ -27,17 +28,13 @@ pub struct WgpuDevice {
 }
 
 impl WgpuDevice {
-    pub(crate) fn new(
-        gpu: Arc<Gpu>,
-        physical_id: Option<String>,
-        options: WgpuOptions,
-    ) -> Arc<dyn Device> {
-        Arc::new(WgpuDevice {
+    pub(crate) fn new(gpu: Arc<Gpu>, physical_id: Option<String>) -> Self {
+        WgpuDevice {
             buffer_type: WgpuBufferType::new(Arc::clone(&gpu)),
             gpu,
             physical_id,
-            options,
-        })
+            options: WgpuOptions::default(),
+        }
     }
 
     /// The same adapter and memory, used as `options` say.
@@ -58,6 +55,12 @@ impl WgpuDevice {
     /// Whether it is a program on the host's processors.
     pub fn is_software(&self) -> bool {
         self.gpu.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    /// Bytes in buffers that exist now.
+    pub fn allocated(&self) -> u64 {
+        let opened = self.gpu.opened();
+        opened.map_or(0, |opened| opened.allocated.load(Ordering::Relaxed))
     }
 
     /// Gives the adapter up, as if it were unplugged: everything on it fails from then on with [`Error::DeviceLost`]. For tests.
@@ -145,8 +148,23 @@ impl Device for WgpuDevice {
     }
 
     fn wants_offload(&self, node: Node<'_>) -> bool {
-        let columns = node.source_layout(1).map_or(0, |x| x.shape()[1] * x.shape()[2]);
+        let columns = node
+            .source_layout(1)
+            .map_or(0, |x| x.shape()[1] * x.shape()[2]);
         matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) && columns >= OFFLOAD_COLUMNS
+    }
+
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
+        // Nodes run one after the other, so that all use the same.
+        let capacity = self.capacity();
+        let launches = nodes
+            .iter()
+            .filter(|&&id| graph.tensor(id).is_computed())
+            .flat_map(|&id| ops::launches(graph.node(id), &capacity).unwrap_or_default());
+        let scratch = launches
+            .flat_map(|launch| launch.operands)
+            .filter(|operand| operand.which == Which::Workspace);
+        Ok(scratch.map(|operand| operand.bytes()).max().unwrap_or(0))
     }
 
     fn compile(

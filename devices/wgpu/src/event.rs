@@ -40,7 +40,10 @@ impl WgpuEvent {
 
     /// The point that was recorded last.
     pub fn point(&self) -> Option<Point> {
-        self.point.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.point
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 

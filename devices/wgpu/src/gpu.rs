@@ -109,7 +109,10 @@ impl Gpu {
         let (device, queue) = match ready(self.adapter.request_device(&descriptor)) {
             Some(Ok(both)) => both,
             Some(Err(error)) => {
-                return Err(Error::device(&self.name, format!("it cannot be opened: {error}")));
+                return Err(Error::device(
+                    &self.name,
+                    format!("it cannot be opened: {error}"),
+                ));
             }
             None => return Err(Error::device(&self.name, "it does not open")),
         };
@@ -204,7 +207,11 @@ impl Opened {
         let made = make();
         // Those pushed last are popped first.
         let [internal, validation, memory] = scopes;
-        let errors = [ready(memory.pop()), ready(validation.pop()), ready(internal.pop())];
+        let errors = [
+            ready(memory.pop()),
+            ready(validation.pop()),
+            ready(internal.pop()),
+        ];
         self.check()?;
         match errors.into_iter().flatten().flatten().next() {
             None => Ok(made),
@@ -234,7 +241,8 @@ impl Opened {
     }
 
     pub fn encoder(&self) -> wgpu::CommandEncoder {
-        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+        self.device
+            .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
     }
 
     /// Hands `work` to the driver, behind everything that was written.
@@ -300,7 +308,12 @@ impl Opened {
         let window = offset / align * align;
         let size = (to.size() - window).min(align);
         let word = (offset - window) / 4;
-        let parameters = [word as u32, u32::from_le_bytes(mask), u32::from_le_bytes(bits), 0];
+        let parameters = [
+            word as u32,
+            u32::from_le_bytes(mask),
+            u32::from_le_bytes(bits),
+            0,
+        ];
         let pipeline = self.pipelines.patch(self)?;
         self.make("a write", 16, || {
             let uniform = self.device.create_buffer(&wgpu::BufferDescriptor {
@@ -309,7 +322,8 @@ impl Opened {
                 usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             });
-            self.queue.write_buffer(&uniform, 0, bytemuck::bytes_of(&parameters));
+            self.queue
+                .write_buffer(&uniform, 0, bytemuck::bytes_of(&parameters));
             let binding = |buffer, offset, size| {
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                     buffer,
@@ -334,7 +348,7 @@ impl Opened {
             let mut encoder = self.encoder();
             {
                 let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-                pass.set_pipeline(&pipeline);
+                pass.set_pipeline(pipeline);
                 pass.set_bind_group(0, &group, &[]);
                 pass.dispatch_workgroups(1, 1, 1);
             }
@@ -356,7 +370,9 @@ impl Opened {
             let skip = offset + at - start;
             let len = (out.len() as u64 - at).min(READ_PIECE - skip);
             let whole = (skip + len).next_multiple_of(4);
-            let enough = staging.as_ref().is_some_and(|buffer| buffer.size() >= whole);
+            let enough = staging
+                .as_ref()
+                .is_some_and(|buffer| buffer.size() >= whole);
             if !enough {
                 let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
                 let size = whole.next_power_of_two().max(4096);
@@ -391,7 +407,10 @@ impl Opened {
                 Err(error) => {
                     *staging = None;
                     self.check()?;
-                    return Err(Error::device(&self.name, format!("reading failed: {error}")));
+                    return Err(Error::device(
+                        &self.name,
+                        format!("reading failed: {error}"),
+                    ));
                 }
             }
             buffer.unmap();

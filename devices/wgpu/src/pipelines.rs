@@ -68,29 +68,30 @@ fn compile(
     layout: Option<&wgpu::PipelineLayout>,
 ) -> Result<wgpu::ComputePipeline> {
     opened.make(&format!("the kernel '{name}'"), 0, || {
-        let module = opened.device.create_shader_module(wgpu::ShaderModuleDescriptor {
-            label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(source.into()),
-        });
-        opened.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(name),
-            layout,
-            module: &module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                // Kernels write what they read.
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: None,
-        })
+        let module = opened
+            .device
+            .create_shader_module(wgpu::ShaderModuleDescriptor {
+                label: Some(name),
+                source: wgpu::ShaderSource::Wgsl(source.into()),
+            });
+        opened
+            .device
+            .create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(name),
+                layout,
+                module: &module,
+                entry_point: Some("main"),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    // Kernels write what they read.
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: None,
+            })
     })
 }
 
-fn layout(
-    device: &wgpu::Device,
-    operands: usize,
-) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
     let entry = |binding: u32| wgpu::BindGroupLayoutEntry {
         binding,
         visibility: wgpu::ShaderStages::COMPUTE,

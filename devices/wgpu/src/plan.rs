@@ -33,6 +33,8 @@ pub const GROUP: u32 = 256;
 pub enum Which {
     Result,
     Source(usize),
+    /// Scratch memory of the node.
+    Workspace,
 }
 
 /// An operand: a window into a tensor, and how the kernel names and uses it.
@@ -57,6 +59,19 @@ impl Operand {
             dtype: layout.dtype(),
             shape: layout.shape(),
             strides: layout.strides(),
+            first: 0,
+        }
+    }
+
+    /// The first `count` floats of scratch memory.
+    pub fn workspace(name: char, access: Access, count: usize) -> Self {
+        Operand {
+            which: Which::Workspace,
+            name,
+            access,
+            dtype: DType::F32,
+            shape: [count, 1, 1, 1],
+            strides: [4; DIMS],
             first: 0,
         }
     }
@@ -303,12 +318,18 @@ impl Operands for Node<'_> {
     }
 
     fn source_operand(&self, index: usize) -> Result<Operand, Reason> {
-        self.optional(index).ok_or_else(|| format!("source {index} is missing").into())
+        self.optional(index)
+            .ok_or_else(|| format!("source {index} is missing").into())
     }
 
     fn optional(&self, index: usize) -> Option<Operand> {
         let layout = self.source_layout(index)?;
         let name = char::from(b'a' + u8::try_from(index).ok()?);
-        Some(Operand::new(Which::Source(index), name, Access::Read, layout))
+        Some(Operand::new(
+            Which::Source(index),
+            name,
+            Access::Read,
+            layout,
+        ))
     }
 }

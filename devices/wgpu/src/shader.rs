@@ -49,7 +49,7 @@ kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
     "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
-    "mul_mat_vec" "mul_mat" "mul_mat_id" "out_prod" "flash_attn"
+    "mul_mat_vec" "mul_mat" "mul_mat_id" "out_prod" "flash_attn" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }
@@ -100,7 +100,7 @@ pub fn is_writable(dtype: DType) -> bool {
 
 /// Whether words of this type are shared by elements, so that they are written by atomic operations.
 fn shares_words(dtype: DType) -> bool {
-    dtype.block_bytes() % 4 != 0
+    !dtype.block_bytes().is_multiple_of(4)
 }
 
 impl Shader {
@@ -110,7 +110,11 @@ impl Shader {
         for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
             let shared = access != Access::Read && shares_words(dtype);
             let element = if shared { "atomic<u32>" } else { "u32" };
-            let load = if shared { "atomicLoad(&buffer_$[i])" } else { "buffer_$[i]" };
+            let load = if shared {
+                "atomicLoad(&buffer_$[i])"
+            } else {
+                "buffer_$[i]"
+            };
             let mut accessor = OPERAND
                 .replace("BINDING", &(number as u32 + FIRST_OPERAND).to_string())
                 .replace("ELEMENT", element)
@@ -143,7 +147,9 @@ impl Shader {
             ),
             _ => ("", "Place(local)"),
         };
-        kernel = kernel.replace("PLACE_PARAMETERS", parameters).replace("PLACE", names);
+        kernel = kernel
+            .replace("PLACE_PARAMETERS", parameters)
+            .replace("PLACE", names);
         source.push_str(&kernel);
         for (name, text) in &self.text {
             source = source.replace(name, text);

@@ -49,7 +49,10 @@ impl Failures {
     fn number(&self, nodes: Vec<String>) -> Arc<Fallible> {
         let mut state = self.state();
         let count = nodes.len() as u32 + 1;
-        let first = state.next.checked_add(count).map_or(1, |_| state.next.max(1));
+        let first = state
+            .next
+            .checked_add(count)
+            .map_or(1, |_| state.next.max(1));
         state.next = first + count;
         Arc::new(Fallible { first, nodes })
     }
@@ -75,11 +78,17 @@ impl Failures {
         }
         opened.write(&self.word, 0, &[0; 4])?;
         let name = pending.iter().find_map(|work| {
-            work.nodes.get(number.checked_sub(work.first)? as usize).cloned()
+            work.nodes
+                .get(number.checked_sub(work.first)? as usize)
+                .cloned()
         });
         let name = name.unwrap_or_else(|| "a node".into());
         Err(Error::InvalidArgument(
-            format!("{}: {name}: a row or expert number is out of range", self.device).into(),
+            format!(
+                "{}: {name}: a row or expert number is out of range",
+                self.device
+            )
+            .into(),
         ))
     }
 }
@@ -140,10 +149,13 @@ impl WgpuStream {
         operand: &Operand,
     ) -> Result<(&'a WgpuBuffer, u64)> {
         let id = match operand.which {
+            Which::Workspace => return self.scratch(work, operand),
             Which::Result => node.id(),
             Which::Source(index) => {
                 let source = node.source(index);
-                source.ok_or_else(|| Error::invalid("a source is missing"))?.id()
+                source
+                    .ok_or_else(|| Error::invalid("a source is missing"))?
+                    .id()
             }
         };
         let tensor = work.graph.tensor(id);
@@ -166,14 +178,30 @@ impl WgpuStream {
         })?;
         let start = buffer.range(place.slot, operand.first, operand.bytes())?;
         // Whole words, halves or bytes of elements and blocks are read at once.
-        let unit = [4, 2].into_iter().find(|unit| operand.dtype.block_bytes() % unit == 0);
+        let unit = [4, 2]
+            .into_iter()
+            .find(|unit| operand.dtype.block_bytes().is_multiple_of(*unit));
         let unit = unit.unwrap_or(1) as u64;
-        if !start.is_multiple_of(unit)
-        {
+        if !start.is_multiple_of(unit) {
             return Err(Error::invalid(format!(
                 "'{}' begins within a number at byte {start}",
                 tensor.name
             )));
+        }
+        Ok((buffer, start))
+    }
+
+    /// The place of scratch memory.
+    fn scratch<'a>(&self, work: &Placed<'a>, operand: &Operand) -> Result<(&'a WgpuBuffer, u64)> {
+        let missing = || Error::invalid("the workspace is missing or too small");
+        let workspace = work.workspace.ok_or_else(missing)?;
+        if workspace.layout().bytes() < operand.bytes() {
+            return Err(missing());
+        }
+        let buffer = WgpuBuffer::of(workspace, self.device.gpu()).ok_or_else(missing)?;
+        let start = buffer.range(workspace.slot, 0, operand.bytes())?;
+        if !start.is_multiple_of(4) {
+            return Err(missing());
         }
         Ok((buffer, start))
     }
@@ -203,7 +231,9 @@ impl WgpuStream {
         for (index, operand) in launch.operands.iter().enumerate() {
             let (buffer, start) = self.place(work, work.graph.node(node), operand)?;
             let window = start / capacity.alignment as u64 * capacity.alignment as u64;
-            let end = (start + operand.bytes() as u64).next_multiple_of(4).max(window + 4);
+            let end = (start + operand.bytes() as u64)
+                .next_multiple_of(4)
+                .max(window + 4);
             // Small numbers: extents and strides of what lies within one binding.
             let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
             values.tensors[index] = TensorParameters {
@@ -232,7 +262,8 @@ impl WgpuStream {
             layout: opened.pipelines.bind_group_layout(launch.operands.len()),
             entries: &entries,
         });
-        let unsupported = |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
+        let unsupported =
+            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
         let step = Step {
             node,
             pipeline,
@@ -260,7 +291,11 @@ impl Stream for WgpuStream {
             if of_node.iter().any(|launch| launch.can_fail) {
                 names.push(format!("{node:?} '{}'", node.tensor().name));
             }
-            launches.extend(of_node.into_iter().map(|launch| (node.id(), launch, names.len())));
+            launches.extend(
+                of_node
+                    .into_iter()
+                    .map(|launch| (node.id(), launch, names.len())),
+            );
         }
         let fallible = self.failures.number(names);
         let align = u64::from(opened.device.limits().min_uniform_buffer_offset_alignment);
@@ -308,14 +343,20 @@ impl Stream for WgpuStream {
         }
         let begin = Instant::now();
         // To time nodes, each is waited for.
-        let piece = if control.observer.is_some() { 1 } else { SUBMISSION };
+        let piece = if control.observer.is_some() {
+            1
+        } else {
+            SUBMISSION
+        };
         let mut at = 0;
         while at < work.steps.len() {
             control.cancel.check()?;
             let first = &work.steps[at];
             let mut end = (at + piece).min(work.steps.len());
             if piece == 1 {
-                let same = work.steps[at..].iter().take_while(|step| step.node == first.node);
+                let same = work.steps[at..]
+                    .iter()
+                    .take_while(|step| step.node == first.node);
                 end = at + same.count();
             }
             let start = begin.elapsed();

@@ -1,7 +1,8 @@
 //! Softmax, attention, rotary embedding.
 
 use super::{elements, floats};
-use crate::plan::{Capacity, GROUP, Launch, Operands, Reason, Work};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::shader::Access;
 use samite_core::{DType, Node, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -44,7 +45,11 @@ pub fn soft_max(
         .with("SINK", sink)
         .with("GROUP_SIZE", GROUP)
         .reduces(capacity);
-    Ok(if alone { launch.cut(&[1, 2, 3]) } else { launch })
+    Ok(if alone {
+        launch.cut(&[1, 2, 3])
+    } else {
+        launch
+    })
 }
 
 /// Attention in one step.
@@ -72,14 +77,18 @@ pub fn flash(
     }
     floats(&operands)?;
     elements(&y)?;
-    let fours = |x: &crate::plan::Operand| x.shape[0].is_multiple_of(4) && x.has_contiguous_rows();
+    let fours = |x: &Operand| x.shape[0].is_multiple_of(4) && x.has_contiguous_rows();
     let key = match fours(&k) {
         true => "load4_b(row_b(row), k)",
-        false => "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < shape_b().x))",
+        false => {
+            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < shape_b().x))"
+        }
     };
     let value = match fours(&v) {
         true => "load4_c(row_c(row), k)",
-        false => "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))",
+        false => {
+            "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))"
+        }
     };
     let work = Work::Groups(q.shape[1] * q.shape[2] * q.shape[3]);
     Ok(Launch::new("flash_attn", operands, work)
@@ -94,6 +103,43 @@ pub fn flash(
         .reduces(capacity))
 }
 
+/// The gradients of attention: first those of queries, with what each row of logits needs, then those of keys and values.
+pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let mut operands = vec![node.result()];
+    for index in 0..4 {
+        operands.push(node.source_operand(index)?);
+    }
+    let [q, k, v] = [1, 2, 3].map(|index| operands[index + 1]);
+    if q.shape[0].max(v.shape[0]) > LONGEST_QUERY {
+        return Err("heads of this size".into());
+    }
+    let mut mask = "0.0";
+    if let Some(operand) = node.optional(4) {
+        operands.push(operand);
+        mask = "get_e(vec4<u32>(key, token, head % shape_e().z, batch % shape_e().w))";
+    }
+    floats(&operands)?;
+    let queries = q.rows();
+    let launch = |kernel, access, work| {
+        let scratch = Operand::workspace('w', access, 2 * queries);
+        let operands = operands.iter().copied().chain([scratch]).collect();
+        Launch::new(kernel, operands, Work::Groups(work))
+            .floats([scale])
+            .ints([q.elements(), k.elements()])
+            .with("MASK_VALUE", mask)
+            .with("GROUP_SIZE", ATTENTION_GROUP)
+            .with(
+                "PIECES",
+                q.shape[0].max(v.shape[0]).div_ceil(ATTENTION_GROUP),
+            )
+            .reduces(capacity)
+    };
+    Ok(vec![
+        launch("flash_attn_back_queries", Access::Write, queries),
+        launch("flash_attn_back_keys", Access::Read, k.rows()),
+    ])
+}
+
 /// The pair number at which a dimension makes `rotations` turns over the original context.
 fn correction(rope: &Rope, rotations: f64) -> f64 {
     let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
@@ -102,7 +148,11 @@ fn correction(rope: &Rope, rotations: f64) -> f64 {
 
 /// Rotary embedding; with `direction` -1, pairs turn the other way.
 pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
-    let mut operands = vec![node.result(), node.source_operand(0)?, node.source_operand(1)?];
+    let mut operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
     floats(&operands[..2])?;
     elements(&operands[0])?;
     if operands[2].dtype != DType::I32 {
@@ -121,7 +171,9 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason
     let (mut ramp, mut magnitude) = ([0.0; 2], f64::from(rope.attn_factor));
     if rope.ext_factor != 0.0 {
         let low = correction(&rope, rope.beta_fast.into()).floor().max(0.0);
-        let high = correction(&rope, rope.beta_slow.into()).ceil().min(rope.dims as f64 - 1.0);
+        let high = correction(&rope, rope.beta_slow.into())
+            .ceil()
+            .min(rope.dims as f64 - 1.0);
         ramp = [low as f32, high as f32];
         magnitude *= 1.0 + 0.1 * (1.0 / f64::from(rope.freq_scale)).ln();
     }
@@ -133,7 +185,16 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason
     let per_row = y.shape[0] - rope.dims / 2;
     let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
     Ok(Launch::new("rope", operands, work)
-        .floats([high, low, rope.freq_scale, rope.ext_factor, ramp[0], ramp[1], magnitude as f32, direction])
+        .floats([
+            high,
+            low,
+            rope.freq_scale,
+            rope.ext_factor,
+            ramp[0],
+            ramp[1],
+            magnitude as f32,
+            direction,
+        ])
         .ints([rope.offset, rope.dims, partner, next])
         .with("DIVIDED", divided))
 }

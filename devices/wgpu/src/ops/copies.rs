@@ -21,7 +21,10 @@ fn in_units(operand: Operand) -> Result<Operand, Reason> {
 }
 
 fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, Reason> {
-    let operands = operands.into_iter().map(in_units).collect::<Result<Vec<_>, _>>()?;
+    let operands = operands
+        .into_iter()
+        .map(in_units)
+        .collect::<Result<Vec<_>, _>>()?;
     Ok(Launch::new("move", operands, Work::Elements).with("MOVED", from))
 }
 
@@ -45,7 +48,11 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
         if y.dtype.block_len() != 32 {
             return Err(format!("{} is encoded on the host only", y.dtype).into());
         }
-        return Ok(Launch::new("encode", vec![y, a], Work::Groups((y.elements() / 32).div_ceil(GROUP as usize))));
+        return Ok(Launch::new(
+            "encode",
+            vec![y, a],
+            Work::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
+        ));
     }
     let from = "let source = indices(n, shape_a())";
     let conversion = match y.dtype.is_integer() && a.dtype.is_integer() {
@@ -58,14 +65,27 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
 
 /// Element `i` of each dimension is element `i` modulo its extent in the source.
 pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
-    moved(vec![node.result(), node.source_operand(0)?], "int_a(at_a(i % shape_a()))")
+    moved(
+        vec![node.result(), node.source_operand(0)?],
+        "int_a(at_a(i % shape_a()))",
+    )
 }
 
 /// Source 0, then source 1, along `dim`.
 pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, Reason> {
-    let operands = vec![node.result(), node.source_operand(0)?, node.source_operand(1)?];
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
     let axis = ["x", "y", "z", "w"].get(dim).ok_or("no such dimension")?;
-    let step = [0, 1, 2, 3].map(|d| if d == dim { format!("shape_a().{axis}") } else { "0u".into() });
+    let step = [0, 1, 2, 3].map(|d| {
+        if d == dim {
+            format!("shape_a().{axis}")
+        } else {
+            "0u".into()
+        }
+    });
     let step = step.join(", ");
     // The place in the operand that is not meant may lie outside of it: such loads give something, and touch nothing else.
     let from = format!(

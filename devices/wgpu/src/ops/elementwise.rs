@@ -57,7 +57,11 @@ pub fn pad(node: Node<'_>, before: Shape) -> Result<Launch, Reason> {
 /// `value` right of the diagonal.
 pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, Reason> {
     let past = past.min(1 << 31);
-    let launch = launch(node, 1, ["get_a(i)", "0.0", "select(x, p.x, i.x > k.x + i.y)"])?;
+    let launch = launch(
+        node,
+        1,
+        ["get_a(i)", "0.0", "select(x, p.x, i.x > k.x + i.y)"],
+    )?;
     Ok(launch.floats([value]).ints([past]).cut(&[2, 3]))
 }
 
@@ -82,7 +86,12 @@ pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
         Unary::ExpM1 => "exp_m1(x)",
         Unary::SoftPlus => "softplus(x)",
         Unary::GeluErf => "gelu_erf(x)",
-        Unary::Xielu { alpha_n, alpha_p, beta, eps } => {
+        Unary::Xielu {
+            alpha_n,
+            alpha_p,
+            beta,
+            eps,
+        } => {
             parameters = [alpha_n, alpha_p, beta, eps];
             "select((exp_m1(min(x, p.w)) - x) * p.x + p.z * x, p.y * x * x + p.z * x, x > 0.0)"
         }

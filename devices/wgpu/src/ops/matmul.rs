@@ -20,7 +20,10 @@ fn loads(operands: [&Operand; 2]) -> (&'static str, [&'static str; 2]) {
     if fours {
         ("4u", ["load4_a(row_a(row), k)", "load4_b(row_b(row), k)"])
     } else {
-        let single = ["vec4<f32>(get_a(vec4<u32>(k, row)), 0.0, 0.0, 0.0)", "vec4<f32>(get_b(vec4<u32>(k, row)), 0.0, 0.0, 0.0)"];
+        let single = [
+            "vec4<f32>(get_a(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
+            "vec4<f32>(get_b(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
+        ];
         ("1u", single)
     }
 }
@@ -38,11 +41,17 @@ fn tile_loads(operands: [&Operand; 2]) -> [&'static str; 2] {
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
 pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
-    let (y, a, b) = (node.result(), node.source_operand(0)?, node.source_operand(1)?);
+    let (y, a, b) = (
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    );
     floats([&y, &a, &b])?;
     let room = capacity.binding.saturating_sub(capacity.alignment + 4);
     let mut columns = b.shape[1].max(1);
-    while columns > 1 && (b.part(1, 0, columns).bytes() > room || y.part(1, 0, columns).bytes() > room) {
+    while columns > 1
+        && (b.part(1, 0, columns).bytes() > room || y.part(1, 0, columns).bytes() > room)
+    {
         columns = columns.div_ceil(2);
     }
     let mut rows = a.shape[1].max(1);
@@ -104,9 +113,16 @@ pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason>
 
 /// The sum of outer products.
 pub fn out_prod(node: Node<'_>) -> Result<Launch, Reason> {
-    let operands = vec![node.result(), node.source_operand(0)?, node.source_operand(1)?];
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
     floats(&operands)?;
     Ok(Launch::new("out_prod", operands, Work::Elements))
 }
 
-const _: () = assert!(GROUP as usize == 4 * TILE, "each invocation loads four elements of a tile's depth of 16");
+const _: () = assert!(
+    GROUP as usize == 4 * TILE,
+    "each invocation loads four elements of a tile's depth of 16"
+);

@@ -47,11 +47,17 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::Sqr => one(elementwise::unary(node, "x * x", [])),
         Op::Sqrt => one(elementwise::unary(node, "sqrt(x)", [])),
         Op::Log => one(elementwise::unary(node, "log(x)", [])),
-        Op::Clamp { min, max } => one(elementwise::unary(node, "max(min(x, p.y), p.x)", [min, max])),
+        Op::Clamp { min, max } => one(elementwise::unary(
+            node,
+            "max(min(x, p.y), p.x)",
+            [min, max],
+        )),
         Op::Fill { value } => one(elementwise::generate(node, "p.x", [value])),
-        Op::Arange { start, step, .. } => {
-            one(elementwise::generate(node, "p.x + p.y * f32(n)", [start, step]))
-        }
+        Op::Arange { start, step, .. } => one(elementwise::generate(
+            node,
+            "p.x + p.y * f32(n)",
+            [start, step],
+        )),
         Op::Unary(function) => one(elementwise::function(node, function)),
         Op::Glu { kind, swapped } => one(elementwise::glu(node, kind, swapped)),
         Op::DiagMaskInf { past } => one(elementwise::diag_mask(node, past, f32::NEG_INFINITY)),
@@ -67,9 +73,24 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
             one(reductions::sum_rows(node, 1.0 / count as f32, capacity))
         }
         Op::CumSum => one(reductions::running_sum(node)),
-        Op::Norm { eps } => one(reductions::norm(node, eps, ["true", "1.0 / sqrt(squares / count + eps)"], capacity)),
-        Op::RmsNorm { eps } => one(reductions::norm(node, eps, ["false", "1.0 / sqrt(squares / count + eps)"], capacity)),
-        Op::L2Norm { eps } => one(reductions::norm(node, eps, ["false", "1.0 / max(sqrt(squares), eps)"], capacity)),
+        Op::Norm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["true", "1.0 / sqrt(squares / count + eps)"],
+            capacity,
+        )),
+        Op::RmsNorm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["false", "1.0 / sqrt(squares / count + eps)"],
+            capacity,
+        )),
+        Op::L2Norm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["false", "1.0 / max(sqrt(squares), eps)"],
+            capacity,
+        )),
         Op::ArgMax => one(reductions::argmax(node)),
         Op::ArgSort { order } => one(reductions::argsort(node, order)),
         Op::TopK { k } => one(reductions::top_k(node, k)),
@@ -78,10 +99,16 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::MulMatId { .. } => one(matmul::mul_mat_id(node, capacity)),
         Op::OutProd => one(matmul::out_prod(node)),
 
-        Op::SoftMax { scale, max_bias } => one(attention::soft_max(node, scale, max_bias, capacity)),
-        Op::FlashAttn { scale, max_bias, softcap, .. } => {
-            one(attention::flash(node, [scale, max_bias, softcap], capacity))
+        Op::SoftMax { scale, max_bias } => {
+            one(attention::soft_max(node, scale, max_bias, capacity))
         }
+        Op::FlashAttn {
+            scale,
+            max_bias,
+            softcap,
+            ..
+        } => one(attention::flash(node, [scale, max_bias, softcap], capacity)),
+        Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
 
@@ -113,7 +140,8 @@ fn check_types(launch: &Launch) -> Result<(), Reason> {
         if operand.access != Access::Read && !is_writable(dtype) {
             return Err(format!("{dtype} cannot be written").into());
         }
-        if operand.access != Access::Write && dtype.is_quantized() && !operand.has_contiguous_rows() {
+        if operand.access != Access::Write && dtype.is_quantized() && !operand.has_contiguous_rows()
+        {
             return Err("blocks with gaps between them".into());
         }
     }
@@ -122,7 +150,10 @@ fn check_types(launch: &Launch) -> Result<(), Reason> {
 
 /// Fails for integers, where a kernel computes with floats.
 fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Reason> {
-    match operands.into_iter().find(|operand| operand.dtype.is_integer() || operand.dtype == DType::F64) {
+    match operands
+        .into_iter()
+        .find(|operand| operand.dtype.is_integer() || operand.dtype == DType::F64)
+    {
         Some(operand) => Err(format!("{} in place of floats", operand.dtype).into()),
         None => Ok(()),
     }
@@ -135,7 +166,6 @@ fn elements(operand: &Operand) -> Result<(), Reason> {
         false => Ok(()),
     }
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -28,7 +28,10 @@ pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Laun
     let operands = both(node)?;
     let (length, rows) = (operands[1].shape[0], operands[1].rows());
     let launch = Launch::new("rows", operands, Work::Rows).ints([length, rows]);
-    Ok(launch.floats([factor]).with("GROUP_SIZE", GROUP).reduces(capacity))
+    Ok(launch
+        .floats([factor])
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity))
 }
 
 /// Each element and all before it in its row.
@@ -45,7 +48,10 @@ pub fn norm(
 ) -> Result<Launch, Reason> {
     let launch = Launch::new("norm", both(node)?, Work::Rows).floats([eps]);
     let launch = launch.with("CENTERED", centered).with("SCALE", scale);
-    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity).cut(&[1, 2, 3]))
+    Ok(launch
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
+        .cut(&[1, 2, 3]))
 }
 
 /// The index of the largest element of each row.
@@ -62,7 +68,9 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reas
         return Err(format!("rows longer than {LONGEST_SORT}").into());
     }
     let launch = Launch::new("sort", vec![a, y], Work::Elements);
-    Ok(launch.ints([count, usize::from(descending)]).cut(&[1, 2, 3]))
+    Ok(launch
+        .ints([count, usize::from(descending)])
+        .cut(&[1, 2, 3]))
 }
 
 /// The indices that sort each row.

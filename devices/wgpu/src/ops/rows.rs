@@ -14,7 +14,11 @@ fn numbers(dtype: DType) -> Result<(), Reason> {
 
 /// The rows of source 0 that source 1 names, part by part of a table that is larger than a binding.
 pub fn get(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
-    let (y, a, b) = (node.result(), node.source_operand(0)?, node.source_operand(1)?);
+    let (y, a, b) = (
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    );
     numbers(b.dtype)?;
     elements(&y)?;
     let found = match (a.dtype.is_integer(), y.dtype.is_integer()) {
@@ -40,7 +44,11 @@ pub fn get(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
 
 /// Writes the rows of source 0 where source 1 says.
 pub fn set(node: Node<'_>) -> Result<Launch, Reason> {
-    let (y, a, b) = (node.result(), node.source_operand(0)?, node.source_operand(1)?);
+    let (y, a, b) = (
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    );
     numbers(b.dtype)?;
     floats([&a, &y])?;
     let (per, stored) = match y.dtype.block_len() {
@@ -49,7 +57,10 @@ pub fn set(node: Node<'_>) -> Result<Launch, Reason> {
         _ => return Err(format!("{} is encoded on the host only", y.dtype).into()),
     };
     let launch = Launch::new("set_rows", vec![a, b, y], Work::Pieces(per));
-    Ok(launch.with("PER_INVOCATION", per).with("STORED", stored).can_fail())
+    Ok(launch
+        .with("PER_INVOCATION", per)
+        .with("STORED", stored)
+        .can_fail())
 }
 
 /// Stores a block of 32 elements.

@@ -20,7 +20,11 @@ fn capacity(subgroups: bool, binding: usize) -> Capacity {
 fn all_launches(capacity: &Capacity) -> Vec<Launch> {
     let mut all = Vec::new();
     for case in cases() {
-        for id in case.graph.ids().filter(|&id| case.graph.tensor(id).is_computed()) {
+        for id in case
+            .graph
+            .ids()
+            .filter(|&id| case.graph.tensor(id).is_computed())
+        {
             all.extend(launches(case.graph.node(id), capacity).unwrap_or_default());
         }
     }
@@ -33,8 +37,7 @@ fn validate(shader: &Shader) -> Result<(), String> {
         .map_err(|error| error.emit_to_string_with_path(&source, &shader.name()))?;
     let mut validator = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
-        naga::valid::Capabilities::SUBGROUP
-            | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+        naga::valid::Capabilities::SUBGROUP | naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
     );
     validator
         .validate(&module)
@@ -66,7 +69,10 @@ fn every_shader_is_valid() {
 fn parts_fit_into_bindings() {
     let small = capacity(false, 64 << 10);
     let all = all_launches(&small);
-    assert!(all.iter().any(|launch| launch.operands.iter().any(|operand| operand.first > 0)));
+    assert!(
+        all.iter()
+            .any(|launch| launch.operands.iter().any(|operand| operand.first > 0))
+    );
     for launch in all {
         for operand in &launch.operands {
             assert!(operand.bytes() + 260 <= small.binding, "{launch:?}");

@@ -23,7 +23,10 @@ pub fn repeat_back(node: Node<'_>) -> Result<Launch, Reason> {
 /// The gradient of silu.
 pub fn silu_back(node: Node<'_>) -> Result<Launch, Reason> {
     let launch = Launch::new("elementwise", all(node, 2)?, Work::Elements)
-        .with("EXPRESSION", "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))")
+        .with(
+            "EXPRESSION",
+            "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))",
+        )
         .with("FIRST_VALUE", "get_a(i)")
         .with("SECOND_VALUE", "get_b(i)");
     Ok(launch.cut(&[1, 2, 3]))
@@ -37,7 +40,10 @@ fn row_gradient(
 ) -> Result<Launch, Reason> {
     let launch = Launch::new("row_gradient", all(node, 2)?, Work::Rows).floats([parameter]);
     let launch = launch.with("FACTOR", factor).with("GRADIENT", gradient);
-    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity).cut(&[1, 2, 3]))
+    Ok(launch
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
+        .cut(&[1, 2, 3]))
 }
 
 /// The gradient of rms_norm.
@@ -51,12 +57,21 @@ pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<La
 
 /// The gradient of softmax.
 pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Launch, Reason> {
-    row_gradient(node, scale, ["p.x", "factor * x * (g - products)"], capacity)
+    row_gradient(
+        node,
+        scale,
+        ["p.x", "factor * x * (g - products)"],
+        capacity,
+    )
 }
 
 /// The gradient of a lookup.
 pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
-    let operands = vec![node.result(), node.source_operand(0)?, node.source_operand(1)?];
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
     floats(&operands[..2])?;
     if operands[2].dtype != DType::I32 {
         return Err("numbers of rows must be i32".into());
@@ -95,7 +110,11 @@ fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Ope
 
 /// A step of AdamW.
 pub fn adamw(node: Node<'_>) -> Result<Launch, Reason> {
-    Ok(Launch::new("adamw", in_place(node, 5, &[0, 2, 3])?, Work::Elements))
+    Ok(Launch::new(
+        "adamw",
+        in_place(node, 5, &[0, 2, 3])?,
+        Work::Elements,
+    ))
 }
 
 /// A step of gradient descent.
