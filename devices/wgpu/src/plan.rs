@@ -63,13 +63,13 @@ impl Operand {
         }
     }
 
-    /// The first `count` floats of scratch memory.
-    pub fn workspace(name: char, access: Access, count: usize) -> Self {
+    /// The first `count` numbers of scratch memory, of four bytes each.
+    pub fn workspace(name: char, access: Access, dtype: DType, count: usize) -> Self {
         Operand {
             which: Which::Workspace,
             name,
             access,
-            dtype: DType::F32,
+            dtype,
             shape: [count, 1, 1, 1],
             strides: [4; DIMS],
             first: 0,

@@ -49,7 +49,8 @@ kernels! {
     "elementwise" "move" "cast" "encode" "add_id"
     "get_rows" "set_rows" "get_rows_back"
     "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
-    "mul_mat_vec" "mul_mat" "mul_mat_id" "out_prod" "flash_attn" "flash_attn_back_queries" "flash_attn_back_keys"
+    "mul_mat_vec" "mul_mat" "mul_mat_id" "expert_lists" "mul_mat_experts" "out_prod"
+    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
 }

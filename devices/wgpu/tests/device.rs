@@ -5,7 +5,8 @@ use samite_core::{
     Backend, CancelToken, DType, Device, Error, Graph, Layout, Placed, RunControl, StoredTensor,
     TensorGroup, TensorId, TensorRef, Usage,
 };
-use samite_testing::{Rng, Suite, check_contract};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_testing::{Case, Input, Limit, Outcome, Recipe, Rng, Suite, check_contract, run_case};
 use samite_wgpu::{WgpuBackend, WgpuDevice};
 use std::sync::Arc;
 
@@ -274,5 +275,66 @@ fn sizes_of_memory_are_checked() {
     for size in [memory.max_size() + 1, usize::MAX] {
         let result = memory.allocate(size, Usage::Any);
         assert!(matches!(result, Err(Error::OutOfMemory { .. })), "{size}");
+    }
+}
+
+/// Long caches with few queries are divided among workgroups.
+#[test]
+fn attention_over_long_caches_is_put_together() {
+    let Some(device) = device("") else { return };
+    let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+    for (kv_type, keys, tokens, max_bias, has_sinks) in [
+        (DType::F32, 600, 1, 0.0, false),
+        (DType::F16, 1100, 2, 8.0, true),
+        (DType::Q8_0, 513, 1, 0.0, true),
+    ] {
+        let mut graph = Graph::new();
+        let mut inputs = Vec::new();
+        let mut input = |graph: &mut Graph, dtype, shape, recipe| {
+            let tensor = graph.input("", dtype, shape).unwrap();
+            inputs.push(Input {
+                tensor,
+                recipe,
+                weights: false,
+            });
+            Some(tensor)
+        };
+        let unit = Recipe::UNIT;
+        let mut sources = vec![
+            input(&mut graph, DType::F32, [64, tokens, 4, 1], unit),
+            input(&mut graph, kv_type, [64, keys, 2, 1], unit),
+            input(&mut graph, kv_type, [64, keys, 2, 1], unit),
+            input(&mut graph, DType::F16, [keys, tokens, 1, 1], Recipe::Mask),
+        ];
+        if has_sinks {
+            sources.push(input(&mut graph, DType::F32, [4, 1, 1, 1], unit));
+        }
+        let op = samite_core::Op::FlashAttn {
+            scale: 0.125,
+            max_bias,
+            softcap: 0.0,
+            precision: samite_core::Precision::F32,
+        };
+        let output = graph.push(op, &sources).unwrap();
+        let case = Case {
+            name: format!("{kv_type}, {keys} keys"),
+            op: op.name(),
+            graph,
+            inputs,
+            output,
+            limit: Limit::Nmse(1e-9),
+            in_place: None,
+        };
+        let outcome = run_case(&device, &reference, &case);
+        assert!(
+            matches!(outcome, Outcome::Passed { .. }),
+            "{}: {outcome:?}",
+            case.name
+        );
+        assert!(
+            device.workspace(&case.graph, &[output]).unwrap() > 0,
+            "{}",
+            case.name
+        );
     }
 }

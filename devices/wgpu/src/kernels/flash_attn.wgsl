@@ -1,6 +1,7 @@
 
 // Attention: one workgroup for each query of each head. It takes as many keys at a time as it has invocations: each makes one logit; then all
-// of them add up values, four elements each. Sums are rescaled when a larger logit comes.
+// of them add up values, four elements each. Sums are rescaled when a larger logit comes. Where there are few queries and many keys, several
+// workgroups share the keys, and leave what `flash_attn_combine` needs in scratch memory.
 
 var<workgroup> query: array<f32, QUERY_SIZE>;
 var<workgroup> weights: array<f32, GROUP_SIZE>;
@@ -38,12 +39,17 @@ fn main(
     let queries = shape_a();
     let keys = shape_b();
     let values = shape_c();
-    if number >= queries.y * queries.z * queries.w {
+    if number >= queries.y * queries.z * queries.w * SHARESu {
         return;
     }
-    let head = number % queries.z;
-    let token = number / queries.z % queries.y;
-    let batch = number / (queries.y * queries.z);
+    let query_number = number / SHARESu;
+    let head = query_number % queries.z;
+    let token = query_number / queries.z % queries.y;
+    let batch = query_number / (queries.y * queries.z);
+    // The keys of this workgroup, in whole steps.
+    let part = (keys.y + SHARESu * GROUP_SIZEu - 1u) / (SHARESu * GROUP_SIZEu) * GROUP_SIZEu;
+    let begin = number % SHARESu * part;
+    let end = min(begin + part, keys.y);
     let kv_head = head / (queries.z / keys.z);
     let p = parameters.floats[0];
     let factor = slope(head);
@@ -61,11 +67,11 @@ fn main(
     var largest = LOWEST;
     var total = 0.0;
     var sum = vec4<f32>(0.0);
-    for (var first = 0u; first < keys.y; first += GROUP_SIZEu) {
+    for (var first = begin; first < end; first += GROUP_SIZEu) {
         workgroupBarrier();
         let key = first + local;
         var logit = LOWEST;
-        if key < keys.y {
+        if key < end {
             let mask = MASK_VALUE;
             if !is_masked(mask) {
                 let row = vec3<u32>(key, kv_head, batch);
@@ -89,7 +95,7 @@ fn main(
         workgroupBarrier();
         sum *= rescale;
         if share < shares {
-            let count = min(GROUP_SIZEu, keys.y - first);
+            let count = min(GROUP_SIZEu, end - first);
             for (var j = share; j < count; j += shares) {
                 let w = weights[j];
                 // What lies in unused cells of a cache does not matter.
@@ -100,26 +106,12 @@ fn main(
         }
     }
     total = sum_all(total, place);
-    let sink = SINK;
-    let last = max(largest, sink);
-    if is_masked(largest) {
-        total = 0.0;
-    } else {
-        let rescale = exp(largest - last);
-        total = total * rescale + select(exp(sink - last), 0.0, is_masked(sink));
-        sum *= rescale;
-    }
     parts[local] = sum;
     workgroupBarrier();
     if share == 0u {
         for (var j = 1u; j < shares; j++) {
             sum += parts[j * wide + local];
         }
-        let result = select(vec4<f32>(0.0), sum / total, total > 0.0);
-        for (var j = 0u; j < 4u; j++) {
-            if mine + j < values.x {
-                put_y(vec4<u32>(mine + j, head, token, batch), result[j]);
-            }
-        }
+        FINISH;
     }
 }

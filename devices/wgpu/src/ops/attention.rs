@@ -8,6 +8,12 @@ use std::f64::consts::PI;
 
 /// Invocations of a workgroup of attention.
 const ATTENTION_GROUP: usize = 128;
+/// So many workgroups of attention are enough for any adapter.
+const ENOUGH_WORK: usize = 512;
+/// A workgroup of those that share keys has so many at least.
+const LEAST_KEYS: usize = 256;
+/// Most workgroups for one query.
+const MOST_SHARES: usize = 32;
 /// Most elements of a query.
 const LONGEST_QUERY: usize = 1024;
 
@@ -57,7 +63,7 @@ pub fn flash(
     node: Node<'_>,
     [scale, max_bias, softcap]: [f32; 3],
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
+) -> Result<Vec<Launch>, Reason> {
     let (y, q) = (node.result(), node.source_operand(0)?);
     let (k, v) = (node.source_operand(1)?, node.source_operand(2)?);
     let mut operands = vec![y, q, k, v];
@@ -90,18 +96,73 @@ pub fn flash(
             "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))"
         }
     };
-    let work = Work::Groups(q.shape[1] * q.shape[2] * q.shape[3]);
-    Ok(Launch::new("flash_attn", operands, work)
+    let queries = q.rows();
+    let shares = shares(queries, k.shape[1]);
+    let mut first = Vec::new();
+    let mut second = Vec::new();
+    let mut finish = FINISH.replace("SINK", sink);
+    if shares > 1 {
+        let wide = v.shape[0].next_multiple_of(4) + 2;
+        let scratch = |access| Operand::workspace('w', access, DType::F32, queries * shares * wide);
+        operands[0] = scratch(Access::Write);
+        operands.retain(|operand| operand.name != 'e');
+        finish = LEAVE.to_owned();
+        let mut combined = vec![y, scratch(Access::Read)];
+        combined.extend(node.optional(4));
+        let combine = Launch::new("flash_attn_combine", combined, Work::Rows)
+            .with("SHARES", shares)
+            .with("SINK", sink)
+            .with("GROUP_SIZE", ATTENTION_GROUP);
+        second.push(combine);
+    }
+    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares))
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
         .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
         .with("LOADED_KEY", key)
         .with("LOADED_VALUE", value)
         .with("MASK_VALUE", mask)
-        .with("SINK", sink)
-        .with("GROUP_SIZE", ATTENTION_GROUP)
-        .reduces(capacity))
+        .with("FINISH", finish)
+        .with("SHARES", shares)
+        .with("GROUP_SIZE", ATTENTION_GROUP);
+    first.push(attention.reduces(capacity));
+    first.extend(second);
+    Ok(first)
 }
+
+/// Into how many parts keys are divided, so that the adapter has enough to do where there are few queries.
+fn shares(queries: usize, keys: usize) -> usize {
+    (ENOUGH_WORK / queries.max(1))
+        .min(keys / LEAST_KEYS)
+        .clamp(1, MOST_SHARES)
+}
+
+/// Writes the result of one query.
+const FINISH: &str = "let sink = SINK;
+        let last = max(largest, sink);
+        if is_masked(largest) {
+            sum = vec4<f32>(0.0);
+            total = 1.0;
+        } else {
+            let rescale = exp(largest - last);
+            total = total * rescale + select(exp(sink - last), 0.0, is_masked(sink));
+            sum *= rescale;
+        }
+        for (var j = 0u; j < 4u; j++) {
+            if mine + j < values.x {
+                put_y(vec4<u32>(mine + j, head, token, batch), sum[j] / total);
+            }
+        }";
+
+/// Leaves what one of several workgroups made of a query.
+const LEAVE: &str = "let at = number * (4u * wide + 2u);
+        if local == 0u {
+            put_w(vec4<u32>(at, 0u, 0u, 0u), largest);
+            put_w(vec4<u32>(at + 1u, 0u, 0u, 0u), total);
+        }
+        for (var j = 0u; j < 4u; j++) {
+            put_w(vec4<u32>(at + 2u + mine + j, 0u, 0u, 0u), sum[j]);
+        }";
 
 /// The gradients of attention: first those of queries, with what each row of logits needs, then those of keys and values.
 pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
@@ -121,7 +182,7 @@ pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec
     floats(&operands)?;
     let queries = q.rows();
     let launch = |kernel, access, work| {
-        let scratch = Operand::workspace('w', access, 2 * queries);
+        let scratch = Operand::workspace('w', access, DType::F32, 2 * queries);
         let operands = operands.iter().copied().chain([scratch]).collect();
         Launch::new(kernel, operands, Work::Groups(work))
             .floats([scale])

@@ -2,7 +2,8 @@
 
 use super::floats;
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
-use samite_core::Node;
+use crate::shader::Access;
+use samite_core::{DType, Node};
 
 /// Products with up to so many columns go column by column, over whole rows.
 const MOST_COLUMNS: usize = 8;
@@ -95,20 +96,39 @@ fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
         .with("LOADED_B", load_b)
 }
 
-/// Products with chosen experts.
-pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
+/// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
+pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
+    let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
+    if c.shape[1] > MOST_COLUMNS {
+        let scratch = |access| {
+            let count = experts * (1 + choices);
+            Operand::workspace('w', access, DType::I32, count)
+        };
+        let lists = vec![scratch(Access::Write), c];
+        let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
+            .ints([experts])
+            .can_fail();
+        let [load_a, load_b] = tile_loads([&a, &b]);
+        // Each expert's last tile may be a part of one.
+        let tiles = choices.div_ceil(TILE) + experts;
+        let operands = vec![y, a, b, c, scratch(Access::Read)];
+        let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
+        let products = Launch::new("mul_mat_experts", operands, work)
+            .with("LOADED_A", load_a)
+            .with("LOADED_B", load_b);
+        return Ok(vec![lists, products]);
+    }
     let (step, [load_a, load_b]) = loads([&a, &b]);
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
-    Ok(Launch::new("mul_mat_id", vec![y, a, b, c], work)
+    let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work)
         .with("STEP", step)
         .with("LOADED_A", load_a)
         .with("LOADED_B", load_b)
-        .with("GROUP_SIZE", VECTOR_GROUP)
-        .reduces(capacity)
-        .can_fail())
+        .with("GROUP_SIZE", VECTOR_GROUP);
+    Ok(vec![launch.reduces(capacity).can_fail()])
 }
 
 /// The sum of outer products.

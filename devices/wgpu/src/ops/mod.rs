@@ -96,7 +96,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::TopK { k } => one(reductions::top_k(node, k)),
 
         Op::MulMat { .. } => matmul::mul_mat(node, capacity),
-        Op::MulMatId { .. } => one(matmul::mul_mat_id(node, capacity)),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity),
         Op::OutProd => one(matmul::out_prod(node)),
 
         Op::SoftMax { scale, max_bias } => {
@@ -107,7 +107,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
             max_bias,
             softcap,
             ..
-        } => one(attention::flash(node, [scale, max_bias, softcap], capacity)),
+        } => attention::flash(node, [scale, max_bias, softcap], capacity),
         Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
         Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
         Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
