@@ -44,7 +44,7 @@ fn a_story_is_the_same_on_it_and_on_any_split() {
     let mut flags = vec![
         "--device wgpu0".to_owned(),
         "--device wgpu0 --only".into(),
-        "--device wgpu0:subgroups=off,binding=64KiB --only".into(),
+        "--device wgpu0:subgroups=off,binding=1MiB --only".into(),
         "--device wgpu0,cpu -ngl 2".into(),
     ];
     for layer in 1..5 {
@@ -107,7 +107,7 @@ fn options_are_read_and_wrong_ones_named() {
         ),
         ("wgpu99", ["no device 'wgpu99'", "wgpu0"]),
     ] {
-        run(&format!("run -n 1 --device {device} Once"), None).fails(1, &parts);
+        run(&format!("run -n 1 --device {device} Once"), None).fails(2, &parts);
     }
 }
 

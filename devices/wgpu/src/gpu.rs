@@ -362,7 +362,25 @@ impl Opened {
     /// # Errors
     /// If the device fails.
     pub fn read(&self, from: &wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_with(from, offset, out, None).map(drop)
+    }
+
+    /// [`read`](Opened::read), and the first word of another buffer with it; 0 without one.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read_with(
+        &self,
+        from: &wgpu::Buffer,
+        offset: u64,
+        out: &mut [u8],
+        word: Option<&wgpu::Buffer>,
+    ) -> Result<u32> {
         self.check()?;
+        let mut number = [0; 4];
+        if let (true, Some(word)) = (out.is_empty(), word) {
+            self.read(word, 0, &mut number)?;
+        }
         let mut staging = lock(&self.staging);
         let mut at = 0u64;
         while at < out.len() as u64 {
@@ -370,23 +388,29 @@ impl Opened {
             let skip = offset + at - start;
             let len = (out.len() as u64 - at).min(READ_PIECE - skip);
             let whole = (skip + len).next_multiple_of(4);
+            // The word comes with the last piece, behind it.
+            let word = word.filter(|_| at + len == out.len() as u64);
+            let mapped_len = whole + if word.is_some() { 4 } else { 0 };
             let enough = staging
                 .as_ref()
-                .is_some_and(|buffer| buffer.size() >= whole);
+                .is_some_and(|buffer| buffer.size() >= mapped_len);
             if !enough {
                 let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-                let size = whole.next_power_of_two().max(4096);
+                let size = mapped_len.next_power_of_two().max(4096);
                 *staging = Some(self.create("reading", size, usage)?);
             }
             let Some(buffer) = &*staging else {
-                return Ok(()); // made above
+                break; // made above
             };
             let mut encoder = self.encoder();
             encoder.copy_buffer_to_buffer(from, start, buffer, 0, Some(whole));
+            if let Some(word) = word {
+                encoder.copy_buffer_to_buffer(word, 0, buffer, whole, Some(4));
+            }
             let index = self.submit(Some(encoder))?;
             let mapped = Arc::new(Mutex::new(None));
             let result = Arc::clone(&mapped);
-            let slice = buffer.slice(..whole);
+            let slice = buffer.slice(..mapped_len);
             slice.map_async(wgpu::MapMode::Read, move |done| *lock(&result) = Some(done));
             let waited = self.wait(index);
             let done = lock(&mapped).take();
@@ -403,6 +427,9 @@ impl Opened {
                 Ok(view) => {
                     let bytes = &view[skip as usize..(skip + len) as usize];
                     out[at as usize..(at + len) as usize].copy_from_slice(bytes);
+                    if word.is_some() {
+                        number.copy_from_slice(&view[whole as usize..mapped_len as usize]);
+                    }
                 }
                 Err(error) => {
                     *staging = None;
@@ -416,7 +443,7 @@ impl Opened {
             buffer.unmap();
             at += len;
         }
-        Ok(())
+        Ok(u32::from_le_bytes(number))
     }
 
     /// Copies within the device, in the order of the queue; `false` for pieces that are not whole words.

@@ -64,15 +64,25 @@ impl Failures {
         }
     }
 
-    /// Fails if work that was submitted before met a wrong value. Waits for it.
+    /// Fails if work that was submitted before met a wrong value. Waits for it, if there is any.
     pub fn check(&self, opened: &Opened) -> Result<()> {
+        self.check_with(opened, |word| {
+            let mut number = [0; 4];
+            if let Some(word) = word {
+                opened.read(word, 0, &mut number)?;
+            }
+            Ok(u32::from_le_bytes(number))
+        })
+    }
+
+    /// [`check`](Failures::check), where `read` reads the word, if it is given one, together with something else.
+    fn check_with(
+        &self,
+        opened: &Opened,
+        read: impl FnOnce(Option<&wgpu::Buffer>) -> Result<u32>,
+    ) -> Result<()> {
         let pending = std::mem::take(&mut self.state().pending);
-        if pending.is_empty() {
-            return Ok(());
-        }
-        let mut number = [0; 4];
-        opened.read(&self.word, 0, &mut number)?;
-        let number = u32::from_le_bytes(number);
+        let number = read((!pending.is_empty()).then_some(&self.word))?;
         if number == 0 {
             return Ok(());
         }
@@ -385,8 +395,16 @@ impl Stream for WgpuStream {
     }
 
     fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
-        from.read(offset, out)?;
-        self.failures.check(self.opened()?)
+        from.check_range(offset, out.len())?;
+        let opened = self.opened()?;
+        let Some(buffer) = WgpuBuffer::of(from, self.device.gpu()) else {
+            from.read(offset, out)?;
+            return self.failures.check(opened);
+        };
+        let start = buffer.range(from.slot, offset, out.len())?;
+        self.failures.check_with(opened, |word| {
+            opened.read_with(&buffer.memory.raw, start, out, word)
+        })
     }
 
     fn write_rows(&mut self, to: &TensorRef, rows: samite_core::Rows, data: &[u8]) -> Result<()> {

@@ -64,7 +64,7 @@ fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         Op::DiagMaskZero { past } => one(elementwise::diag_mask(node, past, 0.0)),
         Op::AddId => one(rows::add_id(node)),
         Op::GetRows => rows::get(node, capacity),
-        Op::SetRows => one(rows::set(node)),
+        Op::SetRows => rows::set(node, capacity),
 
         Op::Sum => one(reductions::sum(node, capacity)),
         Op::SumRows => one(reductions::sum_rows(node, 1.0, capacity)),

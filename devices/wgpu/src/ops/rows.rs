@@ -1,7 +1,7 @@
 //! Rows by number.
 
 use super::{elements, floats};
-use crate::plan::{Capacity, Launch, Operands, Reason, Work};
+use crate::plan::{Capacity, Launch, Operand, Operands, Reason, Work};
 use samite_core::{DType, Node};
 
 /// Types of numbers of rows.
@@ -27,13 +27,7 @@ pub fn get(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
         _ => return Err(format!("rows of {} as {}", a.dtype, y.dtype).into()),
     };
     let rows = a.shape[1];
-    let room = capacity.binding.saturating_sub(capacity.alignment + 4);
-    let mut part = rows.max(1);
-    while part > 1 && a.part(1, 0, part).bytes() > room {
-        part = part.div_ceil(2);
-    }
-    let parts = (0..rows.max(1)).step_by(part).map(|first| {
-        let a = a.part(1, first, part.min(rows - first));
+    let parts = parts(&a, capacity).map(|(first, a)| {
         Launch::new("get_rows", vec![y, a, b], Work::Elements)
             .with("FOUND", found)
             .ints([first, rows])
@@ -42,8 +36,21 @@ pub fn get(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     Ok(parts.collect())
 }
 
-/// Writes the rows of source 0 where source 1 says.
-pub fn set(node: Node<'_>) -> Result<Launch, Reason> {
+/// Parts of the rows of each matrix of `table` that fit in a binding, with the first row of each.
+fn parts(table: &Operand, capacity: &Capacity) -> impl Iterator<Item = (usize, Operand)> {
+    let (table, rows) = (*table, table.shape[1]);
+    let room = capacity.binding.saturating_sub(capacity.alignment + 4);
+    let mut part = rows.max(1);
+    while part > 1 && table.part(1, 0, part).bytes() > room {
+        part = part.div_ceil(2);
+    }
+    (0..rows.max(1))
+        .step_by(part)
+        .map(move |first| (first, table.part(1, first, part.min(rows - first))))
+}
+
+/// Writes the rows of source 0 where source 1 says, part by part of a target that is larger than a binding.
+pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     let (y, a, b) = (
         node.result(),
         node.source_operand(0)?,
@@ -56,11 +63,15 @@ pub fn set(node: Node<'_>) -> Result<Launch, Reason> {
         32 => (32, BLOCK),
         _ => return Err(format!("{} is encoded on the host only", y.dtype).into()),
     };
-    let launch = Launch::new("set_rows", vec![a, b, y], Work::Pieces(per));
-    Ok(launch
-        .with("PER_INVOCATION", per)
-        .with("STORED", stored)
-        .can_fail())
+    let rows = y.shape[1];
+    let parts = parts(&y, capacity).map(|(first, y)| {
+        Launch::new("set_rows", vec![a, b, y], Work::Pieces(per))
+            .with("PER_INVOCATION", per)
+            .with("STORED", stored)
+            .ints([first, rows])
+            .can_fail()
+    });
+    Ok(parts.collect())
 }
 
 /// Stores a block of 32 elements.
