@@ -7,6 +7,8 @@ mod chat;
 mod compare;
 mod embed;
 mod files;
+#[cfg(feature = "wgpu")]
+mod gpu;
 #[cfg(target_os = "linux")]
 mod high_bandwidth;
 #[cfg(unix)]

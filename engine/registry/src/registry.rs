@@ -40,7 +40,7 @@ impl From<Error> for RegistryError {
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
 /// Names of the backends that come with samite.
-const NAMES: [&str; 6] = ["blas", "cpu", "ggml", "reference", "remote", "rpc"];
+const NAMES: [&str; 7] = ["blas", "cpu", "ggml", "reference", "remote", "rpc", "wgpu"];
 
 /// Options of the backends that come with samite.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +68,7 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `remote`, `rpc`, or one of ggml's plugins by the name of its
+    /// Leaves out the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`, `remote`, `rpc`, `wgpu`, or one of ggml's plugins by the name of its
     /// file, such as `vulkan` or `ggml:cpu`. Nothing of them is loaded, not even to try it.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
@@ -182,6 +182,8 @@ impl Registry {
                 let servers = samite_rpc::RpcBackend::connect(&options.rpc, &options.rpc_client);
                 Arc::new(servers) as _
             }),
+            #[cfg(feature = "wgpu")]
+            used("wgpu").then(|| Arc::new(samite_wgpu::WgpuBackend::default()) as _),
         ];
         let left_out = NAMES.into_iter().filter(|name| !used(name));
         Registry {
@@ -700,6 +702,7 @@ mod tests {
             ("cpu", cfg!(feature = "cpu")),
             ("ggml", cfg!(all(any(unix, windows), feature = "ggml"))),
             ("reference", cfg!(feature = "reference")),
+            ("wgpu", cfg!(feature = "wgpu")),
         ]
         .into_iter()
         .filter_map(|(name, there)| there.then_some(name))

@@ -9,6 +9,7 @@ mod context;
 mod devices;
 mod embeddings;
 mod fit;
+mod gpu;
 mod llama_cpp;
 mod model;
 mod mutations;

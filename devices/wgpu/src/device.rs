@@ -1,0 +1,202 @@
+//! The device.
+
+use crate::buffer::WgpuBufferType;
+use crate::event::WgpuEvent;
+use crate::gpu::Gpu;
+use crate::ops;
+use crate::options::WgpuOptions;
+use crate::plan::{Capacity, MOST_OPERANDS, Which};
+use crate::stream::WgpuStream;
+use samite_core::{
+    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
+    MemoryInfo, Node, Op, Result, Stream, Support, TensorId, same_buffer_type,
+};
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Below so many columns, a product with weights in host memory is not worth moving here.
+const OFFLOAD_COLUMNS: usize = 32;
+
+/// An adapter as a device.
+#[derive(Debug)]
+pub struct WgpuDevice {
+    gpu: Arc<Gpu>,
+    physical_id: Option<String>,
+    options: WgpuOptions,
+    buffer_type: Arc<WgpuBufferType>,
+}
+
+impl WgpuDevice {
+    pub(crate) fn new(gpu: Arc<Gpu>, physical_id: Option<String>) -> Self {
+        WgpuDevice {
+            buffer_type: WgpuBufferType::new(Arc::clone(&gpu)),
+            gpu,
+            physical_id,
+            options: WgpuOptions::default(),
+        }
+    }
+
+    /// The same adapter and memory, used as `options` say.
+    pub fn with_options(&self, options: WgpuOptions) -> Arc<dyn Device> {
+        Arc::new(WgpuDevice {
+            gpu: Arc::clone(&self.gpu),
+            physical_id: self.physical_id.clone(),
+            options,
+            buffer_type: Arc::clone(&self.buffer_type),
+        })
+    }
+
+    /// How the adapter is used.
+    pub fn options(&self) -> WgpuOptions {
+        self.options
+    }
+
+    /// Whether it is a program on the host's processors.
+    pub fn is_software(&self) -> bool {
+        self.gpu.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    /// Bytes in buffers that exist now.
+    pub fn allocated(&self) -> u64 {
+        let opened = self.gpu.opened();
+        opened.map_or(0, |opened| opened.allocated.load(Ordering::Relaxed))
+    }
+
+    /// Gives the adapter up, as if it were unplugged: everything on it fails from then on with [`Error::DeviceLost`]. For tests.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn destroy(&self) -> Result<()> {
+        self.gpu.open()?.destroy();
+        Ok(())
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn capacity(&self) -> Capacity {
+        let limits = &self.gpu.limits;
+        let own = self.gpu.binding_limit();
+        Capacity {
+            binding: self.options.binding.unwrap_or(own).min(own),
+            alignment: limits.min_storage_buffer_offset_alignment as usize,
+            operands: (limits.max_storage_buffers_per_shader_stage as usize)
+                .saturating_sub(1)
+                .min(MOST_OPERANDS),
+            subgroups: self.gpu.has_subgroups && !self.options.without_subgroups,
+            groups: limits.max_compute_workgroups_per_dimension,
+        }
+    }
+}
+
+impl Device for WgpuDevice {
+    fn name(&self) -> &str {
+        self.gpu.name()
+    }
+
+    fn description(&self) -> String {
+        let info = &self.gpu.info;
+        let driver = [&*info.driver, &*info.driver_info].join(" ");
+        format!("{} ({}, {})", info.name, info.backend, driver.trim())
+    }
+
+    fn kind(&self) -> DeviceKind {
+        match self.gpu.info.device_type {
+            wgpu::DeviceType::IntegratedGpu | wgpu::DeviceType::Cpu => DeviceKind::IntegratedGpu,
+            _ => DeviceKind::Gpu,
+        }
+    }
+
+    fn physical_id(&self) -> Option<String> {
+        self.physical_id.clone()
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        // The interface does not say how much there is.
+        MemoryInfo::default()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            asynchronous: true,
+            host_buffer: false,
+            import_host: false,
+            events: true,
+            streams: false,
+        }
+    }
+
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.buffer_type) as _
+    }
+
+    fn supports(&self, node: Node<'_>) -> Support {
+        match ops::launches(node, &self.capacity()) {
+            Ok(_) => Support::Yes,
+            Err(reason) => Support::No(reason),
+        }
+    }
+
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        same_buffer_type(buffer_type, &self.buffer_type())
+    }
+
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
+        (self.supports_buffer_type(from) || from.is_host()) && self.supports_buffer_type(to)
+    }
+
+    fn wants_offload(&self, node: Node<'_>) -> bool {
+        let columns = node
+            .source_layout(1)
+            .map_or(0, |x| x.shape()[1] * x.shape()[2]);
+        matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) && columns >= OFFLOAD_COLUMNS
+    }
+
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
+        // Nodes run one after the other, so that all use the same.
+        let capacity = self.capacity();
+        let launches = nodes
+            .iter()
+            .filter(|&&id| graph.tensor(id).is_computed())
+            .flat_map(|&id| ops::launches(graph.node(id), &capacity).unwrap_or_default());
+        let scratch = launches
+            .flat_map(|launch| launch.operands)
+            .filter(|operand| operand.which == Which::Workspace);
+        Ok(scratch.map(|operand| operand.bytes()).max().unwrap_or(0))
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        _earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        let (opened, capacity) = (self.gpu.open()?, self.capacity());
+        for &id in nodes.iter().filter(|&&id| graph.tensor(id).is_computed()) {
+            cancel.check()?;
+            let launches = ops::launches(graph.node(id), &capacity).map_err(|reason| {
+                Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
+            })?;
+            for launch in launches {
+                opened.pipelines.get(opened, &launch.shader)?;
+            }
+        }
+        // Pipelines are kept by the device: there is nothing to hand over.
+        Ok(None)
+    }
+
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(WgpuStream::open(self)?))
+    }
+
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(WgpuEvent::new(Arc::clone(&self.gpu))))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

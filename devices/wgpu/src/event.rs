@@ -1,0 +1,63 @@
+//! Events: numbers of submissions.
+
+use crate::gpu::Gpu;
+use crate::stream::Failures;
+use samite_core::{Event, Result};
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A point in a stream's work.
+#[derive(Clone)]
+pub struct Point {
+    pub index: wgpu::SubmissionIndex,
+    pub failures: Arc<Failures>,
+}
+
+/// A point in the queue of a device.
+pub struct WgpuEvent {
+    pub gpu: Arc<Gpu>,
+    point: Mutex<Option<Point>>,
+}
+
+impl fmt::Debug for WgpuEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WgpuEvent({})", self.gpu.name())
+    }
+}
+
+impl WgpuEvent {
+    pub fn new(gpu: Arc<Gpu>) -> Self {
+        WgpuEvent {
+            gpu,
+            point: Mutex::default(),
+        }
+    }
+
+    pub fn set(&self, point: Point) {
+        *self.point.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
+    }
+
+    /// The point that was recorded last.
+    pub fn point(&self) -> Option<Point> {
+        self.point
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Event for WgpuEvent {
+    fn synchronize(&self) -> Result<()> {
+        let Some(point) = self.point() else {
+            return Ok(());
+        };
+        let opened = self.gpu.open()?;
+        opened.wait(point.index)?;
+        point.failures.check(opened)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

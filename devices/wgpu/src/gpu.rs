@@ -1,0 +1,478 @@
+//! An opened adapter: its device and queue, waiting, reading and writing, and what went wrong.
+
+use crate::pipelines::Pipelines;
+use samite_core::{Error, MemoryId, Result};
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Bytes that are read at a time.
+const READ_PIECE: u64 = 16 << 20;
+/// Bytes that are written before they are handed to the driver, which keeps a copy until then.
+const WRITE_PIECE: u64 = 32 << 20;
+/// Storage buffers that a kernel needs at most, the word for failures included.
+pub const MOST_BINDINGS: u32 = 10;
+
+/// The result of a future that has it at once, as all of wgpu's have outside of browsers.
+pub fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An adapter, opened when it is first used.
+pub struct Gpu {
+    name: Arc<str>,
+    adapter: wgpu::Adapter,
+    pub info: wgpu::AdapterInfo,
+    pub limits: wgpu::Limits,
+    pub has_subgroups: bool,
+    opened: OnceLock<Result<Opened>>,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({}, {})", self.name, self.info.name)
+    }
+}
+
+impl Gpu {
+    /// `adapter` under the name `name`, or why it cannot be used.
+    pub fn new(name: &str, adapter: wgpu::Adapter) -> Result<Arc<Self>, String> {
+        let limits = adapter.limits();
+        let has = adapter.get_downlevel_capabilities().flags;
+        if !has.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+            return Err("it has no compute shaders".into());
+        }
+        if limits.max_compute_invocations_per_workgroup < 256
+            || limits.max_compute_workgroup_storage_size < 16 << 10
+            || limits.max_storage_buffers_per_shader_stage < 8
+        {
+            return Err("its limits are below those that WebGPU asks for".into());
+        }
+        Ok(Arc::new(Gpu {
+            name: name.into(),
+            info: adapter.get_info(),
+            has_subgroups: adapter.features().contains(wgpu::Features::SUBGROUP),
+            limits,
+            adapter,
+            opened: OnceLock::new(),
+        }))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Most bytes of a tensor that a kernel can see at once.
+    pub fn binding_limit(&self) -> usize {
+        // Places in a binding are 32-bit numbers of bytes.
+        let most = self.limits.max_storage_buffer_binding_size;
+        most.min(u64::from(u32::MAX) - 255) as usize & !3
+    }
+
+    /// The device, opened now if it was not.
+    ///
+    /// # Errors
+    /// What the driver says; [`Error::DeviceLost`] if it is gone.
+    pub fn open(&self) -> Result<&Opened> {
+        let opened = self.opened.get_or_init(|| self.request());
+        let opened = opened.as_ref().map_err(Error::clone)?;
+        opened.check()?;
+        Ok(opened)
+    }
+
+    /// Whether it was opened, and works.
+    pub fn opened(&self) -> Option<&Opened> {
+        self.opened.get().and_then(|opened| opened.as_ref().ok())
+    }
+
+    fn request(&self) -> Result<Opened> {
+        let mut features = wgpu::Features::empty();
+        features.set(wgpu::Features::SUBGROUP, self.has_subgroups);
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("samite"),
+            required_features: features,
+            required_limits: self.limits.clone(),
+            experimental_features: wgpu::ExperimentalFeatures::disabled(),
+            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            trace: wgpu::Trace::Off,
+        };
+        let (device, queue) = match ready(self.adapter.request_device(&descriptor)) {
+            Some(Ok(both)) => both,
+            Some(Err(error)) => {
+                return Err(Error::device(
+                    &self.name,
+                    format!("it cannot be opened: {error}"),
+                ));
+            }
+            None => return Err(Error::device(&self.name, "it does not open")),
+        };
+        let troubles = Arc::new(Troubles::default());
+        let lost = Arc::clone(&troubles);
+        device.set_device_lost_callback(move |reason, message| {
+            let text = match (reason, message.is_empty()) {
+                (wgpu::DeviceLostReason::Destroyed, _) => "it was given up".to_owned(),
+                (_, true) => "the driver says no more".to_owned(),
+                (_, false) => message,
+            };
+            lock(&lost.lost).get_or_insert(text);
+        });
+        let uncaptured = Arc::clone(&troubles);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            lock(&uncaptured.error).get_or_insert(error.to_string());
+        }));
+        Ok(Opened {
+            name: Arc::clone(&self.name),
+            pipelines: Pipelines::new(&device),
+            device,
+            queue,
+            troubles,
+            staging: Mutex::default(),
+            unsent: AtomicU64::new(0),
+            allocated: AtomicU64::new(0),
+        })
+    }
+}
+
+/// What the driver said at some time.
+#[derive(Default)]
+struct Troubles {
+    lost: Mutex<Option<String>>,
+    error: Mutex<Option<String>>,
+}
+
+/// A device with its queue.
+pub struct Opened {
+    name: Arc<str>,
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    pub pipelines: Pipelines,
+    troubles: Arc<Troubles>,
+    /// Memory through which everything is read.
+    staging: Mutex<Option<wgpu::Buffer>>,
+    /// Bytes written since the last submission.
+    unsent: AtomicU64,
+    /// Bytes in buffers.
+    pub allocated: AtomicU64,
+}
+
+/// A buffer of the driver's with an identity.
+#[derive(Debug)]
+pub struct Memory {
+    pub raw: wgpu::Buffer,
+    pub id: MemoryId,
+}
+
+impl Opened {
+    /// Fails if the device is gone, or something failed that nobody was told of.
+    pub fn check(&self) -> Result<()> {
+        if let Some(message) = &*lock(&self.troubles.lost) {
+            return Err(Error::DeviceLost {
+                device: (*self.name).into(),
+                message: message.as_str().into(),
+            });
+        }
+        match lock(&self.troubles.error).take() {
+            Some(message) => Err(Error::device(&self.name, message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the device up, as if it were unplugged: everything fails from then on.
+    pub fn destroy(&self) {
+        self.device.destroy();
+        lock(&self.troubles.lost).get_or_insert("it was given up".to_owned());
+    }
+
+    /// Does `make` and gives what it made, or the error that the driver met.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] for `asked` bytes of `what`, or what the driver says.
+    pub fn make<T>(&self, what: &str, asked: u64, make: impl FnOnce() -> T) -> Result<T> {
+        let scopes = [
+            wgpu::ErrorFilter::Internal,
+            wgpu::ErrorFilter::Validation,
+            wgpu::ErrorFilter::OutOfMemory,
+        ]
+        .map(|filter| self.device.push_error_scope(filter));
+        let made = make();
+        // Those pushed last are popped first.
+        let [internal, validation, memory] = scopes;
+        let errors = [
+            ready(memory.pop()),
+            ready(validation.pop()),
+            ready(internal.pop()),
+        ];
+        self.check()?;
+        match errors.into_iter().flatten().flatten().next() {
+            None => Ok(made),
+            Some(wgpu::Error::OutOfMemory { .. }) => Err(Error::OutOfMemory {
+                device: (*self.name).into(),
+                what: what.into(),
+                asked: usize::try_from(asked).unwrap_or(usize::MAX),
+                free: None,
+            }),
+            Some(error) => Err(Error::device(&self.name, format!("{what}: {error}"))),
+        }
+    }
+
+    /// A new buffer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn create(&self, what: &str, size: u64, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
+        self.make(what, size, || {
+            self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size,
+                usage,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device
+            .create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// Hands `work` to the driver, behind everything that was written.
+    ///
+    /// # Errors
+    /// If the device is gone, or the driver refuses it.
+    pub fn submit(&self, work: Option<wgpu::CommandEncoder>) -> Result<wgpu::SubmissionIndex> {
+        self.unsent.store(0, Ordering::Relaxed);
+        let index = self.queue.submit(work.map(wgpu::CommandEncoder::finish));
+        self.check()?;
+        Ok(index)
+    }
+
+    /// Blocks until submission `index` is done.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    pub fn wait(&self, index: wgpu::SubmissionIndex) -> Result<()> {
+        let waited = self.device.poll(wgpu::PollType::Wait {
+            submission_index: Some(index),
+            timeout: None,
+        });
+        self.check()?;
+        waited.map_err(|error| Error::device(&self.name, format!("waiting failed: {error}")))?;
+        Ok(())
+    }
+
+    /// Writes `data` at byte `offset`, in the order of the queue.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn write(&self, to: &wgpu::Buffer, offset: u64, data: &[u8]) -> Result<()> {
+        self.check()?;
+        // The driver writes whole words; the parts of words at both ends are set by a kernel, which leaves the rest alone.
+        let head = (offset.wrapping_neg() % 4).min(data.len() as u64) as usize;
+        let (head, rest) = data.split_at(head);
+        let (words, tail) = rest.split_at(rest.len() & !3);
+        let start = offset + head.len() as u64;
+        for (at, part) in [(offset, head), (start + words.len() as u64, tail)] {
+            if !part.is_empty() {
+                self.patch(to, at, part)?;
+            }
+        }
+        for (number, piece) in words.chunks(WRITE_PIECE as usize).enumerate() {
+            let at = start + number as u64 * WRITE_PIECE;
+            self.queue.write_buffer(to, at, piece);
+            let len = piece.len() as u64;
+            if self.unsent.fetch_add(len, Ordering::Relaxed) + len >= WRITE_PIECE {
+                let index = self.submit(None)?;
+                self.wait(index)?;
+            }
+        }
+        self.check()
+    }
+
+    /// Writes some bytes of one word.
+    fn patch(&self, to: &wgpu::Buffer, offset: u64, part: &[u8]) -> Result<()> {
+        let (mut mask, mut bits) = ([0u8; 4], [0u8; 4]);
+        let first = (offset % 4) as usize;
+        mask[first..first + part.len()].fill(0xff);
+        bits[first..first + part.len()].copy_from_slice(part);
+        let align = u64::from(self.device.limits().min_storage_buffer_offset_alignment).max(4);
+        let window = offset / align * align;
+        let size = (to.size() - window).min(align);
+        let word = (offset - window) / 4;
+        let parameters = [
+            word as u32,
+            u32::from_le_bytes(mask),
+            u32::from_le_bytes(bits),
+            0,
+        ];
+        let pipeline = self.pipelines.patch(self)?;
+        self.make("a write", 16, || {
+            let uniform = self.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: 16,
+                usage: wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            self.queue
+                .write_buffer(&uniform, 0, bytemuck::bytes_of(&parameters));
+            let binding = |buffer, offset, size| {
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer,
+                    offset,
+                    size: std::num::NonZeroU64::new(size),
+                })
+            };
+            let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &pipeline.get_bind_group_layout(0),
+                entries: &[
+                    wgpu::BindGroupEntry {
+                        binding: 0,
+                        resource: binding(&uniform, 0, 16),
+                    },
+                    wgpu::BindGroupEntry {
+                        binding: 1,
+                        resource: binding(to, window, size),
+                    },
+                ],
+            });
+            let mut encoder = self.encoder();
+            {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+                pass.set_pipeline(pipeline);
+                pass.set_bind_group(0, &group, &[]);
+                pass.dispatch_workgroups(1, 1, 1);
+            }
+            self.submit(Some(encoder))
+        })??;
+        Ok(())
+    }
+
+    /// Reads from byte `offset` on, after everything that was submitted before.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read(&self, from: &wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.read_with(from, offset, out, None).map(drop)
+    }
+
+    /// [`read`](Opened::read), and the first word of another buffer with it; 0 without one.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read_with(
+        &self,
+        from: &wgpu::Buffer,
+        offset: u64,
+        out: &mut [u8],
+        word: Option<&wgpu::Buffer>,
+    ) -> Result<u32> {
+        self.check()?;
+        let mut number = [0; 4];
+        if let (true, Some(word)) = (out.is_empty(), word) {
+            self.read(word, 0, &mut number)?;
+        }
+        let mut staging = lock(&self.staging);
+        let mut at = 0u64;
+        while at < out.len() as u64 {
+            let start = (offset + at) & !3;
+            let skip = offset + at - start;
+            let len = (out.len() as u64 - at).min(READ_PIECE - skip);
+            let whole = (skip + len).next_multiple_of(4);
+            // The word comes with the last piece, behind it.
+            let word = word.filter(|_| at + len == out.len() as u64);
+            let mapped_len = whole + if word.is_some() { 4 } else { 0 };
+            let enough = staging
+                .as_ref()
+                .is_some_and(|buffer| buffer.size() >= mapped_len);
+            if !enough {
+                let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+                let size = mapped_len.next_power_of_two().max(4096);
+                *staging = Some(self.create("reading", size, usage)?);
+            }
+            let Some(buffer) = &*staging else {
+                break; // made above
+            };
+            let mut encoder = self.encoder();
+            encoder.copy_buffer_to_buffer(from, start, buffer, 0, Some(whole));
+            if let Some(word) = word {
+                encoder.copy_buffer_to_buffer(word, 0, buffer, whole, Some(4));
+            }
+            let index = self.submit(Some(encoder))?;
+            let mapped = Arc::new(Mutex::new(None));
+            let result = Arc::clone(&mapped);
+            let slice = buffer.slice(..mapped_len);
+            slice.map_async(wgpu::MapMode::Read, move |done| *lock(&result) = Some(done));
+            let waited = self.wait(index);
+            let done = lock(&mapped).take();
+            let view = match (waited, done) {
+                (Ok(()), Some(Ok(()))) => slice.get_mapped_range().map_err(|e| e.to_string()),
+                (Err(error), _) => {
+                    *staging = None;
+                    return Err(error);
+                }
+                (_, Some(Err(error))) => Err(error.to_string()),
+                (_, None) => Err("the memory was not mapped".to_owned()),
+            };
+            match view {
+                Ok(view) => {
+                    let bytes = &view[skip as usize..(skip + len) as usize];
+                    out[at as usize..(at + len) as usize].copy_from_slice(bytes);
+                    if word.is_some() {
+                        number.copy_from_slice(&view[whole as usize..mapped_len as usize]);
+                    }
+                }
+                Err(error) => {
+                    *staging = None;
+                    self.check()?;
+                    return Err(Error::device(
+                        &self.name,
+                        format!("reading failed: {error}"),
+                    ));
+                }
+            }
+            buffer.unmap();
+            at += len;
+        }
+        Ok(u32::from_le_bytes(number))
+    }
+
+    /// Copies within the device, in the order of the queue; `false` for pieces that are not whole words.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn copy(
+        &self,
+        (from, from_at): (&Memory, u64),
+        (to, to_at): (&Memory, u64),
+        len: u64,
+    ) -> Result<bool> {
+        if [from_at, to_at, len].iter().any(|x| x % 4 != 0) {
+            return Ok(false);
+        }
+        if len == 0 {
+            return Ok(true);
+        }
+        let mut encoder = self.encoder();
+        if from.id == to.id {
+            // The driver copies between different buffers only.
+            let usage = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+            let between = self.create("a copy", len, usage)?;
+            encoder.copy_buffer_to_buffer(&from.raw, from_at, &between, 0, Some(len));
+            encoder.copy_buffer_to_buffer(&between, 0, &to.raw, to_at, Some(len));
+        } else {
+            encoder.copy_buffer_to_buffer(&from.raw, from_at, &to.raw, to_at, Some(len));
+        }
+        self.submit(Some(encoder))?;
+        Ok(true)
+    }
+}

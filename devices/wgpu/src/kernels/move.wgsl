@@ -1,0 +1,17 @@
+
+// Moves words, halves or bytes as they are: one invocation for each of the result's.
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let n = group_number(group, groups) * 256u + local;
+    let shape = shape_y();
+    if n >= elements_of(shape) {
+        return;
+    }
+    let i = indices(n, shape);
+    store_int_y(at_y(i), MOVED);
+}

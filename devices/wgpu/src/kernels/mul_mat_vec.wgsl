@@ -1,0 +1,67 @@
+
+// Products of a matrix with up to eight columns: one workgroup for four rows, over whose length its invocations go together.
+
+const ROWS: u32 = 4u;
+const COLUMNS: u32 = COLUMN_COUNTu;
+const SUMS: u32 = ROWS * COLUMNS;
+
+var<workgroup> partials: array<f32, SUMS * GROUP_SIZEu>;
+
+@compute @workgroup_size(GROUP_SIZE)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+) {
+    let place = PLACE;
+    let number = group_number(group, groups);
+    let weights = shape_a();
+    let columns = shape_b();
+    let blocks = (weights.y + ROWS - 1u) / ROWS;
+    if number >= blocks * columns.z * columns.w {
+        return;
+    }
+    let first = number % blocks * ROWS;
+    let batch = number / blocks;
+    let b2 = batch % columns.z;
+    let b3 = batch / columns.z;
+    // Consecutive matrices of columns share one of weights.
+    let a2 = b2 / (columns.z / weights.z);
+    let a3 = b3 / (columns.w / weights.w);
+    var sums: array<f32, SUMS>;
+    for (var i = 0u; i < SUMS; i++) {
+        sums[i] = 0.0;
+    }
+    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
+        var x: array<vec4<f32>, COLUMNS>;
+        for (var c = 0u; c < COLUMNS; c++) {
+            let row = vec3<u32>(c, b2, b3);
+            x[c] = LOADED_B;
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            let row = vec3<u32>(min(first + r, weights.y - 1u), a2, a3);
+            let w = LOADED_A;
+            for (var c = 0u; c < COLUMNS; c++) {
+                sums[r * COLUMNS + c] += dot(w, x[c]);
+            }
+        }
+    }
+    let slots = partial_slots(place);
+    for (var i = 0u; i < SUMS; i++) {
+        let partial = partial_sum(sums[i]);
+        if has_partial(place) {
+            partials[i * slots + partial_slot(place)] = partial;
+        }
+    }
+    workgroupBarrier();
+    for (var i = local; i < SUMS; i += GROUP_SIZEu) {
+        let row = first + i / COLUMNS;
+        if row < weights.y {
+            var sum = 0.0;
+            for (var j = 0u; j < slots; j++) {
+                sum += partials[i * slots + j];
+            }
+            put_y(vec4<u32>(row, i % COLUMNS, b2, b3), sum);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+
+// The sum of so many elements, in logical order, times a factor: one workgroup for each sum.
+
+@compute @workgroup_size(GROUP_SIZE)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+) {
+    let place = PLACE;
+    let number = group_number(group, groups);
+    let k = parameters.ints[0];
+    if number >= k.y {
+        return;
+    }
+    var sum = 0.0;
+    for (var j = local; j < k.x; j += GROUP_SIZEu) {
+        sum += get_a(indices(number * k.x + j, shape_a()));
+    }
+    sum = sum_all(sum, place);
+    if local == 0u {
+        put_y(indices(number, shape_y()), sum * parameters.floats[0].x);
+    }
+}

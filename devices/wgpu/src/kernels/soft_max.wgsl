@@ -1,0 +1,52 @@
+
+// Softmax of scaled and masked rows: one workgroup for each row.
+
+// The factor of the mask for one head: a geometric series for the first power of two of all heads, and in between for the rest.
+fn slope(head: u32) -> f32 {
+    let bias = parameters.floats[0].y;
+    if bias <= 0.0 {
+        return 1.0;
+    }
+    let power = parameters.ints[0].x;
+    if head < power {
+        return exp2(-bias / f32(power) * f32(head + 1u));
+    }
+    return exp2(-bias / 2.0 / f32(power) * f32(2u * (head - power) + 1u));
+}
+
+fn logit(i: vec4<u32>, factor: f32) -> f32 {
+    let x = get_a(i) * parameters.floats[0].x MASKED;
+    return max(x, LOWEST);
+}
+
+@compute @workgroup_size(GROUP_SIZE)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+) {
+    let place = PLACE;
+    let number = group_number(group, groups);
+    let shape = shape_y();
+    if number >= rows_of(shape) {
+        return;
+    }
+    let row = row_indices(number, shape);
+    let factor = slope(row.y);
+    var largest = LOWEST;
+    for (var j = local; j < shape.x; j += GROUP_SIZEu) {
+        largest = max(largest, logit(vec4<u32>(j, row), factor));
+    }
+    largest = max_all(largest, place);
+    let sink = SINK;
+    largest = max(largest, sink);
+    var sum = 0.0;
+    for (var j = local; j < shape.x; j += GROUP_SIZEu) {
+        sum += exp(logit(vec4<u32>(j, row), factor) - largest);
+    }
+    sum = sum_all(sum, place) + select(exp(sink - largest), 0.0, is_masked(sink));
+    for (var j = local; j < shape.x; j += GROUP_SIZEu) {
+        let i = vec4<u32>(j, row);
+        put_y(i, exp(logit(i, factor) - largest) / sum);
+    }
+}

@@ -1,0 +1,41 @@
+
+// Operand `$`: its words, and where its rows and elements are.
+@group(0) @binding(BINDING) var<storage, read_write> buffer_$: array<ELEMENT>;
+
+fn shape_$() -> vec4<u32> {
+    return parameters.tensors[NUMBER].shape;
+}
+
+// The byte of the first element of row `row`.
+fn row_$(row: vec3<u32>) -> u32 {
+    let s = parameters.tensors[NUMBER].strides;
+    return parameters.tensors[NUMBER].start + row.x * s.y + row.y * s.z + row.z * s.w;
+}
+
+// The byte of an element of a type without blocks.
+fn at_$(i: vec4<u32>) -> u32 {
+    return row_$(i.yzw) + i.x * parameters.tensors[NUMBER].strides.x;
+}
+
+fn aligned_$(i: u32) -> u32 {
+    return LOAD;
+}
+
+// Four bytes from byte `at` on, wherever that is.
+fn word_$(at: u32) -> u32 {
+    let shift = (at & 3u) * 8u;
+    let low = aligned_$(at >> 2u) >> shift;
+    if shift == 0u {
+        return low;
+    }
+    return low | (aligned_$((at >> 2u) + 1u) << (32u - shift));
+}
+
+// Two bytes at an even place.
+fn half_$(at: u32) -> u32 {
+    return (aligned_$(at >> 2u) >> ((at & 2u) * 8u)) & 0xffffu;
+}
+
+fn byte_$(at: u32) -> u32 {
+    return (aligned_$(at >> 2u) >> ((at & 3u) * 8u)) & 0xffu;
+}

@@ -1,0 +1,12 @@
+
+// Elements `i` to `i + 3`, `i` a multiple of 4: `d (q - 8)`.
+fn load4_$(row: u32, i: u32) -> vec4<f32> {
+    let at = row + (i / 32u) * BLOCK_BYTESu;
+    let j = i % 32u;
+    let codes = (word_$(at + 2u + (j & 15u)) >> ((j >> 4u) * 4u)) & 0x0f0f0f0fu;
+    return (unsigned4(codes) - 8.0) * from_f16(half_$(at));
+}
+
+fn get_$(i: vec4<u32>) -> f32 {
+    return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
+}

@@ -1,0 +1,13 @@
+
+// Elements `i` to `i + 3`, `i` a multiple of 4: `d q + m`.
+fn load4_$(row: u32, i: u32) -> vec4<f32> {
+    let at = row + (i / 32u) * BLOCK_BYTESu;
+    let j = i % 32u;
+    let codes = (word_$(at + 4u + (j & 15u)) >> ((j >> 4u) * 4u)) & 0x0f0f0f0fu;
+    let scales = unpack2x16float(aligned_$(at >> 2u));
+    return unsigned4(codes) * scales.x + scales.y;
+}
+
+fn get_$(i: vec4<u32>) -> f32 {
+    return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
+}

@@ -1,0 +1,26 @@
+
+// Scale and minimum, 0 to 63, of group `g`; they lie packed from byte `at` on.
+fn scale_and_minimum_$(at: u32, g: u32) -> vec2<f32> {
+    if g < 4u {
+        return vec2<f32>(f32(byte_$(at + g) & 63u), f32(byte_$(at + g + 4u) & 63u));
+    }
+    let low = byte_$(at + g + 4u);
+    let scale = (low & 15u) | ((byte_$(at + g - 4u) >> 6u) << 4u);
+    let minimum = (low >> 4u) | ((byte_$(at + g) >> 6u) << 4u);
+    return vec2<f32>(f32(scale), f32(minimum));
+}
+
+// Elements `i` to `i + 3`, `i` a multiple of 4: `d s q - dmin m`, with `s` and `m` of 32 elements.
+fn load4_$(row: u32, i: u32) -> vec4<f32> {
+    let at = row + (i / 256u) * BLOCK_BYTESu;
+    let j = i % 256u;
+    let group = j / 32u;
+    let low = (aligned_$((at + 48u + group / 2u * 32u + j % 32u) >> 2u) >> ((group & 1u) * 4u)) & 0x0f0f0f0fu;
+    let high = (aligned_$((at + 16u + j % 32u) >> 2u) >> group) & 0x01010101u;
+    let scales = unpack2x16float(aligned_$(at >> 2u)) * scale_and_minimum_$(at + 4u, group);
+    return unsigned4(low | (high << 4u)) * scales.x - scales.y;
+}
+
+fn get_$(i: vec4<u32>) -> f32 {
+    return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
+}

@@ -1,0 +1,34 @@
+
+// Sets two bytes at an even place; others may set the other half of the word.
+fn store_half_$(at: u32, bits: u32) {
+    let shift = (at & 2u) * 8u;
+    atomicAnd(&buffer_$[at >> 2u], ~(0xffffu << shift));
+    atomicOr(&buffer_$[at >> 2u], bits << shift);
+}
+
+// Writes the block of 32 elements `d (q - 16)` at byte `at`.
+fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
+    // The first element of largest magnitude gets code 0.
+    var largest = 0.0;
+    for (var i = 0u; i < 32u; i++) {
+        if abs((*x)[i]) > abs(largest) {
+            largest = (*x)[i];
+        }
+    }
+    let d = largest / -16.0;
+    let inverse = select(0.0, 1.0 / d, d != 0.0);
+    store_half_$(at, to_f16(d));
+    var high = 0u;
+    for (var i = 0u; i < 16u; i += 2u) {
+        var pair = 0u;
+        for (var k = 0u; k < 2u; k++) {
+            let low_code = min(u32(max((*x)[i + k] * inverse + 16.5, 0.0)), 31u);
+            let high_code = min(u32(max((*x)[i + k + 16u] * inverse + 16.5, 0.0)), 31u);
+            pair |= ((low_code & 15u) | ((high_code & 15u) << 4u)) << (8u * k);
+            high |= ((low_code >> 4u) << (i + k)) | ((high_code >> 4u) << (i + k + 16u));
+        }
+        store_half_$(at + 6u + i, pair);
+    }
+    store_half_$(at + 2u, high & 0xffffu);
+    store_half_$(at + 4u, high >> 16u);
+}

@@ -1,0 +1,261 @@
+//! Softmax, attention, rotary embedding.
+
+use super::{elements, floats};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::shader::Access;
+use samite_core::{DType, Node, Rope, RopeMode};
+use std::f64::consts::PI;
+
+/// Invocations of a workgroup of attention.
+const ATTENTION_GROUP: usize = 128;
+/// So many workgroups of attention are enough for any adapter.
+const ENOUGH_WORK: usize = 512;
+/// A workgroup of those that share keys has so many at least.
+const LEAST_KEYS: usize = 256;
+/// Most workgroups for one query.
+const MOST_SHARES: usize = 32;
+/// Most elements of a query.
+const LONGEST_QUERY: usize = 1024;
+
+/// The largest power of two up to the number of heads.
+fn power(heads: usize) -> usize {
+    1 << heads.max(1).ilog2()
+}
+
+/// Softmax of each row, scaled and masked.
+pub fn soft_max(
+    node: Node<'_>,
+    scale: f32,
+    max_bias: f32,
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let mut operands = vec![node.result(), node.source_operand(0)?];
+    let heads = operands[0].shape[2];
+    let mut masked = "";
+    if let Some(mask) = node.optional(1) {
+        operands.push(mask);
+        masked = "+ factor * max(get_b(vec4<u32>(i.xy, i.zw % shape_b().zw)), LOWEST)";
+    }
+    let mut sink = "LOWEST";
+    if let Some(sinks) = node.optional(2) {
+        operands.push(sinks);
+        sink = "get_c(vec4<u32>(row.y, 0u, 0u, 0u))";
+    }
+    floats(&operands)?;
+    elements(&operands[0])?;
+    let alone = operands.len() == 2;
+    let launch = Launch::new("soft_max", operands, Work::Rows)
+        .floats([scale, max_bias])
+        .ints([power(heads)])
+        .with("MASKED", masked)
+        .with("SINK", sink)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity);
+    Ok(if alone {
+        launch.cut(&[1, 2, 3])
+    } else {
+        launch
+    })
+}
+
+/// Attention in one step.
+pub fn flash(
+    node: Node<'_>,
+    [scale, max_bias, softcap]: [f32; 3],
+    capacity: &Capacity,
+) -> Result<Vec<Launch>, Reason> {
+    let (y, q) = (node.result(), node.source_operand(0)?);
+    let (k, v) = (node.source_operand(1)?, node.source_operand(2)?);
+    let mut operands = vec![y, q, k, v];
+    let heads = q.shape[2];
+    if q.shape[0] > LONGEST_QUERY || v.shape[0] > 4 * ATTENTION_GROUP {
+        return Err("heads of this size".into());
+    }
+    let mut mask = "0.0";
+    if let Some(operand) = node.optional(3) {
+        operands.push(operand);
+        mask = "get_d(vec4<u32>(key, token, head % shape_d().z, batch % shape_d().w))";
+    }
+    let mut sink = "LOWEST";
+    if let Some(operand) = node.optional(4) {
+        operands.push(operand);
+        sink = "get_e(vec4<u32>(head, 0u, 0u, 0u))";
+    }
+    floats(&operands)?;
+    elements(&y)?;
+    let fours = |x: &Operand| x.shape[0].is_multiple_of(4) && x.has_contiguous_rows();
+    let key = match fours(&k) {
+        true => "load4_b(row_b(row), k)",
+        false => {
+            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < shape_b().x))"
+        }
+    };
+    let value = match fours(&v) {
+        true => "load4_c(row_c(row), k)",
+        false => {
+            "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))"
+        }
+    };
+    let queries = q.rows();
+    let shares = shares(queries, k.shape[1]);
+    let mut first = Vec::new();
+    let mut second = Vec::new();
+    let mut finish = FINISH.replace("SINK", sink);
+    if shares > 1 {
+        let wide = v.shape[0].next_multiple_of(4) + 2;
+        let scratch = |access| Operand::workspace('w', access, DType::F32, queries * shares * wide);
+        operands[0] = scratch(Access::Write);
+        operands.retain(|operand| operand.name != 'e');
+        finish = LEAVE.to_owned();
+        let mut combined = vec![y, scratch(Access::Read)];
+        combined.extend(node.optional(4));
+        let combine = Launch::new("flash_attn_combine", combined, Work::Rows)
+            .with("SHARES", shares)
+            .with("SINK", sink)
+            .with("GROUP_SIZE", ATTENTION_GROUP);
+        second.push(combine);
+    }
+    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares))
+        .floats([scale, max_bias, softcap])
+        .ints([power(heads)])
+        .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
+        .with("LOADED_KEY", key)
+        .with("LOADED_VALUE", value)
+        .with("MASK_VALUE", mask)
+        .with("FINISH", finish)
+        .with("SHARES", shares)
+        .with("GROUP_SIZE", ATTENTION_GROUP);
+    first.push(attention.reduces(capacity));
+    first.extend(second);
+    Ok(first)
+}
+
+/// Into how many parts keys are divided, so that the adapter has enough to do where there are few queries.
+fn shares(queries: usize, keys: usize) -> usize {
+    (ENOUGH_WORK / queries.max(1))
+        .min(keys / LEAST_KEYS)
+        .clamp(1, MOST_SHARES)
+}
+
+/// Writes the result of one query.
+const FINISH: &str = "let sink = SINK;
+        let last = max(largest, sink);
+        if is_masked(largest) {
+            sum = vec4<f32>(0.0);
+            total = 1.0;
+        } else {
+            let rescale = exp(largest - last);
+            total = total * rescale + select(exp(sink - last), 0.0, is_masked(sink));
+            sum *= rescale;
+        }
+        for (var j = 0u; j < 4u; j++) {
+            if mine + j < values.x {
+                put_y(vec4<u32>(mine + j, head, token, batch), sum[j] / total);
+            }
+        }";
+
+/// Leaves what one of several workgroups made of a query.
+const LEAVE: &str = "let at = number * (4u * wide + 2u);
+        if local == 0u {
+            put_w(vec4<u32>(at, 0u, 0u, 0u), largest);
+            put_w(vec4<u32>(at + 1u, 0u, 0u, 0u), total);
+        }
+        for (var j = 0u; j < 4u; j++) {
+            put_w(vec4<u32>(at + 2u + mine + j, 0u, 0u, 0u), sum[j]);
+        }";
+
+/// The gradients of attention: first those of queries, with what each row of logits needs, then those of keys and values.
+pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let mut operands = vec![node.result()];
+    for index in 0..4 {
+        operands.push(node.source_operand(index)?);
+    }
+    let [q, k, v] = [1, 2, 3].map(|index| operands[index + 1]);
+    if q.shape[0].max(v.shape[0]) > LONGEST_QUERY {
+        return Err("heads of this size".into());
+    }
+    let mut mask = "0.0";
+    if let Some(operand) = node.optional(4) {
+        operands.push(operand);
+        mask = "get_e(vec4<u32>(key, token, head % shape_e().z, batch % shape_e().w))";
+    }
+    floats(&operands)?;
+    let queries = q.rows();
+    let launch = |kernel, access, work| {
+        let scratch = Operand::workspace('w', access, DType::F32, 2 * queries);
+        let operands = operands.iter().copied().chain([scratch]).collect();
+        Launch::new(kernel, operands, Work::Groups(work))
+            .floats([scale])
+            .ints([q.elements(), k.elements()])
+            .with("MASK_VALUE", mask)
+            .with("GROUP_SIZE", ATTENTION_GROUP)
+            .with(
+                "PIECES",
+                q.shape[0].max(v.shape[0]).div_ceil(ATTENTION_GROUP),
+            )
+            .reduces(capacity)
+    };
+    Ok(vec![
+        launch("flash_attn_back_queries", Access::Write, queries),
+        launch("flash_attn_back_keys", Access::Read, k.rows()),
+    ])
+}
+
+/// The pair number at which a dimension makes `rotations` turns over the original context.
+fn correction(rope: &Rope, rotations: f64) -> f64 {
+    let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
+    rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
+}
+
+/// Rotary embedding; with `direction` -1, pairs turn the other way.
+pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
+    let mut operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
+    floats(&operands[..2])?;
+    elements(&operands[0])?;
+    if operands[2].dtype != DType::I32 {
+        return Err("positions must be i32".into());
+    }
+    let mut divided = "";
+    if let Some(divisors) = node.optional(2) {
+        floats([&divisors])?;
+        operands.push(divisors);
+        divided = "/ get_c(vec4<u32>(pair, 0u, 0u, 0u))";
+    }
+    // The exponent of two by which frequencies fall from pair to pair, in two parts of which the first has few bits.
+    let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
+    let high = f32::from_bits((step as f32).to_bits() & 0xffff_f000);
+    let low = (step - f64::from(high)) as f32;
+    let (mut ramp, mut magnitude) = ([0.0; 2], f64::from(rope.attn_factor));
+    if rope.ext_factor != 0.0 {
+        let low = correction(&rope, rope.beta_fast.into()).floor().max(0.0);
+        let high = correction(&rope, rope.beta_slow.into())
+            .ceil()
+            .min(rope.dims as f64 - 1.0);
+        ramp = [low as f32, high as f32];
+        magnitude *= 1.0 + 0.1 * (1.0 / f64::from(rope.freq_scale)).ln();
+    }
+    let (partner, next) = match rope.mode {
+        RopeMode::Normal => (1, 2),
+        RopeMode::Neox => (rope.dims / 2, 1),
+    };
+    let y = operands[0];
+    let per_row = y.shape[0] - rope.dims / 2;
+    let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
+    Ok(Launch::new("rope", operands, work)
+        .floats([
+            high,
+            low,
+            rope.freq_scale,
+            rope.ext_factor,
+            ramp[0],
+            ramp[1],
+            magnitude as f32,
+            direction,
+        ])
+        .ints([rope.offset, rope.dims, partner, next])
+        .with("DIVIDED", divided))
+}

@@ -1,0 +1,95 @@
+//! Moving elements: copies, conversions, repetition, concatenation.
+
+use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
+use samite_core::{DType, Node};
+
+/// The largest unit that every element, or block, is a whole number of.
+fn unit(dtype: DType) -> DType {
+    match dtype.block_bytes() {
+        bytes if bytes.is_multiple_of(4) => DType::I32,
+        bytes if bytes.is_multiple_of(2) => DType::I16,
+        _ => DType::I8,
+    }
+}
+
+fn in_units(operand: Operand) -> Result<Operand, Reason> {
+    let unit = unit(operand.dtype);
+    if operand.dtype.block_bytes() > unit.block_bytes() && !operand.has_contiguous_rows() {
+        return Err(format!("elements of {} with gaps between them", operand.dtype).into());
+    }
+    Ok(operand.units(unit))
+}
+
+fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, Reason> {
+    let operands = operands
+        .into_iter()
+        .map(in_units)
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Launch::new("move", operands, Work::Elements).with("MOVED", from))
+}
+
+/// The elements of source 0 in logical order, as the type of the result.
+pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
+    let (y, a) = (node.result(), node.source_operand(0)?);
+    let same_shape = y.shape == a.shape;
+    let cut: &[usize] = if same_shape { &[1, 2, 3] } else { &[] };
+    if y.dtype == a.dtype {
+        let from = match same_shape {
+            true => "int_a(at_a(i))",
+            false => "int_a(at_a(indices(n, shape_a())))",
+        };
+        return Ok(moved(vec![y, a], from)?.cut(cut));
+    }
+    let is_quantized = [y.dtype.is_quantized(), a.dtype.is_quantized()];
+    if y.dtype.is_integer() && is_quantized[1] || a.dtype.is_integer() && is_quantized[0] {
+        return Err(format!("there is no conversion from {} to {}", a.dtype, y.dtype).into());
+    }
+    if is_quantized[0] {
+        if y.dtype.block_len() != 32 {
+            return Err(format!("{} is encoded on the host only", y.dtype).into());
+        }
+        return Ok(Launch::new(
+            "encode",
+            vec![y, a],
+            Work::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
+        ));
+    }
+    let from = "let source = indices(n, shape_a())";
+    let conversion = match y.dtype.is_integer() && a.dtype.is_integer() {
+        true => format!("{from}; store_int_y(at_y(indices(n, shape)), int_a(at_a(source)))"),
+        false => format!("{from}; put_y(indices(n, shape), get_a(source))"),
+    };
+    let launch = Launch::new("cast", vec![y, a], Work::Elements);
+    Ok(launch.with("CONVERSION", conversion).cut(cut))
+}
+
+/// Element `i` of each dimension is element `i` modulo its extent in the source.
+pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
+    moved(
+        vec![node.result(), node.source_operand(0)?],
+        "int_a(at_a(i % shape_a()))",
+    )
+}
+
+/// Source 0, then source 1, along `dim`.
+pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, Reason> {
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
+    let axis = ["x", "y", "z", "w"].get(dim).ok_or("no such dimension")?;
+    let step = [0, 1, 2, 3].map(|d| {
+        if d == dim {
+            format!("shape_a().{axis}")
+        } else {
+            "0u".into()
+        }
+    });
+    let step = step.join(", ");
+    // The place in the operand that is not meant may lie outside of it: such loads give something, and touch nothing else.
+    let from = format!(
+        "select(int_b(at_b(i - vec4<u32>({step}))), int_a(at_a(i)), i.{axis} < shape_a().{axis})"
+    );
+    moved(operands, &from)
+}

@@ -1,0 +1,148 @@
+//! Matrix products.
+
+use super::floats;
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::shader::Access;
+use samite_core::{DType, Node};
+
+/// Products with up to so many columns go column by column, over whole rows.
+const MOST_COLUMNS: usize = 8;
+/// Invocations of a workgroup for these.
+const VECTOR_GROUP: usize = 64;
+/// Rows of a workgroup for these.
+const VECTOR_ROWS: usize = 4;
+/// Rows and columns of a tile of larger products.
+const TILE: usize = 64;
+
+/// How four elements of an operand's row are loaded, and how many elements that are: one, if rows have gaps or no whole number of fours.
+fn loads(operands: [&Operand; 2]) -> (&'static str, [&'static str; 2]) {
+    let fours = operands[0].shape[0].is_multiple_of(4)
+        && operands.iter().all(|operand| operand.has_contiguous_rows());
+    if fours {
+        ("4u", ["load4_a(row_a(row), k)", "load4_b(row_b(row), k)"])
+    } else {
+        let single = [
+            "vec4<f32>(get_a(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
+            "vec4<f32>(get_b(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
+        ];
+        ("1u", single)
+    }
+}
+
+/// As [`loads`], for kernels that always load four: what is behind the end of a row is 0.
+fn tile_loads(operands: [&Operand; 2]) -> [&'static str; 2] {
+    match loads(operands) {
+        ("4u", loads) => loads,
+        _ => [
+            "vec4<f32>(get_a(vec4<u32>(k, row)), select(0.0, get_a(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_a(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_a(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
+            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
+        ],
+    }
+}
+
+/// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
+pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let (y, a, b) = (
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    );
+    floats([&y, &a, &b])?;
+    let room = capacity.binding.saturating_sub(capacity.alignment + 4);
+    let mut columns = b.shape[1].max(1);
+    while columns > 1
+        && (b.part(1, 0, columns).bytes() > room || y.part(1, 0, columns).bytes() > room)
+    {
+        columns = columns.div_ceil(2);
+    }
+    let mut rows = a.shape[1].max(1);
+    while rows > 1 && a.part(1, 0, rows).bytes() > room {
+        rows = rows.div_ceil(2);
+    }
+    let mut launches = Vec::new();
+    for first_column in (0..b.shape[1]).step_by(columns) {
+        let count = columns.min(b.shape[1] - first_column);
+        for first_row in (0..a.shape[1]).step_by(rows) {
+            let height = rows.min(a.shape[1] - first_row);
+            let part = product(
+                y.part(1, first_column, count).part(0, first_row, height),
+                a.part(1, first_row, height),
+                b.part(1, first_column, count),
+                capacity,
+            );
+            launches.push(part);
+        }
+    }
+    Ok(launches)
+}
+
+fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
+    let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
+    if n <= MOST_COLUMNS {
+        let (step, [load_a, load_b]) = loads([&a, &b]);
+        let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
+        return Launch::new("mul_mat_vec", vec![y, a, b], work)
+            .with("COLUMN_COUNT", n.max(1))
+            .with("STEP", step)
+            .with("LOADED_A", load_a)
+            .with("LOADED_B", load_b)
+            .with("GROUP_SIZE", VECTOR_GROUP)
+            .reduces(capacity);
+    }
+    let [load_a, load_b] = tile_loads([&a, &b]);
+    let work = Work::Groups(m.div_ceil(TILE) * n.div_ceil(TILE) * batches);
+    Launch::new("mul_mat", vec![y, a, b], work)
+        .with("LOADED_A", load_a)
+        .with("LOADED_B", load_b)
+}
+
+/// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
+pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let (y, a) = (node.result(), node.source_operand(0)?);
+    let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
+    floats([&y, &a, &b])?;
+    let (experts, choices) = (a.shape[2], c.shape[0] * c.shape[1]);
+    if c.shape[1] > MOST_COLUMNS {
+        let scratch = |access| {
+            let count = experts * (1 + choices);
+            Operand::workspace('w', access, DType::I32, count)
+        };
+        let lists = vec![scratch(Access::Write), c];
+        let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
+            .ints([experts])
+            .can_fail();
+        let [load_a, load_b] = tile_loads([&a, &b]);
+        // Each expert's last tile may be a part of one.
+        let tiles = choices.div_ceil(TILE) + experts;
+        let operands = vec![y, a, b, c, scratch(Access::Read)];
+        let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
+        let products = Launch::new("mul_mat_experts", operands, work)
+            .with("LOADED_A", load_a)
+            .with("LOADED_B", load_b);
+        return Ok(vec![lists, products]);
+    }
+    let (step, [load_a, load_b]) = loads([&a, &b]);
+    let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
+    let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work)
+        .with("STEP", step)
+        .with("LOADED_A", load_a)
+        .with("LOADED_B", load_b)
+        .with("GROUP_SIZE", VECTOR_GROUP);
+    Ok(vec![launch.reduces(capacity).can_fail()])
+}
+
+/// The sum of outer products.
+pub fn out_prod(node: Node<'_>) -> Result<Launch, Reason> {
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
+    floats(&operands)?;
+    Ok(Launch::new("out_prod", operands, Work::Elements))
+}
+
+const _: () = assert!(
+    GROUP as usize == 4 * TILE,
+    "each invocation loads four elements of a tile's depth of 16"
+);

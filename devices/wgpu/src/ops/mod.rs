@@ -1,0 +1,171 @@
+//! The table of operations: for a node, its launches, or the reason why there are none. What the device says it supports and what it runs both come
+//! from here.
+
+mod attention;
+mod copies;
+mod elementwise;
+mod matmul;
+mod reductions;
+mod rows;
+mod state;
+mod training;
+
+use crate::plan::{Capacity, Launch, Operand, Reason};
+use crate::shader::{is_readable, is_writable};
+use samite_core::{DType, Node, Op};
+
+/// The launches of one node. None are needed for leaves, views and empty results.
+///
+/// # Errors
+/// Why the device does not do it.
+pub fn launches(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    if matches!(node.op(), Op::Leaf) || node.op().is_view() {
+        return Ok(Vec::new());
+    }
+    let mut fitting = Vec::new();
+    for launch in whole(node, capacity)? {
+        check_types(&launch)?;
+        launch.fit(capacity, &mut fitting)?;
+    }
+    Ok(fitting)
+}
+
+/// The launches, however large their operands are.
+fn whole(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+    let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
+    match *node.op() {
+        Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } => one(copies::convert(node)),
+        Op::Repeat { .. } => one(copies::repeat(node)),
+        Op::Concat { dim } => one(copies::concat(node, dim)),
+        Op::Pad { before, .. } => one(elementwise::pad(node, before)),
+
+        Op::Add => one(elementwise::binary(node, "x + z")),
+        Op::Sub => one(elementwise::binary(node, "x - z")),
+        Op::Mul => one(elementwise::binary(node, "x * z")),
+        Op::Div => one(elementwise::binary(node, "x / z")),
+        Op::Scale { scale, bias } => one(elementwise::unary(node, "p.x * x + p.y", [scale, bias])),
+        Op::Sqr => one(elementwise::unary(node, "x * x", [])),
+        Op::Sqrt => one(elementwise::unary(node, "sqrt(x)", [])),
+        Op::Log => one(elementwise::unary(node, "log(x)", [])),
+        Op::Clamp { min, max } => one(elementwise::unary(
+            node,
+            "max(min(x, p.y), p.x)",
+            [min, max],
+        )),
+        Op::Fill { value } => one(elementwise::generate(node, "p.x", [value])),
+        Op::Arange { start, step, .. } => one(elementwise::generate(
+            node,
+            "p.x + p.y * f32(n)",
+            [start, step],
+        )),
+        Op::Unary(function) => one(elementwise::function(node, function)),
+        Op::Glu { kind, swapped } => one(elementwise::glu(node, kind, swapped)),
+        Op::DiagMaskInf { past } => one(elementwise::diag_mask(node, past, f32::NEG_INFINITY)),
+        Op::DiagMaskZero { past } => one(elementwise::diag_mask(node, past, 0.0)),
+        Op::AddId => one(rows::add_id(node)),
+        Op::GetRows => rows::get(node, capacity),
+        Op::SetRows => rows::set(node, capacity),
+
+        Op::Sum => one(reductions::sum(node, capacity)),
+        Op::SumRows => one(reductions::sum_rows(node, 1.0, capacity)),
+        Op::Mean => {
+            let count = node.source_layout(0).map_or(1, |x| x.shape()[0]);
+            one(reductions::sum_rows(node, 1.0 / count as f32, capacity))
+        }
+        Op::CumSum => one(reductions::running_sum(node)),
+        Op::Norm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["true", "1.0 / sqrt(squares / count + eps)"],
+            capacity,
+        )),
+        Op::RmsNorm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["false", "1.0 / sqrt(squares / count + eps)"],
+            capacity,
+        )),
+        Op::L2Norm { eps } => one(reductions::norm(
+            node,
+            eps,
+            ["false", "1.0 / max(sqrt(squares), eps)"],
+            capacity,
+        )),
+        Op::ArgMax => one(reductions::argmax(node)),
+        Op::ArgSort { order } => one(reductions::argsort(node, order)),
+        Op::TopK { k } => one(reductions::top_k(node, k)),
+
+        Op::MulMat { .. } => matmul::mul_mat(node, capacity),
+        Op::MulMatId { .. } => matmul::mul_mat_id(node, capacity),
+        Op::OutProd => one(matmul::out_prod(node)),
+
+        Op::SoftMax { scale, max_bias } => {
+            one(attention::soft_max(node, scale, max_bias, capacity))
+        }
+        Op::FlashAttn {
+            scale,
+            max_bias,
+            softcap,
+            ..
+        } => attention::flash(node, [scale, max_bias, softcap], capacity),
+        Op::FlashAttnBack { scale } => attention::flash_back(node, scale, capacity),
+        Op::Rope(rope) => one(attention::rope(node, rope, 1.0)),
+        Op::RopeBack(rope) => one(attention::rope(node, rope, -1.0)),
+
+        Op::SsmConv => one(state::conv(node)),
+        Op::SsmScan { snapshots } => one(state::scan(node, snapshots)),
+        Op::GatedDeltaNet { snapshots } => one(state::delta_net(node, snapshots)),
+
+        Op::RepeatBack { .. } => one(training::repeat_back(node)),
+        Op::SiluBack => one(training::silu_back(node)),
+        Op::RmsNormBack { eps } => one(training::rms_norm_back(node, eps, capacity)),
+        Op::SoftMaxBack { scale } => one(training::soft_max_back(node, scale, capacity)),
+        Op::GetRowsBack { .. } => one(training::get_rows_back(node)),
+        Op::CrossEntropyLoss => one(training::cross_entropy(node, capacity)),
+        Op::CrossEntropyLossBack => one(training::cross_entropy_back(node, capacity)),
+        Op::OptStepAdamW => one(training::adamw(node)),
+        Op::OptStepSgd => one(training::sgd(node)),
+        _ => Err("there is no kernel for it".into()),
+    }
+}
+
+/// Whether all operands have types that kernels read and write.
+fn check_types(launch: &Launch) -> Result<(), Reason> {
+    use crate::shader::Access;
+    for operand in &launch.operands {
+        let dtype = operand.dtype;
+        if operand.access != Access::Write && !is_readable(dtype) {
+            return Err(format!("{dtype} cannot be read").into());
+        }
+        if operand.access != Access::Read && !is_writable(dtype) {
+            return Err(format!("{dtype} cannot be written").into());
+        }
+        if operand.access != Access::Write && dtype.is_quantized() && !operand.has_contiguous_rows()
+        {
+            return Err("blocks with gaps between them".into());
+        }
+    }
+    Ok(())
+}
+
+/// Fails for integers, where a kernel computes with floats.
+fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Reason> {
+    match operands
+        .into_iter()
+        .find(|operand| operand.dtype.is_integer() || operand.dtype == DType::F64)
+    {
+        Some(operand) => Err(format!("{} in place of floats", operand.dtype).into()),
+        None => Ok(()),
+    }
+}
+
+/// Fails for a result in blocks, where a kernel writes elements.
+fn elements(operand: &Operand) -> Result<(), Reason> {
+    match operand.dtype.is_quantized() {
+        true => Err(format!("a result in blocks of {}", operand.dtype).into()),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+//! Operations that carry a state from token to token.
+
+use super::floats;
+use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
+use samite_core::{DType, Node};
+
+/// The longest row of a state, which one invocation keeps.
+const LONGEST_STATE: usize = 256;
+
+fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
+    let mut operands = vec![node.result()];
+    for index in 0..sources {
+        operands.push(node.source_operand(index)?);
+    }
+    Ok(operands)
+}
+
+/// A convolution over time.
+pub fn conv(node: Node<'_>) -> Result<Launch, Reason> {
+    let operands = all(node, 2)?;
+    floats(&operands)?;
+    Ok(Launch::new("ssm_conv", operands, Work::Elements))
+}
+
+/// A selective state space.
+pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
+    let operands = all(node, 7)?;
+    floats(&operands[..7])?;
+    if operands[7].dtype != DType::I32 {
+        return Err("numbers of rows must be i32".into());
+    }
+    let (size, x) = (operands[1].shape[0], operands[2]);
+    if size > LONGEST_STATE {
+        return Err(format!("states longer than {LONGEST_STATE}").into());
+    }
+    let work = Work::Groups((x.shape[0] * x.shape[1] * x.shape[3]).div_ceil(GROUP as usize));
+    let launch = Launch::new("ssm_scan", operands, work).ints([snapshots]);
+    Ok(launch.with("STATE_SIZE", size).can_fail())
+}
+
+/// The gated delta rule.
+pub fn delta_net(node: Node<'_>, snapshots: usize) -> Result<Launch, Reason> {
+    let operands = all(node, 6)?;
+    floats(&operands)?;
+    let v = operands[3];
+    if v.shape[0] > LONGEST_STATE {
+        return Err(format!("states longer than {LONGEST_STATE}").into());
+    }
+    let work = Work::Groups((v.shape[0] * v.shape[1] * v.shape[3]).div_ceil(GROUP as usize));
+    let launch = Launch::new("gated_delta_net", operands, work).ints([snapshots]);
+    Ok(launch.with("STATE_SIZE", v.shape[0]))
+}

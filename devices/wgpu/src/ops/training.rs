@@ -1,0 +1,123 @@
+//! Gradients, losses and steps of optimizers.
+
+use super::{elements, floats};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Which, Work};
+use crate::shader::Access;
+use samite_core::{DType, Node};
+
+fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
+    let mut operands = vec![node.result()];
+    for index in 0..sources {
+        operands.push(node.source_operand(index)?);
+    }
+    floats(&operands)?;
+    elements(&operands[0])?;
+    Ok(operands)
+}
+
+/// What a repetition spread out, summed.
+pub fn repeat_back(node: Node<'_>) -> Result<Launch, Reason> {
+    Ok(Launch::new("repeat_back", all(node, 1)?, Work::Elements))
+}
+
+/// The gradient of silu.
+pub fn silu_back(node: Node<'_>) -> Result<Launch, Reason> {
+    let launch = Launch::new("elementwise", all(node, 2)?, Work::Elements)
+        .with(
+            "EXPRESSION",
+            "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))",
+        )
+        .with("FIRST_VALUE", "get_a(i)")
+        .with("SECOND_VALUE", "get_b(i)");
+    Ok(launch.cut(&[1, 2, 3]))
+}
+
+fn row_gradient(
+    node: Node<'_>,
+    parameter: f32,
+    [factor, gradient]: [&str; 2],
+    capacity: &Capacity,
+) -> Result<Launch, Reason> {
+    let launch = Launch::new("row_gradient", all(node, 2)?, Work::Rows).floats([parameter]);
+    let launch = launch.with("FACTOR", factor).with("GRADIENT", gradient);
+    Ok(launch
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
+        .cut(&[1, 2, 3]))
+}
+
+/// The gradient of rms_norm.
+pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<Launch, Reason> {
+    let texts = [
+        "1.0 / sqrt(squares / count + p.x)",
+        "factor * (g - x * (factor * factor * products / count))",
+    ];
+    row_gradient(node, eps, texts, capacity)
+}
+
+/// The gradient of softmax.
+pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Launch, Reason> {
+    row_gradient(
+        node,
+        scale,
+        ["p.x", "factor * x * (g - products)"],
+        capacity,
+    )
+}
+
+/// The gradient of a lookup.
+pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
+    let operands = vec![
+        node.result(),
+        node.source_operand(0)?,
+        node.source_operand(1)?,
+    ];
+    floats(&operands[..2])?;
+    if operands[2].dtype != DType::I32 {
+        return Err("numbers of rows must be i32".into());
+    }
+    Ok(Launch::new("get_rows_back", operands, Work::Elements).can_fail())
+}
+
+/// The loss of logits.
+pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
+    let launch = Launch::new("cross_entropy", all(node, 2)?, Work::Groups(1));
+    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
+}
+
+/// The gradient of the loss.
+pub fn cross_entropy_back(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
+    let operands = all(node, 3)?;
+    let rows = operands[0].rows();
+    let launch = Launch::new("cross_entropy_back", operands, Work::Rows).floats([rows as f32]);
+    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
+}
+
+/// The sources alone: those of `written` are changed.
+fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Operand>, Reason> {
+    let mut operands = Vec::new();
+    for index in 0..sources {
+        let mut operand = node.source_operand(index)?;
+        if written.contains(&index) {
+            operand.access = Access::Update;
+        }
+        debug_assert_eq!(operand.which, Which::Source(index));
+        operands.push(operand);
+    }
+    floats(&operands)?;
+    Ok(operands)
+}
+
+/// A step of AdamW.
+pub fn adamw(node: Node<'_>) -> Result<Launch, Reason> {
+    Ok(Launch::new(
+        "adamw",
+        in_place(node, 5, &[0, 2, 3])?,
+        Work::Elements,
+    ))
+}
+
+/// A step of gradient descent.
+pub fn sgd(node: Node<'_>) -> Result<Launch, Reason> {
+    Ok(Launch::new("sgd", in_place(node, 3, &[0])?, Work::Elements))
+}

@@ -1,0 +1,75 @@
+//! What can be turned off, or made smaller, to try what other adapters lack.
+
+use samite_core::{Error, Parameters, Result};
+
+/// The least binding that is accepted: some blocks of every type fit in it.
+const LEAST_BINDING: usize = 64 << 10;
+
+/// How a device uses its adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WgpuOptions {
+    /// Sums are made without operations over subgroups.
+    pub without_subgroups: bool,
+    /// Most bytes of a tensor that a kernel sees at once; the adapter's limit if that is less, or none is given.
+    pub binding: Option<usize>,
+}
+
+impl WgpuOptions {
+    /// These options, changed by the parameters `subgroups=on|off` and `binding=<bytes>`, such as `1MiB`, of the device called `device`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other parameters or values.
+    pub fn with(mut self, device: &str, mut parameters: Parameters) -> Result<Self> {
+        let wrong = |key: &str, text: &str, must: &str| {
+            Error::invalid(format!(
+                "device '{device}': parameter '{key}' is '{text}', and must be {must}"
+            ))
+        };
+        match parameters.take("subgroups").as_deref() {
+            None => {}
+            Some("on") => self.without_subgroups = false,
+            Some("off") => self.without_subgroups = true,
+            Some(other) => return Err(wrong("subgroups", other, "on or off")),
+        }
+        if let Some(text) = parameters.take("binding") {
+            let bytes = bytes(&text).filter(|&bytes| bytes >= LEAST_BINDING);
+            let must = "a size of at least 64KiB, such as 1MiB";
+            self.binding = Some(bytes.ok_or_else(|| wrong("binding", &text, must))?);
+        }
+        parameters.finish(device, &["subgroups", "binding"])?;
+        Ok(self)
+    }
+}
+
+/// A number of bytes, with `KiB`, `MiB`, `GiB` or nothing behind it.
+fn bytes(text: &str) -> Option<usize> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let (number, shift) = units
+        .into_iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)))
+        .unwrap_or((text, 0));
+    number.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_read() {
+        let with = |text: &str| WgpuOptions::default().with("wgpu0", text.parse().unwrap());
+        let options = with("subgroups=off,binding=1MiB").unwrap();
+        assert!(options.without_subgroups);
+        assert_eq!(options.binding, Some(1 << 20));
+        assert_eq!(with("").unwrap(), WgpuOptions::default());
+        for (text, part) in [
+            ("subgroups=maybe", "'subgroups' is 'maybe'"),
+            ("binding=1KiB", "'binding' is '1KiB'"),
+            ("binding=x", "at least 64KiB"),
+            ("f16=off", "it has: subgroups, binding"),
+        ] {
+            let error = with(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

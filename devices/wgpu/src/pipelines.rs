@@ -1,0 +1,120 @@
+//! Compiled shaders, kept as long as the device.
+
+use crate::gpu::{MOST_BINDINGS, Opened};
+use crate::plan::MOST_OPERANDS;
+use crate::shader::{FIRST_OPERAND, Shader};
+use samite_core::Result;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The pipelines of one device.
+pub struct Pipelines {
+    /// By number of operands.
+    layouts: Vec<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>,
+    compiled: Mutex<BTreeMap<Shader, Arc<wgpu::ComputePipeline>>>,
+    patch: OnceLock<wgpu::ComputePipeline>,
+}
+
+impl Pipelines {
+    pub fn new(device: &wgpu::Device) -> Self {
+        let most = device.limits().max_storage_buffers_per_shader_stage;
+        let most = most.min(MOST_BINDINGS).saturating_sub(1) as usize;
+        let layouts = (0..=most.min(MOST_OPERANDS)).map(|operands| layout(device, operands));
+        Pipelines {
+            layouts: layouts.collect(),
+            compiled: Mutex::default(),
+            patch: OnceLock::new(),
+        }
+    }
+
+    /// The layout of bind groups with so many operands.
+    pub fn bind_group_layout(&self, operands: usize) -> &wgpu::BindGroupLayout {
+        &self.layouts[operands].0
+    }
+
+    /// The pipeline of `shader`, compiled now if it was not.
+    ///
+    /// # Errors
+    /// If the driver refuses it.
+    pub fn get(&self, opened: &Opened, shader: &Shader) -> Result<Arc<wgpu::ComputePipeline>> {
+        let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = lock().get(shader) {
+            return Ok(Arc::clone(pipeline));
+        }
+        let layout = &self.layouts[shader.operands.len()].1;
+        let pipeline = compile(opened, &shader.name(), &shader.source(), Some(layout))?;
+        let pipeline = Arc::new(pipeline);
+        lock().insert(shader.clone(), Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+
+    /// The kernel that sets some bits of a word.
+    ///
+    /// # Errors
+    /// If the driver refuses it.
+    pub fn patch(&self, opened: &Opened) -> Result<&wgpu::ComputePipeline> {
+        if self.patch.get().is_none() {
+            let source = include_str!("kernels/patch.wgsl");
+            let _ = self.patch.set(compile(opened, "patch", source, None)?); // another thread's is as good
+        }
+        Ok(self.patch.get_or_init(|| unreachable!("set above")))
+    }
+}
+
+fn compile(
+    opened: &Opened,
+    name: &str,
+    source: &str,
+    layout: Option<&wgpu::PipelineLayout>,
+) -> Result<wgpu::ComputePipeline> {
+    opened.make(&format!("the kernel '{name}'"), 0, || {
+        let module = opened
+            .device
+            .create_shader_module(wgpu::ShaderModuleDescriptor {
+                label: Some(name),
+                source: wgpu::ShaderSource::Wgsl(source.into()),
+            });
+        opened
+            .device
+            .create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(name),
+                layout,
+                module: &module,
+                entry_point: Some("main"),
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    // Kernels write what they read.
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: None,
+            })
+    })
+}
+
+fn layout(device: &wgpu::Device, operands: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
+    let entry = |binding: u32| wgpu::BindGroupLayoutEntry {
+        binding,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: match binding {
+                0 => wgpu::BufferBindingType::Uniform,
+                // One buffer may be several operands, of which one is written: to the driver, all are.
+                _ => wgpu::BufferBindingType::Storage { read_only: false },
+            },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    };
+    let entries: Vec<_> = (0..FIRST_OPERAND + operands as u32).map(entry).collect();
+    let groups = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+        label: None,
+        entries: &entries,
+    });
+    let pipelines = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        label: None,
+        bind_group_layouts: &[Some(&groups)],
+        immediate_size: 0,
+    });
+    (groups, pipelines)
+}

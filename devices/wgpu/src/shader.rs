@@ -1,0 +1,169 @@
+//! The text of a shader: a preamble, one accessor for each operand, reductions where they are used, and the kernel.
+//!
+//! Accessors are templates: `$` stands for the operand's name. What else a kernel leaves open is a name in capitals that
+//! [`Shader::text`] replaces.
+
+use samite_core::DType;
+use std::fmt::Write;
+
+/// How a kernel uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    Read,
+    Write,
+    /// Reads an element before it is written, by the same invocation.
+    Update,
+}
+
+/// What tells one shader from another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shader {
+    /// The name of its file.
+    pub kernel: &'static str,
+    /// Names, types and uses, by binding.
+    pub operands: Vec<(char, DType, Access)>,
+    /// Names and what stands for them.
+    pub text: Vec<(&'static str, String)>,
+    /// With reductions, and whether these use subgroups.
+    pub subgroups: Option<bool>,
+}
+
+/// The first binding of an operand, behind the parameters and the word for failures.
+pub const FIRST_OPERAND: u32 = 2;
+
+const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
+const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
+const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
+const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
+
+/// The kernels by name.
+macro_rules! kernels {
+    ($($name:literal)*) => {
+        const KERNELS: &[(&str, &str)] = &[
+            $(($name, include_str!(concat!("kernels/", $name, ".wgsl"))),)*
+        ];
+    };
+}
+
+kernels! {
+    "elementwise" "move" "cast" "encode" "add_id"
+    "get_rows" "set_rows" "get_rows_back"
+    "rows" "cumsum" "norm" "row_gradient" "soft_max" "rope" "argmax" "sort"
+    "mul_mat_vec" "mul_mat" "mul_mat_id" "expert_lists" "mul_mat_experts" "out_prod"
+    "flash_attn" "flash_attn_combine" "flash_attn_back_queries" "flash_attn_back_keys"
+    "ssm_conv" "ssm_scan" "gated_delta_net"
+    "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
+}
+
+/// How elements of a type are read; `None` where they cannot be.
+fn reader(dtype: DType) -> Option<&'static str> {
+    macro_rules! readers {
+        ($($dtype:ident $file:literal)*) => {
+            match dtype {
+                $(DType::$dtype => Some(include_str!(concat!("kernels/types/", $file, ".wgsl"))),)*
+                _ => None,
+            }
+        };
+    }
+    readers! {
+        F32 "f32" F16 "f16" BF16 "bf16" I32 "i32" I64 "i64" I16 "i16" I8 "i8"
+        Q4_0 "q4_0" Q4_1 "q4_1" Q5_0 "q5_0" Q5_1 "q5_1" Q8_0 "q8_0"
+        Q2_K "q2_k" Q3_K "q3_k" Q4_K "q4_k" Q5_K "q5_k" Q6_K "q6_k"
+        IQ4_NL "iq4_nl" IQ4_XS "iq4_xs" MXFP4 "mxfp4" TQ1_0 "tq1_0" TQ2_0 "tq2_0"
+    }
+}
+
+/// How elements of a type, or whole blocks, are written; `None` where they cannot be.
+fn writer(dtype: DType) -> Option<&'static str> {
+    macro_rules! writers {
+        ($($dtype:ident $file:literal)*) => {
+            match dtype {
+                $(DType::$dtype => Some(include_str!(concat!("kernels/types/store_", $file, ".wgsl"))),)*
+                _ => None,
+            }
+        };
+    }
+    writers! {
+        F32 "f32" F16 "f16" BF16 "bf16" I32 "i32" I64 "i64" I16 "i16" I8 "i8"
+        Q4_0 "q4_0" Q4_1 "q4_1" Q5_0 "q5_0" Q5_1 "q5_1" Q8_0 "q8_0" IQ4_NL "iq4_nl"
+    }
+}
+
+/// Whether kernels can read elements of this type.
+pub fn is_readable(dtype: DType) -> bool {
+    reader(dtype).is_some()
+}
+
+/// Whether kernels can write elements, or blocks, of this type.
+pub fn is_writable(dtype: DType) -> bool {
+    writer(dtype).is_some()
+}
+
+/// Whether words of this type are shared by elements, so that they are written by atomic operations.
+fn shares_words(dtype: DType) -> bool {
+    !dtype.block_bytes().is_multiple_of(4)
+}
+
+impl Shader {
+    /// The text, in WGSL.
+    pub fn source(&self) -> String {
+        let mut source = PREAMBLE.to_owned();
+        for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
+            let shared = access != Access::Read && shares_words(dtype);
+            let element = if shared { "atomic<u32>" } else { "u32" };
+            let load = if shared {
+                "atomicLoad(&buffer_$[i])"
+            } else {
+                "buffer_$[i]"
+            };
+            let mut accessor = OPERAND
+                .replace("BINDING", &(number as u32 + FIRST_OPERAND).to_string())
+                .replace("ELEMENT", element)
+                .replace("LOAD", load)
+                .replace("NUMBER", &number.to_string());
+            if access != Access::Write {
+                accessor += reader(dtype).unwrap_or_default();
+            }
+            if access != Access::Read {
+                accessor += writer(dtype).unwrap_or_default();
+            }
+            let block = [dtype.block_len(), dtype.block_bytes()].map(|x| x.to_string());
+            let accessor = accessor
+                .replace("BLOCK_LEN", &block[0])
+                .replace("BLOCK_BYTES", &block[1])
+                .replace('$', &name.to_string());
+            source.push_str(&accessor);
+        }
+        match self.subgroups {
+            Some(true) => source.push_str(REDUCE_SUBGROUP),
+            Some(false) => source.push_str(REDUCE_TREE),
+            None => {}
+        }
+        let kernel = KERNELS.iter().find(|(name, _)| *name == self.kernel);
+        let mut kernel = kernel.map_or("", |(_, text)| text).to_owned();
+        let (parameters, names) = match self.subgroups {
+            Some(true) => (
+                ", @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32, @builtin(num_subgroups) subgroups: u32",
+                "Place(local, subgroup, lane, subgroups)",
+            ),
+            _ => ("", "Place(local)"),
+        };
+        kernel = kernel
+            .replace("PLACE_PARAMETERS", parameters)
+            .replace("PLACE", names);
+        source.push_str(&kernel);
+        for (name, text) in &self.text {
+            source = source.replace(name, text);
+        }
+        source
+    }
+
+    /// A name for people.
+    pub fn name(&self) -> String {
+        let mut name = self.kernel.to_owned();
+        for (operand, dtype, _) in &self.operands {
+            let _ = write!(name, " {operand}:{dtype}"); // writing to a string cannot fail
+        }
+        name
+    }
+}

@@ -1,0 +1,475 @@
+//! Streams: launches bound to places, recorded and submitted.
+
+use crate::buffer::WgpuBuffer;
+use crate::device::WgpuDevice;
+use crate::event::{Point, WgpuEvent};
+use crate::gpu::Opened;
+use crate::ops;
+use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
+use crate::shader::FIRST_OPERAND;
+use bytemuck::Zeroable;
+use samite_core::{
+    Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream, TensorId, TensorRef,
+};
+use std::any::Any;
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// So many launches are handed to the driver at a time, so that a long run can be stopped, and no driver thinks that the device hangs.
+const SUBMISSION: usize = 256;
+
+/// What a kernel does with a value that it must not use: it leaves it out, and sets a word to the number of its node.
+pub struct Failures {
+    word: wgpu::Buffer,
+    device: Arc<str>,
+    state: Mutex<FailureState>,
+}
+
+#[derive(Default)]
+struct FailureState {
+    /// The next number of a node.
+    next: u32,
+    /// Work since the last look at the word.
+    pending: Vec<Arc<Fallible>>,
+}
+
+/// Nodes that can fail, by number.
+struct Fallible {
+    first: u32,
+    nodes: Vec<String>,
+}
+
+impl Failures {
+    fn state(&self) -> std::sync::MutexGuard<'_, FailureState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Numbers for `nodes`; 0 is never one.
+    fn number(&self, nodes: Vec<String>) -> Arc<Fallible> {
+        let mut state = self.state();
+        let count = nodes.len() as u32 + 1;
+        let first = state
+            .next
+            .checked_add(count)
+            .map_or(1, |_| state.next.max(1));
+        state.next = first + count;
+        Arc::new(Fallible { first, nodes })
+    }
+
+    fn add(&self, work: &Arc<Fallible>) {
+        let mut state = self.state();
+        if !work.nodes.is_empty() && !state.pending.iter().any(|known| Arc::ptr_eq(known, work)) {
+            state.pending.push(Arc::clone(work));
+        }
+    }
+
+    /// Fails if work that was submitted before met a wrong value. Waits for it, if there is any.
+    pub fn check(&self, opened: &Opened) -> Result<()> {
+        self.check_with(opened, |word| {
+            let mut number = [0; 4];
+            if let Some(word) = word {
+                opened.read(word, 0, &mut number)?;
+            }
+            Ok(u32::from_le_bytes(number))
+        })
+    }
+
+    /// [`check`](Failures::check), where `read` reads the word, if it is given one, together with something else.
+    fn check_with(
+        &self,
+        opened: &Opened,
+        read: impl FnOnce(Option<&wgpu::Buffer>) -> Result<u32>,
+    ) -> Result<()> {
+        let pending = std::mem::take(&mut self.state().pending);
+        let number = read((!pending.is_empty()).then_some(&self.word))?;
+        if number == 0 {
+            return Ok(());
+        }
+        opened.write(&self.word, 0, &[0; 4])?;
+        let name = pending.iter().find_map(|work| {
+            work.nodes
+                .get(number.checked_sub(work.first)? as usize)
+                .cloned()
+        });
+        let name = name.unwrap_or_else(|| "a node".into());
+        Err(Error::InvalidArgument(
+            format!(
+                "{}: {name}: a row or expert number is out of range",
+                self.device
+            )
+            .into(),
+        ))
+    }
+}
+
+/// A launch with its places.
+struct Step {
+    node: TensorId,
+    pipeline: Arc<wgpu::ComputePipeline>,
+    group: wgpu::BindGroup,
+    groups: [u32; 2],
+}
+
+/// Work that is bound to places.
+struct PreparedSteps {
+    device: Arc<WgpuDevice>,
+    steps: Vec<Step>,
+    fallible: Arc<Fallible>,
+    failures: Arc<Failures>,
+}
+
+impl Prepared for PreparedSteps {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+pub struct WgpuStream {
+    device: Arc<WgpuDevice>,
+    failures: Arc<Failures>,
+}
+
+impl WgpuStream {
+    pub fn open(device: Arc<WgpuDevice>) -> Result<Self> {
+        let usage = wgpu::BufferUsages::STORAGE
+            | wgpu::BufferUsages::COPY_SRC
+            | wgpu::BufferUsages::COPY_DST;
+        let word = device.gpu().open()?.create("a stream", 16, usage)?;
+        let failures = Failures {
+            word,
+            device: device.name().into(),
+            state: Mutex::default(),
+        };
+        Ok(WgpuStream {
+            device,
+            failures: Arc::new(failures),
+        })
+    }
+
+    fn opened(&self) -> Result<&Opened> {
+        self.device.gpu().open()
+    }
+
+    /// The place of `operand` of `node`: its buffer, and the byte of its first element there.
+    fn place<'a>(
+        &self,
+        work: &Placed<'a>,
+        node: Node<'a>,
+        operand: &Operand,
+    ) -> Result<(&'a WgpuBuffer, u64)> {
+        let id = match operand.which {
+            Which::Workspace => return self.scratch(work, operand),
+            Which::Result => node.id(),
+            Which::Source(index) => {
+                let source = node.source(index);
+                source
+                    .ok_or_else(|| Error::invalid("a source is missing"))?
+                    .id()
+            }
+        };
+        let tensor = work.graph.tensor(id);
+        let place = work.place(id)?;
+        if *place.layout() != tensor.layout {
+            return Err(Error::invalid(format!(
+                "'{}' is {} in the graph but {} in memory",
+                tensor.name,
+                tensor.layout,
+                place.layout()
+            )));
+        }
+        let buffer = WgpuBuffer::of(place, self.device.gpu()).ok_or_else(|| {
+            Error::invalid(format!(
+                "'{}' lies in memory of type '{}', which {} cannot use",
+                tensor.name,
+                place.buffer.buffer_type().name(),
+                self.device.name()
+            ))
+        })?;
+        let start = buffer.range(place.slot, operand.first, operand.bytes())?;
+        // Whole words, halves or bytes of elements and blocks are read at once.
+        let unit = [4, 2]
+            .into_iter()
+            .find(|unit| operand.dtype.block_bytes().is_multiple_of(*unit));
+        let unit = unit.unwrap_or(1) as u64;
+        if !start.is_multiple_of(unit) {
+            return Err(Error::invalid(format!(
+                "'{}' begins within a number at byte {start}",
+                tensor.name
+            )));
+        }
+        Ok((buffer, start))
+    }
+
+    /// The place of scratch memory.
+    fn scratch<'a>(&self, work: &Placed<'a>, operand: &Operand) -> Result<(&'a WgpuBuffer, u64)> {
+        let missing = || Error::invalid("the workspace is missing or too small");
+        let workspace = work.workspace.ok_or_else(missing)?;
+        if workspace.layout().bytes() < operand.bytes() {
+            return Err(missing());
+        }
+        let buffer = WgpuBuffer::of(workspace, self.device.gpu()).ok_or_else(missing)?;
+        let start = buffer.range(workspace.slot, 0, operand.bytes())?;
+        if !start.is_multiple_of(4) {
+            return Err(missing());
+        }
+        Ok((buffer, start))
+    }
+
+    fn bind(
+        &self,
+        work: &Placed<'_>,
+        parameters: &wgpu::Buffer,
+        at: u64,
+        (node, launch, number): (TensorId, &Launch, u32),
+    ) -> Result<(Step, Parameters)> {
+        let (opened, capacity) = (self.opened()?, self.device.capacity());
+        let mut values = Parameters {
+            node: number,
+            ints: launch.ints,
+            floats: launch.floats,
+            ..Parameters::zeroed()
+        };
+        let binding = |binding: u32, buffer: &'_ wgpu::Buffer, offset: u64, size: u64| {
+            (binding, buffer.clone(), offset, size)
+        };
+        let size = std::mem::size_of::<Parameters>() as u64;
+        let mut bindings = vec![
+            binding(0, parameters, at, size),
+            binding(1, &self.failures.word, 0, 16),
+        ];
+        for (index, operand) in launch.operands.iter().enumerate() {
+            let (buffer, start) = self.place(work, work.graph.node(node), operand)?;
+            let window = start / capacity.alignment as u64 * capacity.alignment as u64;
+            let end = (start + operand.bytes() as u64)
+                .next_multiple_of(4)
+                .max(window + 4);
+            // Small numbers: extents and strides of what lies within one binding.
+            let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
+            values.tensors[index] = TensorParameters {
+                shape: operand.shape.map(small),
+                strides: operand.strides.map(small),
+                start: (start - window) as u32,
+                unused: [0; 3],
+            };
+            let number = FIRST_OPERAND + index as u32;
+            bindings.push(binding(number, &buffer.memory.raw, window, end - window));
+        }
+        let pipeline = opened.pipelines.get(opened, &launch.shader)?;
+        let entries: Vec<_> = bindings
+            .iter()
+            .map(|(binding, buffer, offset, size)| wgpu::BindGroupEntry {
+                binding: *binding,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer,
+                    offset: *offset,
+                    size: NonZeroU64::new(*size),
+                }),
+            })
+            .collect();
+        let group = opened.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: opened.pipelines.bind_group_layout(launch.operands.len()),
+            entries: &entries,
+        });
+        let unsupported =
+            |reason| Error::unsupported(self.device.name(), launch.shader.kernel, reason);
+        let step = Step {
+            node,
+            pipeline,
+            group,
+            groups: launch.groups(&capacity).map_err(unsupported)?,
+        };
+        Ok((step, values))
+    }
+}
+
+impl Stream for WgpuStream {
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+        work.check()?;
+        let (opened, capacity) = (self.opened()?, self.device.capacity());
+        let mut launches = Vec::new();
+        let mut names = Vec::new();
+        for node in work.computed() {
+            let of_node = ops::launches(node, &capacity).map_err(|reason| {
+                Error::unsupported(self.device.name(), node.op().name(), reason)
+            })?;
+            if of_node.iter().any(|launch| launch.can_fail) {
+                names.push(format!("{node:?} '{}'", node.tensor().name));
+            }
+            launches.extend(
+                of_node
+                    .into_iter()
+                    .map(|launch| (node.id(), launch, names.len())),
+            );
+        }
+        let fallible = self.failures.number(names);
+        let align = u64::from(opened.device.limits().min_uniform_buffer_offset_alignment);
+        let stride = (std::mem::size_of::<Parameters>() as u64).next_multiple_of(align.max(16));
+        let size = (stride * launches.len() as u64).max(16);
+        let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+        let parameters = opened.create("parameters of nodes", size, usage)?;
+        let mut bytes = vec![0; size as usize];
+        let steps = opened.make("prepared work", 0, || -> Result<Vec<Step>> {
+            let mut steps = Vec::new();
+            for (number, (node, launch, names)) in launches.iter().enumerate() {
+                let at = stride * number as u64;
+                let number = fallible.first + (*names).saturating_sub(1) as u32;
+                let (step, values) = self.bind(&work, &parameters, at, (*node, launch, number))?;
+                let values = bytemuck::bytes_of(&values);
+                bytes[at as usize..][..values.len()].copy_from_slice(values);
+                steps.push(step);
+            }
+            Ok(steps)
+        })??;
+        opened.write(&parameters, 0, &bytes)?;
+        Ok(Box::new(PreparedSteps {
+            device: Arc::clone(&self.device),
+            steps,
+            fallible,
+            failures: Arc::clone(&self.failures),
+        }))
+    }
+
+    fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
+        let prepared = prepared.as_any().downcast_ref::<PreparedSteps>();
+        let own = prepared.filter(|work| Arc::ptr_eq(work.device.gpu(), self.device.gpu()));
+        let work = own.ok_or_else(|| {
+            Error::invalid(format!(
+                "{} was given work that another device prepared",
+                self.device.name()
+            ))
+        })?;
+        control.cancel.check()?;
+        let opened = self.opened()?;
+        // Work prepared by another stream of the device tells that one's word.
+        self.failures.add(&work.fallible);
+        if !Arc::ptr_eq(&self.failures, &work.failures) {
+            work.failures.add(&work.fallible);
+        }
+        let begin = Instant::now();
+        // To time nodes, each is waited for.
+        let piece = if control.observer.is_some() {
+            1
+        } else {
+            SUBMISSION
+        };
+        let mut at = 0;
+        while at < work.steps.len() {
+            control.cancel.check()?;
+            let first = &work.steps[at];
+            let mut end = (at + piece).min(work.steps.len());
+            if piece == 1 {
+                let same = work.steps[at..]
+                    .iter()
+                    .take_while(|step| step.node == first.node);
+                end = at + same.count();
+            }
+            let start = begin.elapsed();
+            let mut encoder = opened.encoder();
+            {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+                for step in &work.steps[at..end] {
+                    pass.set_pipeline(&step.pipeline);
+                    pass.set_bind_group(0, &step.group, &[]);
+                    pass.dispatch_workgroups(step.groups[0], step.groups[1], 1);
+                }
+            }
+            let index = opened.submit(Some(encoder))?;
+            if let Some(observer) = control.observer {
+                opened.wait(index)?;
+                observer.ran(first.node, start, begin.elapsed().saturating_sub(start));
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
+        // Writes and runs share a queue.
+        to.write(offset, data)
+    }
+
+    fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
+        from.check_range(offset, out.len())?;
+        let opened = self.opened()?;
+        let Some(buffer) = WgpuBuffer::of(from, self.device.gpu()) else {
+            from.read(offset, out)?;
+            return self.failures.check(opened);
+        };
+        let start = buffer.range(from.slot, offset, out.len())?;
+        self.failures.check_with(opened, |word| {
+            opened.read_with(&buffer.memory.raw, start, out, word)
+        })
+    }
+
+    fn write_rows(&mut self, to: &TensorRef, rows: samite_core::Rows, data: &[u8]) -> Result<()> {
+        to.write_rows(rows, data)
+    }
+
+    fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
+        if from.layout() != to.layout() {
+            return Err(Error::shape(format!(
+                "copy of {} to {}: the layouts differ",
+                from.layout(),
+                to.layout()
+            )));
+        }
+        let (gpu, opened) = (self.device.gpu(), self.opened()?);
+        let target = WgpuBuffer::of(to, gpu).ok_or_else(|| {
+            let kind = to.buffer.buffer_type();
+            let what = format!("a copy to {}", kind.name());
+            Error::unsupported(gpu.name(), what, "it is not its memory")
+        })?;
+        let len = to.layout().bytes();
+        let at = target.range(to.slot, 0, len)?;
+        match (WgpuBuffer::of(from, gpu), from.buffer.host()) {
+            (Some(source), _) => {
+                let start = source.range(from.slot, 0, len)?;
+                if !opened.copy((&source.memory, start), (&target.memory, at), len as u64)? {
+                    let mut bytes = vec![0; len];
+                    opened.read(&source.memory.raw, start, &mut bytes)?;
+                    opened.write(&target.memory.raw, at, &bytes)?;
+                }
+                Ok(())
+            }
+            (None, Some(host)) => host.with_bytes(from.slot.offset, len, |bytes| {
+                opened.write(&target.memory.raw, at, bytes)
+            })?,
+            (None, None) => Err(Error::unsupported(
+                gpu.name(),
+                format!("a copy from {}", from.buffer.buffer_type().name()),
+                "it is neither its memory nor the host's",
+            )),
+        }
+    }
+
+    fn record(&mut self, event: &dyn Event) -> Result<()> {
+        let event = event.as_any().downcast_ref::<WgpuEvent>();
+        let own = event.filter(|event| Arc::ptr_eq(&event.gpu, self.device.gpu()));
+        let own = own.ok_or_else(|| Error::invalid("an event of another device"))?;
+        own.set(Point {
+            index: self.opened()?.submit(None)?,
+            failures: Arc::clone(&self.failures),
+        });
+        Ok(())
+    }
+
+    fn wait(&mut self, event: &dyn Event) -> Result<()> {
+        match event.as_any().downcast_ref::<WgpuEvent>() {
+            // All streams of a device share one queue, in which the point lies before what comes now.
+            Some(own) if Arc::ptr_eq(&own.gpu, self.device.gpu()) => Ok(()),
+            _ => event.synchronize(),
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        let opened = self.opened()?;
+        opened.wait(opened.submit(None)?)?;
+        self.failures.check(opened)
+    }
+}

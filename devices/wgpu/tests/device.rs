@@ -1,0 +1,340 @@
+//! The device on whatever adapter there is; a software one will do. Without any, the tests say so.
+#![allow(clippy::unwrap_used)] // helpers of tests may, as tests do
+
+use samite_core::{
+    Backend, CancelToken, DType, Device, Error, Graph, Layout, Placed, RunControl, StoredTensor,
+    TensorGroup, TensorId, TensorRef, Usage,
+};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_testing::{Case, Input, Limit, Outcome, Recipe, Rng, Suite, check_contract, run_case};
+use samite_wgpu::{WgpuBackend, WgpuDevice};
+use std::sync::Arc;
+
+/// The first adapter, opened anew, with `parameters`.
+fn device(parameters: &str) -> Option<Arc<dyn Device>> {
+    let backend = WgpuBackend::default();
+    let Some(device) = backend.devices().first() else {
+        samite_testing::skipped("wgpu finds no adapter, not even a software one");
+        return None;
+    };
+    let device = backend.configure(device, parameters.parse().unwrap());
+    Some(device.unwrap())
+}
+
+#[test]
+fn it_keeps_the_contract() {
+    for parameters in ["", "subgroups=off", "binding=1MiB"] {
+        let Some(device) = device(parameters) else {
+            return;
+        };
+        let report = check_contract(&device);
+        assert_eq!(report.failures(), [], "{parameters}\n{report}");
+        assert!(report.passed() >= 15, "{parameters}\n{report}");
+    }
+}
+
+/// What the device may leave to others.
+fn may_lack(reason: &str) -> bool {
+    let known = [
+        "is encoded on the host only",
+        "cannot be written",
+        "with gaps between them",
+        "there is no kernel for it",
+    ];
+    known.iter().any(|known| reason.contains(known))
+}
+
+#[test]
+fn it_computes_what_the_reference_does() {
+    let suite = Suite::new();
+    // The last limit is below some operands of the suite's.
+    for (parameters, small) in [
+        ("", false),
+        ("subgroups=off", false),
+        ("binding=64KiB", true),
+    ] {
+        let Some(device) = device(parameters) else {
+            return;
+        };
+        let report = suite.run(&device);
+        assert!(report.is_success(), "{parameters}\n{report}");
+        let least = if small { 6000 } else { 6200 };
+        assert!(report.passed() >= least, "{parameters}\n{report}");
+        let mut reasons = report.ops.values().flat_map(|counts| counts.reasons.keys());
+        let other = reasons
+            .find(|reason| !(may_lack(reason) || small && reason.contains("limit of one binding")));
+        assert_eq!(other, None, "{parameters}\n{report}");
+    }
+}
+
+/// Memory for every tensor of `graph`.
+fn places(device: &Arc<dyn Device>, graph: &Graph) -> Vec<Option<TensorRef>> {
+    let place = |id: TensorId| {
+        let wanted = [("", graph.tensor(id).layout)];
+        let group = TensorGroup::allocate(&device.buffer_type(), Usage::Compute, &wanted).unwrap();
+        Some(group.tensors[0].tensor().clone())
+    };
+    graph.ids().map(place).collect()
+}
+
+fn control(cancel: &CancelToken) -> RunControl<'_> {
+    RunControl {
+        cancel,
+        observer: None,
+    }
+}
+
+#[test]
+fn bytes_are_written_and_read_wherever_they_lie() {
+    let Some(device) = device("") else { return };
+    let len = 1000;
+    let layout = Layout::contiguous(DType::I8, [len, 1, 1, 1]).unwrap();
+    let memory = device.buffer_type();
+    let group = TensorGroup::allocate(&memory, Usage::Any, &[("bytes", layout)]).unwrap();
+    let tensor: &StoredTensor = &group.tensors[0];
+    let mut expected = vec![0u8; len];
+    let mut rng = Rng::new(7);
+    for step in 0..400 {
+        let start = rng.below(len);
+        let end = start + rng.below((len - start).min(40)) + 1;
+        let value = step as u8 | 1;
+        expected[start..end].fill(value);
+        match step % 3 {
+            0 => {
+                let TensorRef { buffer, slot } = tensor.tensor();
+                buffer.fill(*slot, start, end - start, value).unwrap();
+            }
+            _ => tensor.tensor().write(start, &expected[start..end]).unwrap(),
+        }
+        let mut found = vec![0; end - start];
+        tensor.tensor().read(start, &mut found).unwrap();
+        assert_eq!(found, expected[start..end], "step {step}");
+    }
+    let mut found = vec![0; len];
+    tensor.tensor().read(0, &mut found).unwrap();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_wrong_row_number_is_an_error_that_names_its_node() {
+    let Some(device) = device("") else { return };
+    let mut graph = Graph::new();
+    let table = graph.leaf("table", DType::F32, [4, 3, 1, 1]).unwrap();
+    let numbers = graph.input("numbers", DType::I32, [2, 1, 1, 1]).unwrap();
+    let rows = graph.get_rows(table, numbers).unwrap();
+    graph.set_name(rows, "looked up");
+    let other = graph.sqr(rows).unwrap();
+    let places = places(&device, &graph);
+    let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let nodes = [rows, other];
+    let mut prepared = stream
+        .prepare(Placed {
+            graph: &graph,
+            nodes: &nodes,
+            places: &places,
+            workspace: None,
+            compiled: None,
+        })
+        .unwrap();
+    let cancel = CancelToken::new();
+    let values: Vec<f32> = (0..12).map(|x| x as f32).collect();
+    place(table)
+        .write(0, bytemuck::cast_slice(&values))
+        .unwrap();
+    for (wrong, event) in [(3i32, false), (-1, false), (i32::MIN, true)] {
+        place(numbers)
+            .write(0, bytemuck::cast_slice(&[1, wrong]))
+            .unwrap();
+        stream.run(&mut *prepared, control(&cancel)).unwrap();
+        let result = match event {
+            true => {
+                let event = device.create_event().unwrap();
+                stream.record(&*event).unwrap();
+                event.synchronize()
+            }
+            false => stream.synchronize(),
+        };
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("looked up") && error.contains("get_rows"),
+            "{error}"
+        );
+        // It is told once, and what follows is not touched by it.
+        place(numbers)
+            .write(0, bytemuck::cast_slice(&[2, 0]))
+            .unwrap();
+        stream.run(&mut *prepared, control(&cancel)).unwrap();
+        stream.synchronize().unwrap();
+        let mut found = [0.0f32; 8];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
+        stream.read(place(other), 0, bytes).unwrap();
+        assert_eq!(found, [64.0, 81.0, 100.0, 121.0, 0.0, 1.0, 4.0, 9.0]);
+    }
+}
+
+/// A table above the limit of a binding is looked up in parts, and none of them takes another's rows for wrong.
+#[test]
+fn numbers_are_checked_against_the_whole_of_a_table_in_parts() {
+    let Some(device) = device("binding=64KiB") else {
+        return;
+    };
+    let mut graph = Graph::new();
+    let table = graph.leaf("table", DType::F32, [256, 300, 1, 1]).unwrap();
+    let numbers = graph.input("numbers", DType::I32, [3, 1, 1, 1]).unwrap();
+    let rows = graph.get_rows(table, numbers).unwrap();
+    let places = places(&device, &graph);
+    let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let values: Vec<f32> = (0..256 * 300).map(|x| x as f32).collect();
+    place(table)
+        .write(0, bytemuck::cast_slice(&values))
+        .unwrap();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let mut prepared = stream
+        .prepare(Placed {
+            graph: &graph,
+            nodes: &[rows],
+            places: &places,
+            workspace: None,
+            compiled: None,
+        })
+        .unwrap();
+    for (last, is_wrong) in [(299i32, false), (300, true)] {
+        place(numbers)
+            .write(0, bytemuck::cast_slice(&[0, 150, last]))
+            .unwrap();
+        stream
+            .run(&mut *prepared, control(&CancelToken::new()))
+            .unwrap();
+        assert_eq!(stream.synchronize().is_err(), is_wrong, "row {last}");
+    }
+    let mut found = vec![0.0f32; 512];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
+    place(rows).read(0, bytes).unwrap();
+    assert_eq!((found[0], found[256]), (0.0, 150.0 * 256.0));
+}
+
+#[test]
+fn a_lost_device_says_so_everywhere() {
+    let Some(device) = device("") else { return };
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
+    let y = graph.sqr(x).unwrap();
+    let places = places(&device, &graph);
+    let place = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let work = || Placed {
+        graph: &graph,
+        nodes: std::slice::from_ref(&y),
+        places: &places,
+        workspace: None,
+        compiled: None,
+    };
+    let mut prepared = stream.prepare(work()).unwrap();
+    let event = device.create_event().unwrap();
+    let cancel = CancelToken::new();
+    stream.run(&mut *prepared, control(&cancel)).unwrap();
+    stream.record(&*event).unwrap();
+    device
+        .as_any()
+        .downcast_ref::<WgpuDevice>()
+        .unwrap()
+        .destroy()
+        .unwrap();
+    let memory = device.buffer_type();
+    let results = [
+        ("run", stream.run(&mut *prepared, control(&cancel))),
+        ("synchronize", stream.synchronize()),
+        ("prepare", stream.prepare(work()).map(drop)),
+        ("write", place(x).write(0, &[0; 256])),
+        ("write of a part of a word", place(x).write(1, &[0; 2])),
+        ("read", place(y).read(0, &mut [0; 256])),
+        (
+            "read by the stream",
+            stream.read(place(y), 0, &mut [0; 256]),
+        ),
+        ("copy", stream.copy(place(x), place(y))),
+        ("record", stream.record(&*event)),
+        ("event", event.synchronize()),
+        ("allocate", memory.allocate(64, Usage::Any).map(drop)),
+        ("open", Arc::clone(&device).open_stream().map(drop)),
+    ];
+    for (what, result) in results {
+        assert!(
+            matches!(result, Err(Error::DeviceLost { .. })),
+            "{what}: {result:?}"
+        );
+    }
+}
+
+#[test]
+fn sizes_of_memory_are_checked() {
+    let Some(device) = device("") else { return };
+    let memory = device.buffer_type();
+    assert!(memory.max_size() >= 128 << 20);
+    for size in [memory.max_size() + 1, usize::MAX] {
+        let result = memory.allocate(size, Usage::Any);
+        assert!(matches!(result, Err(Error::OutOfMemory { .. })), "{size}");
+    }
+}
+
+/// Long caches with few queries are divided among workgroups.
+#[test]
+fn attention_over_long_caches_is_put_together() {
+    let Some(device) = device("") else { return };
+    let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
+    for (kv_type, keys, tokens, max_bias, has_sinks) in [
+        (DType::F32, 600, 1, 0.0, false),
+        (DType::F16, 1100, 2, 8.0, true),
+        (DType::Q8_0, 513, 1, 0.0, true),
+    ] {
+        let mut graph = Graph::new();
+        let mut inputs = Vec::new();
+        let mut input = |graph: &mut Graph, dtype, shape, recipe| {
+            let tensor = graph.input("", dtype, shape).unwrap();
+            inputs.push(Input {
+                tensor,
+                recipe,
+                weights: false,
+            });
+            Some(tensor)
+        };
+        let unit = Recipe::UNIT;
+        let mut sources = vec![
+            input(&mut graph, DType::F32, [64, tokens, 4, 1], unit),
+            input(&mut graph, kv_type, [64, keys, 2, 1], unit),
+            input(&mut graph, kv_type, [64, keys, 2, 1], unit),
+            input(&mut graph, DType::F16, [keys, tokens, 1, 1], Recipe::Mask),
+        ];
+        if has_sinks {
+            sources.push(input(&mut graph, DType::F32, [4, 1, 1, 1], unit));
+        }
+        let op = samite_core::Op::FlashAttn {
+            scale: 0.125,
+            max_bias,
+            softcap: 0.0,
+            precision: samite_core::Precision::F32,
+        };
+        let output = graph.push(op, &sources).unwrap();
+        let case = Case {
+            name: format!("{kv_type}, {keys} keys"),
+            op: op.name(),
+            graph,
+            inputs,
+            output,
+            limit: Limit::Nmse(1e-9),
+            in_place: None,
+        };
+        let outcome = run_case(&device, &reference, &case);
+        assert!(
+            matches!(outcome, Outcome::Passed { .. }),
+            "{}: {outcome:?}",
+            case.name
+        );
+        assert!(
+            device.workspace(&case.graph, &[output]).unwrap() > 0,
+            "{}",
+            case.name
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! Whole models on a GPU device, alone and beside others. A software adapter will do; without any, the tests say so.
+
+use crate::common::*;
+use samite_core::{Backend, Device, Error};
+use samite_llm::arch::ARCHITECTURES;
+use samite_llm::{Context, ContextOptions, Model};
+use samite_wgpu::{WgpuBackend, WgpuDevice};
+use std::sync::Arc;
+
+const N_TOKENS: usize = 24;
+
+/// The first adapter, opened anew, with `parameters`.
+fn gpu(parameters: &str) -> Option<Arc<dyn Device>> {
+    let backend = WgpuBackend::default();
+    let Some(device) = backend.devices().first() else {
+        samite_testing::skipped("wgpu finds no adapter, not even a software one");
+        return None;
+    };
+    let device = backend.configure(device, parameters.parse().unwrap());
+    Some(device.unwrap())
+}
+
+fn options_for(model: &Model, flash: bool) -> ContextOptions {
+    ContextOptions {
+        n_ctx: Some(64),
+        n_ubatch: match model.spec().sees_later() {
+            true => 64,
+            false => 10,
+        },
+        n_logits: Some(64),
+        output: output_of(model),
+        flash,
+        ..precise()
+    }
+}
+
+/// The logits after each token, or its embedding: a prompt in pieces, then single tokens.
+fn decode_all(
+    devices: Vec<Arc<dyn Device>>,
+    rules: &str,
+    file: &TestModel,
+    flash: bool,
+) -> Vec<Vec<f32>> {
+    let model = file.load(devices, rules);
+    let mut context = Context::new(Arc::clone(&model), options_for(&model, flash)).unwrap();
+    let tokens: Vec<u32> = (0..N_TOKENS as u32).map(|i| (i * 37 + 11) % 320).collect();
+    if model.spec().sees_later() {
+        return decode(&mut context, &tokens, 0, 0);
+    }
+    let mut rows = decode(&mut context, &tokens[..20], 0, 0);
+    for (i, token) in tokens.iter().enumerate().skip(20) {
+        rows.extend(decode(&mut context, &[*token], i as i32, 0));
+    }
+    rows
+}
+
+#[test]
+fn every_architecture_gives_what_the_cpu_gives() {
+    let Some(gpu) = gpu("") else { return };
+    for arch in ARCHITECTURES {
+        let name = arch.name;
+        let file = TestModel::tiny(name);
+        let expected = decode_all(vec![cpu()], "", &file, true);
+        let near = |devices, rules: &str, flash| {
+            let found = decode_all(devices, rules, &file, flash);
+            let error = nmse(&found, &expected);
+            assert!(
+                error <= 1e-8,
+                "{name}, '{rules}', flash {flash}: {error:.1e}"
+            );
+        };
+        near(vec![Arc::clone(&gpu)], "", true);
+        near(vec![Arc::clone(&gpu)], "", false);
+        let all = || vec![Arc::clone(&gpu), reference("b"), cpu()];
+        near(all(), "layers=0:wgpu0;layers=1:b;layers=2:cpu", true);
+        near(all(), "layers=0:cpu;layers=1:wgpu0;layers=2:b", false);
+    }
+}
+
+#[test]
+fn runs_overlap_and_limits_are_small() {
+    for parameters in ["", "subgroups=off,binding=64KiB"] {
+        let Some(gpu) = gpu(parameters) else { return };
+        let file = TestModel::tiny("llama");
+        let tokens = tokens(40);
+        let run = |devices, rules: &str, copies| {
+            let model = file.load(devices, rules);
+            let options = ContextOptions {
+                n_ubatch: 8,
+                n_logits: Some(40),
+                copies,
+                ..precise()
+            };
+            decode(&mut Context::new(model, options).unwrap(), &tokens, 0, 0)
+        };
+        let expected = run(vec![cpu()], "", 1);
+        for copies in [1, 4] {
+            for rules in ["", "layers=1-:cpu", "layers=0:cpu;output:cpu"] {
+                let found = run(vec![Arc::clone(&gpu), cpu()], rules, copies);
+                let error = nmse(&found, &expected);
+                assert!(error <= 1e-8, "'{rules}', {copies} copies: {error:.1e}");
+            }
+        }
+    }
+}
+
+/// A device that goes away is an error for the context that uses it, and for nobody else.
+#[test]
+fn a_lost_gpu_is_an_error_and_others_go_on() {
+    let Some(gpu) = gpu("") else { return };
+    let file = TestModel::tiny("llama");
+    let mut context = context(&file.load(vec![Arc::clone(&gpu)], ""), precise());
+    decode(&mut context, &tokens(4), 0, 0);
+    let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
+    own.destroy().unwrap();
+    let mut batch = samite_llm::Batch::new();
+    batch.add(5, 4, &[0], true);
+    for _ in 0..2 {
+        let error = context.decode(&batch).unwrap_err();
+        assert!(
+            matches!(&error, samite_llm::Error::Core(Error::DeviceLost { .. })),
+            "{error:?}"
+        );
+    }
+    let mut other = crate::common::context(&file.load(vec![cpu()], ""), precise());
+    decode(&mut other, &tokens(4), 0, 0);
+    let Some(again) = self::gpu("") else { return };
+    let mut again = crate::common::context(&file.load(vec![again], ""), precise());
+    decode(&mut again, &tokens(4), 0, 0);
+}
