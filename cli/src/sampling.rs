@@ -254,6 +254,7 @@ mod tests {
              --dry-penalty-last-n 28 --dry-sequence-breaker a --dry-sequence-breaker b --mirostat 2 --mirostat-ent 0.29 --mirostat-lr 0.3 \
              --adaptive-target 0.31 --adaptive-decay 0.32 --logit-bias 33-1";
         let expected = SamplerParams {
+            generator: samite::text::Generator::Xoshiro,
             seed: 9,
             stages: vec![Stage::Dry, Stage::TopK],
             temperature: 0.11,

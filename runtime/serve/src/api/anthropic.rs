@@ -234,6 +234,9 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
             }
         };
         request.insert("tool_choice".to_owned(), wanted);
+        if choice.boolean(&["disable_parallel_tool_use"], false)? {
+            request.insert("parallel_tool_calls".to_owned(), false.into());
+        }
     }
     if let Some(thinking) = fields.fields("thinking")? {
         let is_on = match thinking.text(&["type"])?.unwrap_or("enabled") {

@@ -1,0 +1,425 @@
+//! What an engine promises, one promise a test.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::environment::Clock;
+use samite_core::{DType, Environment};
+use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
+use samite_requests::{
+    CacheMiss, CacheWish, Engine, EngineOptions, Event, FailureKind, Finished, MissCause, Reader,
+    Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
+};
+use samite_text::SamplerParams;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+fn model() -> &'static Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        SyntheticModel {
+            n_layer: 1,
+            n_embd: 32,
+            n_head: 2,
+            n_head_kv: 1,
+            head_dim: 16,
+            n_ff: 32,
+            n_vocab: 264,
+            ..SyntheticModel::tiny("llama")
+        }
+        .write(&path)
+        .unwrap();
+        let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
+        Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
+    })
+}
+
+/// A clock that the test moves.
+#[derive(Debug)]
+struct Hand(Mutex<Instant>);
+
+impl Hand {
+    fn new() -> Arc<Self> {
+        Arc::new(Hand(Mutex::new(Instant::now())))
+    }
+}
+
+impl Clock for Hand {
+    fn now(&self) -> Instant {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+fn options(slots: usize) -> EngineOptions {
+    EngineOptions {
+        slots,
+        context: Some(64),
+        kept: 3,
+        queue: 8,
+        budget: 16,
+        swap_bytes: usize::MAX,
+    }
+}
+
+fn engine_with(options: EngineOptions, clock: Arc<Hand>) -> Engine {
+    let context = ContextOptions {
+        n_ctx: Some(64 * options.slots),
+        n_batch: 16,
+        n_seq: options.n_seq(),
+        kv_types: [DType::F32; 2],
+        environment: Environment {
+            clock,
+            ..Environment::system()
+        },
+        ..ContextOptions::default()
+    };
+    Engine::new(Context::new(Arc::clone(model()), context).unwrap(), options).unwrap()
+}
+
+fn engine(slots: usize) -> Engine {
+    engine_with(options(slots), Hand::new())
+}
+
+/// A request that writes `count` tokens, and no token ends it.
+fn request(prompt: impl IntoIterator<Item = u32>, count: usize) -> Request {
+    Request {
+        max_tokens: Some(count),
+        ignore_end: true,
+        sampling: SamplerParams::greedy(),
+        ..Request::new(prompt.into_iter().collect())
+    }
+}
+
+fn submit(engine: &mut Engine, request: Request) -> Reader {
+    engine.submit(request, Arc::new(|| {})).unwrap().1
+}
+
+fn run(engine: &mut Engine) {
+    for _ in 0..1000 {
+        if let Step::Idle(_) = engine.step() {
+            return;
+        }
+    }
+    panic!("it never ends");
+}
+
+fn events(reader: &mut Reader) -> Vec<Event> {
+    std::iter::from_fn(|| reader.try_next()).collect()
+}
+
+/// Answers a request: what was found, and how it ended.
+fn answer(engine: &mut Engine, request: Request) -> (Started, Finished) {
+    let mut reader = submit(engine, request);
+    run(engine);
+    let events = events(&mut reader);
+    match (events.first(), events.last()) {
+        (Some(Event::Started(started)), Some(Event::Finished(finished))) => {
+            (*started, finished.clone())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_known_is_told_and_why_not_more() {
+    let mut engine = engine(2);
+    let miss = |at_token, cause| Some(CacheMiss { at_token, cause });
+    let (started, _) = answer(&mut engine, request(10..30, 4));
+    assert_eq!(
+        (started.cached, started.miss),
+        (0, miss(0, MissCause::Ends))
+    );
+    // The last token is computed again, as its logits are needed.
+    let (started, finished) = answer(&mut engine, request(10..30, 4));
+    assert_eq!((started.cached, started.miss), (19, None));
+    assert_eq!((finished.counts.cached, finished.counts.prompt), (19, 20));
+    let (started, _) = answer(&mut engine, request((10..25).chain(100..110), 4));
+    assert_eq!(
+        (started.cached, started.miss),
+        (15, miss(15, MissCause::Differs))
+    );
+    let off = CacheWish {
+        reuse: false,
+        ..CacheWish::default()
+    };
+    let without = Request {
+        cache: off,
+        ..request(10..30, 4)
+    };
+    let (started, _) = answer(&mut engine, without);
+    assert_eq!((started.cached, started.miss), (0, miss(0, MissCause::Off)));
+    let salted = Request {
+        cache: CacheWish {
+            salt: 1,
+            ..CacheWish::default()
+        },
+        ..request(10..30, 4)
+    };
+    assert_eq!(answer(&mut engine, salted).0.cached, 0);
+    // Others push it out.
+    for first in [40, 80, 120, 160] {
+        answer(&mut engine, request(first..first + 20, 4));
+    }
+    let (started, _) = answer(&mut engine, request(10..30, 4));
+    assert_eq!(
+        (started.cached, started.miss),
+        (0, miss(0, MissCause::Evicted))
+    );
+}
+
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    let mut engine = engine(3);
+    let prompt = || (10..50).chain([7]);
+    let mut readers: Vec<Reader> = (0..3)
+        .map(|_| submit(&mut engine, request(prompt(), 3)))
+        .collect();
+    run(&mut engine);
+    let all: Vec<Vec<Event>> = readers.iter_mut().map(events).collect();
+    let tokens = |events: &Vec<Event>| -> Vec<u32> {
+        let tokens = events.iter().filter_map(|event| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        });
+        tokens.collect()
+    };
+    assert_eq!(tokens(&all[0]).len(), 3);
+    assert!(all.iter().all(|events| tokens(events) == tokens(&all[0])));
+    // The whole prompt once, and its last token for each of the others.
+    assert_eq!(engine.view().totals.prompt_tokens, 41 + 2);
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_those_who_write() {
+    let mut engine = engine(2);
+    let mut first = submit(&mut engine, request(10..12, 30));
+    engine.step();
+    let _second = submit(&mut engine, request((0..60).map(|i| 20 + i), 1));
+    for _ in 0..4 {
+        events(&mut first);
+        engine.step();
+        let tokens = events(&mut first).into_iter();
+        assert_eq!(
+            tokens
+                .filter(|event| matches!(event, Event::Token(_)))
+                .count(),
+            1
+        );
+    }
+}
+
+#[test]
+fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
+    let clock = Hand::new();
+    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let slow = Request {
+        outbox: 4,
+        ..request(10..20, 20)
+    };
+    let alone = {
+        let mut other = engine_with(options(1), Hand::new());
+        let mut reader = submit(&mut other, request(10..20, 20));
+        run(&mut other);
+        events(&mut reader)
+    };
+    let mut slow = submit(&mut engine, slow);
+    run(&mut engine);
+    assert!(engine.view().slots[0].is_paused);
+    let mut quick = submit(&mut engine, request(30..40, 2));
+    assert!(matches!(engine.step(), Step::Idle(Some(_))));
+    assert_eq!(events(&mut quick), []);
+    clock.sleep(Duration::from_secs(2));
+    run(&mut engine);
+    assert!(events(&mut quick).last().unwrap().is_end());
+    assert_eq!(engine.view().totals.preempted, 1);
+    // It goes on where it was, as if nothing had happened.
+    let mut all = Vec::new();
+    for _ in 0..100 {
+        all.extend(events(&mut slow));
+        engine.step();
+    }
+    let tokens = |events: &[Event]| {
+        events
+            .iter()
+            .filter(|e| matches!(e, Event::Token(_)))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&all), tokens(&alone));
+}
+
+#[test]
+fn time_that_is_over_ends_a_request_wherever_it_is() {
+    let clock = Hand::new();
+    let mut engine = engine_with(options(1), Arc::clone(&clock));
+    let timed = |request| Request {
+        deadline: Some(Duration::from_secs(5)),
+        ..request
+    };
+    let mut written = submit(&mut engine, timed(request(10..12, 50)));
+    let mut waiting = submit(&mut engine, timed(request(10..12, 50)));
+    for _ in 0..3 {
+        engine.step();
+    }
+    clock.sleep(Duration::from_secs(5));
+    engine.step();
+    for reader in [&mut written, &mut waiting] {
+        match events(reader).last() {
+            Some(Event::Finished(finished)) => assert_eq!(finished.reason, Reason::Deadline),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(engine.is_quiet());
+}
+
+#[test]
+fn the_context_of_a_request_ends_it_or_is_shifted() {
+    let mut engine = engine(1);
+    let endless = Request {
+        max_tokens: None,
+        ..request(10..30, 0)
+    };
+    let (_, finished) = answer(&mut engine, endless.clone());
+    assert_eq!(finished.reason, Reason::ContextFull);
+    assert_eq!(finished.counts.written, 64 - 20);
+    let shifted = Request {
+        max_tokens: Some(100),
+        when_full: Some(Shift {
+            keep: 4,
+            discard: None,
+        }),
+        ..endless
+    };
+    let (_, finished) = answer(&mut engine, shifted);
+    assert_eq!(finished.reason, Reason::MaxTokens);
+    assert!(finished.counts.truncated && finished.counts.written == 100);
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_once() {
+    let mut engine = engine(1);
+    let mut refused = |request| engine.submit(request, Arc::new(|| {})).unwrap_err();
+    let invalid = |refusal: Refusal, wanted: &str| match refusal {
+        Refusal::Invalid { field, .. } => assert_eq!(field, wanted),
+        other => panic!("{other:?}"),
+    };
+    invalid(refused(request([], 1)), "prompt");
+    invalid(refused(request([1, 9999], 1)), "prompt");
+    let mut hot = request([1], 1);
+    hot.sampling.temperature = f32::NAN;
+    invalid(refused(hot), "sampling");
+    let mut biased = request([1], 1);
+    biased.sampling.logit_bias.push((9999, 1.0));
+    invalid(refused(biased), "logit_bias");
+    let slotted = Request {
+        slot: Some(1),
+        ..request([1], 1)
+    };
+    invalid(refused(slotted), "slot");
+    let long = refused(request((0..64).map(|i| i + 3), 1));
+    assert_eq!(
+        long,
+        Refusal::TooLong {
+            prompt: 64,
+            context: 64
+        }
+    );
+    let readers: Vec<_> = (0..8)
+        .map(|_| submit(&mut engine, request([5], 1)))
+        .collect();
+    let full = engine.submit(request([5], 1), Arc::new(|| {}));
+    assert_eq!(full.unwrap_err(), Refusal::QueueFull(8));
+    drop(readers);
+    run(&mut engine);
+    engine.close();
+    assert_eq!(
+        engine.submit(request([5], 1), Arc::new(|| {})).unwrap_err(),
+        Refusal::Closing
+    );
+}
+
+#[test]
+fn slots_are_saved_and_restored() {
+    let mut engine = engine(2);
+    assert!(engine.save_slot(1).unwrap().is_none());
+    let slotted = |slot| Request {
+        slot: Some(slot),
+        ..request(10..30, 4)
+    };
+    answer(&mut engine, slotted(1));
+    let saved = engine.save_slot(1).unwrap().unwrap();
+    assert_eq!(saved.tokens.len(), 23);
+    assert_eq!(engine.erase_slot(1), 23);
+    assert_eq!(answer(&mut engine, slotted(1)).0.cached, 0);
+    // What another slot has left does not count.
+    assert_eq!(answer(&mut engine, slotted(0)).0.cached, 0);
+    engine.forget_kept();
+    assert_eq!(engine.restore_slot(0, &saved).unwrap(), 23);
+    assert_eq!(answer(&mut engine, slotted(0)).0.cached, 19);
+}
+
+#[test]
+fn a_thread_answers_drains_and_ends() {
+    let (handle, thread) = drive(engine(2)).unwrap();
+    let mut readers: Vec<Reader> = (0..6)
+        .map(|i| handle.submit(request(10..20 + i, 8)).unwrap())
+        .collect();
+    let cancelled = handle.submit(request(10..20, 40)).unwrap();
+    drop(cancelled);
+    handle.close();
+    assert_eq!(
+        handle.submit(request([5], 1)).unwrap_err(),
+        Refusal::Closing
+    );
+    for reader in &mut readers {
+        let last = std::iter::from_fn(|| reader.wait()).last().unwrap();
+        assert!(matches!(last, Event::Finished(_)), "{last:?}");
+    }
+    thread.join().unwrap();
+    assert!(handle.is_over());
+    let (handle, thread) = drive(engine(1)).unwrap();
+    let mut reader = handle.submit(request(10..20, 50)).unwrap();
+    handle.end();
+    let last = std::iter::from_fn(|| reader.wait()).last();
+    let is_closing = |event| match event {
+        Event::Failed(failed) => failed.kind == FailureKind::Closing,
+        _ => false,
+    };
+    assert!(last.is_none_or(is_closing));
+    thread.join().unwrap();
+}
+
+#[test]
+fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
+    let quiet = Duration::from_millis(20);
+    let system = |slots| {
+        let options = options(slots);
+        let context = ContextOptions {
+            n_ctx: Some(64),
+            n_batch: 16,
+            n_seq: options.n_seq(),
+            ..ContextOptions::default()
+        };
+        Engine::new(Context::new(Arc::clone(model()), context).unwrap(), options)
+    };
+    let (handle, thread) = drive_sleeping(system(1).unwrap(), quiet, move || system(1)).unwrap();
+    for round in 1..3 {
+        let mut reader = handle.submit(request(10..20, 3)).unwrap();
+        let last = std::iter::from_fn(|| reader.wait()).last().unwrap();
+        assert!(matches!(last, Event::Finished(_)), "{last:?}");
+        while !handle.view().is_sleeping {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(handle.view().totals.finished, round);
+    }
+    handle.wake();
+    assert!(!handle.view().is_sleeping);
+    handle.end();
+    thread.join().unwrap();
+}

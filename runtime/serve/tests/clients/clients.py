@@ -1,0 +1,158 @@
+"""Real clients talk to `samite serve` with the model that is part of the program.
+
+Usage: clients.py PROGRAM. Needs the packages openai, anthropic and ollama.
+"""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+
+import anthropic
+import ollama
+import openai
+
+KEY = "secret"
+TOOL = {
+    "name": "pick",
+    "description": "Picks a number",
+    "parameters": {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"type": "string", "enum": ["good", "bad"]}},
+    "required": ["mood"],
+    "additionalProperties": False,
+}
+ASK = [{"role": "user", "content": "Once upon a time"}]
+
+
+def with_openai(base):
+    client = openai.OpenAI(base_url=base + "/v1", api_key=KEY, max_retries=0)
+    assert client.models.list().data[0].object == "model"
+    whole = client.chat.completions.create(model="x", messages=ASK, max_tokens=12, temperature=0, logprobs=True, top_logprobs=2)
+    text = whole.choices[0].message.content
+    assert text and whole.usage.completion_tokens == 12
+    assert "".join(token.token for token in whole.choices[0].logprobs.content) == text
+    stream = client.chat.completions.create(
+        model="x", messages=ASK, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    parts, usage = [], None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        parts += [choice.delta.content or "" for choice in chunk.choices]
+    assert "".join(parts) == text and usage.completion_tokens == 12
+    completion = client.completions.create(model="x", prompt="Once upon a time", max_tokens=8, n=2, seed=1)
+    assert len(completion.choices) == 2
+    shaped = client.chat.completions.create(
+        model="x",
+        messages=ASK,
+        max_tokens=64,
+        response_format={"type": "json_schema", "json_schema": {"name": "mood", "schema": SCHEMA, "strict": True}},
+    )
+    assert json.loads(shaped.choices[0].message.content)["mood"] in ("good", "bad")
+    tools = [{"type": "function", "function": TOOL}]
+    called = client.chat.completions.create(model="x", messages=ASK, max_tokens=256, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    call = called.choices[0].message.tool_calls[0]
+    assert called.choices[0].finish_reason == "tool_calls" and 1 <= json.loads(call.function.arguments)["n"] <= 9
+    again = ASK + [called.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    assert client.chat.completions.create(model="x", messages=again, max_tokens=4, tools=tools).choices
+    response = client.responses.create(model="x", input="Once upon a time", max_output_tokens=12, temperature=0)
+    assert response.output_text == text
+    with client.responses.stream(model="x", input="Once upon a time", max_output_tokens=12, temperature=0) as events:
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    vectors = client.embeddings.create(model="x", input=["a cat", "a dog"])
+    assert len(vectors.data) == 2 and abs(sum(x * x for x in vectors.data[0].embedding) - 1) < 1e-3
+    for wrong, error in [
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"messages": [{"role": "user", "content": "once " * 20000}]}, openai.BadRequestError),
+    ]:
+        try:
+            client.chat.completions.create(**{"model": "x", "messages": ASK, **wrong})
+            raise AssertionError(f"{wrong} was taken")
+        except error:
+            pass
+    try:
+        openai.OpenAI(base_url=base + "/v1", api_key="wrong", max_retries=0).models.list()
+        raise AssertionError("a wrong key was taken")
+    except openai.AuthenticationError:
+        pass
+    return text
+
+
+def with_anthropic(base, text):
+    client = anthropic.Anthropic(base_url=base, api_key=KEY, max_retries=0)
+    whole = client.messages.create(model="x", max_tokens=12, messages=ASK, extra_body={"temperature": 0})
+    assert whole.content[0].text == text and whole.stop_reason == "max_tokens"
+    with client.messages.stream(model="x", max_tokens=12, messages=ASK, extra_body={"temperature": 0}) as stream:
+        assert "".join(stream.text_stream) == text
+        assert stream.get_final_message().usage.output_tokens == 12
+    assert client.messages.count_tokens(model="x", messages=ASK).input_tokens > 3
+    tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
+    with client.messages.stream(model="x", max_tokens=256, messages=ASK, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}) as stream:
+        called = stream.get_final_message()
+    block = next(block for block in called.content if block.type == "tool_use")
+    assert called.stop_reason == "tool_use" and 1 <= block.input["n"] <= 9
+    again = ASK + [
+        {"role": "assistant", "content": called.content},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "7"}]},
+    ]
+    assert client.messages.create(model="x", max_tokens=4, messages=again, tools=[tool]).content
+    try:
+        client.messages.create(model="x", max_tokens=-5, messages=ASK)
+        raise AssertionError("max_tokens -5 was taken")
+    except anthropic.BadRequestError:
+        pass
+
+
+def with_ollama(base, text):
+    client = ollama.Client(host=base, headers={"Authorization": "Bearer " + KEY})
+    assert client.list().models
+    assert "completion" in client.show("x").capabilities
+    options = {"num_predict": 12, "temperature": 0}
+    whole = client.chat(model="x", messages=ASK, options=options)
+    assert whole.message.content == text and whole.eval_count == 12 and whole.done_reason == "length"
+    parts = client.chat(model="x", messages=ASK, options=options, stream=True)
+    assert "".join(part.message.content or "" for part in parts) == text
+    assert client.generate(model="x", prompt="Once upon a time", options=options).response == text
+    shaped = client.chat(model="x", messages=ASK, format=SCHEMA, options={"num_predict": 64})
+    assert json.loads(shaped.message.content)["mood"] in ("good", "bad")
+    assert len(client.embed(model="x", input=["a", "b"]).embeddings) == 2
+    try:
+        client.chat(model="x", messages=ASK, options={"top_p": 7})
+        raise AssertionError("top_p 7 was taken")
+    except ollama.ResponseError as error:
+        assert error.status_code == 400
+
+
+def main():
+    program = sys.argv[1]
+    flags = ["serve", "--port", "0", "--api-key", KEY, "--embeddings", "-c", "2048", "--parallel", "4", "--chat-template", "chatml"]
+    server = subprocess.Popen([program, *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        base = None
+        for line in server.stderr:
+            if " is served at " in line:
+                base = line.split(" is served at ")[1].strip()
+                break
+        assert base, "the server did not start"
+        text = with_openai(base)
+        with_anthropic(base, text)
+        with_ollama(base, text)
+        assert json.load(urllib.request.urlopen(base + "/health"))["status"] == "ok"
+        server.terminate()
+        start = time.time()
+        assert server.wait(timeout=20) == 0, server.returncode
+        print(f"openai {openai.__version__}, anthropic {anthropic.__version__} and ollama are served; the end took {time.time() - start:.1f} s")
+    finally:
+        server.kill()
+
+
+main()

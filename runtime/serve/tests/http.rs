@@ -1,0 +1,595 @@
+//! The server as clients see it: a small model on the CPU, and requests over a socket.
+
+#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+
+use samite_core::CancelToken;
+use samite_cpu::{CpuDevice, CpuOptions};
+use samite_gguf::GgufFile;
+use samite_llm::{Context, ContextOptions, Model, ModelOptions};
+use samite_requests::{Engine, EngineOptions, drive};
+use samite_serve::{App, ServeOptions, serve};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const CONTEXT: usize = 256;
+
+fn model() -> &'static Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let file = GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
+        let mut options = CpuOptions::default();
+        options.threads = Some(1);
+        let device = CpuDevice::new(options);
+        Model::from_gguf(&file, &ModelOptions::new(vec![device])).unwrap()
+    })
+}
+
+/// A server that ends with this value.
+struct Server {
+    address: String,
+    stop: CancelToken,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(options: ServeOptions, engine: EngineOptions) -> Self {
+        let engine = EngineOptions {
+            context: Some(CONTEXT),
+            ..engine
+        };
+        let context = ContextOptions {
+            n_ctx: Some(CONTEXT * engine.slots),
+            n_seq: engine.n_seq(),
+            ..ContextOptions::default()
+        };
+        let context = Context::new(Arc::clone(model()), context).unwrap();
+        let (handle, driver) = drive(Engine::new(context, engine).unwrap()).unwrap();
+        let options = ServeOptions {
+            port: 0,
+            template: Some("chatml".to_owned()),
+            seed: Some(1),
+            metrics: true,
+            ..options
+        };
+        let app = App::new(options, Arc::clone(model()), Some(handle), None).unwrap();
+        let stop = CancelToken::new();
+        let (sender, receiver) = mpsc::channel();
+        let stopped = stop.clone();
+        let server = std::thread::spawn(move || {
+            serve(Arc::new(app), &stopped, |addresses| {
+                sender.send(addresses[0].clone()).unwrap();
+            })
+            .unwrap();
+        });
+        Server {
+            address: receiver.recv().unwrap(),
+            stop,
+            threads: vec![server, driver],
+        }
+    }
+
+    fn simple() -> Self {
+        Server::start(ServeOptions::default(), EngineOptions::default())
+    }
+
+    fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        stream
+    }
+
+    /// The status, the headers and the body.
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, String, String) {
+        let mut text = String::new();
+        self.send(method, path, headers, body)
+            .read_to_string(&mut text)
+            .unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = match head.to_lowercase().contains("transfer-encoding: chunked") {
+            true => unchunked(body),
+            false => body.to_owned(),
+        };
+        (status, head.to_owned(), body)
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let (status, _, body) = self.ask("POST", path, "", &body.to_string());
+        (
+            status,
+            serde_json::from_str(&body).unwrap_or(Value::String(body)),
+        )
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        let (status, _, body) = self.ask("GET", path, "", "");
+        (
+            status,
+            serde_json::from_str(&body).unwrap_or(Value::String(body)),
+        )
+    }
+
+    /// Waits until no slot is at work.
+    fn wait_until_quiet(&self) {
+        let start = Instant::now();
+        loop {
+            let (_, slots) = self.get("/slots");
+            let slots = slots.as_array().unwrap().clone();
+            if slots
+                .iter()
+                .all(|slot| slot["is_processing"] == json!(false))
+            {
+                return;
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "a slot hangs: {slots:?}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        for thread in self.threads.drain(..) {
+            let result = thread.join();
+            if !std::thread::panicking() {
+                result.unwrap();
+            }
+        }
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        text.push_str(&rest[..size]);
+        body = rest[size..].trim_start_matches("\r\n");
+    }
+    text
+}
+
+/// The data of events.
+fn events(body: &str) -> Vec<Value> {
+    let lines = body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let lines = lines.filter(|line| *line != "[DONE]");
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Once upon a time"}],
+        "max_tokens": 8,
+    });
+    for (name, value) in more.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+#[test]
+fn a_stream_says_what_a_whole_answer_says() {
+    let server = Server::simple();
+    let (status, whole) = server.post("/v1/chat/completions", &chat(json!({})));
+    assert_eq!(status, 200, "{whole}");
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(!text.is_empty());
+    assert_eq!(whole["usage"]["completion_tokens"], 8);
+    let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let (status, head, body) = server.ask("POST", "/v1/chat/completions", "", &body.to_string());
+    assert_eq!(status, 200);
+    assert!(head.contains("text/event-stream"), "{head}");
+    assert!(body.ends_with("data: [DONE]\n\n"), "{body}");
+    let events = events(&body);
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let parts = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(parts.collect::<String>(), text);
+    let last = events.last().unwrap();
+    assert_eq!(last["usage"]["completion_tokens"], 8);
+    // All but the last token of the prompt was known.
+    let prompt = last["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(
+        last["usage"]["prompt_tokens_details"]["cached_tokens"],
+        prompt - 1
+    );
+    assert_eq!(last["cache_miss"], Value::Null);
+}
+
+#[test]
+fn all_interfaces_write_the_same_text() {
+    let server = Server::simple();
+    let options = json!({"temperature": 0.0});
+    let (_, openai) = server.post("/v1/chat/completions", &chat(options.clone()));
+    let text = &openai["choices"][0]["message"]["content"];
+    let (status, anthropic) = server.post("/v1/messages", &chat(options));
+    assert_eq!(
+        (status, &anthropic["content"][0]["text"]),
+        (200, text),
+        "{anthropic}"
+    );
+    let responses =
+        json!({"input": "Once upon a time", "max_output_tokens": 8, "temperature": 0.0});
+    let (status, responses) = server.post("/v1/responses", &responses);
+    assert_eq!(
+        (status, &responses["output"][0]["content"][0]["text"]),
+        (200, text),
+        "{responses}"
+    );
+    let ollama = json!({
+        "messages": [{"role": "user", "content": "Once upon a time"}],
+        "stream": false,
+        "options": {"num_predict": 8, "temperature": 0.0},
+    });
+    let (status, ollama) = server.post("/api/chat", &ollama);
+    assert_eq!(
+        (status, &ollama["message"]["content"]),
+        (200, text),
+        "{ollama}"
+    );
+    let (_, prompt) = server.post("/apply-template", &chat(json!({})));
+    let native = json!({"prompt": prompt["prompt"], "n_predict": 8, "temperature": 0.0});
+    let (status, native) = server.post("/completion", &native);
+    assert_eq!((status, &native["content"]), (200, text), "{native}");
+}
+
+#[test]
+fn what_is_wrong_is_refused_by_name() {
+    let server = Server::simple();
+    let cases = [
+        (
+            "/v1/chat/completions",
+            chat(json!({"temperature": "hot"})),
+            "temperature",
+        ),
+        ("/v1/chat/completions", chat(json!({"top_p": 1.5})), "top_p"),
+        (
+            "/v1/chat/completions",
+            chat(json!({"max_tokens": 1.5})),
+            "n_predict|max_tokens",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"stream": "yes"})),
+            "stream",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"messages": "hello"})),
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"messages": [{"role": "robot", "content": ""}]})),
+            "messages[0]",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"messages": [{"role": "user", "content": 1}]})),
+            "messages[0].content",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"tools": [{"type": "function"}]})),
+            "tools[0]",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"tool_choice": "required"})),
+            "tool_choice",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"response_format": {"type": "sound"}})),
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"response_format": {"type": "json_object", "schema": {"type": 1}}})),
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"grammar": "root ::= ("})),
+            "grammar",
+        ),
+        ("/v1/chat/completions", chat(json!({"n": 99})), "n"),
+        (
+            "/v1/chat/completions",
+            chat(json!({"logit_bias": {"99999999": 1}})),
+            "logit_bias",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"stop": [1]})),
+            "stop[0]",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(json!({"lora": [{"id": 0, "scale": 1}]})),
+            "lora",
+        ),
+        ("/completion", json!({}), "prompt"),
+        (
+            "/completion",
+            json!({"prompt": [1, 99_999_999]}),
+            "prompt[1]",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "x", "id_slot": 77}),
+            "id_slot",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "x", "previous_response_id": "y"}),
+            "previous_response_id",
+        ),
+        (
+            "/slots/0?action=save",
+            json!({"filename": "x"}),
+            "--slot-save-path",
+        ),
+    ];
+    for (path, body, part) in cases {
+        let (status, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(
+            status == 400 || status == 501,
+            "{path} {body}: {status} {answer}"
+        );
+        assert!(
+            part.split('|').any(|part| message.contains(part)),
+            "{path} {body}: {message}"
+        );
+    }
+    let (status, answer) = server.post("/v1/messages", &json!({"messages": [{"role": "x"}]}));
+    assert_eq!((status, &answer["type"]), (400, &json!("error")));
+    let (status, answer) = server.post("/api/chat", &json!({"messages": 5}));
+    assert!(status == 400 && answer["error"].is_string(), "{answer}");
+    for (body, wanted) in [
+        ("{", 400),
+        ("\u{1}", 400),
+        ("[]", 400),
+        (&*"[".repeat(100_000), 400),
+        ("{\"prompt\": \"\\ud800\"}", 400),
+    ] {
+        let (status, _, answer) = server.ask("POST", "/completion", "", body);
+        assert_eq!(status, wanted, "{answer}");
+        assert!(answer.contains("\"error\""), "{answer}");
+    }
+    assert_eq!(server.get("/nothing").0, 404);
+    // The next request is served.
+    assert_eq!(
+        server
+            .post("/completion", &json!({"prompt": "a", "n_predict": 1}))
+            .0,
+        200
+    );
+}
+
+#[test]
+fn what_never_fits_is_refused_before_headers() {
+    let server = Server::simple();
+    let long = "once ".repeat(2000);
+    for is_stream in [false, true] {
+        let body = json!({"prompt": long, "stream": is_stream});
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!(status, 400);
+        let error = &answer["error"];
+        assert_eq!(error["type"], "exceed_context_size_error");
+        assert_eq!(error["n_ctx"], CONTEXT);
+        assert!(error["n_prompt_tokens"].as_u64().unwrap() > CONTEXT as u64);
+    }
+}
+
+#[test]
+fn keys_guard_everything_but_health_and_the_page() {
+    let options = ServeOptions {
+        api_keys: vec!["one".to_owned(), "two".to_owned()],
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    for path in ["/health", "/ready", "/", "/app.js", "/style.css"] {
+        assert_eq!(server.ask("GET", path, "", "").0, 200, "{path}");
+    }
+    for path in [
+        "/v1/models",
+        "/props",
+        "/slots",
+        "/metrics",
+        "/api/tags",
+        "/nothing",
+    ] {
+        for headers in [
+            "",
+            "Authorization: Bearer on\r\n",
+            "X-Api-Key: three\r\n",
+            "Authorization: one\r\n",
+        ] {
+            assert_eq!(
+                server.ask("GET", path, headers, "").0,
+                401,
+                "{path} {headers}"
+            );
+        }
+    }
+    for headers in ["Authorization: Bearer two\r\n", "X-Api-Key: one\r\n"] {
+        assert_eq!(server.ask("GET", "/v1/models", headers, "").0, 200);
+    }
+}
+
+#[test]
+fn other_origins_read_nothing_unless_they_may() {
+    let server = Server::simple();
+    let allowed = |origin: &str| {
+        let (_, head, _) = server.ask("GET", "/v1/models", &format!("Origin: {origin}\r\n"), "");
+        head.contains("Access-Control-Allow-Origin")
+    };
+    assert!(allowed("http://localhost:3000") && allowed("http://127.0.0.1"));
+    assert!(!allowed("http://evil.com") && !allowed("http://localhost.evil.com"));
+    let (_, head, page) = server.ask("GET", "/", "", "");
+    assert!(head.contains("default-src 'none'") && page.contains("<!doctype html>"));
+}
+
+#[test]
+fn whoever_leaves_frees_the_slot() {
+    let engine = EngineOptions {
+        slots: 1,
+        ..EngineOptions::default()
+    };
+    let server = Server::start(ServeOptions::default(), engine);
+    for is_stream in [true, false] {
+        let body = json!({"prompt": "Once", "stream": is_stream, "ignore_eos": true, "n_predict": 100_000});
+        let mut stream = server.send("POST", "/completion", "", &body.to_string());
+        if is_stream {
+            let mut some = [0; 200];
+            stream.read_exact(&mut some).unwrap();
+        }
+        drop(stream);
+        server.wait_until_quiet();
+        assert_eq!(
+            server
+                .post("/completion", &json!({"prompt": "a", "n_predict": 1}))
+                .0,
+            200
+        );
+    }
+}
+
+#[test]
+fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
+    let server = Server::simple();
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_probs": 50, "n_predict": 200});
+    let slow = server.send("POST", "/completion", "", &body.to_string());
+    let alone = server.post(
+        "/completion",
+        &json!({"prompt": "The cat", "n_predict": 12, "temperature": 0.0}),
+    );
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..24)
+            .map(|i| {
+                let server = &server;
+                scope.spawn(move || {
+                    let body = json!({"prompt": "The cat", "n_predict": 12, "temperature": 0.0, "cache_prompt": i % 2 == 0});
+                    server.post("/completion", &body)
+                })
+            })
+            .collect();
+        for thread in threads {
+            let (status, answer) = thread.join().unwrap();
+            assert_eq!((status, &answer["content"]), (200, &alone.1["content"]));
+        }
+    });
+    drop(slow);
+    server.wait_until_quiet();
+    let (_, metrics) = server.get("/metrics");
+    assert!(
+        metrics
+            .as_str()
+            .unwrap()
+            .contains("samite:requests_failed_total 0"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn answers_keep_to_schemas_and_grammars() {
+    let server = Server::simple();
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": false});
+    let body = chat(
+        json!({"max_tokens": 60, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}),
+    );
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    let value: Value = serde_json::from_str(text).unwrap();
+    assert!(value["a"] == "x" || value["a"] == "y", "{text}");
+    let body = json!({"prompt": "x", "grammar": "root ::= \"yes\" | \"no\"", "n_predict": 20});
+    let (_, answer) = server.post("/completion", &body);
+    assert!(
+        ["yes", "no"].contains(&answer["content"].as_str().unwrap()),
+        "{answer}"
+    );
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "pick", "parameters": parameters}});
+    let body = chat(
+        json!({"max_tokens": 200, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false}),
+    );
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(call["name"], "pick");
+    assert!(
+        (1..=9).contains(&arguments["n"].as_i64().unwrap()),
+        "{arguments}"
+    );
+}
+
+#[test]
+fn slots_are_saved_and_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ServeOptions {
+        slot_save_path: Some(folder.path().to_owned()),
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
+    let ask = |slot: usize| {
+        let body = json!({"prompt": "Once upon a time there was", "n_predict": 4, "id_slot": slot});
+        server.post("/completion", &body).1["timings"]["cache_n"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!(ask(1), 0);
+    let name = json!({"filename": "one"});
+    let (status, saved) = server.post("/slots/1?action=save", &name);
+    assert_eq!(status, 200, "{saved}");
+    assert_eq!(server.post("/slots/1?action=erase", &json!({})).0, 200);
+    assert_eq!(ask(1), 0);
+    let (status, restored) = server.post("/slots/2?action=restore", &name);
+    assert_eq!((status, &restored["n_restored"]), (200, &saved["n_saved"]));
+    assert!(ask(2) > 3);
+    std::fs::write(folder.path().join("bad"), "no").unwrap();
+    for name in ["bad", "missing", "../one", "a/b", ""] {
+        let (status, answer) = server.post("/slots/2?action=restore", &json!({"filename": name}));
+        assert_eq!(status, 400, "{name}: {answer}");
+    }
+    assert!(ask(2) > 3);
+}
+
+#[test]
+fn the_server_drains() {
+    let server = Server::simple();
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_predict": 150});
+    let mut stream = server.send("POST", "/completion", "", &body.to_string());
+    let mut some = [0; 200];
+    stream.read_exact(&mut some).unwrap();
+    server.stop.cancel();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(
+        rest.contains("\"stop\":true") && rest.contains("\"tokens_predicted\":150"),
+        "{rest}"
+    );
+}
