@@ -2,6 +2,8 @@
 // Products with chosen experts: one workgroup for four rows of one expert and one column, over whose length its invocations go together.
 
 const ROWS: u32 = 4u;
+// Vectors of four elements that an invocation takes at a time.
+const WIDE: u32 = WIDE_COUNTu;
 
 var<workgroup> partials: array<f32, ROWS * GROUP_SIZEu>;
 
@@ -32,12 +34,20 @@ fn main(
     for (var i = 0u; i < ROWS; i++) {
         sums[i] = 0.0;
     }
-    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
+    for (var k0 = local * STEP; k0 < weights.x; k0 += GROUP_SIZEu * STEP) {
         var row = vec3<u32>(slot % shape_b().y, token, 0u);
-        let x = LOADED_B;
+        var x: array<vec4<f32>, WIDE>;
+        for (var j = 0u; j < WIDE; j++) {
+            let k = k0 + 4u * j;
+            x[j] = LOADED_B;
+        }
+        var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             row = vec3<u32>(min(first + r, weights.y - 1u), expert, 0u);
-            sums[r] += dot(LOADED_A, x);
+            LOADED_A;
+            for (var j = 0u; j < WIDE; j++) {
+                sums[r] += dot(w[j], x[j]);
+            }
         }
     }
     let slots = partial_slots(place);

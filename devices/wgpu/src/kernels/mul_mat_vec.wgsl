@@ -4,6 +4,8 @@
 const ROWS: u32 = 4u;
 const COLUMNS: u32 = COLUMN_COUNTu;
 const SUMS: u32 = ROWS * COLUMNS;
+// Vectors of four elements that an invocation takes at a time.
+const WIDE: u32 = WIDE_COUNTu;
 
 var<workgroup> partials: array<f32, SUMS * GROUP_SIZEu>;
 
@@ -32,17 +34,25 @@ fn main(
     for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
     }
-    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
-        var x: array<vec4<f32>, COLUMNS>;
+    for (var k0 = local * STEP; k0 < weights.x; k0 += GROUP_SIZEu * STEP) {
+        var x: array<vec4<f32>, COLUMNS * WIDE>;
         for (var c = 0u; c < COLUMNS; c++) {
             let row = vec3<u32>(c, b2, b3);
-            x[c] = LOADED_B;
+            for (var j = 0u; j < WIDE; j++) {
+                let k = k0 + 4u * j;
+                x[c * WIDE + j] = LOADED_B;
+            }
         }
+        var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             let row = vec3<u32>(min(first + r, weights.y - 1u), a2, a3);
-            let w = LOADED_A;
+            LOADED_A;
             for (var c = 0u; c < COLUMNS; c++) {
-                sums[r * COLUMNS + c] += dot(w, x[c]);
+                var sum = 0.0;
+                for (var j = 0u; j < WIDE; j++) {
+                    sum += dot(w[j], x[c * WIDE + j]);
+                }
+                sums[r * COLUMNS + c] += sum;
             }
         }
     }
