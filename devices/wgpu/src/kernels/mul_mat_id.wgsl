@@ -4,8 +4,13 @@
 const ROWS: u32 = 4u;
 // Vectors of four elements that an invocation takes at a time.
 const WIDE: u32 = WIDE_COUNTu;
+const STEP: u32 = 4u * WIDE;
 
 var<workgroup> partials: array<f32, ROWS * GROUP_SIZEu>;
+
+fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_B;
+}
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -34,12 +39,11 @@ fn main(
     for (var i = 0u; i < ROWS; i++) {
         sums[i] = 0.0;
     }
-    for (var k0 = local * STEP; k0 < weights.x; k0 += GROUP_SIZEu * STEP) {
+    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
         var row = vec3<u32>(slot % shape_b().y, token, 0u);
         var x: array<vec4<f32>, WIDE>;
         for (var j = 0u; j < WIDE; j++) {
-            let k = k0 + 4u * j;
-            x[j] = LOADED_B;
+            x[j] = column4(row, k + 4u * j);
         }
         var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {

@@ -6,8 +6,13 @@ const COLUMNS: u32 = COLUMN_COUNTu;
 const SUMS: u32 = ROWS * COLUMNS;
 // Vectors of four elements that an invocation takes at a time.
 const WIDE: u32 = WIDE_COUNTu;
+const STEP: u32 = 4u * WIDE;
 
 var<workgroup> partials: array<f32, SUMS * GROUP_SIZEu>;
+
+fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_B;
+}
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -34,13 +39,12 @@ fn main(
     for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
     }
-    for (var k0 = local * STEP; k0 < weights.x; k0 += GROUP_SIZEu * STEP) {
+    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
         var x: array<vec4<f32>, COLUMNS * WIDE>;
         for (var c = 0u; c < COLUMNS; c++) {
             let row = vec3<u32>(c, b2, b3);
             for (var j = 0u; j < WIDE; j++) {
-                let k = k0 + 4u * j;
-                x[c * WIDE + j] = LOADED_B;
+                x[c * WIDE + j] = column4(row, k + 4u * j);
             }
         }
         var w: array<vec4<f32>, WIDE>;

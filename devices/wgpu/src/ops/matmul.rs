@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::floats;
+use super::{floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node};
@@ -16,50 +16,18 @@ const VECTOR_ROWS: usize = 4;
 /// Rows and columns of a tile of larger products.
 const TILE: usize = 64;
 
-/// How elements of both operands' rows are loaded, four at a time.
-const FOURS: [&str; 2] = ["load4_a(row_a(row), k)", "load4_b(row_b(row), k)"];
-
-/// Whether that is possible: not, if rows have gaps or no whole number of fours.
-fn has_fours(operands: [&Operand; 2]) -> bool {
-    operands[0].shape[0].is_multiple_of(4)
-        && operands.iter().all(|operand| operand.has_contiguous_rows())
-}
-
-/// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; of fours; or of single elements.
+/// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; otherwise of fours.
 fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
-    let (step, wide, load_a, load_b) = if !has_fours([a, b]) {
-        let single =
-            |name: char| format!("vec4<f32>(get_{name}(vec4<u32>(k, row)), 0.0, 0.0, 0.0)");
-        (
-            1,
-            1,
-            format!("w[0] = {}", single('a').replace("(k,", "(k0,")),
-            single('b'),
-        )
-    } else if a.dtype.is_quantized() && columns <= MOST_WIDE_COLUMNS {
-        let groups = "load32_a(row_a(row), k0, &w)".to_owned();
-        (32, 8, groups, FOURS[1].to_owned())
-    } else {
-        let fours = "w[0] = load4_a(row_a(row), k0)".to_owned();
-        (4, 1, fours, FOURS[1].to_owned())
+    let groups = a.dtype.is_quantized() && columns <= MOST_WIDE_COLUMNS;
+    let (wide, load) = match groups {
+        true => (8, "load32_a(row_a(row), k, &w)".to_owned()),
+        false => (1, format!("w[0] = {}", load_four(a))),
     };
     launch
-        .with("STEP", format!("{step}u"))
         .with("WIDE_COUNT", wide)
-        .with("LOADED_A", load_a)
-        .with("LOADED_B", load_b)
+        .with("LOADED_A", load)
+        .with("LOADED_B", load_four(b))
         .with("GROUP_SIZE", VECTOR_GROUP)
-}
-
-/// Loads for kernels that always take four: what is behind the end of a row is 0.
-fn in_tiles(operands: [&Operand; 2]) -> [&'static str; 2] {
-    match has_fours(operands) {
-        true => FOURS,
-        false => [
-            "vec4<f32>(get_a(vec4<u32>(k, row)), select(0.0, get_a(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_a(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_a(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
-            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
-        ],
-    }
 }
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
@@ -105,11 +73,10 @@ fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
-    let [load_a, load_b] = in_tiles([&a, &b]);
     let work = Work::Groups(m.div_ceil(TILE) * n.div_ceil(TILE) * batches);
     Launch::new("mul_mat", vec![y, a, b], work)
-        .with("LOADED_A", load_a)
-        .with("LOADED_B", load_b)
+        .with("LOADED_A", load_four(&a))
+        .with("LOADED_B", load_four(&b))
 }
 
 /// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
@@ -127,14 +94,13 @@ pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Re
         let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
             .ints([experts])
             .can_fail();
-        let [load_a, load_b] = in_tiles([&a, &b]);
         // Each expert's last tile may be a part of one.
         let tiles = choices.div_ceil(TILE) + experts;
         let operands = vec![y, a, b, c, scratch(Access::Read)];
         let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
         let products = Launch::new("mul_mat_experts", operands, work)
-            .with("LOADED_A", load_a)
-            .with("LOADED_B", load_b);
+            .with("LOADED_A", load_four(&a))
+            .with("LOADED_B", load_four(&b));
         return Ok(vec![lists, products]);
     }
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
