@@ -33,6 +33,7 @@ pub const FIRST_OPERAND: u32 = 2;
 
 const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
 const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
+const GUARDED: &str = include_str!("kernels/types/guarded.wgsl");
 const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
 
@@ -123,6 +124,7 @@ impl Shader {
                 .replace("NUMBER", &number.to_string());
             if access != Access::Write {
                 accessor += reader(dtype).unwrap_or_default();
+                accessor += GUARDED;
             }
             if access != Access::Read {
                 accessor += writer(dtype).unwrap_or_default();

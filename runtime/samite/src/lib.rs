@@ -17,7 +17,7 @@
 //! | `requests`, `serve` | many requests in one context; a model over HTTP |
 //! | [`train`] | gradients, optimizers, training |
 //!
-//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `remote`, `grammar`, `hub`, `serve` and `async` are not. `default-features = false, features = ["cpu"]`
+//! Each device is a feature: `blas`, `cpu`, `ggml` and `reference`, all on by default; `wgpu`, `remote`, `grammar`, `hub`, `serve` and `async` are not. `default-features = false, features = ["cpu"]`
 //! links the CPU device alone.
 //!
 //! A graph on the best device of this machine:

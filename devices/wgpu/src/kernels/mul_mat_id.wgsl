@@ -2,8 +2,15 @@
 // Products with chosen experts: one workgroup for four rows of one expert and one column, over whose length its invocations go together.
 
 const ROWS: u32 = 4u;
+// Vectors of four elements that an invocation takes at a time.
+const WIDE: u32 = WIDE_COUNTu;
+const STEP: u32 = 4u * WIDE;
 
 var<workgroup> partials: array<f32, ROWS * GROUP_SIZEu>;
+
+fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_B;
+}
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -34,10 +41,17 @@ fn main(
     }
     for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
         var row = vec3<u32>(slot % shape_b().y, token, 0u);
-        let x = LOADED_B;
+        var x: array<vec4<f32>, WIDE>;
+        for (var j = 0u; j < WIDE; j++) {
+            x[j] = column4(row, k + 4u * j);
+        }
+        var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             row = vec3<u32>(min(first + r, weights.y - 1u), expert, 0u);
-            sums[r] += dot(LOADED_A, x);
+            LOADED_A;
+            for (var j = 0u; j < WIDE; j++) {
+                sums[r] += dot(w[j], x[j]);
+            }
         }
     }
     let slots = partial_slots(place);

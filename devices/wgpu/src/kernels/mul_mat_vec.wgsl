@@ -4,8 +4,15 @@
 const ROWS: u32 = 4u;
 const COLUMNS: u32 = COLUMN_COUNTu;
 const SUMS: u32 = ROWS * COLUMNS;
+// Vectors of four elements that an invocation takes at a time.
+const WIDE: u32 = WIDE_COUNTu;
+const STEP: u32 = 4u * WIDE;
 
 var<workgroup> partials: array<f32, SUMS * GROUP_SIZEu>;
+
+fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
+    return LOADED_B;
+}
 
 @compute @workgroup_size(GROUP_SIZE)
 fn main(
@@ -33,16 +40,23 @@ fn main(
         sums[i] = 0.0;
     }
     for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
-        var x: array<vec4<f32>, COLUMNS>;
+        var x: array<vec4<f32>, COLUMNS * WIDE>;
         for (var c = 0u; c < COLUMNS; c++) {
             let row = vec3<u32>(c, b2, b3);
-            x[c] = LOADED_B;
+            for (var j = 0u; j < WIDE; j++) {
+                x[c * WIDE + j] = column4(row, k + 4u * j);
+            }
         }
+        var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             let row = vec3<u32>(min(first + r, weights.y - 1u), a2, a3);
-            let w = LOADED_A;
+            LOADED_A;
             for (var c = 0u; c < COLUMNS; c++) {
-                sums[r * COLUMNS + c] += dot(w, x[c]);
+                var sum = 0.0;
+                for (var j = 0u; j < WIDE; j++) {
+                    sum += dot(w[j], x[c * WIDE + j]);
+                }
+                sums[r * COLUMNS + c] += sum;
             }
         }
     }

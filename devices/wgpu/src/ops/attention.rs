@@ -1,6 +1,6 @@
 //! Softmax, attention, rotary embedding.
 
-use super::{elements, floats};
+use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node, Rope, RopeMode};
@@ -83,19 +83,6 @@ pub fn flash(
     }
     floats(&operands)?;
     elements(&y)?;
-    let fours = |x: &Operand| x.shape[0].is_multiple_of(4) && x.has_contiguous_rows();
-    let key = match fours(&k) {
-        true => "load4_b(row_b(row), k)",
-        false => {
-            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < shape_b().x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < shape_b().x))"
-        }
-    };
-    let value = match fours(&v) {
-        true => "load4_c(row_c(row), k)",
-        false => {
-            "vec4<f32>(get_c(vec4<u32>(k, row)), select(0.0, get_c(vec4<u32>(k + 1u, row)), k + 1u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 2u, row)), k + 2u < shape_c().x), select(0.0, get_c(vec4<u32>(k + 3u, row)), k + 3u < shape_c().x))"
-        }
-    };
     let queries = q.rows();
     let shares = shares(queries, k.shape[1]);
     let mut first = Vec::new();
@@ -119,8 +106,8 @@ pub fn flash(
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
         .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
-        .with("LOADED_KEY", key)
-        .with("LOADED_VALUE", value)
+        .with("LOADED_KEY", load_four(&k))
+        .with("LOADED_VALUE", load_four(&v))
         .with("MASK_VALUE", mask)
         .with("FINISH", finish)
         .with("SHARES", shares)

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::floats;
+use super::{floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
 use crate::shader::Access;
 use samite_core::{DType, Node};
@@ -9,35 +9,25 @@ use samite_core::{DType, Node};
 const MOST_COLUMNS: usize = 8;
 /// Invocations of a workgroup for these.
 const VECTOR_GROUP: usize = 64;
+/// With up to so many, an invocation keeps 32 elements of each.
+const MOST_WIDE_COLUMNS: usize = 2;
 /// Rows of a workgroup for these.
 const VECTOR_ROWS: usize = 4;
 /// Rows and columns of a tile of larger products.
 const TILE: usize = 64;
 
-/// How four elements of an operand's row are loaded, and how many elements that are: one, if rows have gaps or no whole number of fours.
-fn loads(operands: [&Operand; 2]) -> (&'static str, [&'static str; 2]) {
-    let fours = operands[0].shape[0].is_multiple_of(4)
-        && operands.iter().all(|operand| operand.has_contiguous_rows());
-    if fours {
-        ("4u", ["load4_a(row_a(row), k)", "load4_b(row_b(row), k)"])
-    } else {
-        let single = [
-            "vec4<f32>(get_a(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
-            "vec4<f32>(get_b(vec4<u32>(k, row)), 0.0, 0.0, 0.0)",
-        ];
-        ("1u", single)
-    }
-}
-
-/// As [`loads`], for kernels that always load four: what is behind the end of a row is 0.
-fn tile_loads(operands: [&Operand; 2]) -> [&'static str; 2] {
-    match loads(operands) {
-        ("4u", loads) => loads,
-        _ => [
-            "vec4<f32>(get_a(vec4<u32>(k, row)), select(0.0, get_a(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_a(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_a(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
-            "vec4<f32>(get_b(vec4<u32>(k, row)), select(0.0, get_b(vec4<u32>(k + 1u, row)), k + 1u < weights.x), select(0.0, get_b(vec4<u32>(k + 2u, row)), k + 2u < weights.x), select(0.0, get_b(vec4<u32>(k + 3u, row)), k + 3u < weights.x))",
-        ],
-    }
+/// Loads for kernels that go along rows: of whole groups of 32 elements, which share scales, where there are few columns; otherwise of fours.
+fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launch {
+    let groups = a.dtype.is_quantized() && columns <= MOST_WIDE_COLUMNS;
+    let (wide, load) = match groups {
+        true => (8, "load32_a(row_a(row), k, &w)".to_owned()),
+        false => (1, format!("w[0] = {}", load_four(a))),
+    };
+    launch
+        .with("WIDE_COUNT", wide)
+        .with("LOADED_A", load)
+        .with("LOADED_B", load_four(b))
+        .with("GROUP_SIZE", VECTOR_GROUP)
 }
 
 /// A matrix product, in parts of the rows of weights that are larger than a binding, and of columns whose results are.
@@ -79,21 +69,14 @@ pub fn mul_mat(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reaso
 fn product(y: Operand, a: Operand, b: Operand, capacity: &Capacity) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MOST_COLUMNS {
-        let (step, [load_a, load_b]) = loads([&a, &b]);
         let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
-        return Launch::new("mul_mat_vec", vec![y, a, b], work)
-            .with("COLUMN_COUNT", n.max(1))
-            .with("STEP", step)
-            .with("LOADED_A", load_a)
-            .with("LOADED_B", load_b)
-            .with("GROUP_SIZE", VECTOR_GROUP)
-            .reduces(capacity);
+        let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
+        return along_rows(launch, &a, &b, n).reduces(capacity);
     }
-    let [load_a, load_b] = tile_loads([&a, &b]);
     let work = Work::Groups(m.div_ceil(TILE) * n.div_ceil(TILE) * batches);
     Launch::new("mul_mat", vec![y, a, b], work)
-        .with("LOADED_A", load_a)
-        .with("LOADED_B", load_b)
+        .with("LOADED_A", load_four(&a))
+        .with("LOADED_B", load_four(&b))
 }
 
 /// Products with chosen experts: column by column of few tokens, or of many in tiles of those that share an expert.
@@ -111,24 +94,20 @@ pub fn mul_mat_id(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Re
         let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
             .ints([experts])
             .can_fail();
-        let [load_a, load_b] = tile_loads([&a, &b]);
         // Each expert's last tile may be a part of one.
         let tiles = choices.div_ceil(TILE) + experts;
         let operands = vec![y, a, b, c, scratch(Access::Read)];
         let work = Work::Groups(a.shape[1].div_ceil(TILE) * tiles);
         let products = Launch::new("mul_mat_experts", operands, work)
-            .with("LOADED_A", load_a)
-            .with("LOADED_B", load_b);
+            .with("LOADED_A", load_four(&a))
+            .with("LOADED_B", load_four(&b));
         return Ok(vec![lists, products]);
     }
-    let (step, [load_a, load_b]) = loads([&a, &b]);
     let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * c.shape[0] * c.shape[1]);
-    let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work)
-        .with("STEP", step)
-        .with("LOADED_A", load_a)
-        .with("LOADED_B", load_b)
-        .with("GROUP_SIZE", VECTOR_GROUP);
-    Ok(vec![launch.reduces(capacity).can_fail()])
+    let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work);
+    Ok(vec![
+        along_rows(launch, &a, &b, 1).reduces(capacity).can_fail(),
+    ])
 }
 
 /// The sum of outer products.

@@ -159,6 +159,15 @@ fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Rea
     }
 }
 
+/// Text that loads elements `k` to `k + 3` of row `row`; 0 for those behind its end.
+fn load_four(operand: &Operand) -> String {
+    let name = operand.name;
+    match operand.shape[0].is_multiple_of(4) && operand.has_contiguous_rows() {
+        true => format!("load4_{name}(row_{name}(row), k)"),
+        false => format!("guarded4_{name}(row, k)"),
+    }
+}
+
 /// Fails for a result in blocks, where a kernel writes elements.
 fn elements(operand: &Operand) -> Result<(), Reason> {
     match operand.dtype.is_quantized() {

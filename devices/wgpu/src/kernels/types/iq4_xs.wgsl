@@ -21,3 +21,18 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    let at = row + (i / 256u) * BLOCK_BYTESu;
+    let j = i % 256u;
+    let group = j / 32u;
+    let low = (byte_$(at + 4u + group / 2u) >> ((group & 1u) * 4u)) & 15u;
+    let high = (half_$(at + 2u) >> (group * 2u)) & 3u;
+    let d = (f32(low | (high << 4u)) - 32.0) * from_f16(half_$(at));
+    let q = words4_$(at + 8u + group * 16u);
+    for (var k = 0u; k < 4u; k++) {
+        (*w)[k] = values_$(q[k] & 0x0f0f0f0fu) * d;
+        (*w)[k + 4u] = values_$((q[k] >> 4u) & 0x0f0f0f0fu) * d;
+    }
+}

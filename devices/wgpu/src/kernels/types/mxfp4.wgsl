@@ -21,3 +21,15 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    let at = row + (i / 32u) * BLOCK_BYTESu;
+    let e = byte_$(at);
+    let d = bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
+    let q = words4_$(at + 1u);
+    for (var k = 0u; k < 4u; k++) {
+        (*w)[k] = values_$(q[k] & 0x0f0f0f0fu) * d;
+        (*w)[k + 4u] = values_$((q[k] >> 4u) & 0x0f0f0f0fu) * d;
+    }
+}

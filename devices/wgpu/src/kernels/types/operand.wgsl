@@ -31,6 +31,18 @@ fn word_$(at: u32) -> u32 {
     return low | (aligned_$((at >> 2u) + 1u) << (32u - shift));
 }
 
+// Four words from byte `at` on.
+fn words4_$(at: u32) -> vec4<u32> {
+    let i = at >> 2u;
+    let shift = (at & 3u) * 8u;
+    let low = vec4<u32>(aligned_$(i), aligned_$(i + 1u), aligned_$(i + 2u), aligned_$(i + 3u));
+    if shift == 0u {
+        return low;
+    }
+    let high = vec4<u32>(low.yzw, aligned_$(i + 4u));
+    return (low >> vec4<u32>(shift)) | (high << vec4<u32>(32u - shift));
+}
+
 // Two bytes at an even place.
 fn half_$(at: u32) -> u32 {
     return (aligned_$(at >> 2u) >> ((at & 2u) * 8u)) & 0xffffu;

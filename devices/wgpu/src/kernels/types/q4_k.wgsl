@@ -23,3 +23,19 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    let at = row + (i / 256u) * BLOCK_BYTESu;
+    let j = i % 256u;
+    let group = j / 32u;
+    let shift = vec4<u32>((group & 1u) * 4u);
+    let codes = at + 16u + group / 2u * 32u;
+    let first = (words4_$(codes) >> shift) & vec4<u32>(0x0f0f0f0fu);
+    let second = (words4_$(codes + 16u) >> shift) & vec4<u32>(0x0f0f0f0fu);
+    let scales = unpack2x16float(aligned_$(at >> 2u)) * scale_and_minimum_$(at + 4u, group);
+    for (var k = 0u; k < 4u; k++) {
+        (*w)[k] = unsigned4(first[k]) * scales.x - scales.y;
+        (*w)[k + 4u] = unsigned4(second[k]) * scales.x - scales.y;
+    }
+}

@@ -17,3 +17,15 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    let at = row + (i / 32u) * BLOCK_BYTESu;
+    let scales = unpack2x16float(aligned_$(at >> 2u));
+    let high = aligned_$((at >> 2u) + 1u);
+    let q = words4_$(at + 8u);
+    for (var k = 0u; k < 4u; k++) {
+        (*w)[k] = unsigned4((q[k] & 0x0f0f0f0fu) | (spread_$(high >> (4u * k)) << 4u)) * scales.x + scales.y;
+        (*w)[k + 4u] = unsigned4(((q[k] >> 4u) & 0x0f0f0f0fu) | (spread_$(high >> (4u * k + 16u)) << 4u)) * scales.x + scales.y;
+    }
+}

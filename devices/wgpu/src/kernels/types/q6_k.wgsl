@@ -14,3 +14,24 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    let at = row + (i / 256u) * BLOCK_BYTESu;
+    let j = i % 256u;
+    let half = j / 128u;
+    let n = j % 128u;
+    let shift = vec4<u32>(n / 64u * 4u);
+    let shift_high = vec4<u32>(n / 32u * 2u);
+    let codes = at + half * 64u + n % 64u;
+    let highs = at + 128u + half * 32u;
+    let first = ((words4_$(codes) >> shift) & vec4<u32>(0x0f0f0f0fu)) | (((words4_$(highs) >> shift_high) & vec4<u32>(0x03030303u)) << vec4<u32>(4u));
+    let second = ((words4_$(codes + 16u) >> shift) & vec4<u32>(0x0f0f0f0fu)) | (((words4_$(highs + 16u) >> shift_high) & vec4<u32>(0x03030303u)) << vec4<u32>(4u));
+    let scale = half_$(at + 192u + j / 16u);
+    let scales = vec2<i32>(bitcast<i32>(scale << 24u) >> 24u, bitcast<i32>(scale << 16u) >> 24u);
+    let d = vec2<f32>(scales) * from_f16(half_$(at + 208u));
+    for (var k = 0u; k < 4u; k++) {
+        (*w)[k] = (unsigned4(first[k]) - 32.0) * d.x;
+        (*w)[k + 4u] = (unsigned4(second[k]) - 32.0) * d.y;
+    }
+}

@@ -10,3 +10,10 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
 fn get_$(i: vec4<u32>) -> f32 {
     return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
 }
+
+// Elements `i` to `i + 31`, `i` a multiple of 32.
+fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
+    for (var k = 0u; k < 8u; k++) {
+        (*w)[k] = load4_$(row, i + 4u * k);
+    }
+}
