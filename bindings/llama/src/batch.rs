@@ -147,6 +147,11 @@ fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) 
     }
     let engine = state.engine()?;
     let most = context.n_ctx_seq as usize;
+    // Positions up to that limit are not more tokens than it.
+    let is_near = |token: &samite_llm::BatchToken| token.position as usize >= most;
+    if !batch.tokens().iter().any(is_near) {
+        return Ok(false);
+    }
     let mut counts = std::collections::BTreeMap::new();
     for token in batch.tokens() {
         for &sequence in batch.sequences(token) {

@@ -180,12 +180,17 @@ fn threads(number: i32) -> Option<usize> {
 }
 
 /// Says what of the parameters changes nothing.
-fn tell_of(params: &ContextParams) {
+fn tell_of(params: &ContextParams, model: &Model) {
     let tell = |what: &str| log::line(Level::Warn, &format!("llama_init_from_model: {what}"));
+    let layers = model.spec().into_iter().flat_map(|spec| &spec.layers);
+    let mut rotations = layers.filter_map(|layer| layer.attention()?.rotation.as_ref());
+    let own = rotations.next().map(|rotation| &rotation.rope);
+    let is_other =
+        |wanted: f32, own: Option<f32>| wanted != 0.0 && own.is_some_and(|own| own != wanted);
     // What belongs to YaRN matters where that is asked for.
     let is_rope_changed = params.rope_scaling_type != -1
-        || params.rope_freq_base != 0.0
-        || params.rope_freq_scale != 0.0
+        || is_other(params.rope_freq_base, own.map(|rope| rope.freq_base))
+        || is_other(params.rope_freq_scale, own.map(|rope| rope.freq_scale))
         || params.yarn_ext_factor > 0.0
         || params.yarn_orig_ctx != 0;
     if is_rope_changed {
@@ -213,7 +218,7 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
             "n_seq_max is {n_seq_max}, must be 1 to {MAX_SEQUENCES}"
         )));
     }
-    tell_of(params);
+    tell_of(params, &model);
     if params.ctx_type != 0 {
         return Err(Failure::unsupported("a context of this type"));
     }

@@ -209,3 +209,31 @@ pub unsafe fn print(text: &[u8], buffer: *mut c_char, size: usize) -> i32 {
     }
     length
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_panics_or_fails_gives_what_the_header_says() {
+        assert_eq!(run("f", 7, || Ok(1)), 1);
+        assert_eq!(run("f", 7, || Err(Failure::new("no"))), 7);
+        assert_eq!(run("f", 7, || panic!("this is the test's")), 7);
+    }
+
+    #[test]
+    fn texts_are_cut_to_the_room_and_arrays_are_checked() {
+        let mut buffer = [1u8; 4];
+        // SAFETY: there are so many bytes.
+        let length = unsafe { print(b"abcd", buffer.as_mut_ptr().cast(), 3) };
+        assert_eq!((length, buffer), (4, [b'a', b'b', 0, 1]));
+        // SAFETY: nothing is read where something is wrong.
+        unsafe {
+            assert_eq!(print(b"abcd", std::ptr::null_mut(), 9), 4);
+            assert!(array::<u32>("x", std::ptr::null(), 1).is_err());
+            assert_eq!(array::<u32>("x", std::ptr::null(), 0).ok(), Some(&[][..]));
+            assert!(array::<u32>("x", std::ptr::without_provenance(5), 1).is_err());
+            assert!(array::<u32>("x", std::ptr::without_provenance(8), usize::MAX).is_err());
+        }
+    }
+}

@@ -96,3 +96,30 @@ impl<T> Handles<T> {
         drop(table);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_never_given_twice() {
+        let handles = Handles::new("thing");
+        let first: *mut u8 = handles.add(1);
+        assert_eq!(
+            handles.get(first.cast_const()).map(|one| *one).ok(),
+            Some(1)
+        );
+        let kept = handles.remove(first).unwrap().unwrap();
+        let second: *mut u8 = handles.add(2);
+        assert!(first != second && handles.get(first.cast_const()).is_err());
+        assert!(handles.remove(first).is_err() && *kept == 1);
+        assert!(
+            handles
+                .remove::<u8>(std::ptr::null_mut())
+                .unwrap()
+                .is_none()
+        );
+        handles.retain(|number| *number != 2);
+        assert!(handles.get(second.cast_const()).is_err());
+    }
+}
