@@ -1,11 +1,22 @@
-// The page in headless Chromium, against a server with the embedded model: node page.mjs URL [folder for screenshots].
-// Needs playwright-core and a Chromium (CHROMIUM names its program).
+// The page in headless Chromium, with the program's own model: node page.mjs PROGRAM [folder for screenshots].
+// Needs playwright-core in the folder where it is started, and a Chromium (CHROMIUM names its program).
 
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
 import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
 
 const { chromium } = createRequire(`${process.cwd()}/`)("playwright-core");
-const [url, pictures] = process.argv.slice(2);
+const [program, pictures] = process.argv.slice(2);
+const server = spawn(program, ["serve", "--port", "0"], { stdio: ["ignore", "ignore", "pipe"] });
+const url = await new Promise((resolve, reject) => {
+  createInterface({ input: server.stderr }).on("line", (line) => {
+    const found = /served at (http:\S+)/.exec(line);
+    if (found) resolve(found[1]);
+  });
+  server.on("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+  server.on("error", reject);
+});
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
 
 /** A page whose errors fail the test. */
@@ -247,4 +258,6 @@ for (const [name, test] of Object.entries(tests)) {
   }
 }
 await browser.close();
+server.removeAllListeners("exit");
+server.kill();
 process.exit(failed ? 1 : 0);
