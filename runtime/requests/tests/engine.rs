@@ -255,6 +255,42 @@ fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
 }
 
 #[test]
+fn who_does_not_read_gives_up_memory_that_others_need() {
+    let clock = Hand::new();
+    let mut engine = {
+        let options = options(2);
+        let context = ContextOptions {
+            n_ctx: Some(64),
+            n_batch: 16,
+            n_seq: options.n_seq(),
+            environment: Environment {
+                clock: Arc::clone(&clock) as Arc<dyn Clock>,
+                ..Environment::system()
+            },
+            ..ContextOptions::default()
+        };
+        Engine::new(Context::new(Arc::clone(model()), context).unwrap(), options).unwrap()
+    };
+    let stalled = Request {
+        outbox: 2,
+        ..request(10..50, 20)
+    };
+    let _stalled = submit(&mut engine, stalled);
+    run(&mut engine);
+    // A slot is free, but not so many cells.
+    let mut readers = [100, 150].map(|first| submit(&mut engine, request(first..first + 40, 2)));
+    run(&mut engine);
+    assert!(readers.iter_mut().all(|reader| reader.try_next().is_none()));
+    clock.sleep(Duration::from_secs(2));
+    run(&mut engine);
+    assert!(
+        readers
+            .iter_mut()
+            .all(|reader| events(reader).last().unwrap().is_end())
+    );
+}
+
+#[test]
 fn time_that_is_over_ends_a_request_wherever_it_is() {
     let clock = Hand::new();
     let mut engine = engine_with(options(1), Arc::clone(&clock));

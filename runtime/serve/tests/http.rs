@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const CONTEXT: usize = 256;
+const CONTEXT: usize = 1024;
 
 fn model() -> &'static Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
@@ -121,23 +121,20 @@ impl Server {
         )
     }
 
-    /// Waits until no slot is at work.
-    fn wait_until_quiet(&self) {
+    /// Waits until some slot is at work, or none.
+    fn wait_until(&self, is_busy: bool) {
         let start = Instant::now();
         loop {
             let (_, slots) = self.get("/slots");
-            let slots = slots.as_array().unwrap().clone();
-            if slots
-                .iter()
-                .all(|slot| slot["is_processing"] == json!(false))
-            {
+            let mut slots = slots.as_array().unwrap().iter();
+            if slots.any(|slot| slot["is_processing"] == json!(true)) == is_busy {
                 return;
             }
             assert!(
                 start.elapsed() < Duration::from_secs(30),
-                "a slot hangs: {slots:?}"
+                "a slot hangs, or none begins"
             );
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
@@ -389,7 +386,7 @@ fn what_is_wrong_is_refused_by_name() {
 #[test]
 fn what_never_fits_is_refused_before_headers() {
     let server = Server::simple();
-    let long = "once ".repeat(2000);
+    let long = "once ".repeat(4000);
     for is_stream in [false, true] {
         let body = json!({"prompt": long, "stream": is_stream});
         let (status, answer) = server.post("/v1/completions", &body);
@@ -463,9 +460,11 @@ fn whoever_leaves_frees_the_slot() {
         if is_stream {
             let mut some = [0; 200];
             stream.read_exact(&mut some).unwrap();
+        } else {
+            server.wait_until(true);
         }
         drop(stream);
-        server.wait_until_quiet();
+        server.wait_until(false);
         assert_eq!(
             server
                 .post("/completion", &json!({"prompt": "a", "n_predict": 1}))
@@ -473,6 +472,13 @@ fn whoever_leaves_frees_the_slot() {
             200
         );
     }
+    // They did not come to their ends by themselves.
+    let (_, metrics) = server.get("/metrics");
+    let metrics = metrics.as_str().unwrap();
+    assert!(
+        metrics.contains("samite:requests_cancelled_total 2"),
+        "{metrics}"
+    );
 }
 
 #[test]
@@ -500,7 +506,7 @@ fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
         }
     });
     drop(slow);
-    server.wait_until_quiet();
+    server.wait_until(false);
     let (_, metrics) = server.get("/metrics");
     assert!(
         metrics

@@ -16,15 +16,17 @@ impl Engine {
         self.make_slots(now);
         let mut at = 0;
         while at < self.queue.len() {
-            let Some(slot) = self.slot_for(&self.queue[at]) else {
+            // Whoever could not go on anyway holds up nobody.
+            let slot = self.slot_for(&self.queue[at]);
+            let Some(slot) = slot.filter(|_| !self.queue[at].outbox.is_full()) else {
                 at += 1;
                 continue;
             };
-            if !self.fits_adapters(&self.queue[at]) || !self.fits_memory(&self.queue[at]) {
+            if !self.fits(&self.queue[at]) {
                 // What comes later does not overtake it.
                 return;
             }
-            if self.is_computed_by_another(&self.queue[at]) || self.queue[at].outbox.is_full() {
+            if self.is_computed_by_another(&self.queue[at]) {
                 at += 1;
                 continue;
             }
@@ -33,12 +35,19 @@ impl Engine {
         }
     }
 
-    /// If somebody waits for a slot, those leave theirs whose readers are behind for long.
+    /// If somebody waits for a slot, or for what those have who are at work, those leave theirs whose readers are behind for long.
     fn make_slots(&mut self, now: Instant) {
-        let waiting = self.queue.iter().filter(|one| !one.outbox.is_full());
+        let free = self.options.slots - self.active.len();
+        let mut waiting = self
+            .queue
+            .iter()
+            .filter(|one| !one.outbox.is_full())
+            .peekable();
+        let is_stuck = waiting.peek().is_some_and(|first| !self.fits(first));
         let mut wanted = waiting
             .count()
-            .saturating_sub(self.options.slots - self.active.len());
+            .saturating_sub(free)
+            .max(usize::from(is_stuck));
         let mut at = 0;
         while wanted > 0 && at < self.active.len() {
             let since = self.active[at].paused;
@@ -66,6 +75,11 @@ impl Engine {
         };
         let slots = (0..self.options.slots).filter(free);
         slots.max_by_key(|slot| (likeness(slot), std::cmp::Reverse(*slot)))
+    }
+
+    /// Whether it can be at work beside those that are.
+    fn fits(&self, running: &Running) -> bool {
+        self.fits_adapters(running) && self.fits_memory(running)
     }
 
     /// All requests at work use the same adapters.
