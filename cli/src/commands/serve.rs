@@ -177,6 +177,9 @@ struct RequestArgs {
     /// Most tokens of an answer, where a request says nothing [also: -n, --predict]
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N|all", value_parser = number_or_all, allow_negative_numbers = true)]
     n_predict: Option<usize>,
+    /// Most tokens of a text that are guessed from what it had before, and computed together where that is faster; the text is the same
+    #[arg(long, visible_alias = "draft-max", value_name = "N", default_value = "0", value_parser = draft)]
+    draft: usize,
     /// A text that is as long as its context goes on: a part is forgotten
     #[arg(long, overrides_with = "no_context_shift")]
     context_shift: bool,
@@ -263,6 +266,10 @@ fn slot_count(text: &str) -> Result<usize, String> {
         "-1" => Ok(4),
         text => number(text, 1, 256),
     }
+}
+
+fn draft(text: &str) -> Result<usize, String> {
+    number(text, 0, 16)
 }
 
 fn batch(text: &str) -> Result<usize, String> {
@@ -441,11 +448,12 @@ impl ServeArgs {
             queue: requests.queue,
             budget: requests.batch_size,
             swap_bytes: usize::try_from(requests.cache_ram).map_or(usize::MAX, |mib| mib << 20),
+            draft: requests.draft,
         };
         let mut context = self.context_options()?;
         context.n_batch = requests.batch_size;
         context.n_seq = engine.n_seq();
-        context.n_logits = Some(slots.max(16));
+        context.n_logits = Some((slots * (1 + requests.draft)).clamp(16, 256));
         let context = self.model.context(Arc::clone(model), context)?;
         let again = context.options().clone();
         if !is_unified {

@@ -330,6 +330,11 @@ impl Context {
         self.model.spec().can_shift()
     }
 
+    /// Whether the last tokens of a sequence can always be removed again: the model has neither states nor windows.
+    pub fn can_take_back(&self) -> bool {
+        self.cache.states.is_none() && self.cache.window.is_none()
+    }
+
     /// Whether the model keeps a state of what came, from which nothing can be removed but what follows a [mark](Self::mark).
     pub fn keeps_states(&self) -> bool {
         self.cache.states.is_some()

@@ -4,6 +4,7 @@ mod admission;
 mod batch;
 mod room;
 
+use crate::draft::Costs;
 use crate::event::{FailureKind, Reason};
 use crate::kept::{Kept, KeptTexts};
 use crate::outbox::{Bell, Reader, outbox};
@@ -31,6 +32,9 @@ pub struct EngineOptions {
     pub budget: usize,
     /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
     pub swap_bytes: usize,
+    /// Most tokens of a text that are guessed from what it had before and computed together; what is measured decides how many are. 0 for none. The
+    /// text is the same. Models with states or windows have none.
+    pub draft: usize,
 }
 
 impl Default for EngineOptions {
@@ -42,6 +46,7 @@ impl Default for EngineOptions {
             queue: 1024,
             budget: 512,
             swap_bytes: 1 << 30,
+            draft: 0,
         }
     }
 }
@@ -105,6 +110,8 @@ pub struct Engine {
     /// The set that the context has.
     adapters_in_use: usize,
     batch: Batch,
+    /// What steps cost.
+    costs: Costs,
     /// Which request's turn with its prompt comes first.
     turn: usize,
     next_id: u64,
@@ -157,6 +164,7 @@ impl Engine {
             default_adapters: 0,
             adapters_in_use: 0,
             batch: Batch::new(),
+            costs: Costs::new(),
             turn: 0,
             next_id: 1,
             is_closing: false,

@@ -147,6 +147,10 @@ pub struct Counts {
     pub cached: usize,
     /// Tokens that were written, with one that ended the text.
     pub written: usize,
+    /// Tokens that were [drafted](crate::EngineOptions::draft).
+    pub drafted: usize,
+    /// Those of them that stood.
+    pub accepted: usize,
     /// Whether a part of the text was forgotten to make room.
     pub truncated: bool,
     /// How often it made room for others.

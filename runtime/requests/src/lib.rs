@@ -9,7 +9,7 @@
 //!    among those that are being computed; it is shared, to the token. [`Started`] says how much was found, and why not more.
 //! 3. A batch is planned within a budget of tokens: one for each request that is writing, then parts of prompts in fair turns. So a long prompt
 //!    holds up nobody.
-//! 4. The batch is computed, and each sampler chooses a token. Events go to the request's own bounded queue.
+//! 4. The batch is computed, and each sampler chooses a token; more, where [drafted](EngineOptions::draft) tokens stand. Events go to the request's own bounded queue.
 //!
 //! # Contract
 //! - What can never be answered is refused at the submission ([`Refusal`]), before anything is told to a client.
@@ -28,11 +28,13 @@
 //! | `outbox.rs` | the queue between the engine and a [`Reader`] |
 //! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `room.rs` makes room |
 //! | `running.rs` | one request on its way |
+//! | `draft.rs` | tokens that a text may go on with, and how many of them are worth a try |
 //! | `kept.rs` | texts that are kept, and which of them a prompt can go on from |
 //! | `driver.rs` | the thread |
 //! | `view.rs` | [`View`]: what can be seen from outside |
 #![forbid(unsafe_code)]
 
+mod draft;
 mod driver;
 mod engine;
 mod event;

@@ -1,5 +1,6 @@
 //! A request on its way: its tokens, what was chosen, and what its reader is told.
 
+use crate::draft::Luck;
 use crate::event::{
     Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Reason, Started,
     Token,
@@ -31,6 +32,9 @@ pub(crate) struct Running {
     /// What was swapped out, if it made room for others.
     pub swapped: Option<SavedSequence>,
     pub is_cancelled: bool,
+    /// What the tokens may go on with: computed in this step, and not chosen yet.
+    pub draft: Vec<u32>,
+    pub luck: Luck,
     sampler: Sampler,
     stop: StopSequences,
     text: Utf8Stream,
@@ -58,6 +62,8 @@ impl Running {
             outbox,
             swapped: None,
             is_cancelled: false,
+            draft: Vec::new(),
+            luck: Luck::default(),
             sampler,
             stop,
             text: Utf8Stream::new(),

@@ -34,6 +34,12 @@ pub struct Totals {
     pub prompt_time: Duration,
     /// Tokens that were written.
     pub written_tokens: u64,
+    /// Tokens that were drafted.
+    pub drafted_tokens: u64,
+    /// Those of them that stood.
+    pub accepted_tokens: u64,
+    /// Drafts.
+    pub drafts: u64,
     /// Time of steps that wrote tokens, and computed no prompt.
     pub writing_time: Duration,
     /// Tokens of prompts, whether they were known or not.

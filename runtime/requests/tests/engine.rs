@@ -64,6 +64,7 @@ fn options(slots: usize) -> EngineOptions {
         queue: 8,
         budget: 16,
         swap_bytes: usize::MAX,
+        draft: 0,
     }
 }
 

@@ -8,7 +8,7 @@ use samite_core::DType;
 use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request,
+    CacheWish, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
 };
 use samite_testing::Rng;
 use samite_text::SamplerParams;
@@ -155,8 +155,8 @@ fn request(rng: &mut Rng) -> Request {
     }
 }
 
-/// One schedule; the number of tokens that were found in the cache.
-fn schedule(seed: u64) -> (usize, u64) {
+/// One schedule; the number of tokens that were found in the cache, and the sums of the engine.
+fn schedule(seed: u64) -> (usize, Totals) {
     let mut rng = Rng::new(seed);
     let model = model((seed % 3) as usize);
     let options = EngineOptions {
@@ -166,6 +166,7 @@ fn schedule(seed: u64) -> (usize, u64) {
         queue: 64,
         budget: 1 + rng.below(32),
         swap_bytes: [0, 20_000, usize::MAX][rng.below(3)],
+        draft: [0, 3, 16][rng.below(3)],
     };
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
@@ -239,7 +240,6 @@ fn schedule(seed: u64) -> (usize, u64) {
         "seed {seed}"
     );
     assert!(view.kept <= options.kept, "seed {seed}");
-    let preempted = view.totals.preempted;
     engine.forget_kept();
     assert_eq!(engine.view().used_cells, 0, "seed {seed}: cells are left");
     for sequence in 0..options.n_seq() {
@@ -249,7 +249,7 @@ fn schedule(seed: u64) -> (usize, u64) {
             "seed {seed}"
         );
     }
-    (cached, preempted)
+    (cached, view.totals)
 }
 
 #[test]
@@ -264,13 +264,19 @@ fn each_request_gets_the_tokens_that_it_gets_alone() {
         return;
     }
     let seeds = number("SAMITE_SCHEDULES").unwrap_or(90);
-    let (mut cached, mut preempted) = ([0; 3], 0);
+    let (mut cached, mut preempted, mut stood, mut fell) = ([0; 3], 0, 0, 0);
     for seed in 0..seeds {
-        let (found, made_room) = schedule(seed);
+        let (found, totals) = schedule(seed);
         cached[(seed % 3) as usize] += found;
-        preempted += made_room;
+        preempted += totals.preempted;
+        stood += totals.accepted_tokens;
+        fell += totals.drafted_tokens - totals.accepted_tokens;
     }
     // The schedules do try what they are for.
     assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
     assert!(preempted > 5, "{preempted}");
+    assert!(
+        stood > 20 && fell > 20,
+        "drafted tokens: {stood} stood, {fell} fell"
+    );
 }

@@ -227,13 +227,18 @@ impl Choice {
             writing = since(self.first_token, at);
         }
         let prompt = self.counts.prompt.saturating_sub(self.counts.cached);
-        timings(
+        let mut timings = timings(
             self.counts.cached,
             prompt,
             reading,
             self.counts.written,
             writing,
-        )
+        );
+        if self.counts.drafted > 0 {
+            timings["draft_n"] = self.counts.drafted.into();
+            timings["draft_n_accepted"] = self.counts.accepted.into();
+        }
+        timings
     }
 
     /// OpenAI's usage.

@@ -1,6 +1,7 @@
 //! One batch: which tokens of which requests, and what comes of them.
 
 use super::{Active, Engine};
+use crate::draft;
 use crate::event::{FailureKind, Reason};
 use crate::request::Shift;
 use samite_llm::Error;
@@ -12,7 +13,7 @@ pub(super) struct Part {
     /// Which request.
     id: u64,
     count: usize,
-    /// The number of its last token in the batch, if that is the last one of all that are there.
+    /// The number of its last token in the batch, if that is the last one of all that are there. Drafted ones follow it.
     row: Option<usize>,
 }
 
@@ -49,8 +50,13 @@ impl Engine {
             writing.retain(|&other| other != id);
         }
         let mut planned: Vec<Part> = Vec::new();
-        for id in writing {
+        let is_reading = |active: &Active| !active.is_writing() && active.pending() > 0;
+        let nobody_reads = !self.active.iter().filter(can_go_on).any(is_reading);
+        for (number, &id) in writing.iter().enumerate() {
             self.add_part(&mut planned, id, 1);
+            if nobody_reads {
+                self.add_draft(id, writing.len() - number - 1);
+            }
         }
         let reading = self
             .active
@@ -142,13 +148,49 @@ impl Engine {
         });
     }
 
+    /// Adds what a text may go on with behind its last token, if that is worth a try; `further` requests have their tokens added after it.
+    fn add_draft(&mut self, id: u64, further: usize) {
+        let Some(at) = self.find(id) else { return };
+        let taken = self.batch.len() + further;
+        let rows = self.context.options().n_logits.unwrap_or(usize::MAX);
+        let room = [self.context.cells().free(), self.options.budget, rows];
+        let room = room.into_iter().min().unwrap_or(0).saturating_sub(taken);
+        let sequence = self.active[at].sequence as u32;
+        let running = &mut self.active[at].running;
+        running.draft.clear();
+        let to_write = running.request.max_tokens.unwrap_or(usize::MAX);
+        let most = [
+            self.options.draft,
+            room,
+            // The last of them is written without being computed.
+            to_write.saturating_sub(running.counts.written + 1),
+            self.limits.context.saturating_sub(running.tokens.len() + 1),
+        ];
+        let most = most.into_iter().min().unwrap_or(0);
+        if most == 0 || !self.context.can_take_back() {
+            return;
+        }
+        let guessed = draft::guess(&running.tokens, most);
+        let length = self
+            .costs
+            .best_length(&running.luck, taken - 1, guessed.len());
+        if length == 0 && !guessed.is_empty() {
+            running.luck.hope();
+        }
+        running.draft = guessed[..length].to_vec();
+        for (place, &token) in (running.tokens.len()..).zip(&running.draft) {
+            let position = i32::try_from(place).unwrap_or(i32::MAX);
+            self.batch.add(token, position, &[sequence], true);
+        }
+    }
+
     /// Computes the batch, and writes the tokens that follow.
     pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
         let start = self.clock.now();
         if let Err(error) = self.context.decode(&self.batch) {
             return self.batch_failed(&planned, &error);
         }
-        let computed: usize = planned.iter().map(|part| part.count).sum();
+        let computed = self.batch.len();
         let read = planned.iter().filter(|part| {
             let at = self.find(part.id);
             at.is_some_and(|at| !self.active[at].is_writing())
@@ -168,7 +210,10 @@ impl Engine {
         }
         let time = self.clock.now().saturating_duration_since(start);
         match read {
-            0 => self.totals.writing_time += time,
+            0 => {
+                self.totals.writing_time += time;
+                self.costs.learn(computed, time);
+            }
             _ => self.totals.prompt_time += time,
         }
         tracing::trace!(computed, read, "step");
@@ -211,7 +256,7 @@ impl Engine {
         freed.into_iter().for_each(|sequence| self.free(sequence));
     }
 
-    /// Tells of a part that was computed, and writes the token behind it.
+    /// Tells of a part that was computed, and writes the token behind it; further ones, as long as drafted tokens are those that are chosen.
     fn finish_part(&mut self, part: Part) {
         let Some(at) = self.find(part.id) else { return };
         let now = self.clock.now();
@@ -223,19 +268,52 @@ impl Engine {
         if active.running.request.max_tokens == Some(0) {
             return self.end(at, Ok(Reason::MaxTokens), now);
         }
-        let Some(logits) = self.context.logits(row) else {
-            return self.end(at, Err("there are no logits".to_owned()), now);
-        };
+        let draft = std::mem::take(&mut active.running.draft);
         let before = active.running.counts.written;
-        let result = active.running.write(logits, &self.tokenizer, now);
+        let mut accepted = 0;
+        let result = loop {
+            let Some(logits) = self.context.logits(row + accepted) else {
+                break Err("there are no logits".to_owned());
+            };
+            match active.running.write(logits, &self.tokenizer, now) {
+                Err(error) => break Err(error.to_string()),
+                Ok(Some(reason)) => break Ok(Some(reason)),
+                Ok(None) => {}
+            }
+            if draft.get(accepted) != active.running.tokens.last() {
+                break Ok(None);
+            }
+            accepted += 1;
+            active.decoded += 1;
+        };
         self.totals.written_tokens += (active.running.counts.written - before) as u64;
+        if !draft.is_empty() {
+            self.settle_draft(at, draft.len(), accepted);
+        }
         match result {
-            Err(error) => self.end(at, Err(error.to_string()), now),
+            Err(error) => self.end(at, Err(error), now),
             Ok(Some(reason)) => self.end(at, Ok(reason), now),
             Ok(None) if self.active[at].running.tokens.len() >= self.limits.context => {
                 self.context_is_full(at, now);
             }
             Ok(None) => {}
+        }
+    }
+
+    /// Takes back what was drafted and does not stand.
+    fn settle_draft(&mut self, at: usize, drafted: usize, accepted: usize) {
+        let active = &mut self.active[at];
+        active.running.luck.learn(drafted, accepted);
+        active.running.counts.drafted += drafted;
+        active.running.counts.accepted += accepted;
+        self.totals.drafts += 1;
+        self.totals.drafted_tokens += drafted as u64;
+        self.totals.accepted_tokens += accepted as u64;
+        if accepted < drafted {
+            let end = i32::try_from(active.decoded).unwrap_or(i32::MAX);
+            if let Err(error) = self.context.remove(active.sequence, end..) {
+                tracing::error!(%error, "drafted tokens cannot be taken back");
+            }
         }
     }
 

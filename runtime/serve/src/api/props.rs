@@ -155,14 +155,18 @@ pub fn metrics(app: &App) -> Result<String> {
         (
             "llamacpp:spec_decode_num_draft_tokens_total",
             "Tokens that were drafted.",
-            0.0,
+            totals.drafted_tokens as f64,
         ),
         (
             "llamacpp:spec_decode_num_accepted_tokens_total",
             "Drafted tokens that were taken.",
-            0.0,
+            totals.accepted_tokens as f64,
         ),
-        ("llamacpp:spec_decode_num_drafts_total", "Drafts.", 0.0),
+        (
+            "llamacpp:spec_decode_num_drafts_total",
+            "Drafts.",
+            totals.drafts as f64,
+        ),
         (
             "samite:requests_finished_total",
             "Requests that were answered.",

@@ -1,0 +1,189 @@
+//! Drafts: tokens that a text may go on with, guessed from what it had before, and how many of them are worth a try.
+//!
+//! A draft is computed in the same batch as the token before it. The request's own sampler chooses as it would without, and a drafted token stands as
+//! long as it is the one that the sampler chooses. So a draft changes the time that a text takes, and never the text.
+
+use std::time::Duration;
+
+/// Lengths of drafts that are tried.
+const LENGTHS: [usize; 6] = [0, 1, 2, 4, 8, 16];
+/// The end of the text that is looked for: the longer one first.
+const LONGEST_KEY: usize = 4;
+const SHORTEST_KEY: usize = 2;
+/// So far back it is looked for.
+const LOOKS_BACK: usize = 4096;
+
+/// What followed the last time that the text had the tokens that it ends with: at most `most` tokens.
+pub(crate) fn guess(tokens: &[u32], most: usize) -> &[u32] {
+    let looked_at = &tokens[tokens.len().saturating_sub(LOOKS_BACK)..];
+    for length in (SHORTEST_KEY..=LONGEST_KEY).rev() {
+        if looked_at.len() <= length {
+            continue;
+        }
+        let key = &looked_at[looked_at.len() - length..];
+        let before = &looked_at[..looked_at.len() - 1];
+        let found = before.windows(length).rposition(|part| part == key);
+        if let Some(at) = found {
+            let after = &looked_at[at + length..];
+            return &after[..after.len().min(most)];
+        }
+    }
+    &[]
+}
+
+/// How many drafted tokens of a request stand: the share, as lately.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Luck(f64);
+
+impl Default for Luck {
+    fn default() -> Self {
+        Luck(0.6)
+    }
+}
+
+impl Luck {
+    /// Takes note of a draft of `drafted` tokens of which the first `accepted` stand.
+    pub fn learn(&mut self, drafted: usize, accepted: usize) {
+        const WEIGHT: f64 = 0.1;
+        for number in 0..drafted.min(accepted + 1) {
+            let stood = if number < accepted { 1.0 } else { 0.0 };
+            self.0 += WEIGHT * (stood - self.0);
+        }
+    }
+
+    /// A draft was there and not tried: the text may be another one by now.
+    pub fn hope(&mut self) {
+        self.0 += 0.002 * (0.6 - self.0);
+    }
+
+    /// Tokens of a draft of this length that will stand.
+    fn expected(&self, length: usize) -> f64 {
+        (1..=length).map(|count| self.0.powi(count as i32)).sum()
+    }
+}
+
+/// What a step costs by the number of its tokens, as measured lately. Only steps that compute no prompt count.
+#[derive(Clone, Debug)]
+pub(crate) struct Costs {
+    /// Seconds, by the number of tokens; those of 0 were not seen.
+    seconds: Vec<f64>,
+}
+
+impl Costs {
+    /// Steps with more tokens are not told apart.
+    const MOST: usize = 512;
+
+    pub fn new() -> Self {
+        Costs {
+            seconds: vec![0.0; Self::MOST + 1],
+        }
+    }
+
+    /// Takes note of a step.
+    pub fn learn(&mut self, tokens: usize, time: Duration) {
+        let Some(known) = self.seconds.get_mut(tokens) else {
+            return;
+        };
+        let seconds = time.as_secs_f64();
+        // One step that was held up by another program counts little.
+        *known = match *known {
+            0.0 => seconds,
+            old => old + 0.2 * (seconds.min(4.0 * old) - old),
+        };
+    }
+
+    /// Seconds of a step with so many tokens, by those that were seen; `None` where nothing was.
+    fn of(&self, tokens: usize) -> Option<f64> {
+        /// A further token costs so much of the first one, where nothing is known. It is soon.
+        const FURTHER: f64 = 0.15;
+        let seen = |tokens: &usize| self.seconds[*tokens] > 0.0;
+        let tokens = tokens.min(Self::MOST);
+        let below = (0..=tokens).rev().find(seen);
+        let above = (tokens..=Self::MOST).find(seen);
+        let at = |tokens: usize| self.seconds[tokens];
+        match (below, above) {
+            (None, None) => None,
+            (Some(low), Some(high)) if low < high => {
+                let share = (tokens - low) as f64 / (high - low) as f64;
+                Some(at(low) + share * (at(high) - at(low)))
+            }
+            (Some(low), Some(_)) => Some(at(low)),
+            (Some(low), None) => {
+                let further = FURTHER / low.max(1) as f64;
+                Some(at(low) * (1.0 + further * (tokens - low) as f64))
+            }
+            (None, Some(high)) => Some(at(high)),
+        }
+    }
+
+    /// How long a draft is worth a try, of at most `most` tokens, in a step that has `others` tokens beside it.
+    pub fn best_length(&self, luck: &Luck, others: usize, most: usize) -> usize {
+        let rate = |length: usize| {
+            let time = self.of(others + 1 + length).unwrap_or(1.0);
+            (others as f64 + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
+        };
+        let lengths = LENGTHS.iter().copied().filter(|&length| length <= most);
+        // Of equal ones, the shortest.
+        let best = lengths.max_by(|&a, &b| rate(a).total_cmp(&rate(b)).then(b.cmp(&a)));
+        best.unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guesses_are_what_followed_last_time() {
+        assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 8), [3, 9, 1, 2]);
+        assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 1), [3]);
+        // The longer key wins, and of equal ones the last place.
+        assert_eq!(guess(&[5, 1, 2, 3, 7, 1, 2, 4, 5, 1, 2], 1), [3]);
+        assert_eq!(guess(&[1, 2, 3, 1, 2, 4, 1, 2], 1), [4]);
+        assert_eq!(guess(&[1, 1, 1], 4), [1]);
+        assert!(guess(&[1, 2, 3, 4], 4).is_empty());
+        assert!(guess(&[1], 4).is_empty() && guess(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn luck_and_costs_decide_how_long_a_draft_is() {
+        let time = |milliseconds| Duration::from_millis(milliseconds);
+        let mut costs = Costs::new();
+        costs.learn(1, time(10));
+        costs.learn(17, time(20));
+        let mut luck = Luck::default();
+        (0..100).for_each(|_| luck.learn(8, 8));
+        assert_eq!(costs.best_length(&luck, 0, 16), 16);
+        assert_eq!(costs.best_length(&luck, 0, 5), 4);
+        (0..100).for_each(|_| luck.learn(8, 0));
+        assert_eq!(costs.best_length(&luck, 0, 16), 0);
+        // Hope comes back where drafts are there and not tried.
+        (0..2000).for_each(|_| luck.hope());
+        assert!(costs.best_length(&luck, 0, 16) > 0);
+        // Where each token costs as much as the first, nothing is won.
+        let mut costs = Costs::new();
+        for count in 1..=32 {
+            costs.learn(count, time(10 * count as u64));
+        }
+        assert_eq!(costs.best_length(&luck, 0, 16), 0);
+    }
+
+    #[test]
+    fn costs_between_those_that_were_seen_are_between_them() {
+        let mut costs = Costs::new();
+        assert_eq!(costs.of(3), None);
+        costs.learn(2, Duration::from_millis(10));
+        costs.learn(6, Duration::from_millis(30));
+        for (tokens, milliseconds) in [(1, 10.0), (2, 10.0), (4, 20.0), (6, 30.0)] {
+            let found = costs.of(tokens).unwrap();
+            assert!(
+                (found * 1e3 - milliseconds).abs() < 1e-6,
+                "{tokens}: {found}"
+            );
+        }
+        assert!(costs.of(12).unwrap() > 0.03);
+        // A step that was held up is not the rule.
+        costs.learn(2, Duration::from_secs(60));
+        assert!(costs.of(2).unwrap() < 0.02);
+    }
+}
