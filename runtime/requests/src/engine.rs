@@ -289,12 +289,40 @@ impl Engine {
                     Arc::ptr_eq(&a.adapter, &b.adapter) && a.share.to_bits() == b.share.to_bits()
                 })
         };
-        let at = self.adapters.iter().position(is_same);
-        at.unwrap_or_else(|| {
-            self.adapters.push(wanted.to_vec());
-            self.adapters.len() - 1
-        })
+        if let Some(at) = self.adapters.iter().position(is_same) {
+            return at;
+        }
+        let active = self.active.iter().map(|active| active.running.key.0);
+        let mut used: Vec<usize> = self
+            .queue
+            .iter()
+            .map(|one| one.key.0)
+            .chain(active)
+            .collect();
+        used.extend([0, self.default_adapters, self.adapters_in_use]);
+        let unused = (0..self.adapters.len()).find(|number| !used.contains(number));
+        match unused.filter(|_| self.adapters.len() >= Self::MOST_SETS) {
+            // What was computed with the set that had the number is of no use any more.
+            Some(number) => {
+                let gone = self.kept.forget_adapters(number);
+                gone.into_iter().for_each(|sequence| self.free(sequence));
+                self.adapters[number] = wanted.to_vec();
+                number
+            }
+            None => {
+                self.adapters.push(wanted.to_vec());
+                self.adapters.len() - 1
+            }
+        }
     }
+
+    /// How many sets of adapters are told apart.
+    pub fn n_adapter_sets(&self) -> usize {
+        self.adapters.len()
+    }
+
+    /// Sets of adapters that are told apart, beside those that are in use.
+    const MOST_SETS: usize = 32;
 
     /// Has requests that name no adapters use these from now on.
     pub fn set_default_adapters(&mut self, adapters: &[ScaledAdapter]) {

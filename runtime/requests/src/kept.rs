@@ -158,6 +158,12 @@ impl KeptTexts {
         lost
     }
 
+    /// Takes away all that was computed with a set of adapters, and gives the sequences.
+    pub fn forget_adapters(&mut self, set: usize) -> Vec<usize> {
+        self.evicted.retain(|((other, _), _)| *other != set);
+        self.remove_if(|text| text.key.0 == set)
+    }
+
     /// The longest beginning of `prompt` that can be gone on from, among what is kept and `running` texts (sequence, tokens in the cache), and
     /// why it is not longer. The last token of a prompt is always computed. With a `slot`, only what this slot has left counts.
     pub fn find<'a>(

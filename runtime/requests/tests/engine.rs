@@ -4,7 +4,10 @@
 
 use samite_core::environment::Clock;
 use samite_core::{DType, Environment};
-use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
+use samite_llm::{
+    Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
+    SyntheticModel,
+};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
     CacheMiss, CacheWish, Engine, EngineOptions, Event, FailureKind, Finished, MissCause, Reader,
@@ -14,23 +17,25 @@ use samite_text::SamplerParams;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+fn synthetic() -> SyntheticModel {
+    SyntheticModel {
+        n_layer: 1,
+        n_embd: 32,
+        n_head: 2,
+        n_head_kv: 1,
+        head_dim: 16,
+        n_ff: 32,
+        n_vocab: 264,
+        ..SyntheticModel::tiny("llama")
+    }
+}
+
 fn model() -> &'static Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
-        SyntheticModel {
-            n_layer: 1,
-            n_embd: 32,
-            n_head: 2,
-            n_head_kv: 1,
-            head_dim: 16,
-            n_ff: 32,
-            n_vocab: 264,
-            ..SyntheticModel::tiny("llama")
-        }
-        .write(&path)
-        .unwrap();
+        synthetic().write(&path).unwrap();
         let device = ReferenceDevice::new(ReferenceOptions::named("alone"));
         Model::load(&path, &ModelOptions::new(vec![device])).unwrap()
     })
@@ -459,4 +464,61 @@ fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
     assert!(!handle.view().is_sleeping);
     handle.end();
     thread.join().unwrap();
+}
+
+#[test]
+fn sets_of_adapters_without_end_are_kept_apart_and_take_no_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter.gguf");
+    let model_path = folder.path().join("model.gguf");
+    synthetic().write(&model_path).unwrap();
+    let synthetic = SyntheticAdapter {
+        rank: 2,
+        alpha: 0.0,
+    };
+    let mut number = 0.0f32;
+    let next = || {
+        number += 1.0;
+        number.sin()
+    };
+    let changes = |name: &str| name.contains("ffn");
+    synthetic.write(&model_path, &path, changes, next).unwrap();
+    let adapter = Adapter::load(&path, model()).unwrap();
+    let mut engine = engine(1);
+    let asked = |number: usize| Request {
+        adapters: Some(vec![ScaledAdapter {
+            adapter: Arc::clone(&adapter),
+            share: number as f32 / 10.0,
+        }]),
+        ..request(5..20, 8)
+    };
+    let mut texts = Vec::new();
+    for number in 0..120 {
+        let (started, _) = answer(&mut engine, asked(number));
+        // Nothing is shared with another set.
+        assert_eq!(started.cached, 0, "{number}");
+        let (started, _) = answer(&mut engine, asked(number));
+        assert_eq!(started.cached, 14, "{number}");
+        let mut reader = submit(&mut engine, asked(number));
+        run(&mut engine);
+        let tokens = events(&mut reader)
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::Token(token) => Some(token.id),
+                _ => None,
+            });
+        texts.push(tokens.collect::<Vec<u32>>());
+        assert!(engine.n_adapter_sets() <= 40, "{number}");
+    }
+    let mut fresh = engine_with(options(1), Hand::new());
+    let mut reader = submit(&mut fresh, asked(119));
+    run(&mut fresh);
+    let tokens = events(&mut reader)
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        });
+    assert_eq!(tokens.collect::<Vec<u32>>(), texts[119]);
+    assert_ne!(texts[0], texts[119]);
 }
