@@ -125,7 +125,11 @@ mod tests {
         );
         assert_eq!(
             draws(5489),
-            [0.1354770042967805, 0.8350085899945795, 0.968_867_771_124_231_4]
+            [
+                0.1354770042967805,
+                0.8350085899945795,
+                0.968_867_771_124_231_4
+            ]
         );
         // The standard says the 10000th number of its usual seed.
         let mut rng = Rng::of(Generator::Mersenne, 5489);
