@@ -344,7 +344,6 @@ impl Stream for WgpuStream {
                 self.device.name()
             ))
         })?;
-        control.cancel.check()?;
         let opened = self.opened()?;
         // Work prepared by another stream of the device tells that one's word.
         self.failures.add(&work.fallible);
