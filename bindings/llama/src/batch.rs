@@ -104,10 +104,7 @@ unsafe fn entries(batch: &Batch) -> Outcome<Vec<Entry>> {
             id: u32::try_from(id).map_err(|_| wrong(format!("id {id}")))?,
             position: positions.map(|positions| positions[index]),
             sequences,
-            wants: match wants {
-                Some(wants) => Some(wants[index] != 0),
-                None => None,
-            },
+            wants: wants.map(|wants| wants[index] != 0),
         })
     };
     (0..count).map(entry).collect()
@@ -309,8 +306,9 @@ export! {
             0 => batch.token = memory(count),
             _ => batch.embd = memory(count.saturating_mul(embd as usize)),
         }
-        let mut is_whole = !(batch.pos.is_null() || batch.n_seq_id.is_null() || batch.seq_id.is_null() || batch.logits.is_null())
-            && (!batch.token.is_null() || !batch.embd.is_null());
+        let lists = [batch.pos.cast(), batch.n_seq_id.cast(), batch.seq_id.cast(), batch.logits.cast::<u8>()];
+        let has_values = !batch.token.is_null() || !batch.embd.is_null();
+        let mut is_whole = has_values && lists.iter().all(|list| !list.is_null());
         for index in 0..count {
             if !is_whole {
                 break;

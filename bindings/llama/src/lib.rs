@@ -25,6 +25,7 @@
 //! | `chat.rs`, `quantize.rs`, `training.rs` | templates, files of other types; what is not there |
 //! | `extension.rs` | C++ names that llama.cpp's own programs need |
 //! | `table.rs` | all functions, and how far each works |
+#![cfg(unix)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 mod abort;

@@ -36,12 +36,12 @@ fn name_of(function: &CStr, thing: *mut c_void) -> Option<String> {
     }
     // SAFETY: the functions that are asked for have this type, and the thing is of the library that has the function.
     let name = unsafe { std::mem::transmute::<*mut c_void, NameFn>(found)(thing) };
+    if name.is_null() {
+        return None;
+    }
     // SAFETY: such a name is a text.
-    (!name.is_null()).then(|| {
-        unsafe { CStr::from_ptr(name) }
-            .to_string_lossy()
-            .into_owned()
-    })
+    let name = unsafe { CStr::from_ptr(name) };
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// Says which devices and places of tensors are wanted that are not those of this library.

@@ -44,7 +44,6 @@ pub fn file_type(number: i32) -> &'static CStr {
 }
 
 /// Microseconds by the clock that ggml has, too: callers subtract one from the other.
-#[cfg(unix)]
 pub fn now_us() -> i64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -53,14 +52,6 @@ pub fn now_us() -> i64 {
     // SAFETY: there is room for the time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
-}
-
-/// Microseconds since the first call.
-#[cfg(not(unix))]
-pub fn now_us() -> i64 {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    let start = START.get_or_init(std::time::Instant::now);
-    i64::try_from(start.elapsed().as_micros()).unwrap_or(i64::MAX)
 }
 
 const LOAD_MODES: [(c_int, &CStr); 6] = [
@@ -133,12 +124,12 @@ export! {
 
     /// Whether files can be mapped into memory.
     fn llama_supports_mmap() -> bool, or false; {
-        Ok(cfg!(any(unix, windows)))
+        Ok(true)
     }
 
     /// Whether memory can be locked.
     fn llama_supports_mlock() -> bool, or false; {
-        Ok(cfg!(unix))
+        Ok(true)
     }
 
     /// Whether a device beside the host can be used: this library has the host's alone.

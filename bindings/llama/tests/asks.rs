@@ -101,6 +101,7 @@ fn numbers_are_those_of_the_file() {
     );
     assert!(!call!(llama_model_is_recurrent(model => *const Opaque) -> bool));
     assert!(!call!(llama_model_is_hybrid(model => *const Opaque) -> bool));
+    // SAFETY: names are texts that stay.
     let text = |pointer: *const c_char| unsafe { CStr::from_ptr(pointer) }.to_str().unwrap();
     assert_eq!(
         text(call!(llama_ftype_name(15 => i32) -> *const c_char)),

@@ -1,6 +1,7 @@
 //! Structures are as the C compiler lays them out: `layout/v0_5.txt` is what `layout.c` prints for llama.cpp 0.5.0. With SAMITE_TEST_LLAMA_HEADER, a folder
 //! with that release's sources, the program is compiled and run anew.
 
+#![cfg(unix)]
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
 use llama::layout::*;

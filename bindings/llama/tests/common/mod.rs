@@ -1,6 +1,6 @@
 //! The library as a program finds it, and models for it.
 
-#![allow(dead_code, clippy::unwrap_used)] // Helpers of tests; each program uses some.
+#![allow(dead_code, clippy::unwrap_used, clippy::macro_metavars_in_unsafe)] // Helpers of tests; each program uses some.
 
 use llama::layout::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -36,7 +36,7 @@ macro_rules! call {
     ($name:ident($($value:expr => $type:ty),* $(,)?) $(-> $result:ty)?) => {{
         let function = $crate::common::symbol(stringify!($name));
         assert!(!function.is_null(), stringify!($name));
-        #[allow(unused_unsafe)]
+        #[allow(unused_unsafe, clippy::macro_metavars_in_unsafe)]
         // SAFETY: the function has this type in the header, and the test keeps to it.
         unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(function)($($value),*)
