@@ -213,7 +213,6 @@ impl SamplingArgs {
 mod tests {
     use super::*;
     use clap::Parser;
-    use samite::text::Generator;
 
     #[derive(Parser)]
     struct Line {
@@ -283,8 +282,6 @@ mod tests {
             adaptive_target: 0.31,
             adaptive_decay: 0.32,
             logit_bias: vec![(33, -1.0)],
-            // No flag: clients of llama-server ask for another one.
-            generator: Generator::default(),
         };
         assert_eq!(params(line, SamplerParams::default()), expected);
         let none = params("--dry-sequence-breaker none", SamplerParams::default());
