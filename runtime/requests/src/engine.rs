@@ -28,7 +28,7 @@ pub struct EngineOptions {
     pub kept: usize,
     /// Requests that wait for a slot.
     pub queue: usize,
-    /// Most tokens of one step: of those that are written first, then of prompts in fair turns.
+    /// Most tokens of one step: of those that are written first, then of prompts in fair turns. It becomes what one graph computes, if that is less.
     pub budget: usize,
     /// Bytes of host memory for what makes room for others. Beyond, it is computed again.
     pub swap_bytes: usize,
@@ -141,7 +141,12 @@ impl Engine {
                 "the context has fewer sequences (n_seq) than the engine needs",
             ));
         }
-        options.budget = options.budget.min(context.options().n_batch).max(1);
+        // More than one graph computes at once would only keep those waiting who write, unless graphs overlap.
+        let at_once = match context.options().copies {
+            0 | 1 => context.options().n_ubatch,
+            _ => context.options().n_batch,
+        };
+        options.budget = options.budget.min(at_once).max(1);
         context.clear()?;
         let n_ctx = context.n_ctx();
         let limits = Limits {
