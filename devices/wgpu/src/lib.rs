@@ -6,7 +6,7 @@
 //! - **Memory.** A buffer is one storage buffer. Kernels see it as an array of 32-bit words; every operand of a kernel is bound by itself, with its
 //!   place in words and bytes among the parameters. All buffers of a device hang on one queue, so that reads, writes and runs happen in the order in
 //!   which they were asked for.
-//! - **Kernels.** [`ops`] is the table: for a node, it gives [launches](plan::Launch) or the reason why there are none. What the device says it
+//! - **Kernels.** `ops` is the table: for a node, it gives launches or the reason why there are none. What the device says it
 //!   supports and what it runs both come from there. A launch names a shader: the text of `kernels/*.wgsl` behind a preamble and one accessor for each
 //!   operand, by type. Pipelines are made when work is first compiled, and kept.
 //! - **Work.** [`prepare`](samite_core::Stream::prepare) binds launches to places: a pipeline, a bind group and parameters each, all parameters in one
