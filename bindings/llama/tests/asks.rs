@@ -196,6 +196,11 @@ fn sequences_are_copied_moved_and_kept() {
         call!(llama_memory_seq_rm(context => *mut Opaque, 0 => i32, 0 => i32, 4 => i32) -> bool)
     );
     assert_eq!((ends(0), ends(1)), ([4, 5], [0, 3]));
+    // A range that ends where it begins has nothing in it.
+    assert!(
+        call!(llama_memory_seq_rm(context => *mut Opaque, 1 => i32, 0 => i32, 0 => i32) -> bool)
+    );
+    assert_eq!(ends(1), [0, 3]);
     call!(llama_memory_seq_add(context => *mut Opaque, 0 => i32, 4 => i32, -1 => i32, -4 => i32));
     assert_eq!(ends(0), [0, 1]);
     call!(llama_memory_seq_keep(context => *mut Opaque, 1 => i32));
