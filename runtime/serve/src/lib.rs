@@ -1,7 +1,7 @@
 //! A language model over HTTP, for the clients that there are: OpenAI's, Anthropic's, ollama's and llama-server's interfaces, and a page.
 //!
 //! [`App`] has the model, its template and a [`Handle`](samite_requests::Handle) of the engine; [`serve`] listens. Each interface reads a request into
-//! the same [`Job`](job::Job), and tells the same events in its own words. Checks come before headers: a request that is refused has the status that says so,
+//! the same `Job` (`job.rs`), and tells the same events in its own words. Checks come before headers: a request that is refused has the status that says so,
 //! and an error object that names the field. Then the answer, or a stream of it; whoever leaves cancels the request.
 //!
 //! # Contract
