@@ -185,12 +185,7 @@ impl KeptTexts {
         let mut miss = (0, MissCause::Ends);
         for (place, sequence, tokens) in kept.chain(running) {
             let same = common(tokens, prompt);
-            let (mut usable, limit) = usable(context, sequence, tokens.len(), same.min(most));
-            // Of a state, only the whole can be shared while somebody else goes on with it.
-            let is_part = usable < tokens.len();
-            if matches!(place, Place::Running(_)) && context.keeps_states() && is_part {
-                usable = 0;
-            }
+            let (usable, limit) = usable(context, sequence, tokens.len(), same.min(most));
             let cause = match limit {
                 Some(cause) => cause,
                 None if same < tokens.len() => MissCause::Differs,

@@ -344,6 +344,24 @@ fn the_context_of_a_request_ends_it_or_is_shifted() {
 }
 
 #[test]
+fn penalties_know_the_prompt_and_what_was_written() {
+    let mut engine = engine(1);
+    let mut fresh = request(10..20, 30);
+    fresh.sampling.presence_penalty = 1e6;
+    fresh.sampling.last_n = 1000;
+    let mut reader = submit(&mut engine, fresh);
+    run(&mut engine);
+    let mut seen: Vec<u32> = (10..20).collect();
+    for event in events(&mut reader) {
+        if let Event::Token(token) = event {
+            assert!(!seen.contains(&token.id), "{} came again", token.id);
+            seen.push(token.id);
+        }
+    }
+    assert_eq!(seen.len(), 40);
+}
+
+#[test]
 fn what_cannot_be_is_refused_at_once() {
     let mut engine = engine(1);
     let mut refused = |request| engine.submit(request, Arc::new(|| {})).unwrap_err();
