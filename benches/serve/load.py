@@ -133,7 +133,7 @@ def load(port, clients, count, seed):
 
 def repeated_prefix(port, seed):
     """The time to the first token of a long prompt, and of the same once more."""
-    prompt = text(random.Random(seed + 1), 800)
+    prompt = text(random.Random(seed + 1), 500)
     return [ask(port, prompt, 1)[0] for _ in range(2)]
 
 
