@@ -4,7 +4,8 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-use samite_core::DType;
+use samite_core::environment::Clock;
+use samite_core::{DType, Environment};
 use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
@@ -13,7 +14,9 @@ use samite_requests::{
 use samite_testing::Rng;
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Attention alone, layers with a window, states beside attention.
 const ARCHITECTURES: [&str; 3] = ["llama", "gemma3", "lfm2"];
@@ -40,6 +43,30 @@ fn model(architecture: usize) -> &'static Arc<Model> {
     })
 }
 
+/// A clock that moves on whenever somebody looks at it: what depends on time is the same in each run.
+#[derive(Debug)]
+struct Ticking {
+    start: Instant,
+    ticks: AtomicU64,
+}
+
+impl Ticking {
+    fn new() -> Self {
+        Ticking {
+            start: Instant::now(),
+            ticks: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Clock for Ticking {
+    fn now(&self) -> Instant {
+        self.start + Duration::from_millis(self.ticks.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn sleep(&self, _time: Duration) {}
+}
+
 fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
     let context = ContextOptions {
         n_ctx: Some(n_ctx),
@@ -48,6 +75,10 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
         n_seq: options.n_seq(),
         n_logits: Some(8),
         kv_types: [DType::F32; 2],
+        environment: Environment {
+            clock: Arc::new(Ticking::new()),
+            ..Environment::system()
+        },
         ..ContextOptions::default()
     };
     Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
