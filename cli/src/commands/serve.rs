@@ -165,6 +165,17 @@ struct RequestArgs {
         allow_negative_numbers = true
     )]
     cache_ram: i64,
+    /// Folder where texts are kept, too, so that they are known after a restart
+    #[arg(long, value_name = "FOLDER")]
+    cache_disk: Option<PathBuf>,
+    /// MiB that --cache-disk may have; the texts not used for the longest time go first
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value = "16384",
+        requires = "cache_disk"
+    )]
+    cache_disk_limit: u64,
     /// Do not reuse what prompts begin with, unless a request asks for it
     #[arg(long, overrides_with = "cache_prompt")]
     no_cache_prompt: bool,
@@ -468,14 +479,22 @@ impl ServeArgs {
         options.adapters = named.collect();
         options.control = control.to_vec();
         let options = engine.clone();
-        let engine = Engine::new(context, engine)?;
+        let disk = requests.cache_disk.clone();
+        let disk_bytes = requests.cache_disk_limit.saturating_mul(1 << 20);
+        let begin = move |context: Context| {
+            let mut engine = Engine::new(context, options.clone())?;
+            if let Some(folder) = &disk {
+                engine.keep_on_disk(folder, disk_bytes)?;
+            }
+            Ok::<_, samite::llm::Error>(engine)
+        };
+        let engine = begin(context)?;
         let driven = match u64::try_from(requests.sleep_idle_seconds) {
             Err(_) | Ok(0) => drive(engine),
             Ok(seconds) => {
                 let model = Arc::clone(model);
                 drive_sleeping(engine, Duration::from_secs(seconds), move || {
-                    let context = Context::new(Arc::clone(&model), again.clone())?;
-                    Engine::new(context, options.clone())
+                    begin(Context::new(Arc::clone(&model), again.clone())?)
                 })
             }
         };

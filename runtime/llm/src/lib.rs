@@ -90,7 +90,7 @@ pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{Perplexity, perplexity};
 pub use rules::{PlacementRule, Role, Selector};
 pub use sampling::sampler_params;
-pub use saved::SavedSequence;
+pub use saved::{SavedHeader, SavedSequence};
 pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
 pub use synthetic::{SyntheticAdapter, SyntheticModel};
 pub use vocab::vocab_data;

@@ -186,6 +186,35 @@ impl Rows {
     }
 }
 
+/// What a file of a saved sequence says of itself, without its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedHeader {
+    /// What it was computed with: see [`Context::saved_identity`].
+    pub identity: [u64; 2],
+    /// The tokens, if they were known to whoever saved it.
+    pub tokens: Vec<u32>,
+}
+
+impl SavedHeader {
+    /// Reads it. Whether the file is whole is not known then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the file is something else; if it cannot be read.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = GgufFile::open_header(path, LoadMode::Read)?;
+        let metadata = file.metadata();
+        if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
+            let message = format!("{}: this is no saved sequence", path.display());
+            return Err(Error::invalid(message));
+        }
+        Ok(SavedHeader {
+            identity: [metadata.require(MODEL)?, metadata.require(ADAPTERS)?],
+            tokens: metadata.require(TOKENS)?,
+        })
+    }
+}
+
 impl SavedSequence {
     /// Number of tokens.
     pub fn len(&self) -> usize {
@@ -395,6 +424,15 @@ impl Model {
 }
 
 impl Context {
+    /// What sequences are computed with: a number for the model, and one for the adapters. Saved ones of another identity cannot be restored.
+    ///
+    /// # Errors
+    /// If a device cannot be read.
+    pub fn saved_identity(&self) -> Result<[u64; 2]> {
+        let adapters = fingerprint_of_adapters(&self.options().adapters)?;
+        Ok([self.model().fingerprint()?, adapters])
+    }
+
     /// Saves what is kept of `sequence`. Its tokens are not known here.
     ///
     /// # Errors

@@ -4,9 +4,10 @@ mod admission;
 mod batch;
 mod room;
 
+use crate::disk::DiskTexts;
 use crate::draft::Costs;
 use crate::event::{FailureKind, Reason};
-use crate::kept::{Kept, KeptTexts};
+use crate::kept::{Kept, KeptTexts, Key};
 use crate::outbox::{Bell, Reader, outbox};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
@@ -14,6 +15,7 @@ use crate::view::{SlotView, Totals, View};
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
 use samite_text::Tokenizer;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -102,6 +104,7 @@ pub struct Engine {
     queue: Vec<Running>,
     active: Vec<Active>,
     kept: KeptTexts,
+    disk: Option<DiskTexts>,
     free_sequences: Vec<usize>,
     /// All sets of adapters that were asked for; the first one is the one that the context came with.
     adapters: Vec<Vec<ScaledAdapter>>,
@@ -164,6 +167,7 @@ impl Engine {
             queue: Vec::new(),
             active: Vec::new(),
             kept: KeptTexts::default(),
+            disk: None,
             free_sequences: (0..options.n_seq()).rev().collect(),
             adapters: vec![context.options().adapters.clone()],
             default_adapters: 0,
@@ -179,6 +183,38 @@ impl Engine {
             context,
             options,
         })
+    }
+
+    /// Keeps texts in files of this folder, too, up to so many bytes: they are found again by a later engine of the same model. Texts with adapters that a
+    /// request asked for, and those of requests with a salt, are not written.
+    ///
+    /// # Errors
+    /// If the folder cannot be made or read, or a device fails.
+    pub fn keep_on_disk(&mut self, folder: &Path, most_bytes: u64) -> Result<()> {
+        let identity = self.context.saved_identity()?;
+        let texts = DiskTexts::open(folder, identity, most_bytes).map_err(|error| {
+            Error::InvalidArgument(format!("{}: {error}", folder.display()).into())
+        })?;
+        self.disk = Some(texts);
+        Ok(())
+    }
+
+    /// Writes what is in the cache of a sequence to disk, if that is worth a file.
+    fn write_to_disk(&mut self, sequence: usize, tokens: &[u32], key: Key) {
+        let Some(disk) = self.disk.as_mut().filter(|_| key == (0, 0)) else {
+            return;
+        };
+        if !disk.wants(tokens) {
+            return;
+        }
+        match self.context.save(sequence) {
+            Ok(mut saved) if saved.len() == tokens.len() => {
+                saved.tokens = tokens.to_vec();
+                disk.write(&saved, self.context.can_take_back());
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "a text cannot be kept on disk"),
+        }
     }
 
     /// What no request may pass.
@@ -431,6 +467,7 @@ impl Engine {
         }
         let mut tokens = running.tokens;
         tokens.truncate(decoded);
+        self.write_to_disk(sequence, &tokens, running.key);
         let can_cut = !self.context.keeps_states();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));

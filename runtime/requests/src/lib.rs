@@ -28,12 +28,14 @@
 //! | `outbox.rs` | the queue between the engine and a [`Reader`] |
 //! | `engine.rs` | [`Engine`]: `admission.rs` gives slots, `batch.rs` plans and computes, `room.rs` makes room |
 //! | `running.rs` | one request on its way |
+//! | `disk.rs` | texts that are kept on disk, too |
 //! | `draft.rs` | tokens that a text may go on with, and how many of them are worth a try |
 //! | `kept.rs` | texts that are kept, and which of them a prompt can go on from |
 //! | `driver.rs` | the thread |
 //! | `view.rs` | [`View`]: what can be seen from outside |
 #![forbid(unsafe_code)]
 
+mod disk;
 mod draft;
 mod driver;
 mod engine;

@@ -540,3 +540,94 @@ fn sets_of_adapters_without_end_are_kept_apart_and_take_no_room() {
     assert_eq!(tokens.collect::<Vec<u32>>(), texts[119]);
     assert_ne!(texts[0], texts[119]);
 }
+
+/// Texts long enough for a file, in an engine with a folder.
+fn on_disk(folder: &std::path::Path, most_bytes: u64) -> Engine {
+    let options = EngineOptions {
+        context: Some(256),
+        budget: 64,
+        ..options(4)
+    };
+    let mut engine = engine_with(options, Hand::new());
+    engine.keep_on_disk(folder, most_bytes).unwrap();
+    engine
+}
+
+#[test]
+fn texts_on_disk_are_known_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("texts");
+    let long = || request(5..155, 6);
+    let files = || {
+        std::fs::read_dir(&path)
+            .unwrap()
+            .map(|file| file.unwrap().path())
+    };
+    let mut engine = on_disk(&path, u64::MAX);
+    let (started, _) = answer(&mut engine, long());
+    assert_eq!((started.cached, files().count()), (0, 1));
+    let mut reader = submit(&mut engine, long());
+    run(&mut engine);
+    let expected = events(&mut reader);
+    // Much of it is in a file already.
+    assert_eq!(files().count(), 1);
+    // Short ones have none, nor has what a salt keeps apart.
+    answer(&mut engine, request(200..230, 4));
+    let salted = |request: Request| Request {
+        cache: CacheWish {
+            salt: 7,
+            ..CacheWish::default()
+        },
+        ..request
+    };
+    answer(&mut engine, salted(request(100..200, 4)));
+    assert_eq!(files().count(), 1);
+    drop(engine);
+
+    let mut engine = on_disk(&path, u64::MAX);
+    let (started, _) = answer(&mut engine, salted(long()));
+    assert_eq!(started.cached, 0);
+    let mut reader = submit(&mut engine, long());
+    run(&mut engine);
+    let found = events(&mut reader);
+    let tokens = |events: &[Event]| {
+        let ids = events.iter().filter_map(|event| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        });
+        ids.collect::<Vec<u32>>()
+    };
+    let Some(Event::Started(started)) = found.first() else {
+        panic!("{found:?}");
+    };
+    assert_eq!((started.cached, started.miss), (149, None));
+    assert_eq!(tokens(&found), tokens(&expected));
+    // One that goes another way after a while uses the beginning.
+    let mut engine = on_disk(&path, u64::MAX);
+    let other = request((5..105).chain([7, 7, 7]), 4);
+    let (started, _) = answer(&mut engine, other);
+    let miss = CacheMiss {
+        at_token: 100,
+        cause: MissCause::Differs,
+    };
+    assert_eq!((started.cached, started.miss), (100, Some(miss)));
+
+    // A file that is damaged is not used, and deleted; one that is something else is left alone.
+    let damaged = files().next().unwrap();
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() - 100;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    std::fs::write(path.join("notes.txt"), "mine").unwrap();
+    std::fs::write(path.join("no.samite-text"), "no text").unwrap();
+    let mut engine = on_disk(&path, u64::MAX);
+    let (started, _) = answer(&mut engine, long());
+    assert_eq!(started.cached, 0);
+    assert!(path.join("notes.txt").exists());
+
+    // Beyond the limit, the oldest go.
+    let mut engine = on_disk(&path, 1);
+    assert_eq!(files().count(), 1);
+    let (started, _) = answer(&mut engine, long());
+    assert_eq!((started.cached, files().count()), (0, 1));
+}

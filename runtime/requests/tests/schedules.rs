@@ -14,6 +14,7 @@ use samite_requests::{
 use samite_testing::Rng;
 use samite_text::SamplerParams;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -84,6 +85,14 @@ fn engine(model: &Arc<Model>, n_ctx: usize, options: EngineOptions) -> Engine {
     Engine::new(Context::new(Arc::clone(model), context).unwrap(), options).unwrap()
 }
 
+/// A folder of texts of an architecture's model.
+fn folder(architecture: usize) -> &'static Path {
+    static FOLDERS: [OnceLock<tempfile::TempDir>; 3] = [const { OnceLock::new() }; 3];
+    FOLDERS[architecture]
+        .get_or_init(|| tempfile::tempdir().unwrap())
+        .path()
+}
+
 const CONTEXT: usize = 96;
 
 /// What a request gets when nobody else is there, and nothing is kept.
@@ -147,7 +156,7 @@ impl Answer {
 /// Prompts that begin alike.
 fn prompt(rng: &mut Rng) -> Vec<u32> {
     let base = rng.below(3) as u32;
-    let shared = rng.below(50);
+    let shared = rng.below(75);
     let own = 1 + rng.below(20);
     let mut tokens: Vec<u32> = (0..shared as u32)
         .map(|i| 3 + (i * 31 + base * 7) % 256)
@@ -202,6 +211,13 @@ fn schedule(seed: u64) -> (usize, Totals) {
     // From no room but for one text to plenty.
     let n_ctx = CONTEXT + rng.below(4) * 64;
     let mut engine = engine(model, n_ctx, options.clone());
+    // Some have a folder with what earlier schedules left.
+    if rng.one_in(2) {
+        let bytes = [60_000, u64::MAX][rng.below(2)];
+        engine
+            .keep_on_disk(folder((seed % 3) as usize), bytes)
+            .unwrap();
+    }
     let mut waiting: Vec<Request> = (0..3 + rng.below(8)).map(|_| request(&mut rng)).collect();
     let mut answers: Vec<(u64, Request, Answer, bool)> = Vec::new();
     let mut steps = 0;

@@ -1,6 +1,7 @@
 //! Which request gets a slot, and what of its prompt is there already.
 
 use super::{Active, Engine};
+use crate::disk::DiskTexts;
 use crate::event::{CacheMiss, FailureKind, MissCause, Started};
 use crate::kept::{Found, Place, common};
 use crate::running::Running;
@@ -191,6 +192,15 @@ impl Engine {
             running.request.slot,
             at_work,
         );
+        let known = found.map_or(0, |found| found.common);
+        if let Some((sequence, common)) = self.place_from_disk(running, known)? {
+            let is_all = common + 1 >= running.tokens.len();
+            let miss = (!is_all).then_some(CacheMiss {
+                at_token: common,
+                cause: MissCause::Differs,
+            });
+            return Ok((sequence, common, miss));
+        }
         let Some(Found { place, common }) = found else {
             return Ok((self.sequence(None)?, 0, miss));
         };
@@ -203,6 +213,52 @@ impl Engine {
             }
         };
         Ok((sequence, common, miss))
+    }
+
+    /// A sequence with what a text on disk has in common with the request, if that is much more than `known` tokens.
+    fn place_from_disk(
+        &mut self,
+        running: &Running,
+        known: usize,
+    ) -> Result<Option<(usize, usize)>> {
+        let can_cut = self.context.can_take_back();
+        let is_wanted = running.key == (0, 0) && running.request.slot.is_none();
+        let Some(disk) = self.disk.as_mut().filter(|_| is_wanted) else {
+            return Ok(None);
+        };
+        let Some((number, same, length)) = disk.longest(&running.tokens) else {
+            return Ok(None);
+        };
+        // The last token of a prompt is always computed.
+        let common = same.min(running.tokens.len() - 1);
+        let is_usable = can_cut || common == length;
+        if !is_usable || common < known + DiskTexts::LEAST {
+            return Ok(None);
+        }
+        let Some(saved) = disk.read(number) else {
+            return Ok(None);
+        };
+        while self.context.cells().free() < saved.len() && self.evict(None) {}
+        if self.context.cells().free() < saved.len() {
+            return Ok(None);
+        }
+        let sequence = self.sequence(None)?;
+        let restored = self.context.restore(sequence, &saved).and_then(|()| {
+            let end = i32::try_from(common).unwrap_or(i32::MAX);
+            match common < saved.len() {
+                true => self.context.remove(sequence, end..),
+                false => Ok(()),
+            }
+        });
+        if let Err(error) = restored {
+            tracing::warn!(%error, "a text on disk cannot be used");
+            self.free(sequence);
+            if let Some(disk) = &mut self.disk {
+                disk.forget(&saved.tokens);
+            }
+            return Ok(None);
+        }
+        Ok(Some((sequence, common)))
     }
 
     /// A sequence without tokens.

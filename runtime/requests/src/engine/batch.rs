@@ -252,6 +252,7 @@ impl Engine {
             self.free(to);
             return;
         }
+        self.write_to_disk(to, &tokens, key);
         let freed = self.kept.add(to, tokens, key, slot, false);
         freed.into_iter().for_each(|sequence| self.free(sequence));
     }

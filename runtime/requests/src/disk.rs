@@ -1,0 +1,182 @@
+//! Texts on disk: a second level behind those that are kept in the context. They survive the end of the program.
+//!
+//! Each text is a file of its own, a [`SavedSequence`], which is read whole and checked before anything of it is used. Files of other models, other adapters
+//! or older versions are left alone until room is needed.
+
+use crate::kept::common;
+use samite_llm::{SavedHeader, SavedSequence};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+const EXTENSION: &str = "samite-text";
+
+/// A file.
+#[derive(Debug)]
+struct Entry {
+    path: PathBuf,
+    /// Its tokens; none for a file that is of no use here.
+    tokens: Vec<u32>,
+    bytes: u64,
+}
+
+/// A folder of texts.
+#[derive(Debug)]
+pub(crate) struct DiskTexts {
+    folder: PathBuf,
+    identity: [u64; 2],
+    most_bytes: u64,
+    /// Those used last come last.
+    entries: Vec<Entry>,
+}
+
+impl DiskTexts {
+    /// Fewer tokens are not worth a file.
+    pub const LEAST: usize = 64;
+
+    /// The texts in `folder`, which is made if it is not there. Those of this identity can be used. Files beyond `most_bytes` are deleted, the oldest first.
+    ///
+    /// # Errors
+    /// If the folder cannot be made or read.
+    pub fn open(folder: &Path, identity: [u64; 2], most_bytes: u64) -> std::io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let mut found = Vec::new();
+        for file in std::fs::read_dir(folder)? {
+            let (path, metadata) = match file.and_then(|file| Ok((file.path(), file.metadata()?))) {
+                Ok(found) => found,
+                // Another process deleted it in the meantime.
+                Err(_) => continue,
+            };
+            if path.extension().is_none_or(|found| found != EXTENSION) {
+                continue;
+            }
+            let tokens = match SavedHeader::read(&path) {
+                Ok(header) if header.identity == identity => header.tokens,
+                _ => Vec::new(),
+            };
+            let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let bytes = metadata.len();
+            found.push((
+                modified,
+                Entry {
+                    path,
+                    tokens,
+                    bytes,
+                },
+            ));
+        }
+        found.sort_by(|a, b| (a.0, &a.1.path).cmp(&(b.0, &b.1.path)));
+        let mut texts = DiskTexts {
+            folder: folder.to_owned(),
+            identity,
+            most_bytes,
+            entries: found.into_iter().map(|(_, entry)| entry).collect(),
+        };
+        texts.make_room(0);
+        Ok(texts)
+    }
+
+    /// The text that begins most like `prompt`: its number, how many tokens they have in common, and how many it has.
+    pub fn longest(&self, prompt: &[u32]) -> Option<(usize, usize, usize)> {
+        let entries = self.entries.iter().enumerate();
+        let alike = entries.map(|(number, entry)| {
+            let same = common(&entry.tokens, prompt);
+            (number, same, entry.tokens.len())
+        });
+        alike
+            .filter(|(_, same, _)| *same > 0)
+            .max_by_key(|(_, same, _)| *same)
+    }
+
+    /// Reads a text. One that is damaged is deleted.
+    pub fn read(&mut self, number: usize) -> Option<SavedSequence> {
+        let entry = self.entries.remove(number);
+        match SavedSequence::read(&entry.path) {
+            Ok(saved) if saved.tokens == entry.tokens && saved.len() == entry.tokens.len() => {
+                self.entries.push(entry);
+                Some(saved)
+            }
+            outcome => {
+                let why = outcome.err().map(|error| error.to_string());
+                tracing::warn!(path = %entry.path.display(), ?why, "a text on disk is damaged, and deleted");
+                let _ = std::fs::remove_file(&entry.path);
+                None
+            }
+        }
+    }
+
+    /// A text that could be read and is not of this context after all: it is not used again.
+    pub fn forget(&mut self, tokens: &[u32]) {
+        for entry in self
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.tokens == tokens)
+        {
+            entry.tokens.clear();
+        }
+    }
+
+    /// Whether a text is worth a file: much of it is in none.
+    pub fn wants(&self, tokens: &[u32]) -> bool {
+        let known = self.longest(tokens).map_or(0, |(_, same, _)| same);
+        tokens.len() >= known + Self::LEAST
+    }
+
+    /// Writes a text. Files that are a beginning of it, and that it can stand for, are deleted.
+    pub fn write(&mut self, saved: &SavedSequence, can_cut: bool) {
+        let bytes = saved.bytes() as u64;
+        if bytes > self.most_bytes {
+            return;
+        }
+        self.make_room(bytes);
+        let path = self.folder.join(self.name(&saved.tokens));
+        if let Err(error) = saved.write(&path) {
+            tracing::warn!(path = %path.display(), %error, "a text cannot be kept on disk");
+            return;
+        }
+        let bytes = std::fs::metadata(&path).map_or(bytes, |metadata| metadata.len());
+        let tokens = saved.tokens.clone();
+        let is_covered = |entry: &Entry| {
+            let is_beginning =
+                can_cut && !entry.tokens.is_empty() && tokens.starts_with(&entry.tokens);
+            entry.path == path || is_beginning
+        };
+        let (covered, others) = std::mem::take(&mut self.entries)
+            .into_iter()
+            .partition(is_covered);
+        self.entries = others;
+        let covered: Vec<Entry> = covered;
+        for entry in covered.iter().filter(|entry| entry.path != path) {
+            let _ = std::fs::remove_file(&entry.path);
+        }
+        self.entries.push(Entry {
+            path,
+            tokens,
+            bytes,
+        });
+    }
+
+    /// Deletes the oldest files until so many bytes have room.
+    fn make_room(&mut self, bytes: u64) {
+        let used = |entries: &[Entry]| entries.iter().map(|entry| entry.bytes).sum::<u64>();
+        while !self.entries.is_empty()
+            && used(&self.entries).saturating_add(bytes) > self.most_bytes
+        {
+            let entry = self.entries.remove(0);
+            let _ = std::fs::remove_file(&entry.path);
+        }
+    }
+
+    /// A name that follows from the model and the tokens, by FNV-1a.
+    fn name(&self, tokens: &[u32]) -> String {
+        let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let [model, adapters] = self.identity;
+        format!(
+            "{:016x}-{hash:016x}-{}.{EXTENSION}",
+            model ^ adapters.rotate_left(32),
+            tokens.len()
+        )
+    }
+}
