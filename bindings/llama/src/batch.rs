@@ -151,7 +151,10 @@ fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) 
     }
     let mut counts = std::collections::BTreeMap::new();
     for token in batch.tokens() {
-        for &sequence in batch.sequences(token) {
+        // The engine refuses sequences that there are not.
+        let n_seq = engine.options().n_seq;
+        let sequences = batch.sequences(token).iter();
+        for &sequence in sequences.filter(|&&sequence| (sequence as usize) < n_seq) {
             let cells = engine.cells();
             let count = counts
                 .entry(sequence)

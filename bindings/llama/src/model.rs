@@ -6,6 +6,7 @@ use crate::handles::Handles;
 use crate::layout::Opaque;
 use crate::metadata::Readable;
 use crate::names;
+use crate::sampler::grammar::forget_unused;
 use crate::vocabulary::Vocabulary;
 use samite_core::RopeMode;
 use samite_gguf::{Metadata, StringArray};
@@ -174,6 +175,8 @@ export! {
     fn llama_model_free(handle: *mut Opaque), or (); {
         if let Some(gone) = MODELS.remove(handle)? {
             ADAPTERS.retain(|adapter| adapter.model != gone.handle);
+            drop(gone);
+            forget_unused();
         }
         Ok(())
     }

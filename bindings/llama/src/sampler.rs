@@ -4,16 +4,18 @@
 //! sampler that was freed is known; its structure is used again only after many others.
 
 mod chain;
-mod grammar;
+pub mod grammar;
 mod own;
 
 use crate::entry::{Failure, Outcome, array_mut, export};
 use crate::layout::{DEFAULT_SEED, Sampler, SamplerI, TOKEN_NULL, TokenData, TokenDataArray};
 use own::{OWN, Own};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
+/// Structures of samplers that were made here and not freed.
+static LIVE: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 /// Structures of samplers that were freed. Their table does nothing.
 static GONE: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 /// How many of them there are before the first one is used again.
@@ -22,17 +24,19 @@ const MOST_GONE: usize = 1 << 16;
 /// A structure of a sampler, kept by the caller.
 fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
     let sampler = Sampler { iface, ctx };
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut gone = GONE.lock().unwrap_or_else(PoisonError::into_inner);
     if gone.len() > MOST_GONE
         && let Some(address) = gone.pop_front()
     {
+        live.insert(address);
         let again: *mut Sampler = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: it is one of this function's, and nobody has it.
         unsafe { again.write(sampler) };
         return again;
     }
     let new = Box::into_raw(Box::new(sampler));
-    new.expose_provenance();
+    live.insert(new.expose_provenance());
     new
 }
 
@@ -176,6 +180,9 @@ unsafe fn free(sampler: *mut Sampler) -> Outcome<()> {
     unsafe {
         let Sampler { iface, ctx } = read(sampler)?;
         if std::ptr::eq(iface, &own::TABLE) {
+            if ctx.is_null() {
+                return Err(Failure::new("the sampler was freed before"));
+            }
             // Whoever else works with it has it until then.
             let gone = OWN.remove(ctx)?;
             if let Some(gone) = gone {
@@ -188,8 +195,12 @@ unsafe fn free(sampler: *mut Sampler) -> Outcome<()> {
         (*sampler).iface = &own::TABLE;
         (*sampler).ctx = std::ptr::null_mut();
     }
-    let mut gone = GONE.lock().unwrap_or_else(PoisonError::into_inner);
-    gone.push_back(sampler.addr());
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Memory of a caller's own is not ours to use again.
+    if live.remove(&sampler.addr()) {
+        let mut gone = GONE.lock().unwrap_or_else(PoisonError::into_inner);
+        gone.push_back(sampler.addr());
+    }
     Ok(())
 }
 

@@ -29,6 +29,16 @@ struct Inbox {
     is_over: bool,
 }
 
+impl Inbox {
+    /// Requests that the engine has not seen yet.
+    fn submitted(&self) -> usize {
+        let commands = self.commands.iter();
+        commands
+            .filter(|command| matches!(command, Command::Submit(_)))
+            .count()
+    }
+}
+
 struct Shared {
     inbox: Mutex<Inbox>,
     changed: Condvar,
@@ -148,7 +158,10 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
             if is_closing || must_end {
                 return;
             }
-            wait(shared, None, &*clock);
+            let mut inbox = shared.lock();
+            inbox.waiting = inbox.submitted();
+            drop(inbox);
+            wait(shared, (is_closing, must_end), None, &*clock);
             continue;
         };
         if !commands.is_empty() {
@@ -175,7 +188,9 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
         let step = engine.step();
         let view = engine.view();
         totals = view.totals;
-        shared.lock().waiting = view.queued;
+        let mut inbox = shared.lock();
+        inbox.waiting = view.queued + inbox.submitted();
+        drop(inbox);
         shared.show(view);
         let Step::Idle(until) = step else {
             busy_at = clock.now();
@@ -194,17 +209,15 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
             awake = None;
             continue;
         }
-        wait(shared, until.into_iter().chain(tired_at).min(), &*clock);
+        let until = until.into_iter().chain(tired_at).min();
+        wait(shared, (is_closing, must_end), until, &*clock);
     }
 }
 
-/// Waits until there is something to do.
-fn wait(shared: &Shared, until: Option<Instant>, clock: &dyn Clock) {
+/// Waits until there is something to do. What the thread knows of the end (`is_closing`, `must_end`) may be out of date already.
+fn wait(shared: &Shared, known: (bool, bool), until: Option<Instant>, clock: &dyn Clock) {
     let mut inbox = shared.lock();
-    let before = (inbox.is_closing, inbox.must_end);
-    while inbox.commands.is_empty()
-        && !inbox.is_rung
-        && (inbox.is_closing, inbox.must_end) == before
+    while inbox.commands.is_empty() && !inbox.is_rung && (inbox.is_closing, inbox.must_end) == known
     {
         let Some(until) = until else {
             let waited = shared.changed.wait(inbox);

@@ -235,6 +235,7 @@ function request() {
 }
 
 async function respond() {
+  const asked = request();
   const own = new AbortController();
   running = own;
   setRunning(true);
@@ -265,7 +266,7 @@ async function respond() {
   let count = 0;
   await keep();
   try {
-    for await (const chunk of answer(request(), own.signal)) {
+    for await (const chunk of answer(asked, own.signal)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
       message.content += delta.content ?? "";
       message.reasoning += delta.reasoning_content ?? "";
@@ -300,7 +301,8 @@ async function respond() {
   }
   if (conversation === current) {
     await keep();
-    showLog();
+    // A message that is being edited stays as it is.
+    if (!log.querySelector("textarea")) showLog();
   } else {
     await store.put(structuredClone(conversation)).catch(() => {});
   }

@@ -243,8 +243,16 @@ impl Choice {
 
     /// OpenAI's usage.
     pub fn usage(choices: &[Choice]) -> Value {
-        let prompt = choices.first().map_or(0, |choice| choice.counts.prompt);
-        let cached = choices.first().map_or(0, |choice| choice.counts.cached);
+        // Choices of one prompt come one after the other, and it counts once.
+        let is_new =
+            |number: usize| number == 0 || choices[number].prompt != choices[number - 1].prompt;
+        let each = choices
+            .iter()
+            .enumerate()
+            .filter(|(number, _)| is_new(*number));
+        let (prompt, cached) = each.fold((0, 0), |(prompt, cached), (_, choice)| {
+            (prompt + choice.counts.prompt, cached + choice.counts.cached)
+        });
         let written: usize = choices.iter().map(|choice| choice.counts.written).sum();
         json!({
             "completion_tokens": written,

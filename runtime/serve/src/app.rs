@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::Semaphore;
 
 /// A server's state.
 pub struct App {
@@ -31,6 +32,9 @@ pub struct App {
     /// The engine's sums when its metrics were asked for last.
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
+    /// Requests for embeddings are computed one after the other, and so many may wait.
+    pub(crate) embedding_turn: Semaphore,
+    pub(crate) embedding_queue: Semaphore,
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
@@ -88,6 +92,8 @@ impl App {
             settings: Mutex::default(),
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
+            embedding_turn: Semaphore::new(1),
+            embedding_queue: Semaphore::new(1024),
             is_draining: AtomicBool::new(false),
             started: crate::chance::seconds(),
             options,
@@ -151,7 +157,13 @@ impl App {
     }
 
     /// A number that a request is known by, with its settings.
-    pub(crate) fn tag(&self, settings: Value) -> u64 {
+    pub(crate) fn tag(&self, mut settings: Value) -> u64 {
+        const MOST_BYTES: usize = 1 << 16;
+        if settings.to_string().len() > MOST_BYTES {
+            for name in ["grammar", "logit_bias", "stop"] {
+                settings[name] = Value::Null;
+            }
+        }
         let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
         let mut known = lock(&self.settings);
         known.insert(tag, Arc::new(settings));

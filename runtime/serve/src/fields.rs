@@ -49,10 +49,8 @@ impl<'a> Fields<'a> {
 
     /// The first of these names that has a value, with it.
     pub fn get<'n>(&self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
-        names
-            .iter()
-            .find_map(|&name| Some((name, self.object.get(name)?)))
-            .filter(|(_, value)| !value.is_null())
+        let value = |name: &str| self.object.get(name).filter(|value| !value.is_null());
+        names.iter().find_map(|&name| Some((name, value(name)?)))
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -198,6 +196,8 @@ mod tests {
         let message = |error: ApiError| error.message;
         assert_eq!(fields.integer(&["n"], 0, 5), Ok(Some(3)));
         assert_eq!(fields.integer(&["d"], 0, 5), Ok(None));
+        // The next name counts where one has no value.
+        assert_eq!(fields.integer(&["d", "n"], 0, 5), Ok(Some(3)));
         assert!(
             message(fields.integer(&["a"], 0, 5).unwrap_err())
                 .starts_with("\"a\": must be a whole")

@@ -1,5 +1,6 @@
 //! The one translation of requests of all interfaces into those of the engine.
 
+use crate::api::native::MOST_TEXTS;
 use crate::app::App;
 use crate::chance;
 use crate::error::{ApiError, Result};
@@ -421,7 +422,7 @@ impl Job {
                 (Some(count), false) => Some(Wanted::Model(count)),
                 (Some(count), true) => Some(Wanted::Drawn(count)),
             },
-            adapters: shares.map(|shares| app.adapters(&shares)),
+            adapters: Some(app.adapters(&shares.unwrap_or_else(|| app.shares()))),
             cache: CacheWish {
                 reuse: fields.boolean(&["cache_prompt"], app.options.cache_prompt)?,
                 ..CacheWish::default()
@@ -444,7 +445,12 @@ impl Job {
             post_sampling,
         )?;
         request.tag = app.tag(settings.clone());
-        let mut requests = Vec::with_capacity(prompts.len() * choices);
+        let count = prompts.len().saturating_mul(choices);
+        if count > MOST_TEXTS {
+            let message = format!("{MOST_TEXTS} texts at once are allowed");
+            return Err(ApiError::field("prompt", message));
+        }
+        let mut requests = Vec::with_capacity(count);
         for prompt in prompts {
             for choice in 0..choices {
                 let mut one = request.clone();
@@ -460,9 +466,6 @@ impl Job {
                 one.prompt.clone_from(&prompt);
                 requests.push(one);
             }
-        }
-        if requests.len() > 256 {
-            return Err(ApiError::field("prompt", "256 texts at once are allowed"));
         }
         Ok(Job {
             requests,

@@ -81,6 +81,7 @@ async fn run(app: Arc<App>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     while !stop.is_cancelled() && !is_broken(&app) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let has_ended = is_broken(&app);
     app.is_draining.store(true, Ordering::SeqCst);
     let _ = sender.send(true);
     if let Some(handle) = &app.handle {
@@ -98,7 +99,7 @@ async fn run(app: Arc<App>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     if let Some(handle) = &app.handle {
         handle.end();
     }
-    match is_broken(&app) && !stop.is_cancelled() {
+    match has_ended {
         true => Err(io::Error::other("the engine has ended")),
         false => Ok(()),
     }
@@ -285,6 +286,26 @@ async fn simple(
     Ok(json_response(200, &value))
 }
 
+/// As [`simple`], but in turn: there is one context for embeddings.
+async fn embedding(
+    app: &Arc<App>,
+    body: Body,
+    act: impl FnOnce(&App, &Value) -> Result<Value> + Send + 'static,
+) -> Result<Response> {
+    let full = |_| {
+        ApiError::new(
+            503,
+            "too many requests for embeddings wait: try again later",
+        )
+    };
+    let _place = app.embedding_queue.try_acquire().map_err(full)?;
+    let body = json_body(app, body).await?;
+    let gone = |_| ApiError::new(503, "the server is about to end");
+    let _turn = app.embedding_turn.acquire().await.map_err(gone)?;
+    let value = blocking(app, move |app| act(app, &body)).await?;
+    Ok(json_response(200, &value))
+}
+
 async fn chat_completion(app: &Arc<App>, body: Value) -> Result<Response> {
     let job = blocking(app, move |app| chat::job(app, &body)).await?;
     let teller = openai_chat::ChatTeller::new(&job);
@@ -431,17 +452,17 @@ async fn route(
             answer(Arc::clone(app), job, teller).await
         }
         "/v1/messages/count_tokens" if post => simple(app, body, anthropic::count).await,
-        "/v1/embeddings" if post => simple(app, body, embeddings::openai).await,
-        "/embedding" | "/embeddings" if post => simple(app, body, embeddings::native).await,
+        "/v1/embeddings" if post => embedding(app, body, embeddings::openai).await,
+        "/embedding" | "/embeddings" if post => embedding(app, body, embeddings::native).await,
         "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking" if post => {
-            simple(app, body, embeddings::rerank).await
+            embedding(app, body, embeddings::rerank).await
         }
         "/api/version" if get => Ok(json_response(200, &ollama::version())),
         "/api/tags" if get => Ok(json_response(200, &ollama::tags(app))),
         "/api/ps" if get => Ok(json_response(200, &ollama::ps(app))),
         "/api/show" if post => simple(app, body, ollama::show).await,
-        "/api/embed" if post => simple(app, body, ollama::embed).await,
-        "/api/embeddings" if post => simple(app, body, ollama::embeddings).await,
+        "/api/embed" if post => embedding(app, body, ollama::embed).await,
+        "/api/embeddings" if post => embedding(app, body, ollama::embeddings).await,
         "/api/chat" | "/api/generate" if post => {
             let is_chat = path == "/api/chat";
             let body = json_body(app, body).await?;

@@ -332,6 +332,11 @@ fn what_is_wrong_is_refused_by_name() {
         ),
         (
             "/completion",
+            json!({"prompt": vec!["a"; 300]}),
+            "256 texts",
+        ),
+        (
+            "/completion",
             json!({"prompt": "x", "id_slot": 77}),
             "id_slot",
         ),

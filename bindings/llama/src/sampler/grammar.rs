@@ -8,7 +8,7 @@ use crate::model::model;
 use samite_grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
 use samite_text::{Candidates, Constraint, Tokenizer};
 use std::ffi::c_char;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Up to so many candidates are asked for one by one.
 const FEW: usize = 16;
@@ -50,17 +50,23 @@ impl GrammarStage {
 }
 
 /// Vocabularies that grammars were made for: each takes a while.
-static VOCABULARIES: Mutex<Vec<(Weak<Tokenizer>, GrammarVocabulary)>> = Mutex::new(Vec::new());
+static VOCABULARIES: Mutex<Vec<GrammarVocabulary>> = Mutex::new(Vec::new());
+
+/// Forgets the vocabularies of models that are gone.
+pub fn forget_unused() {
+    let mut known = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    // Each holds its tokenizer itself.
+    known.retain(|vocabulary| Arc::strong_count(vocabulary.tokenizer()) > 1);
+}
 
 fn vocabulary_of(tokenizer: &Arc<Tokenizer>) -> Outcome<GrammarVocabulary> {
     let mut known = VOCABULARIES.lock().unwrap_or_else(PoisonError::into_inner);
-    known.retain(|(tokenizer, _)| tokenizer.strong_count() > 0);
-    let is_it = |known: &Weak<Tokenizer>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(tokenizer));
-    if let Some((_, vocabulary)) = known.iter().find(|(known, _)| is_it(known)) {
-        return Ok(vocabulary.clone());
+    let mut all = known.iter();
+    if let Some(found) = all.find(|known| Arc::ptr_eq(known.tokenizer(), tokenizer)) {
+        return Ok(found.clone());
     }
     let vocabulary = GrammarVocabulary::new(tokenizer)?;
-    known.push((Arc::downgrade(tokenizer), vocabulary.clone()));
+    known.push(vocabulary.clone());
     Ok(vocabulary)
 }
 

@@ -33,15 +33,6 @@ fn gelu_erf(x: f32) -> f32 {
     return 0.5 * x * (1.0 + erf(x * 0.7071067812));
 }
 
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 {
-        return x;
-    }
-    // log(1 + e) for small e, where 1 + e has lost most of it.
-    let e = exp(x);
-    return select(log(1.0 + e), e * (1.0 - e * (0.5 - e / 3.0)), e < 0.01);
-}
-
 fn function(x: f32, z: f32, i: vec4<u32>, n: u32) -> f32 {
     let p = parameters.floats[0];
     let k = parameters.ints[0];

@@ -107,3 +107,12 @@ fn signed4(word: u32) -> vec4<f32> {
 fn unsigned4(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(word));
 }
+
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 {
+        return x;
+    }
+    // log(1 + e) for small e, where 1 + e has lost most of it.
+    let e = exp(x);
+    return select(log(1.0 + e), e * (1.0 - e * (0.5 - e / 3.0)), e < 0.01);
+}

@@ -41,7 +41,7 @@ fn main(
     let bank = head / (shape.y / shape_e().y);
     for (var token = 0u; token < shape.z; token++) {
         let raw = get_c(vec4<u32>(head, token, sequence, 0u));
-        let step = select(log(1.0 + exp(min(raw, 20.0))), raw, raw > 20.0);
+        let step = softplus(raw);
         let x = step * get_b(vec4<u32>(i, head, token, sequence));
         var sum = 0.0;
         for (var j = 0u; j < SIZE; j++) {

@@ -39,7 +39,15 @@ impl Engine {
             .filter(can_go_on)
             .filter(|active| active.is_writing());
         let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
-        writing.truncate(self.options.budget);
+        // Where there are more than a step takes, they take turns, and prompts have a token of each step.
+        if writing.len() >= self.options.budget {
+            let is_reading = |active: &Active| !active.is_writing() && active.pending() > 0;
+            let some_read = self.active.iter().filter(can_go_on).any(is_reading);
+            let for_prompts = usize::from(some_read && self.options.budget > 1);
+            let turn = self.totals.steps as usize % writing.len();
+            writing.rotate_left(turn);
+            writing.truncate(self.options.budget - for_prompts);
+        }
         // Each of them needs a cell; the youngest requests make room if there are too few.
         while self.room_for(writing.len()) < writing.len() {
             let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) else {

@@ -177,6 +177,9 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         "stop_sequences",
         "thinking",
         "metadata",
+        // An answer is one message.
+        "n",
+        "n_cmpl",
         "max_tokens",
     ] {
         request.remove(name);

@@ -17,6 +17,9 @@ fn embedder(app: &App) -> Result<&Embedder> {
     })
 }
 
+/// Most texts of one request: as many as OpenAI takes.
+const MOST_INPUTS: usize = 2048;
+
 /// The texts of a request, each as tokens.
 fn inputs(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     let Some((name, value)) = fields.get(&["input", "content", "prompt"]) else {
@@ -24,7 +27,10 @@ fn inputs(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     };
     let of = |place: &str, value: &Value| {
         let tokens = match value {
-            Value::String(text) => app.tokenizer.tokenize(text, true, true)?,
+            Value::String(text) => {
+                app.check_length(place, text)?;
+                app.tokenizer.tokenize(text, true, true)?
+            }
             other => native::prompt(app, place, other)?,
         };
         match tokens.is_empty() {
@@ -38,6 +44,10 @@ fn inputs(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<u32>>> {
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
         Value::Array(list) if list.iter().all(Value::is_number) => Ok(vec![of(name, value)?]),
+        Value::Array(list) if list.len() > MOST_INPUTS => Err(ApiError::field(
+            name,
+            format!("{MOST_INPUTS} texts at once are allowed"),
+        )),
         Value::Array(list) => {
             let list = list.iter().enumerate();
             list.map(|(i, value)| of(&format!("{name}[{i}]"), value))

@@ -31,6 +31,9 @@ pub fn progress_timings(progress: &PromptProgress) -> Value {
     timings(progress.cached, computed, time, 0, Duration::ZERO)
 }
 
+/// Most texts of one request.
+pub const MOST_TEXTS: usize = 256;
+
 /// The prompts of a request: a text, tokens, both mixed, or a list of those.
 pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
     let Some((name, value)) = fields.get(&["prompt"]) else {
@@ -42,6 +45,10 @@ pub fn prompts(app: &App, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> 
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_scalar) => {
             Ok((vec![mixed(app, name, list)?], false))
         }
+        Value::Array(list) if list.len() > MOST_TEXTS => Err(ApiError::field(
+            name,
+            format!("{MOST_TEXTS} texts at once are allowed"),
+        )),
         Value::Array(list) => {
             let each = list.iter().enumerate();
             let prompts = each.map(|(i, value)| prompt(app, &format!("{name}[{i}]"), value));

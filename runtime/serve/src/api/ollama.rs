@@ -138,6 +138,8 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
                 "num_ctx" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "use_mmap"
                 | "numa" | "penalize_newline" | "tfs_z" | "low_vram" | "f16_kv" | "vocab_only"
                 | "use_mlock" => continue,
+                // An answer is one message.
+                "n" | "n_cmpl" => continue,
                 other => other,
             };
             // -2 is to fill the context: no limit does.

@@ -163,6 +163,9 @@ fn translated(body: &Value) -> Result<Value> {
         "reasoning",
         "max_output_tokens",
         "metadata",
+        // An answer is one message.
+        "n",
+        "n_cmpl",
         "store",
         "include",
         "truncation",
