@@ -66,13 +66,8 @@ struct HttpArgs {
     #[arg(long, value_name = "PORT", default_value = "8080")]
     port: u16,
     /// Keys, one of which each request must have; several separated by `,`
-    #[arg(
-        long,
-        value_name = "KEYS",
-        default_value = "",
-        hide_default_value = true
-    )]
-    api_key: String,
+    #[arg(long, value_name = "KEYS")]
+    api_key: Option<String>,
     /// The same from a file, a key a line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -354,13 +349,13 @@ pub fn run(args: ServeArgs) -> Outcome {
 impl ServeArgs {
     /// What the flags say before a model is loaded.
     fn options(&self) -> Outcome<ServeOptions> {
-        let mut api_keys = list(&self.http.api_key);
+        let mut api_keys = list(self.http.api_key.as_deref().unwrap_or_default());
         if let Some(path) = &self.http.api_key_file {
             let text = read(path, "--api-key-file")?;
             api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
         }
         api_keys.retain(|key| !key.is_empty());
-        let is_keyed = !self.http.api_key.is_empty() || self.http.api_key_file.is_some();
+        let is_keyed = self.http.api_key.is_some() || self.http.api_key_file.is_some();
         if is_keyed && api_keys.is_empty() {
             return Err(Failure::usage("--api-key, --api-key-file: there is no key"));
         }

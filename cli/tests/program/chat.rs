@@ -448,7 +448,7 @@ fn a_conversation_goes_on_in_another_run() {
     );
     assert_eq!(code, Some(1));
     assert!(
-        notes.contains("saved.gguf") && notes.contains("another vocabulary"),
+        notes.contains("saved.gguf") && notes.contains("outside the vocabulary of"),
         "{notes}"
     );
 }

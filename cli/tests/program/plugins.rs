@@ -473,8 +473,14 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
     // What nobody has is told, with what there is.
     let run = with_plugins(dir.path(), &["devices", "--disable", "nope,blas,bad"]);
     let warning = "warning: no backend is called 'nope', so none of that name was disabled; \
-                   there are: blas, cpu, ggml, reference, remote, rpc, and the plugins bad, fixture";
-    assert_eq!(run.stderr.trim(), warning);
+                   there are: blas, cpu, ggml, reference, remote, rpc, ";
+    // A build with more features has more.
+    let rest = run.stderr.trim().strip_prefix(warning);
+    assert!(
+        rest.is_some_and(|rest| rest.ends_with("and the plugins bad, fixture")),
+        "{}",
+        run.stderr
+    );
     run.ok();
     // The backend is gone, and what has to do with it says so.
     samite(["run", "--disable", "cpu", "--device", "cpu", "-p", "x"])

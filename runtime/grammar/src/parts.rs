@@ -1,6 +1,7 @@
 //! Grammars put together from texts and schemas.
 
 use crate::error::{GrammarError, Result};
+use crate::schema::check_numbers;
 use samite_text::{TokenAttributes, Tokenizer};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -126,6 +127,7 @@ impl<'p> Printer<'p> {
             Part::Text(text) => self.literal(text),
             Part::Regex(expression) => self.lexeme(&escaped(expression)),
             Part::Json(schema) => {
+                check_numbers(schema, "#")?;
                 let _ = write!(self.text, "%json {}", lenient(schema));
             }
             Part::Through(end) => self.through(end),

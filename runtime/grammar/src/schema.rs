@@ -104,6 +104,26 @@ const WITH_ONE: &[&str] = &["additionalProperties", "additionalItems", "items"];
 const WITH_LIST: &[&str] = &["anyOf", "oneOf", "allOf", "prefixItems", "items"];
 const WITH_MAP: &[&str] = &["properties", "patternProperties"];
 
+/// Refuses numbers for which the engine would go round in circles until the stack ends: it negates bounds, and these have no opposite.
+pub fn check_numbers(schema: &Value, pointer: &str) -> Result<()> {
+    const LEAST: f64 = i64::MIN as f64;
+    match schema {
+        Value::Number(number) if number.as_f64().is_some_and(|number| number <= LEAST) => {
+            let message = format!("{number} is too small: numbers above -2^63 can be enforced");
+            Err(refuse(pointer, message))
+        }
+        Value::Array(items) => {
+            let mut items = items.iter().enumerate();
+            items.try_for_each(|(at, item)| check_numbers(item, &format!("{pointer}/{at}")))
+        }
+        Value::Object(members) => members.iter().try_for_each(|(name, member)| {
+            let name = name.replace('~', "~0").replace('/', "~1");
+            check_numbers(member, &format!("{pointer}/{name}"))
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// The schema as the engine takes it; it may still refuse parts that contradict each other.
 pub fn prepare(text: &str) -> Result<Value> {
     if text.len() > MOST_BYTES {
@@ -115,6 +135,7 @@ pub fn prepare(text: &str) -> Result<Value> {
     }
     let root: Value = serde_json::from_str(text)
         .map_err(|error| refuse("#", format!("this is no JSON: {error}")))?;
+    check_numbers(&root, "#")?;
     let mut walk = Walk {
         root: &root,
         aliases: BTreeMap::new(),

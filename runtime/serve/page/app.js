@@ -248,7 +248,9 @@ async function respond() {
   let details = null;
   let last = {};
   let isDrawn = true;
+  let drawing = 0;
   const draw = () => {
+    const start = performance.now();
     isDrawn = true;
     const isBelow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     if (message.reasoning) {
@@ -258,6 +260,7 @@ async function respond() {
     }
     body.replaceChildren(...blocks(message.content));
     if (isBelow) log.scrollTop = log.scrollHeight;
+    drawing = performance.now() - start;
   };
   draw();
   log.scrollTop = log.scrollHeight;
@@ -279,7 +282,8 @@ async function respond() {
       if (chunk.choices?.[0]?.finish_reason) last.reason = chunk.choices[0].finish_reason;
       if (isDrawn) {
         isDrawn = false;
-        setTimeout(draw, 40);
+        // Long answers take a while to draw: most of the time is left to others.
+        setTimeout(draw, Math.max(40, 4 * drawing));
       }
       if (first) say(`${(count / Math.max((performance.now() - first) / 1000, 0.05)).toFixed(1)} tokens/s`);
     }
@@ -303,7 +307,7 @@ async function respond() {
     await keep();
     // A message that is being edited stays as it is.
     if (!log.querySelector("textarea")) showLog();
-  } else {
+  } else if (conversations.includes(conversation)) {
     await store.put(structuredClone(conversation)).catch(() => {});
   }
 }

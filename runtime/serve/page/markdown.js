@@ -13,7 +13,8 @@ const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|__(?=\S)([\
 export function inline(text, depth = 0) {
   const parts = [];
   while (text) {
-    const found = depth < 8 ? INLINE.exec(text) : null;
+    // The work grows with the square of the length: a paragraph of a book is shorter.
+    const found = depth < 8 && text.length < 8000 ? INLINE.exec(text) : null;
     if (!found) {
       parts.push(text);
       break;

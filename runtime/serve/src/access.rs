@@ -22,6 +22,32 @@ pub fn has_key(app: &App, headers: &HeaderMap) -> bool {
     })
 }
 
+/// Whether the request is for a name of this server. Without keys, a page elsewhere could have its own name lead here, and read answers as if they were its
+/// own (DNS rebinding). Numeric addresses cannot be made to do so.
+pub fn is_own_host(app: &App, headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else {
+        return true;
+    };
+    let is_local = |name: &str| matches!(name, "localhost" | "127.0.0.1" | "::1");
+    let only_local = app.options.hosts.iter().all(|name| is_local(name.trim()));
+    if !app.options.api_keys.is_empty() || !only_local {
+        return true;
+    }
+    let Ok(host) = host.to_str() else {
+        return false;
+    };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.is_empty()
+        || name.eq_ignore_ascii_case("localhost")
+        || name.to_ascii_lowercase().ends_with(".localhost")
+        || name.parse::<std::net::IpAddr>().is_ok()
+}
+
 /// Whether pages of this origin may read answers. Where a key is needed, and no list says otherwise, all may: a page that does not know the key reads nothing.
 fn is_allowed(app: &App, origin: &str) -> bool {
     let list = &app.options.cors_origins;

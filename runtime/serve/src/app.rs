@@ -11,7 +11,7 @@ use samite_text::Tokenizer;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Semaphore;
 
 /// A server's state.
@@ -32,6 +32,7 @@ pub struct App {
     /// The engine's sums when its metrics were asked for last.
     scraped: Mutex<Totals>,
     next_tag: AtomicU64,
+    pub(crate) compiling: Turns,
     /// Requests for embeddings are computed one after the other, and so many may wait.
     pub(crate) embedding_turn: Semaphore,
     pub(crate) embedding_queue: Semaphore,
@@ -44,6 +45,50 @@ pub struct App {
 struct Words {
     guard: Guard,
     shown: Vec<u32>,
+}
+
+/// What takes long, such as the compilation of a grammar, is done for two requests at a time, so that others need not wait for a thread.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// How many are at work, and how many wait.
+    counts: Mutex<(usize, usize)>,
+    ended: Condvar,
+}
+
+/// One of them. It ends when it is dropped.
+pub(crate) struct Turn<'t>(&'t Turns);
+
+impl Turns {
+    const AT_WORK: usize = 2;
+    const WAITING: usize = 16;
+
+    /// Waits for a turn.
+    pub fn begin(&self) -> Result<Turn<'_>> {
+        let mut counts = lock(&self.counts);
+        if counts.0 >= Self::AT_WORK {
+            if counts.1 >= Self::WAITING {
+                let message = "too many grammars are being compiled: try again later";
+                return Err(ApiError::new(503, message));
+            }
+            counts.1 += 1;
+            while counts.0 >= Self::AT_WORK {
+                counts = self
+                    .ended
+                    .wait(counts)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            counts.1 -= 1;
+        }
+        counts.0 += 1;
+        Ok(Turn(self))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.counts).0 -= 1;
+        self.0.ended.notify_one();
+    }
 }
 
 /// Locks, also after a panic of another thread.
@@ -92,6 +137,7 @@ impl App {
             settings: Mutex::default(),
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
+            compiling: Turns::default(),
             embedding_turn: Semaphore::new(1),
             embedding_queue: Semaphore::new(1024),
             is_draining: AtomicBool::new(false),
@@ -160,7 +206,7 @@ impl App {
     pub(crate) fn tag(&self, mut settings: Value) -> u64 {
         const MOST_BYTES: usize = 1 << 16;
         if settings.to_string().len() > MOST_BYTES {
-            for name in ["grammar", "logit_bias", "stop"] {
+            for name in ["grammar", "logit_bias", "stop", "dry_sequence_breakers"] {
                 settings[name] = Value::Null;
             }
         }

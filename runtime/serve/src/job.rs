@@ -145,6 +145,11 @@ fn constraint(
         Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };
     let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
+    let _turn = app.compiling.begin()?;
+    // What lets no text begin is found now, and not when the answer begins.
+    grammar
+        .check()
+        .map_err(|error| grammar_error(field, &error))?;
     let constraint = grammar
         .constraint(app.vocabulary()?)
         .map_err(|error| grammar_error(field, &error))?;
@@ -231,6 +236,10 @@ fn sampling(app: &App, fields: &Fields<'_>) -> Result<SamplerParams> {
     }
     if fields.has("dry_sequence_breakers") {
         params.dry_breakers = fields.texts("dry_sequence_breakers", 64)?;
+        if params.dry_breakers.iter().any(|text| text.len() > 1024) {
+            let message = "a text has more than 1024 bytes";
+            return Err(ApiError::field("dry_sequence_breakers", message));
+        }
         if params.dry_breakers.is_empty() {
             return Err(ApiError::field("dry_sequence_breakers", "it is empty"));
         }
@@ -491,7 +500,8 @@ impl Job {
 
 /// How many probabilities are wanted, and whether those that tokens are drawn by.
 fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
-    const MOST: usize = 10_000;
+    // Each takes some kilobytes of an answer.
+    const MOST: usize = 100;
     let post = fields.boolean(&["post_sampling_probs"], false)?;
     let count = match fields.get(&["n_probs", "logprobs"]) {
         None => None,

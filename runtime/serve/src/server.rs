@@ -216,6 +216,11 @@ async fn handle(app: Arc<App>, request: hyper::Request<Incoming>) -> Response {
         access::add_cors(&app, &parts.headers, response.headers_mut(), true);
         return response;
     }
+    if !access::is_own_host(&app, &parts.headers) {
+        let message =
+            "this server answers under its own name only: name others with --host, or set keys";
+        return dialect.response(&ApiError::new(403, message));
+    }
     let is_public = ["/health", "/v1/health", "/ready"].contains(&path.as_str())
         || app.options.page && page::is_file(&path);
     let result = if !is_public && !access::has_key(&app, &parts.headers) {
@@ -260,8 +265,10 @@ async fn json_body(app: &App, body: Body) -> Result<Value> {
             "the body is nested more than {DEEPEST} deep"
         )));
     }
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
+    // A large one takes a while, and other connections go on.
+    let parsed = tokio::task::spawn_blocking(move || serde_json::from_slice(&bytes)).await;
+    let parsed = parsed.map_err(|error| ApiError::new(500, error.to_string()))?;
+    parsed.map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))
 }
 
 /// Does what may take a while where it holds up no other request.

@@ -207,7 +207,12 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
         }
         let mut message = read.object().clone();
         if let Some(made) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
-            for call in made {
+            for (j, call) in made.iter_mut().enumerate() {
+                if !call.is_object() {
+                    let place = format!("messages[{i}].tool_calls[{j}]");
+                    let message = format!("must be an object, and is {}", kind(call));
+                    return Err(ApiError::field(place, message));
+                }
                 let name = call["function"]["name"]
                     .as_str()
                     .unwrap_or_default()

@@ -74,7 +74,7 @@ fn path(app: &App, body: &Value) -> Result<(String, PathBuf)> {
     let name = name.ok_or_else(|| ApiError::field("filename", "is missing"))?;
     let is_plain = |c: char| !c.is_control() && !"/\\:*?\"<>|".contains(c);
     let is_name = !name.is_empty()
-        && name.len() <= 255
+        && name.len() <= 200
         && name.chars().all(is_plain)
         && !name.starts_with('.')
         && !name.ends_with(['.', ' '])
