@@ -515,10 +515,9 @@ mod tests {
         };
         assert_eq!(warning("CPU,blas,ggml:vulkan,Vulkan", &["vulkan"]), None);
         let none = warning("nope,nope", &[]).unwrap();
-        assert_eq!(
-            none,
-            "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, remote, rpc, and no plugins of ggml"
-        );
+        let begins = "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, remote, rpc";
+        assert!(none.starts_with(begins), "{none}");
+        assert!(none.ends_with(", and no plugins of ggml"), "{none}");
         let two = warning("ggml:reference,nope,cpu", &["cuda", "vulkan"]).unwrap();
         assert!(two.contains("'ggml:reference' or 'nope'"), "{two}");
         assert!(two.ends_with("and the plugins cuda, vulkan"), "{two}");

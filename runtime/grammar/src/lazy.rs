@@ -40,6 +40,8 @@ pub struct Lazy {
     text: Vec<u8>,
     /// The tokens of `text`, each with where it ends.
     ends: Vec<(u32, usize)>,
+    /// Whether the first of them has its beginning no more.
+    is_cut: bool,
     is_triggered: bool,
     is_asleep: bool,
     /// The text that ends the sleep.
@@ -96,6 +98,7 @@ impl Lazy {
             has_refused: false,
             text: Vec::new(),
             ends: Vec::new(),
+            is_cut: false,
             is_triggered: false,
             is_asleep: false,
             wakes_at: None,
@@ -136,15 +139,25 @@ impl Lazy {
             Some(at) => at + end.len(),
             None => self.text.len().saturating_sub(kept),
         };
+        self.drop_first(dropped);
+        found.is_some()
+    }
+
+    /// Forgets the beginning of the text.
+    fn drop_first(&mut self, dropped: usize) {
+        if dropped == 0 {
+            return;
+        }
+        self.is_cut = self.ends.iter().all(|(_, end)| *end != dropped);
         self.text.drain(..dropped);
         self.ends.retain(|(_, end)| *end > dropped);
         self.ends.iter_mut().for_each(|(_, end)| *end -= dropped);
-        found.is_some()
     }
 
     fn forget(&mut self) {
         self.text.clear();
         self.ends.clear();
+        self.is_cut = false;
     }
 
     /// Where the grammar's text begins, if a trigger is in the text.
@@ -199,8 +212,8 @@ impl Lazy {
         let mut from = 0;
         for (token, end) in std::mem::take(&mut self.ends) {
             if end > start {
-                if from < start {
-                    self.inner.accept_text(&text[start..end])?;
+                if from < start || (from == 0 && self.is_cut) {
+                    self.inner.accept_text(&text[start.max(from)..end])?;
                 } else {
                     self.inner.accept_token_or_text(token)?;
                 }
@@ -272,10 +285,7 @@ impl Constraint for Lazy {
             return self.begin(start);
         }
         if self.text.len() > MOST_BYTES {
-            let dropped = self.text.len() - MOST_BYTES / 2;
-            self.text.drain(..dropped);
-            self.ends.retain(|(_, end)| *end > dropped);
-            self.ends.iter_mut().for_each(|(_, end)| *end -= dropped);
+            self.drop_first(self.text.len() - MOST_BYTES / 2);
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ impl Server {
         let length = body.len();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         )
         .unwrap();
         stream
@@ -329,6 +329,16 @@ fn what_is_wrong_is_refused_by_name() {
             "/completion",
             json!({"prompt": [1, 99_999_999]}),
             "prompt[1]",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "a", "json_schema": {"properties": {"n": {"const": i64::MIN}}}}),
+            "#/properties/n/const",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "a", "json_schema": {"$ref": "#"}}),
+            "json_schema",
         ),
         (
             "/completion",
