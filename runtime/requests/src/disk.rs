@@ -6,7 +6,6 @@
 use crate::kept::common;
 use samite_llm::{SavedHeader, SavedSequence};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 const EXTENSION: &str = "samite-text";
 
@@ -53,7 +52,7 @@ impl DiskTexts {
                 Ok(header) if header.identity == identity => header.tokens,
                 _ => Vec::new(),
             };
-            let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let modified = metadata.modified().ok();
             let bytes = metadata.len();
             found.push((
                 modified,
