@@ -155,7 +155,7 @@ def main():
     for clients in map(int, args.clients.split(",")):
         # As many slots as clients: what both can do at best.
         flags = ["-m", args.model, "-c", str(args.context), "--parallel", str(clients), "-t", str(args.threads), "-fa", "on"]
-        programs = {"samite": [args.samite, "serve"]}
+        programs = {"samite": [args.samite, "serve", "--kv-unified"]}
         if args.other:
             programs["llama-server"] = [args.other, "--kv-unified"]
         measured = {name: [] for name in programs}
