@@ -153,6 +153,17 @@ fn no_memory(name: &str, bytes: usize) -> Failure {
     ))
 }
 
+/// The text of a file that a flag names; it may be a pipe, which is read once.
+pub fn read_flag(path: &Path, flag: &str) -> Outcome<String> {
+    // Longer than any template or list of keys.
+    const MOST_BYTES: u64 = 1 << 20;
+    let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
+    text.map_err(|failure| match failure {
+        Failure::Error(message) => Failure::usage(format_args!("{flag}: {message}")),
+        other => other,
+    })
+}
+
 fn cannot_read(name: &str, error: &std::io::Error) -> Failure {
     Failure::error(format_args!("{name}: cannot read the file: {error}"))
 }

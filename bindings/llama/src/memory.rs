@@ -12,7 +12,7 @@ fn range(first: i32, end: i32) -> Range<i32> {
     first.max(0)..if end < 0 { i32::MAX } else { end }
 }
 
-fn sequence(engine: &Engine, number: i32) -> Outcome<usize> {
+pub fn sequence(engine: &Engine, number: i32) -> Outcome<usize> {
     let count = engine.cells().n_sequences();
     let known = usize::try_from(number)
         .ok()

@@ -6,6 +6,7 @@
 use crate::context::{State, context};
 use crate::entry::{Failure, Outcome, alias, array, array_mut, export, required_text};
 use crate::layout::Opaque;
+use crate::memory::sequence;
 use samite_llm::SavedSequence;
 use std::ffi::c_char;
 use std::io::Write;
@@ -25,7 +26,7 @@ fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
             Ok(engine.save(number)?.to_bytes()?)
         };
         let bytes = match id {
-            Some(id) => of_sequence(engine, number(engine, id)?)?,
+            Some(id) => of_sequence(engine, sequence(engine, id)?)?,
             None => {
                 let used = (0..engine.cells().n_sequences())
                     .filter(|&id| engine.cells().last_position(id).is_some());
@@ -46,17 +47,6 @@ fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
         state.saved = Some((id, bytes));
     }
     Ok(state.saved.as_ref().map_or(&[], |saved| &saved.1))
-}
-
-fn number(engine: &samite_llm::Context, id: i32) -> Outcome<usize> {
-    let count = engine.cells().n_sequences();
-    let known = usize::try_from(id).ok().filter(|&id| id < count);
-    known.ok_or_else(|| {
-        Failure::new(format!(
-            "there is no sequence {id}: there are 0 to {}",
-            count - 1
-        ))
-    })
 }
 
 /// A state's parts, one after the other.
@@ -91,7 +81,7 @@ fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
     let saved = SavedSequence::from_bytes(Arc::from(bytes))?;
     state.saved = None;
     let engine = state.engine()?;
-    let id = number(engine, id)?;
+    let id = sequence(engine, id)?;
     engine.restore(id, &saved)?;
     Ok(bytes.len())
 }

@@ -105,18 +105,10 @@ impl TemplateArgs {
 
     /// The text or the name of the template, if one was given; the file may be a pipe, which is read once.
     fn read(&self) -> Outcome<Option<String>> {
-        // Longer than any template that is taken.
-        const MOST_BYTES: u64 = 1 << 20;
-        let Some(path) = &self.chat_template_file else {
-            return Ok(self.chat_template.clone());
-        };
-        let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
-        text.map(Some).map_err(|failure| match failure {
-            Failure::Error(message) => {
-                Failure::usage(format_args!("--chat-template-file: {message}"))
-            }
-            other => other,
-        })
+        match &self.chat_template_file {
+            Some(path) => files::read_flag(path, "--chat-template-file").map(Some),
+            None => Ok(self.chat_template.clone()),
+        }
     }
 
     /// What a conversation begins with, before a model is loaded.
@@ -163,7 +155,7 @@ impl ChatForm {
     }
 }
 
-fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
+pub(super) fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
     ReasoningFormat::named(name)
         .ok_or_else(|| format!("must be one of {}", ReasoningFormat::NAMES.join(", ")))
 }
@@ -177,7 +169,7 @@ fn on_or_off(word: &str) -> Result<bool, String> {
 }
 
 /// The model of the program writes on; it knows no roles.
-const STORIES: &str = "{{ messages[-1].content }}";
+pub(super) const STORIES: &str = "{{ messages[-1].content }}";
 
 pub fn run(args: ChatArgs) -> Outcome {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;

@@ -76,7 +76,7 @@ pub struct EmbedArgs {
 
 /// `--pooling`
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum PoolingArg {
+pub(super) enum PoolingArg {
     /// One of every token
     None,
     /// The mean over all tokens
@@ -90,7 +90,7 @@ enum PoolingArg {
 }
 
 impl PoolingArg {
-    fn pooling(self) -> Pooling {
+    pub(super) fn pooling(self) -> Pooling {
         Pooling::ALL[self as usize]
     }
 }

@@ -4,14 +4,16 @@ mod aliases;
 
 pub use aliases::translate;
 
+use super::chat::{STORIES, reasoning_format};
+use super::embed::PoolingArg;
 use crate::args::{ModelArgs, number, number_or_all, sequence_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::files;
 use crate::sampling::SamplingArgs;
 use crate::shown::{escaped, say};
 use crate::{interrupt, log};
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args};
 use samite::CancelToken;
 use samite::chat::ReasoningFormat;
 use samite::llm::arch::spec::Pooling;
@@ -19,7 +21,7 @@ use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to, sampler
 use samite::requests::{Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{App, Embedder, ServeOptions, serve};
 use samite::text::{Generator, Sampler, SamplerParams};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -252,21 +254,6 @@ struct TalkArgs {
     prefill_assistant: bool,
 }
 
-/// `--pooling`
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PoolingArg {
-    /// One of every token
-    None,
-    /// The mean over all tokens
-    Mean,
-    /// That of the first token
-    Cls,
-    /// That of the last token
-    Last,
-    /// Scores of the model's classifier
-    Rank,
-}
-
 fn slot_count(text: &str) -> Result<usize, String> {
     match text {
         "-1" => Ok(4),
@@ -281,14 +268,6 @@ fn draft(text: &str) -> Result<usize, String> {
 fn batch(text: &str) -> Result<usize, String> {
     number(text, 1, 1 << 20)
 }
-
-fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
-    ReasoningFormat::named(name)
-        .ok_or_else(|| format!("must be one of {}", ReasoningFormat::NAMES.join(", ")))
-}
-
-/// The model of the program writes on; it knows no roles.
-const STORIES: &str = "{{ messages[-1].content }}";
 
 pub fn run(args: ServeArgs) -> Outcome {
     let stop = interrupt::token();
@@ -351,7 +330,7 @@ impl ServeArgs {
     fn options(&self) -> Outcome<ServeOptions> {
         let mut api_keys = list(self.http.api_key.as_deref().unwrap_or_default());
         if let Some(path) = &self.http.api_key_file {
-            let text = read(path, "--api-key-file")?;
+            let text = files::read_flag(path, "--api-key-file")?;
             api_keys.extend(text.lines().map(|line| line.trim().to_owned()));
         }
         api_keys.retain(|key| !key.is_empty());
@@ -366,7 +345,7 @@ impl ServeArgs {
             list.dedup();
         }
         let template = match &self.talk.chat_template_file {
-            Some(path) => Some(read(path, "--chat-template-file")?),
+            Some(path) => Some(files::read_flag(path, "--chat-template-file")?),
             None => self.talk.chat_template.clone(),
         };
         let stories = self.model.is_embedded().then(|| STORIES.to_owned());
@@ -502,7 +481,7 @@ impl ServeArgs {
         let spec = model.spec();
         let pooling = match (self.requests.reranking, self.requests.pooling) {
             (true, _) => Pooling::Rank,
-            (false, Some(pooling)) => Pooling::ALL[pooling as usize],
+            (false, Some(pooling)) => pooling.pooling(),
             (false, None) => spec.pooling.unwrap_or(match spec.head.output {
                 // A model that writes says most about a text at its end.
                 Some(_) => Pooling::Last,
@@ -533,12 +512,6 @@ fn list(text: &str) -> Vec<String> {
         .filter(|part| !part.is_empty())
         .map(str::to_owned)
         .collect()
-}
-
-fn read(path: &Path, flag: &str) -> Outcome<String> {
-    const MOST_BYTES: u64 = 1 << 20;
-    let text = Source::file(path).and_then(|source| source.read_all(MOST_BYTES));
-    text.map_err(|failure| Failure::usage(format_args!("{flag}: {}", failure.text())))
 }
 
 /// The path of Vertex AI's predictions, where the program runs there.

@@ -8,9 +8,7 @@ use crate::schema;
 use crate::vocabulary::{GrammarVocabulary, byte_factory};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, panic_utils};
-use samite_text::Tokenizer;
 use serde_json::Value;
-use std::sync::Arc;
 
 /// Longest regular expression.
 const LONGEST_REGEX: usize = 1 << 16;
@@ -100,7 +98,7 @@ impl Grammar {
     /// # Errors
     /// As [`check`](Self::check), or if it names tokens that the vocabulary does not have.
     pub fn constraint(&self, vocabulary: &GrammarVocabulary) -> Result<GrammarConstraint> {
-        let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary.tokenizer()))?;
+        let matcher = self.begin(&vocabulary.shared().factory, Some(vocabulary))?;
         let is_schema = matches!(self.0, Form::Schema(_));
         Ok(GrammarConstraint::new(vocabulary, matcher, is_schema))
     }
@@ -108,14 +106,19 @@ impl Grammar {
     fn begin(
         &self,
         factory: &ParserFactory,
-        tokenizer: Option<&Arc<Tokenizer>>,
+        vocabulary: Option<&GrammarVocabulary>,
     ) -> Result<Matcher> {
-        let tokenizer = tokenizer.map(|tokenizer| &**tokenizer);
         let grammar = match &self.0 {
             Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
             Form::Regex(text) => TopLevelGrammar::from_regex(text),
-            Form::Gbnf(gbnf) => TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer)?),
-            Form::Parts(part) => TopLevelGrammar::from_lark(parts::to_lark(part, tokenizer)?),
+            Form::Gbnf(gbnf) => {
+                let tokenizer = vocabulary.map(|vocabulary| &**vocabulary.tokenizer());
+                TopLevelGrammar::from_lark(gbnf.to_lark(tokenizer)?)
+            }
+            Form::Parts(part) => {
+                let controls = vocabulary.map_or(&[][..], |found| &found.shared().controls);
+                TopLevelGrammar::from_lark(parts::to_lark(part, controls)?)
+            }
         };
         start(factory, grammar).map_err(|message| match &self.0 {
             Form::Schema(schema) => schema::refusal(factory, schema, message),

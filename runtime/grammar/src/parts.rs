@@ -51,10 +51,10 @@ impl Part {
 /// Deepest parts in parts: the engine's compiler goes down as deep.
 const DEEPEST: usize = 100;
 
-/// The grammar in the engine's language. Without a vocabulary, there are no control tokens.
-pub(crate) fn to_lark(part: &Part, vocabulary: Option<&Tokenizer>) -> Result<String> {
+/// The grammar in the engine's language, with a vocabulary's [`control_tokens`].
+pub(crate) fn to_lark<'p>(part: &'p Part, controls: &'p [(String, u32)]) -> Result<String> {
     let mut printer = Printer {
-        controls: vocabulary.map(control_tokens).unwrap_or_default(),
+        controls,
         rules: Vec::new(),
         text: String::new(),
         lexemes: Vec::new(),
@@ -71,7 +71,7 @@ pub(crate) fn to_lark(part: &Part, vocabulary: Option<&Tokenizer>) -> Result<Str
 }
 
 /// Names and numbers of control tokens, the longest names first.
-fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
+pub(crate) fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
     let name = |id: u32| {
         let attributes = vocabulary.attributes(id).ok()?;
         let is_control = attributes.intersects(TokenAttributes::CONTROL) || vocabulary.is_eog(id);
@@ -86,7 +86,7 @@ fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
 }
 
 struct Printer<'p> {
-    controls: Vec<(String, u32)>,
+    controls: &'p [(String, u32)],
     /// What may come more than once, each with its text.
     rules: Vec<(&'p Part, String)>,
     text: String,

@@ -1,6 +1,7 @@
 //! The texts of all tokens, as the engine wants them: made once for a vocabulary.
 
 use crate::error::{GrammarError, Result};
+use crate::parts::control_tokens;
 use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
@@ -24,6 +25,7 @@ pub struct GrammarVocabulary(Arc<Shared>);
 pub(crate) struct Shared {
     pub factory: ParserFactory,
     pub tokenizer: Arc<Tokenizer>,
+    pub controls: Vec<(String, u32)>,
     /// Tokens with the same text as an earlier one, and that one.
     pub twins: BTreeMap<u32, u32>,
 }
@@ -76,6 +78,7 @@ impl GrammarVocabulary {
         Ok(GrammarVocabulary(Arc::new(Shared {
             factory: factory.map_err(GrammarError::Vocabulary)?,
             tokenizer: Arc::clone(tokenizer),
+            controls: control_tokens(tokenizer),
             twins,
         })))
     }

@@ -90,6 +90,11 @@ impl Active {
     fn is_writing(&self) -> bool {
         self.running.counts.written > 0 && self.pending() == 1
     }
+
+    /// Whether a part of its prompt is to be computed, or what it lost when it made room.
+    fn is_reading(&self) -> bool {
+        !self.is_writing() && self.pending() > 0
+    }
 }
 
 /// Many requests in one context.

@@ -50,10 +50,7 @@ fn message(place: &str, value: &Value) -> Result<Message> {
                         }
                     }
                     "image_url" | "input_image" | "image" => {
-                        return Err(ApiError::field(
-                            place,
-                            "image input is not supported by this model",
-                        ));
+                        return Err(ApiError::image(place));
                     }
                     "input_audio" | "audio" => {
                         return Err(ApiError::field(

@@ -45,6 +45,11 @@ impl ApiError {
         error
     }
 
+    /// A picture, which no model here can see.
+    pub fn image(field: impl Into<String>) -> Self {
+        ApiError::field(field, "image input is not supported by this model")
+    }
+
     /// What is wrong with a request as such.
     pub fn invalid(message: impl Into<String>) -> Self {
         ApiError::new(400, message)

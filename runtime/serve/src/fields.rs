@@ -184,6 +184,53 @@ pub fn depth(body: &[u8]) -> usize {
     most
 }
 
+/// How an interface writes a text as a list of items.
+pub struct TextItems {
+    /// What the items are called.
+    pub words: &'static str,
+    /// The types that have a text; the first one is that of an item that says none.
+    pub texts: &'static [&'static str],
+    /// The type of a picture.
+    pub image: &'static str,
+    /// The members that the text may be in.
+    pub members: &'static [&'static str],
+}
+
+impl TextItems {
+    /// A text, or those of a list; anything else is refused.
+    pub fn read(&self, place: &str, value: &Value) -> Result<String> {
+        let words = self.words;
+        let items = match value {
+            Value::Null => return Ok(String::new()),
+            Value::String(text) => return Ok(text.clone()),
+            Value::Array(items) => items,
+            other => {
+                let message = format!(
+                    "must be a string or a list of {words}, and is {}",
+                    kind(other)
+                );
+                return Err(ApiError::field(place, message));
+            }
+        };
+        let mut texts = Vec::new();
+        for (i, item) in items.iter().enumerate() {
+            let place = format!("{place}[{i}]");
+            let item = Fields::of(&place, item)?;
+            match item.text(&["type"])?.unwrap_or(self.texts[0]) {
+                kind if self.texts.contains(&kind) => {
+                    texts.push(item.text(self.members)?.unwrap_or_default());
+                }
+                kind if kind == self.image => return Err(ApiError::image(place)),
+                other => {
+                    let message = format!("{words} of type \"{other}\" are not supported here");
+                    return Err(ApiError::field(place, message));
+                }
+            }
+        }
+        Ok(texts.join("\n"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

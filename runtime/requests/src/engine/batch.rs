@@ -41,8 +41,7 @@ impl Engine {
         let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
         // Where there are more than a step takes, they take turns, and prompts have a token of each step.
         if writing.len() >= self.options.budget {
-            let is_reading = |active: &Active| !active.is_writing() && active.pending() > 0;
-            let some_read = self.active.iter().filter(can_go_on).any(is_reading);
+            let some_read = self.active.iter().filter(can_go_on).any(Active::is_reading);
             let for_prompts = usize::from(some_read && self.options.budget > 1);
             let turn = self.totals.steps as usize % writing.len();
             writing.rotate_left(turn);
@@ -58,8 +57,7 @@ impl Engine {
             writing.retain(|&other| other != id);
         }
         let mut planned: Vec<Part> = Vec::new();
-        let is_reading = |active: &Active| !active.is_writing() && active.pending() > 0;
-        let nobody_reads = !self.active.iter().filter(can_go_on).any(is_reading);
+        let nobody_reads = !self.active.iter().filter(can_go_on).any(Active::is_reading);
         for (number, &id) in writing.iter().enumerate() {
             self.add_part(&mut planned, id, 1);
             if nobody_reads {
@@ -70,8 +68,7 @@ impl Engine {
             .active
             .iter()
             .filter(can_go_on)
-            .filter(|active| !active.is_writing());
-        let reading = reading.filter(|active| active.pending() > 0);
+            .filter(|active| active.is_reading());
         let mut reading: Vec<u64> = reading.map(|active| active.running.id).collect();
         if reading.is_empty() {
             return planned;

@@ -5,50 +5,19 @@ use crate::app::App;
 use crate::chance;
 use crate::chat;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, kind};
+use crate::fields::{Fields, TextItems};
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
 use samite_chat::Event as Parsed;
 use samite_requests::Reason;
 use serde_json::{Map, Value, json};
 
-/// The texts of blocks; anything else is refused.
-fn texts(place: &str, value: &Value) -> Result<String> {
-    match value {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let mut texts = Vec::new();
-            for (i, block) in blocks.iter().enumerate() {
-                let place = format!("{place}[{i}]");
-                let block = Fields::of(&place, block)?;
-                match block.text(&["type"])?.unwrap_or("text") {
-                    "text" => texts.push(block.text(&["text"])?.unwrap_or_default()),
-                    "image" => {
-                        return Err(ApiError::field(
-                            place,
-                            "image input is not supported by this model",
-                        ));
-                    }
-                    other => {
-                        return Err(ApiError::field(
-                            place,
-                            format!("blocks of type \"{other}\" are not supported here"),
-                        ));
-                    }
-                }
-            }
-            Ok(texts.join("\n"))
-        }
-        other => Err(ApiError::field(
-            place,
-            format!(
-                "must be a string or a list of blocks, and is {}",
-                kind(other)
-            ),
-        )),
-    }
-}
+const BLOCKS: TextItems = TextItems {
+    words: "blocks",
+    texts: &["text"],
+    image: "image",
+    members: &["text"],
+};
 
 /// One of Anthropic's messages as OpenAI's.
 fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
@@ -65,7 +34,9 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
         return Err(ApiError::field(format!("{place}.content"), "is missing"));
     };
     let Value::Array(blocks) = content else {
-        out.push(json!({"role": role, "content": texts(&format!("{place}.content"), content)?}));
+        out.push(
+            json!({"role": role, "content": BLOCKS.read(&format!("{place}.content"), content)?}),
+        );
         return Ok(());
     };
     let (mut parts, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
@@ -83,10 +54,7 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
             "thinking" => thoughts.push_str(block.text(&["thinking"])?.unwrap_or_default()),
             "redacted_thinking" => {}
             "image" => {
-                return Err(ApiError::field(
-                    place,
-                    "image input is not supported by this model",
-                ));
+                return Err(ApiError::image(place));
             }
             "tool_use" => {
                 let name = block.text(&["name"])?;
@@ -108,7 +76,7 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
                 results.push(json!({
                     "role": "tool",
                     "tool_call_id": block.text(&["tool_use_id"])?.unwrap_or_default(),
-                    "content": texts(&format!("{place}.content"), content)?,
+                    "content": BLOCKS.read(&format!("{place}.content"), content)?,
                 }));
             }
             other => {
@@ -161,7 +129,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let mut out = Vec::new();
     if let Some((name, system)) = fields.get(&["system"]) {
-        out.push(json!({"role": "system", "content": without_stamp(texts(name, system)?)}));
+        out.push(json!({"role": "system", "content": without_stamp(BLOCKS.read(name, system)?)}));
     }
     let list = fields.list("messages")?;
     let list = list.ok_or_else(|| ApiError::field("messages", "is missing"))?;

@@ -200,10 +200,7 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
             .list("images")?
             .is_some_and(|images| !images.is_empty())
         {
-            return Err(ApiError::field(
-                format!("{place}.images"),
-                "image input is not supported by this model",
-            ));
+            return Err(ApiError::image(format!("{place}.images")));
         }
         let mut message = read.object().clone();
         if let Some(made) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
@@ -286,10 +283,7 @@ pub fn job(app: &App, body: &Value, is_chat: bool) -> Result<Asked> {
             .list("images")?
             .is_some_and(|images| !images.is_empty())
         {
-            return Err(ApiError::field(
-                "images",
-                "image input is not supported by this model",
-            ));
+            return Err(ApiError::image("images"));
         }
         if let Some(suffix) = fields.text(&["suffix"])?.filter(|text| !text.is_empty()) {
             request.insert("input_prefix".to_owned(), prompt.into());

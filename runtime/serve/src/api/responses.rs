@@ -6,52 +6,25 @@ use crate::app::App;
 use crate::chance;
 use crate::chat;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, kind};
+use crate::fields::{Fields, TextItems, kind};
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
 use samite_chat::Event as Parsed;
 use serde_json::{Map, Value, json};
 
-/// A text, or the texts of parts.
-fn text(place: &str, value: &Value) -> Result<String> {
-    match value {
-        Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(parts) => {
-            let mut texts = Vec::new();
-            for (i, part) in parts.iter().enumerate() {
-                let place = format!("{place}[{i}]");
-                let part = Fields::of(&place, part)?;
-                match part.text(&["type"])?.unwrap_or("input_text") {
-                    "text" | "input_text" | "output_text" | "summary_text" | "reasoning_text"
-                    | "refusal" => {
-                        texts.push(part.text(&["text", "refusal"])?.unwrap_or_default());
-                    }
-                    "input_image" => {
-                        return Err(ApiError::field(
-                            place,
-                            "image input is not supported by this model",
-                        ));
-                    }
-                    other => {
-                        return Err(ApiError::field(
-                            place,
-                            format!("parts of type \"{other}\" are not supported here"),
-                        ));
-                    }
-                }
-            }
-            Ok(texts.join("\n"))
-        }
-        other => Err(ApiError::field(
-            place,
-            format!(
-                "must be a string or a list of parts, and is {}",
-                kind(other)
-            ),
-        )),
-    }
-}
+const PARTS: TextItems = TextItems {
+    words: "parts",
+    texts: &[
+        "input_text",
+        "text",
+        "output_text",
+        "summary_text",
+        "reasoning_text",
+        "refusal",
+    ],
+    image: "input_image",
+    members: &["text", "refusal"],
+};
 
 /// The items of an input as messages.
 fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
@@ -82,7 +55,7 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let item = Fields::of(&place, item)?;
         let content = |name: &str| {
             let found = item.get(&[name]).map_or(&Value::Null, |(_, value)| value);
-            text(&format!("{place}.{name}"), found)
+            PARTS.read(&format!("{place}.{name}"), found)
         };
         match item.text(&["type"])?.unwrap_or("message") {
             "message" => {
