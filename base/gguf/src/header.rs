@@ -72,7 +72,7 @@ impl Header {
         let n_keys = limited_count(cursor, LEAST_KEY_BYTES, MAX_KEYS, "number of keys")?;
         let (metadata, alignment) = metadata(cursor, n_keys)?;
         let infos = (0..n_tensors).map(|number| tensor(cursor, number));
-        let infos = collect_exactly(n_tensors, infos)?;
+        let infos = collect_exactly(n_tensors, Field::Header("tensors"), infos)?;
         let data_offset = match n_tensors {
             0 => cursor.position(),
             // Cannot overflow: neither memory nor files are that large.
@@ -124,12 +124,24 @@ fn corrupt(field: Field<'_>, offset: u64, message: impl Into<String>) -> Stop {
         .into()
 }
 
-/// A vector of exactly `count` items: memory is taken once. `count` was checked against the bytes left.
+/// A vector with room for exactly `count` items. Whoever asks has checked `count` against the bytes left; there may be too little memory still.
+fn room_for<T>(count: usize, field: Field<'_>) -> Result<Vec<T>, Stop> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).map_err(|_| {
+        let bytes = count.saturating_mul(size_of::<T>());
+        let message = format!("there is no memory for its {bytes} bytes");
+        Error::new(ErrorKind::OutOfMemory, field, message)
+    })?;
+    Ok(all)
+}
+
+/// A vector of exactly `count` items: memory is taken once.
 fn collect_exactly<T>(
     count: u64,
+    field: Field<'_>,
     items: impl Iterator<Item = Result<T, Stop>>,
 ) -> Result<Vec<T>, Stop> {
-    let mut all = Vec::with_capacity(count as usize);
+    let mut all = room_for(count as usize, field)?;
     for item in items {
         all.push(item?);
     }
@@ -201,7 +213,7 @@ fn name_text<'a>(bytes: &'a [u8], field: Field<'_>, start: u64) -> Result<&'a st
 
 /// All keys and values, and the alignment that they ask for.
 fn metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<(Metadata, u64), Stop> {
-    let mut offsets = Vec::with_capacity(n_keys as usize);
+    let mut offsets = room_for(n_keys as usize, Field::Header("keys"))?;
     let mut alignment = DEFAULT_ALIGNMENT;
     let entries = (0..n_keys).map(|number| {
         let (field, start) = (Field::Key(number), cursor.position());
@@ -224,7 +236,7 @@ fn metadata(cursor: &mut Cursor<'_>, n_keys: u64) -> Result<(Metadata, u64), Sto
         }
         Ok((Box::from(key), value))
     });
-    let entries = collect_exactly(n_keys, entries)?;
+    let entries = collect_exactly(n_keys, Field::Header("keys"), entries)?;
     let metadata = Metadata::from_entries(entries).map_err(|(repeated, key)| {
         corrupt(
             Field::Value(&key, "name"),
@@ -299,10 +311,9 @@ fn numbers<T: Number>(cursor: &mut Cursor<'_>, key: &str) -> Result<Vec<T>, Stop
     let count = cursor.count(T::BYTES, Field::Value(key, "array length"))?;
     // Cannot overflow: `count` checked it.
     let bytes = cursor.take(count * T::BYTES, Field::Value(key, "elements"))?;
-    Ok(bytes
-        .chunks_exact(T::BYTES as usize)
-        .map(T::from_le)
-        .collect())
+    let mut numbers = room_for(count as usize, Field::Value(key, "elements"))?;
+    numbers.extend(bytes.chunks_exact(T::BYTES as usize).map(T::from_le));
+    Ok(numbers)
 }
 
 fn strings(cursor: &mut Cursor<'_>, key: &str) -> Result<StringArray, Stop> {
@@ -313,7 +324,9 @@ fn strings(cursor: &mut Cursor<'_>, key: &str) -> Result<StringArray, Stop> {
     for index in 0..count {
         total += ahead.string(Field::Element(key, index))?.len();
     }
-    let mut strings = StringArray::with_capacity(count as usize, total);
+    let field = Field::Value(key, "elements");
+    let mut strings =
+        StringArray::within(room_for(total, field)?, room_for(count as usize, field)?);
     for index in 0..count {
         strings.push(cursor.string(Field::Element(key, index))?);
     }
@@ -491,8 +504,8 @@ fn place(
             .into());
     }
 
-    let mut names_at = Vec::with_capacity(described.len());
-    let mut infos = Vec::with_capacity(described.len());
+    let mut names_at = room_for(described.len(), Field::Header("tensors"))?;
+    let mut infos = room_for(described.len(), Field::Header("tensors"))?;
     for Described {
         mut info, name_at, ..
     } in described

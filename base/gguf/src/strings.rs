@@ -13,12 +13,10 @@ pub struct StringArray {
 }
 
 impl StringArray {
-    /// An empty array with room for exactly `count` strings of `bytes` bytes together.
-    pub(crate) fn with_capacity(count: usize, bytes: usize) -> Self {
-        StringArray {
-            bytes: Vec::with_capacity(bytes),
-            ends: Vec::with_capacity(count),
-        }
+    /// An empty array in memory that was had before: for the bytes of all strings, and for where each ends.
+    pub(crate) fn within(bytes: Vec<u8>, ends: Vec<usize>) -> Self {
+        debug_assert!(bytes.is_empty() && ends.is_empty());
+        StringArray { bytes, ends }
     }
 
     /// Appends one string.

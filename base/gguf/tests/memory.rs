@@ -188,6 +188,32 @@ fn a_large_vocabulary_takes_no_more_memory_than_its_bytes() {
 }
 
 #[test]
+fn arrays_for_which_there_is_no_memory_are_named() {
+    for (key, value) in [
+        (
+            "texts",
+            samite_gguf::StringArray::from_iter(vec!["ab"; 50_000]).into(),
+        ),
+        ("numbers", samite_gguf::Value::from(vec![1i32; 50_000])),
+    ] {
+        let mut metadata = samite_gguf::Metadata::new();
+        metadata.set(key, value).unwrap();
+        let writer = Writer::new(Vec::new(), &metadata, Vec::new()).unwrap();
+        let bytes = writer.finish().unwrap();
+        // The texts themselves, where they end, the numbers.
+        for limit in [50_000, 150_000] {
+            LARGEST.set(limit);
+            let refused = Header::from_bytes(&bytes);
+            LARGEST.set(usize::MAX);
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+            assert!(refused.to_string().contains(key), "{refused}");
+        }
+        assert!(Header::from_bytes(&bytes).is_ok());
+    }
+}
+
+#[test]
 fn files_are_written_with_little_memory_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source.gguf");

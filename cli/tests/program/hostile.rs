@@ -290,7 +290,7 @@ fn kernels_of_the_reference_are_refused_memory_without_an_end_of_the_program() {
     wide.write(&model).unwrap();
     let line = "run -m M --device reference -p ab -n 1 -t 1";
     let mut refused = 0;
-    for kibibytes in (150_000..800_000).step_by(50_000) {
+    for kibibytes in (100_000..800_000).step_by(50_000) {
         let run = limited(line, &model, b"", 0, kibibytes);
         match run.code {
             Some(0) => assert!(refused > 0, "{kibibytes}"),

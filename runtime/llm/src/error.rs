@@ -93,6 +93,15 @@ pub(crate) fn try_filled<T: Clone>(value: T, count: Option<usize>, what: &str) -
     Ok(filled)
 }
 
+/// Fails where so much memory cannot be had at once. For what is made of many small pieces, which cannot be refused one by one.
+pub(crate) fn ask_for(bytes: usize, what: &str) -> Result<()> {
+    let mut tried: Vec<u8> = Vec::new();
+    try_reserve(&mut tried, bytes, what)?;
+    // The compiler may otherwise leave out memory that nobody uses.
+    std::hint::black_box(&tried);
+    Ok(())
+}
+
 /// Lengthens `vec` to `count` elements, if it is shorter, in memory that may be refused. `None` is a count that overflowed.
 pub(crate) fn try_resize<T: Clone>(
     vec: &mut Vec<T>,
@@ -105,13 +114,18 @@ pub(crate) fn try_resize<T: Clone>(
     if more == 0 {
         return Ok(());
     }
-    vec.try_reserve_exact(more)
-        .map_err(|_| samite_core::Error::OutOfMemory {
-            device: "host".into(),
-            what: what.into(),
-            asked: count.saturating_mul(size_of::<T>()),
-            free: None,
-        })?;
+    try_reserve(vec, more, what)?;
     vec.resize(count, value);
     Ok(())
+}
+
+fn try_reserve<T>(vec: &mut Vec<T>, more: usize, what: &str) -> Result<()> {
+    let asked = vec.len().saturating_add(more);
+    let refused = |_| samite_core::Error::OutOfMemory {
+        device: "host".into(),
+        what: what.into(),
+        asked: asked.saturating_mul(size_of::<T>()),
+        free: None,
+    };
+    Ok(vec.try_reserve_exact(more).map_err(refused)?)
 }

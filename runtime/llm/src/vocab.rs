@@ -1,6 +1,6 @@
 //! The vocabulary in a file's metadata, as the text layer wants it.
 
-use crate::error::Result;
+use crate::error::{Result, ask_for};
 use samite_chat::Sources;
 use samite_gguf::{Array, Metadata, StringArray, Value};
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
@@ -12,7 +12,7 @@ const MODEL: &str = "tokenizer.ggml.model";
 /// Only the form is checked here; [`samite_text::Tokenizer::new`] checks the content.
 ///
 /// # Errors
-/// A key of another type, or a kind of tokenizer that is not supported: by key.
+/// A key of another type, or a kind of tokenizer that is not supported: by key. Memory that is too little for the vocabulary and its tokenizer.
 pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     let model = match metadata.get::<&str>(MODEL)? {
         // "test" is what llama.cpp's own test models say.
@@ -27,6 +27,11 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
     };
     let flag = |name: &str| metadata.get::<bool>(&format!("tokenizer.ggml.{name}"));
     let tokens = metadata.require::<&StringArray>("tokenizer.ggml.tokens")?;
+    let merges = metadata.get::<&StringArray>("tokenizer.ggml.merges")?;
+    let (pairs, pair_bytes) = merges.map_or((0, 0), |merges| (merges.len(), merges.total_bytes()));
+    let bytes_in_all = tokens.total_bytes() + pair_bytes;
+    let needed = VocabData::memory_needed(model, tokens.len(), pairs, bytes_in_all);
+    ask_for(needed, "the vocabulary and its tokenizer")?;
     Ok(Some(VocabData {
         pre: metadata.get("tokenizer.ggml.pre")?,
         // Only known names matter, so one that is no text is as good as none.
@@ -34,9 +39,7 @@ pub fn vocab_data(metadata: &Metadata) -> Result<Option<VocabData>> {
         architecture: metadata.get("general.architecture").unwrap_or_default(),
         scores: scores(metadata)?,
         token_types: metadata.get("tokenizer.ggml.token_type")?,
-        merges: metadata
-            .get::<&StringArray>("tokenizer.ggml.merges")?
-            .map(bytes),
+        merges: merges.map(bytes),
         bos_id: id("bos")?,
         eos_id: id("eos")?,
         eot_id: id("eot")?,

@@ -216,6 +216,30 @@ impl VocabData {
             suppress_tokens: Vec::new(),
         }
     }
+
+    /// Bytes of memory that a vocabulary and its [`Tokenizer`](crate::Tokenizer) take together at most, while they are made: for so many
+    /// tokens and merges, whose texts have so many bytes in all. Making them asks for memory in pieces of a few bytes, each of which ends the
+    /// program where it is refused; a loader that may meet a limit asks for this much at once, before.
+    pub fn memory_needed(
+        model: TokenizerModel,
+        tokens: usize,
+        merges: usize,
+        bytes: usize,
+    ) -> usize {
+        // As measured, see `tests/memory.rs`: texts are kept several times, in trees of bytes for some kinds.
+        let for_each_byte = match model {
+            TokenizerModel::Bert
+            | TokenizerModel::T5
+            | TokenizerModel::Rwkv
+            | TokenizerModel::Plamo2 => 96,
+            _ => 8,
+        };
+        [(tokens, 400), (merges, 300), (bytes, for_each_byte)]
+            .into_iter()
+            .fold(512 << 10, |sum: usize, (count, each)| {
+                sum.saturating_add(count.saturating_mul(each))
+            })
+    }
 }
 
 /// What a token is for: a set of flags, from `tokenizer.ggml.token_type` and from well-known token
