@@ -1,10 +1,12 @@
-"""Prints the likeliest tokens of models, one file a line: greedy.py FILE... on the library in LLAMA_CPP_LIB_PATH.
+"""Prints the likeliest tokens of models, behind tokens and behind embeddings in their place, one file a line: greedy.py FILE... on the
+library in LLAMA_CPP_LIB_PATH.
 
 With llama.cpp's own library in that folder, the lines should be the same:
     cargo run --release -p samite-llm --example known_models -- models
 """
 
 import ctypes
+import math
 import os
 import sys
 
@@ -28,15 +30,36 @@ def tokens_of(path):
         return "no context"
     count = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     tokens = [(3 + i * 37 + i * i * 11) % count for i in range(20)]
+    array = (ctypes.c_int32 * len(tokens))(*tokens)
+    batch = llama_cpp.llama_batch_get_one(array, len(tokens))
+    return write(context, batch), write(context, embeddings(model, len(tokens)))
+
+
+def embeddings(model, position, count=8):
+    """A batch of embeddings in the place of tokens, the same for every library."""
+    width = llama_cpp.llama_model_n_embd(model)
+    # Where positions have several axes, embeddings have four each.
+    batch = llama_cpp.llama_batch_init(4 * count, width, 1)
+    batch.n_tokens = count
+    for i in range(count * width):
+        batch.embd[i] = math.sin(i * 0.37 + i // width)
+    for i in range(count):
+        for axis in range(4):
+            batch.pos[axis * count + i] = position + 11 + i
+        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, i == count - 1
+    return batch
+
+
+def write(context, batch, count=12):
+    """The likeliest tokens behind a batch."""
     sampler = llama_cpp.llama_sampler_init_greedy()
     written = []
-    for _ in range(12):
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        batch = llama_cpp.llama_batch_get_one(array, len(tokens))
+    for _ in range(count):
         if llama_cpp.llama_decode(context, batch) or not llama_cpp.llama_get_logits_ith(context, -1):
             return "no logits"
-        tokens = [llama_cpp.llama_sampler_sample(sampler, context, -1)]
-        written += tokens
+        written.append(llama_cpp.llama_sampler_sample(sampler, context, -1))
+        array = (ctypes.c_int32 * 1)(written[-1])
+        batch = llama_cpp.llama_batch_get_one(array, 1)
     return written
 
 

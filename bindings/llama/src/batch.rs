@@ -14,13 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MOST_SEQUENCES: i32 = 256;
 /// Most tokens of a batch that memory is taken for.
 const MOST_TOKENS: i32 = 1 << 24;
+/// Positions of an embedding, where they have several axes.
+const POSITION_AXES: usize = 4;
 /// Most elements of its embeddings, or of its lists of sequences.
 const MOST_ELEMENTS: i64 = 1 << 31;
 
 /// A token on its way.
 #[derive(Clone, Debug)]
 struct Entry {
-    id: u32,
+    id: Option<u32>,
+    /// What stands in its place.
+    embedding: Option<Vec<f32>>,
     /// Behind the last one of its sequence, if the caller does not say.
     position: Option<i32>,
     sequences: Vec<u32>,
@@ -32,6 +36,8 @@ struct Entry {
 struct Extended {
     context: usize,
     most: usize,
+    /// Elements of an embedding.
+    width: usize,
     entries: Mutex<Vec<Entry>>,
 }
 
@@ -47,23 +53,42 @@ fn extended(handle: *const Opaque) -> Outcome<Arc<Extended>> {
     EXTENDED.get(handle)
 }
 
+/// The position of embedding number `index` where each of `count` has several, one axis after the other: as of text, the same on all.
+fn on_all_axes(positions: &[i32], count: usize, index: usize) -> Outcome<i32> {
+    let mut axes = positions.chunks_exact(count).take(POSITION_AXES - 1);
+    let first = positions[index];
+    match axes.all(|axis| axis[index] == first) {
+        true => Ok(first),
+        false => Err(Failure::unsupported(
+            "an embedding at different positions on its axes",
+        )),
+    }
+}
+
+/// The product, if there can be so many.
+fn elements(count: usize, each: usize) -> Outcome<usize> {
+    count
+        .checked_mul(each)
+        .filter(|&all| all as u64 <= MOST_ELEMENTS as u64)
+        .ok_or_else(|| Failure::new(format!("a batch of {count} rows of {each} elements")))
+}
+
 /// The tokens of a caller's batch.
 ///
 /// # Safety
 /// As in the header.
-unsafe fn entries(batch: &Batch) -> Outcome<Vec<Entry>> {
+unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
     let count = usize::try_from(batch.n_tokens).unwrap_or(0);
     if count == 0 {
         return Err(Failure::new("the batch is empty"));
     }
-    if batch.token.is_null() {
-        return Err(match batch.embd.is_null() {
-            true => Failure::new("the batch has neither tokens nor embeddings"),
-            false => Failure::unsupported("embeddings in the place of tokens"),
-        });
+    if batch.token.is_null() && batch.embd.is_null() {
+        return Err(Failure::new("the batch has neither tokens nor embeddings"));
     }
+    let width = context.width();
+    let has_axes = batch.token.is_null() && context.model.has_position_axes();
     // SAFETY: the caller promises arrays of so many elements, or null.
-    let (tokens, positions, counts, lists, wants) = unsafe {
+    let (tokens, embeddings, positions, counts, lists, wants) = unsafe {
         let optional = |pointer: *mut i32, what: &str| match pointer.is_null() {
             true => Ok(None),
             false => array(what, pointer, count).map(Some),
@@ -76,9 +101,20 @@ unsafe fn entries(batch: &Batch) -> Outcome<Vec<Entry>> {
             true => None,
             false => Some(array("logits", batch.logits, count)?),
         };
+        let tokens = optional(batch.token, "token")?;
+        let embeddings = match batch.embd.is_null() || tokens.is_some() {
+            true => None,
+            false => Some(array("embd", batch.embd, elements(count, width)?)?),
+        };
+        let n_positions = elements(count, if has_axes { POSITION_AXES } else { 1 })?;
+        let positions = match batch.pos.is_null() {
+            true => None,
+            false => Some(array("pos", batch.pos, n_positions)?),
+        };
         (
-            array("token", batch.token, count)?,
-            optional(batch.pos, "pos")?,
+            tokens,
+            embeddings,
+            positions,
             optional(batch.n_seq_id, "n_seq_id")?,
             lists,
             wants,
@@ -99,10 +135,17 @@ unsafe fn entries(batch: &Batch) -> Outcome<Vec<Entry>> {
             });
             sequences = ids.collect::<Outcome<_>>()?;
         }
-        let id = tokens[index];
+        let id = tokens.map(|tokens| tokens[index]);
+        let id = id.map(|id| u32::try_from(id).map_err(|_| wrong(format!("id {id}"))));
+        let row = |rows: &[f32]| rows[index * width..(index + 1) * width].to_vec();
+        let position = positions.map(|positions| match has_axes {
+            true => on_all_axes(positions, count, index),
+            false => Ok(positions[index]),
+        });
         Ok(Entry {
-            id: u32::try_from(id).map_err(|_| wrong(format!("id {id}")))?,
-            position: positions.map(|positions| positions[index]),
+            id: id.transpose()?,
+            embedding: embeddings.map(row),
+            position: position.transpose()?,
             sequences,
             wants: wants.map(|wants| wants[index] != 0),
         })
@@ -132,7 +175,17 @@ fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> 
             next.insert(sequence, position.saturating_add(1));
         }
         let wants = embeddings || entry.wants.unwrap_or(index == last);
-        batch.add(entry.id, position, &entry.sequences, wants);
+        match (entry.id, &entry.embedding) {
+            (Some(id), None) => batch.add(id, position, &entry.sequences, wants),
+            (None, Some(row)) => batch.add_embedding(row, position, &entry.sequences, wants),
+            (None, None) => {
+                let text = format!("token {index} of the batch has neither id nor embedding");
+                return Err(Failure::new(text));
+            }
+            (Some(_), Some(_)) => {
+                return Err(Failure::unsupported("a token beside an embedding"));
+            }
+        }
     }
     Ok(batch)
 }
@@ -244,11 +297,14 @@ fn change(handle: *mut Opaque, index: i32, change: impl FnOnce(&mut Entry)) -> O
     Ok(true)
 }
 
-fn add(handle: *mut Opaque, sequence: i32, token: i32) -> Outcome<i32> {
+/// Appends a token, an embedding, or neither, to a batch of the extended interface.
+fn add(
+    handle: *mut Opaque,
+    sequence: i32,
+    id: Option<u32>,
+    embedding: Option<Vec<f32>>,
+) -> Outcome<i32> {
     let batch = extended(handle)?;
-    let Ok(id) = u32::try_from(token) else {
-        return Ok(-2);
-    };
     let Ok(sequence @ 0..256) = u32::try_from(sequence) else {
         return Ok(-3);
     };
@@ -258,11 +314,28 @@ fn add(handle: *mut Opaque, sequence: i32, token: i32) -> Outcome<i32> {
     }
     entries.push(Entry {
         id,
+        embedding,
         position: None,
         sequences: vec![sequence],
         wants: Some(false),
     });
     Ok(entries.len() as i32 - 1)
+}
+
+/// The embedding of a caller: one row, as wide as the model of the batch.
+///
+/// # Safety
+/// As in the header.
+unsafe fn row_of(handle: *mut Opaque, embedding: &Embd) -> Outcome<Vec<f32>> {
+    let width = extended(handle)?.width;
+    if embedding.n_rows != 1 || embedding.n_embd != width {
+        return Err(Failure::new(format!(
+            "an embedding of {} rows of {} elements, must be one of {width}",
+            embedding.n_rows, embedding.n_embd
+        )));
+    }
+    // SAFETY: the caller promises so many.
+    Ok(unsafe { array("data", embedding.data, width) }?.to_vec())
 }
 
 /// Memory of the C library for so many elements.
@@ -349,20 +422,25 @@ export! {
     fn llama_encode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
         let context = context(handle)?;
         // SAFETY: the caller keeps to the header.
-        decode(&context, &unsafe { entries(&batch) }?)
+        decode(&context, &unsafe { entries(&context, &batch) }?)
     }
 
     /// Decodes.
     fn llama_decode(handle: *mut Opaque, batch: Batch) -> i32, or -1; {
         let context = context(handle)?;
         // SAFETY: the caller keeps to the header.
-        decode(&context, &unsafe { entries(&batch) }?)
+        decode(&context, &unsafe { entries(&context, &batch) }?)
     }
 
     /// A batch of the extended interface.
     fn llama_batch_ext_init(handle: *mut Opaque) -> *mut Opaque, or std::ptr::null_mut(); {
         let context = context(handle)?;
-        Ok(EXTENDED.add(Extended { context: handle.addr(), most: context.n_batch as usize, entries: Mutex::default() }))
+        Ok(EXTENDED.add(Extended {
+            context: handle.addr(),
+            most: context.n_batch as usize,
+            width: context.width(),
+            entries: Mutex::default(),
+        }))
     }
 
     /// Gives it up.
@@ -376,21 +454,25 @@ export! {
         Ok(())
     }
 
-    /// Adds a token that is to come by embeddings: not supported.
-    fn llama_batch_ext_add(batch: *mut Opaque, _sequence: i32) -> i32, or -2; {
-        extended(batch)?;
-        Err(Failure::unsupported("embeddings in the place of tokens"))
+    /// Adds a place, whose embedding follows.
+    fn llama_batch_ext_add(batch: *mut Opaque, sequence: i32) -> i32, or -2; {
+        add(batch, sequence, None, None)
     }
 
     /// Adds a token.
     fn llama_batch_ext_add_token(batch: *mut Opaque, sequence: i32, token: i32) -> i32, or -2; {
-        add(batch, sequence, token)
+        extended(batch)?;
+        match u32::try_from(token) {
+            Ok(id) => add(batch, sequence, Some(id), None),
+            Err(_) => Ok(-2),
+        }
     }
 
-    /// Adds an embedding: not supported.
-    fn llama_batch_ext_add_embd(batch: *mut Opaque, _sequence: i32, _embedding: Embd) -> i32, or -2; {
-        extended(batch)?;
-        Err(Failure::unsupported("embeddings in the place of tokens"))
+    /// Adds an embedding.
+    fn llama_batch_ext_add_embd(batch: *mut Opaque, sequence: i32, embedding: Embd) -> i32, or -2; {
+        // SAFETY: the caller keeps to the header.
+        let row = unsafe { row_of(batch, &embedding) }?;
+        add(batch, sequence, None, Some(row))
     }
 
     /// Adds a token to another sequence.
@@ -405,13 +487,14 @@ export! {
         })
     }
 
-    /// Sets an embedding: not supported.
-    fn llama_batch_ext_set_embd_token(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool, or false; {
-        extended(batch)?;
-        Err(Failure::unsupported("embeddings in the place of tokens"))
+    /// Sets an embedding.
+    fn llama_batch_ext_set_embd_token(batch: *mut Opaque, index: i32, embedding: Embd) -> bool, or false; {
+        // SAFETY: the caller keeps to the header.
+        let row = unsafe { row_of(batch, &embedding) }?;
+        change(batch, index, |entry| entry.embedding = Some(row))
     }
 
-    /// As above.
+    /// Sets a state of another model: not supported.
     fn llama_batch_ext_set_embd_state(batch: *mut Opaque, _index: i32, _embedding: Embd) -> bool, or false; {
         extended(batch)?;
         Err(Failure::unsupported("states of another model"))

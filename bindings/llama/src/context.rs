@@ -9,6 +9,7 @@ use crate::model::{Model, model};
 use crate::names::now_us;
 use crate::perf::Times;
 use crate::results::Results;
+use crate::watch::watcher;
 use samite_core::DType;
 use samite_llm::arch::Output;
 use samite_llm::arch::spec::Pooling;
@@ -65,6 +66,11 @@ impl Context {
     /// The context for oneself.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Elements of an embedding that stands in the place of a token; 0 where there is a vocabulary alone.
+    pub fn width(&self) -> usize {
+        self.model.spec().map_or(0, |spec| spec.n_embd)
     }
 
     /// All tokens, by number.
@@ -201,9 +207,6 @@ fn tell_of(params: &ContextParams, model: &Model) {
     if params.ctx_type != 0 {
         tell("contexts that predict further tokens (MTP) are not supported");
     }
-    if params.cb_eval.is_some() {
-        tell("nodes cannot be watched (cb_eval): nobody is told of them");
-    }
     if params.n_samplers > 0 {
         tell("samplers on devices are not supported: they are applied on the host");
     }
@@ -308,7 +311,8 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
             cancel: context.abort.token(),
             ..ContextOptions::default()
         };
-        let made = Engine::new(engine, options)?;
+        let mut made = Engine::new(engine, options)?;
+        made.watch(watcher(params.cb_eval, params.cb_eval_user_data));
         let state = context
             .state
             .get_mut()

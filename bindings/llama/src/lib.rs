@@ -19,8 +19,8 @@
 //! | `entry.rs`, `handles.rs`, `log.rs` | how calls come in and fail, what callers hold, where lines go |
 //! | `layout.rs` | structures, constants, defaults of a release |
 //! | `names.rs`, `metadata.rs` | what depends on no model; keys and values as texts |
-//! | `load.rs`, `model.rs`, `vocabulary.rs`, `adapters.rs` | models, tokens, adapters |
-//! | `context.rs`, `abort.rs`, `batch.rs`, `results.rs`, `memory.rs`, `state.rs`, `perf.rs` | contexts: batches, results, what is kept, states, times |
+//! | `load.rs`, `devices.rs`, `model.rs`, `vocabulary.rs`, `adapters.rs` | models and where they are, tokens, adapters |
+//! | `context.rs`, `abort.rs`, `watch.rs`, `batch.rs`, `results.rs`, `memory.rs`, `state.rs`, `perf.rs` | contexts: batches, results, what is kept, states, times |
 //! | `sampler.rs` | samplers, a file for chains, one for grammars, one for the others |
 //! | `chat.rs`, `quantize.rs`, `training.rs` | templates, files of other types; what is not there |
 //! | `extension.rs` | C++ names that llama.cpp's own programs need |
@@ -33,6 +33,7 @@ mod adapters;
 mod batch;
 mod chat;
 mod context;
+mod devices;
 mod entry;
 mod extension;
 mod handles;
@@ -52,3 +53,4 @@ mod state;
 pub mod table;
 mod training;
 mod vocabulary;
+mod watch;

@@ -1,86 +1,21 @@
 //! Loading of models.
 
+use crate::devices::{Wanted, registry};
 use crate::entry::{Failure, Outcome, alias, array, export, required_text};
 use crate::handles::fresh;
 use crate::layout::{KvOverride, ModelParams, Opaque};
-use crate::log::{self, Level};
+use crate::log;
 use crate::model::{MODELS, Model};
 use crate::names::now_us;
 use crate::vocabulary::Vocabulary;
-use samite_core::{CancelToken, Device};
+use samite_core::CancelToken;
 use samite_gguf::{GgufFile, LoadMode, Metadata, Value};
 use samite_llm::{Model as Engine, ModelOptions, vocab_data};
-use samite_registry::{BuiltIn, Registry};
 use samite_text::Tokenizer;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-
-/// The devices of the process: made once, so that their threads are shared.
-fn devices() -> Vec<Arc<dyn Device>> {
-    static REGISTRY: OnceLock<Registry> = OnceLock::new();
-    let registry = REGISTRY.get_or_init(|| Registry::built_in(BuiltIn::default()));
-    registry.automatic()
-}
-
-/// A function of the caller's libggml that names something.
-type NameFn = unsafe extern "C" fn(*mut c_void) -> *const c_char;
-
-/// What the caller's libggml calls one of its things. That library is in the process, or there would be no thing.
-fn name_of(function: &CStr, thing: *mut c_void) -> Option<String> {
-    // SAFETY: asks for an address only.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, function.as_ptr()) };
-    if found.is_null() || thing.is_null() {
-        return None;
-    }
-    // SAFETY: the functions that are asked for have this type, and the thing is of the library that has the function.
-    let name = unsafe { std::mem::transmute::<*mut c_void, NameFn>(found)(thing) };
-    if name.is_null() {
-        return None;
-    }
-    // SAFETY: such a name is a text.
-    let name = unsafe { CStr::from_ptr(name) };
-    Some(name.to_string_lossy().into_owned())
-}
-
-/// Says which devices and places of tensors are wanted that are not those of this library.
-///
-/// # Safety
-/// As in the header.
-unsafe fn tell_of_devices(params: &ModelParams) {
-    let tell = |what: &str, name: Option<String>| {
-        let name = name.unwrap_or_else(|| "unknown".to_owned());
-        if !name.starts_with("CPU") {
-            let text =
-                format!("{what} '{name}' is the caller's: the CPU of samite is used instead");
-            log::line(Level::Warn, &text);
-        }
-    };
-    let mut next = params.devices;
-    // SAFETY: the caller promises a list that ends with null.
-    while let Some(&device) = unsafe { next.as_ref() } {
-        if device.is_null() {
-            break;
-        }
-        tell("device", name_of(c"ggml_backend_dev_name", device));
-        // SAFETY: it has not ended.
-        next = unsafe { next.add(1) };
-    }
-    let mut next = params.tensor_buft_overrides;
-    // SAFETY: as above.
-    while let Some(entry) = unsafe { next.as_ref() } {
-        if entry.pattern.is_null() {
-            break;
-        }
-        tell(
-            "memory",
-            name_of(c"ggml_backend_buft_name", entry.buffer_type),
-        );
-        // SAFETY: as above.
-        next = unsafe { next.add(1) };
-    }
-}
 
 /// Changes what a file says.
 ///
@@ -156,11 +91,11 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     // SAFETY: the caller keeps to the header.
     unsafe { apply_overrides(file.metadata_mut(), params.kv_overrides) }?;
     // SAFETY: as above.
-    unsafe { tell_of_devices(params) };
+    let wanted = unsafe { Wanted::of(params) }?;
     let data = vocab_data(file.metadata())?;
     let engine = match params.vocab_only.is_on() {
         true => None,
-        false => Some(load_engine(&file, params, mode)?),
+        false => Some(load_engine(&file, params, &wanted, mode)?),
     };
     let tokenizer = match (&engine, &data) {
         (Some(engine), _) => engine.tokenizer().ok().cloned(),
@@ -179,8 +114,15 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     Ok(MODELS.insert(model.handle, model))
 }
 
-fn load_engine(file: &GgufFile, params: &ModelParams, mode: LoadMode) -> Outcome<Arc<Engine>> {
-    let mut options = ModelOptions::new(devices());
+fn load_engine(
+    file: &GgufFile,
+    params: &ModelParams,
+    wanted: &Wanted,
+    mode: LoadMode,
+) -> Outcome<Arc<Engine>> {
+    let placement = wanted.choose(registry())?;
+    let mut options = ModelOptions::new(placement.devices);
+    options.rules = placement.rules;
     options.load_mode = mode;
     options.lock = matches!(params.load_mode, 2 | 3);
     options.repack = params.use_extra_bufts.is_on();

@@ -120,6 +120,12 @@ impl Model {
         self.engine.as_ref().map(|engine| engine.spec())
     }
 
+    /// Whether positions have several axes, which is llama.cpp's way to pass places in pictures.
+    pub fn has_position_axes(&self) -> bool {
+        let key = format!("{}.rope.dimension_sections", self.architecture);
+        self.metadata.contains(&key)
+    }
+
     /// An integer that the file says of this architecture; of a list, the first one.
     pub fn number(&self, name: &str) -> Option<i64> {
         let key = format!("{}.{name}", self.architecture);
@@ -192,8 +198,7 @@ export! {
         let model = model(handle)?;
         let attentions = model.spec().map(|spec| spec.layers.iter().filter_map(Layer::attention));
         let rotation = attentions.and_then(|mut attentions| attentions.find_map(|a| a.rotation.as_ref()));
-        // Sections of positions are llama.cpp's way to pass places in pictures.
-        let has_sections = model.metadata.contains(&format!("{}.rope.dimension_sections", model.architecture));
+        let has_sections = model.has_position_axes();
         Ok(match rotation.map(|rotation| rotation.rope.mode) {
             None => -1,
             Some(_) if has_sections => 8,

@@ -1,8 +1,10 @@
 //! Names and numbers that depend on no model.
 
+use crate::devices::registry;
 use crate::entry::{export, print, required_text, text};
 use crate::layout::{MAX_BUFFER_OVERRIDES, MAX_DEVICES, MAX_SEQUENCES, VERSION};
 use crate::log;
+use samite_core::DeviceKind;
 use samite_llm::quantize::Mixture;
 use std::ffi::{CStr, c_char, c_int};
 
@@ -132,9 +134,9 @@ export! {
         Ok(true)
     }
 
-    /// Whether a device beside the host can be used: this library has the host's alone.
+    /// Whether there is a device beside the host.
     fn llama_supports_gpu_offload() -> bool, or false; {
-        Ok(false)
+        Ok(registry().automatic().iter().any(|device| device.kind() != DeviceKind::Cpu))
     }
 
     /// Whether devices of servers can be used: none are.

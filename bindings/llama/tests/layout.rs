@@ -20,6 +20,12 @@ fn ours() -> BTreeMap<String, usize> {
     }
     structure!("llama_token_data" TokenData: "id" id, "logit" logit, "p" p);
     structure!("llama_token_data_array" TokenDataArray: "data" data, "size" size, "selected" selected, "sorted" sorted);
+    structure!("ggml_tensor" Tensor: "type" dtype, "buffer" buffer, "ne" ne, "nb" nb, "op" op, "op_params" op_params, "flags" flags, "src" src, "view_src" view_src, "view_offs" view_offs, "data" data, "name" name, "extra" extra, "padding" padding);
+    all.insert("GGML_OP_MUL_MAT".to_owned(), 29);
+    all.insert(
+        "GGML_OP_COUNT".to_owned(),
+        samite_wire::numbers::op::COUNT as usize,
+    );
     structure!("llama_batch" Batch: "n_tokens" n_tokens, "token" token, "embd" embd, "pos" pos, "n_seq_id" n_seq_id, "seq_id" seq_id, "logits" logits);
     structure!("llama_embd" Embd: "data" data, "n_rows" n_rows, "n_embd" n_embd);
     structure!("llama_model_kv_override" KvOverride: "tag" tag, "key" key, "val_i64" value);

@@ -1,4 +1,4 @@
-//! Tokens to decode, with their positions and sequences.
+//! Tokens to decode, or embeddings in their place, with their positions and sequences.
 
 use crate::error::{Error, Result};
 use crate::kv::Cells;
@@ -6,21 +6,29 @@ use crate::kv::Cells;
 /// One token of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchToken {
-    /// The token.
+    /// The token; 0 where an embedding stands in its place.
     pub id: u32,
     /// Its position in its sequences.
     pub position: i32,
     /// Whether the logits after it are wanted, or its embedding. What embeddings of whole sequences need, is known without.
     pub wants_logits: bool,
+    /// Its place in the batch.
+    index: usize,
     first_sequence: usize,
     end_sequence: usize,
 }
 
 /// Tokens to decode together. Reusing one saves allocations.
+///
+/// Embeddings can stand in the place of tokens, as those of pictures do: of all or of none.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<BatchToken>,
     sequences: Vec<u32>,
+    /// One row for each token that has one.
+    embeddings: Vec<f32>,
+    /// Tokens that have one.
+    n_embedded: usize,
 }
 
 impl Batch {
@@ -47,15 +55,43 @@ impl Batch {
             id,
             position,
             wants_logits,
+            index: self.tokens.len(),
             first_sequence,
             end_sequence: self.sequences.len(),
         });
+    }
+
+    /// Appends an embedding, as many elements as the model is wide, as [`add`](Self::add) does a token.
+    pub fn add_embedding(
+        &mut self,
+        embedding: &[f32],
+        position: i32,
+        sequences: &[u32],
+        wants_logits: bool,
+    ) {
+        self.add(0, position, sequences, wants_logits);
+        self.embeddings.extend_from_slice(embedding);
+        self.n_embedded += 1;
     }
 
     /// Removes all tokens and keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.sequences.clear();
+        self.embeddings.clear();
+        self.n_embedded = 0;
+    }
+
+    /// Whether embeddings stand in the place of tokens.
+    pub fn is_embedded(&self) -> bool {
+        self.n_embedded > 0
+    }
+
+    /// The embeddings of `part`, which is some of this batch's tokens in a row.
+    pub(crate) fn embeddings_of(&self, part: &[BatchToken], width: usize) -> &[f32] {
+        let first = part.first().map_or(0, |token| token.index);
+        let rows = first * width..(first + part.len()) * width;
+        self.embeddings.get(rows).unwrap_or_default()
     }
 
     /// The tokens.
@@ -112,9 +148,15 @@ impl Batch {
         ends
     }
 
-    /// Checks that the tokens can be decoded: of a vocabulary of `n_vocab`, at most `n_batch` of them, at positions of
+    /// Checks that the tokens can be decoded: of a vocabulary of `n_vocab`, or embeddings of `width` elements, at most `n_batch` of them, at positions of
     /// sequences that come next in `cells`.
-    pub(crate) fn check(&self, n_vocab: usize, n_batch: usize, cells: &Cells) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        n_vocab: usize,
+        width: usize,
+        n_batch: usize,
+        cells: &Cells,
+    ) -> Result<()> {
         if self.is_empty() {
             return Err(Error::invalid("the batch is empty"));
         }
@@ -122,6 +164,18 @@ impl Batch {
             return Err(Error::invalid(format!(
                 "the batch has {} tokens, n_batch is {n_batch}: split it",
                 self.len(),
+            )));
+        }
+        if self.is_embedded() && self.n_embedded != self.len() {
+            return Err(Error::invalid(
+                "the batch has tokens and embeddings: decode one after the other",
+            ));
+        }
+        if self.embeddings.len() != self.n_embedded * width {
+            return Err(Error::invalid(format!(
+                "{} embeddings have {} elements, must have {width} each",
+                self.n_embedded,
+                self.embeddings.len()
             )));
         }
         for (i, token) in self.tokens.iter().enumerate() {

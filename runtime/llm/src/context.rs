@@ -95,7 +95,7 @@ impl Context {
             scheduler,
             graphs: GraphCache::new(options.n_seq),
             loaded: None,
-            staging: Staging::new(&sizes)?,
+            staging: Staging::new(&sizes, model.spec().n_embd)?,
             values: Vec::new(),
             width: 0,
             embeddings: Vec::new(),
@@ -161,7 +161,7 @@ impl Context {
             ..self.options.clone()
         };
         let sizes = plan::check(&self.model, &options)?;
-        let staging = Staging::new(&sizes)?;
+        let staging = Staging::new(&sizes, self.model.spec().n_embd)?;
         (self.options.output, self.options.n_logits, self.sizes) = (output, n_logits, sizes);
         let before_staging = std::mem::replace(&mut self.staging, staging);
         self.forget_results();
@@ -487,7 +487,8 @@ impl Context {
     fn begin(&mut self, batch: &Batch) -> Result<()> {
         self.forget_results();
         let spec = self.model.spec();
-        batch.check(spec.n_vocab, self.options.n_batch, &self.cache.cells)?;
+        let n_batch = self.options.n_batch;
+        batch.check(spec.n_vocab, spec.n_embd, n_batch, &self.cache.cells)?;
         if let Some(count) = spec.embedding.positions {
             let beyond = |token: &&BatchToken| token.position as usize >= count;
             if let Some(token) = batch.tokens().iter().find(beyond) {

@@ -173,6 +173,7 @@ mod tests {
                 n_outputs: 1,
                 n_seqs: 1,
                 n_means: 0,
+                is_embedded: false,
             },
             graph: Graph::new(),
             inputs: Arc::default(),

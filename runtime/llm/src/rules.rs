@@ -85,18 +85,26 @@ impl PlacementRule {
             let (pattern, device) = part.rsplit_once('=').ok_or_else(|| {
                 Error::rule(format!("override '{part}': write it as expression=device"))
             })?;
-            let regex = Regex::new(pattern)
-                .map_err(|error| Error::rule(format!("override '{part}': {error}")))?;
-            Ok(PlacementRule::Place {
-                selector: Selector::Names {
-                    text: pattern.to_owned(),
-                    regex: Box::new(regex),
-                },
-                device: device.trim().to_owned(),
-            })
+            Self::of_names(pattern, device.trim())
         };
         let parts = text.split(',').map(str::trim);
         parts.filter(|part| !part.is_empty()).map(parse).collect()
+    }
+
+    /// The tensors in whose names an expression is found go to a device.
+    ///
+    /// # Errors
+    /// [`Error::Rule`] for an expression that cannot be read.
+    pub fn of_names(expression: &str, device: &str) -> Result<Self> {
+        let regex = Regex::new(expression)
+            .map_err(|error| Error::rule(format!("override '{expression}={device}': {error}")))?;
+        Ok(PlacementRule::Place {
+            selector: Selector::Names {
+                text: expression.to_owned(),
+                regex: Box::new(regex),
+            },
+            device: device.to_owned(),
+        })
     }
 
     /// Reads llama.cpp's `-ts`: proportions separated by commas or slashes.

@@ -70,6 +70,46 @@ pub type LogCallback = Option<unsafe extern "C" fn(c_int, *const c_char, *mut c_
 /// `ggml_backend_sched_eval_callback`
 pub type EvalCallback = Option<unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool>;
 
+/// `ggml_tensor`
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Tensor {
+    pub dtype: c_int,
+    pub buffer: *mut c_void,
+    pub ne: [i64; 4],
+    pub nb: [usize; 4],
+    pub op: c_int,
+    pub op_params: [i32; 16],
+    pub flags: i32,
+    pub src: [*mut Tensor; 10],
+    pub view_src: *mut Tensor,
+    pub view_offs: usize,
+    pub data: *mut c_void,
+    pub name: [c_char; 64],
+    pub extra: *mut c_void,
+    pub padding: [u8; 8],
+}
+
+impl Tensor {
+    /// Nothing.
+    pub const EMPTY: Self = Tensor {
+        dtype: 0,
+        buffer: std::ptr::null_mut(),
+        ne: [0; 4],
+        nb: [0; 4],
+        op: 0,
+        op_params: [0; 16],
+        flags: 0,
+        src: [std::ptr::null_mut(); 10],
+        view_src: std::ptr::null_mut(),
+        view_offs: 0,
+        data: std::ptr::null_mut(),
+        name: [0; 64],
+        extra: std::ptr::null_mut(),
+        padding: [0; 8],
+    };
+}
+
 /// `llama_batch`
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

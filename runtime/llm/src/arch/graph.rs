@@ -37,6 +37,8 @@ pub struct GraphShape {
     pub n_seqs: usize,
     /// Sequences of whose tokens the mean is wanted.
     pub n_means: usize,
+    /// Whether embeddings stand in the place of tokens.
+    pub is_embedded: bool,
 }
 
 /// What a graph gives.
@@ -269,15 +271,22 @@ impl Builder<'_> {
     /// The embeddings of the tokens: `[width, tokens]`.
     fn embedding(&mut self) -> Result<TensorId> {
         let embedding = &self.parts.spec.embedding;
-        let tokens = self.per_token(Input::Tokens, DType::I32)?;
-        let table = self.weight(names::EMBEDDING)?;
-        let x = self.graph.get_rows(table, tokens)?;
-        let mut x = self.adapted(x, names::EMBEDDING, |builder, _, [a, b]| {
-            let rows = builder.graph.get_rows(a, tokens)?;
-            builder.graph.mul_mat(b, rows)
-        })?;
-        self.graph.set_name(x, "inp_embd");
-        if let Some(scale) = embedding.scale {
+        let mut x = if self.shape.is_embedded {
+            let shape = [self.parts.spec.n_embd, self.shape.n_tokens, 1, 1];
+            self.input(Input::Embeddings, DType::F32, shape)?
+        } else {
+            let tokens = self.per_token(Input::Tokens, DType::I32)?;
+            let table = self.weight(names::EMBEDDING)?;
+            let x = self.graph.get_rows(table, tokens)?;
+            let x = self.adapted(x, names::EMBEDDING, |builder, _, [a, b]| {
+                let rows = builder.graph.get_rows(a, tokens)?;
+                builder.graph.mul_mat(b, rows)
+            })?;
+            self.graph.set_name(x, "inp_embd");
+            x
+        };
+        let is_scaled = !(self.shape.is_embedded && embedding.scales_table_alone);
+        if let Some(scale) = embedding.scale.filter(|_| is_scaled) {
             x = self.graph.scale(x, scale)?;
             self.graph.set_name(x, "inp_scaled");
         }
@@ -295,6 +304,8 @@ impl Builder<'_> {
         }
         let x = self.maybe_norm(x, &embedding.norm)?;
         if let Some(per_layer) = &embedding.per_layer {
+            // Where embeddings stand in the place of tokens, these are those of token 0, which pads.
+            let tokens = self.per_token(Input::Tokens, DType::I32)?;
             self.per_layer = Some(self.per_layer_rows(per_layer, x, tokens)?);
         }
         Ok(x)

@@ -143,6 +143,8 @@ impl Spec {
 pub struct Embedding {
     /// What rows of the table are multiplied with, if not with 1.
     pub scale: Option<f32>,
+    /// Embeddings that stand in the place of tokens are not multiplied with it.
+    pub scales_table_alone: bool,
     /// Learned positions that are added: how many there are.
     pub positions: Option<usize>,
     /// Added to every row: the first of so many kinds of tokens.

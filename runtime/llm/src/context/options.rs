@@ -134,6 +134,7 @@ impl Sizes {
                 true => n_seq.min(n_tokens),
                 false => 0,
             },
+            is_embedded: false,
         }
     }
 }

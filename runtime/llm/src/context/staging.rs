@@ -30,11 +30,13 @@ pub(crate) struct Staging {
     by_sequence: bool,
     /// The sequences of whose tokens means are wanted, if they are.
     means: Option<Vec<u32>>,
+    /// Elements of an embedding.
+    width: usize,
 }
 
 impl Staging {
     /// With memory for the largest mask.
-    pub fn new(sizes: &Sizes) -> Result<Self> {
+    pub fn new(sizes: &Sizes, width: usize) -> Result<Self> {
         let largest = sizes.largest();
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
@@ -42,6 +44,7 @@ impl Staging {
             sees_later: sizes.sees_later,
             by_sequence: sizes.by_sequence,
             means: sizes.means.then(Vec::new),
+            width,
             ..Staging::default()
         })
     }
@@ -122,21 +125,25 @@ impl Staging {
             n_outputs: self.outputs.len(),
             n_seqs,
             n_means: self.means.as_ref().map_or(0, Vec::len),
+            is_embedded: batch.is_embedded(),
         })
     }
 
     /// The values of an input of the graph of this shape, whose tokens have been [placed](Self::place).
-    pub fn fill(
-        &mut self,
+    pub fn fill<'a>(
+        &'a mut self,
         input: &Input,
         shape: GraphShape,
-        batch: &Batch,
+        batch: &'a Batch,
         part: &[BatchToken],
         cache: &KvCache,
-    ) -> Result<&[u8]> {
+    ) -> Result<&'a [u8]> {
         match *input {
             // Ids are limited to i32 at creation.
             Input::Tokens => self.set_integers(part.iter().map(|token| token.id as i32)),
+            Input::Embeddings => {
+                return Ok(bytemuck::cast_slice(batch.embeddings_of(part, self.width)));
+            }
             Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
             Input::Cells { windowed: false } => return Ok(bytemuck::cast_slice(&self.cells)),
             Input::Cells { windowed: true } => return Ok(bytemuck::cast_slice(&self.windowed)),

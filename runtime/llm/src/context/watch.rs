@@ -19,6 +19,7 @@ pub struct Seen<'a> {
     pub step: usize,
 }
 
+type Begin = dyn FnMut(&Graph) + Send;
 type Wants = dyn FnMut(Node<'_>) -> bool + Send;
 type See = dyn FnMut(&Seen<'_>) -> Result<Watch, Error> + Send;
 
@@ -27,6 +28,7 @@ type See = dyn FnMut(&Seen<'_>) -> Result<Watch, Error> + Send;
 /// It says which nodes it wants before a graph runs. Nodes that it does not want run together, as far as they are neighbours. Views are seen after
 /// the node whose result they show. Moving keys in the cache is not watched.
 pub struct Watcher {
+    begin: Option<Box<Begin>>,
     wants: Box<Wants>,
     see: Box<See>,
     steps: usize,
@@ -46,9 +48,19 @@ impl Watcher {
         see: impl FnMut(&Seen<'_>) -> Result<Watch, Error> + Send + 'static,
     ) -> Self {
         Watcher {
+            begin: None,
             wants: Box::new(wants),
             see: Box::new(see),
             steps: 0,
+        }
+    }
+
+    /// The same, but `begin` sees each graph before it is asked what is wanted of it.
+    #[must_use]
+    pub fn beginning_with(self, begin: impl FnMut(&Graph) + Send + 'static) -> Self {
+        Watcher {
+            begin: Some(Box::new(begin)),
+            ..self
         }
     }
 
@@ -67,7 +79,15 @@ impl Watcher {
         graph: &Graph,
         cancel: &CancelToken,
     ) -> Result<()> {
-        let Watcher { wants, see, steps } = self;
+        let Watcher {
+            begin,
+            wants,
+            see,
+            steps,
+        } = self;
+        if let Some(begin) = begin {
+            begin(graph);
+        }
         let mut run = scheduler.watch(cancel, |id| wants(graph.node(id)))?;
         while let Some((id, value)) = run.advance()? {
             let plan = run.plan()?;

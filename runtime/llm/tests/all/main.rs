@@ -9,6 +9,7 @@ mod context;
 mod devices;
 mod embeddings;
 mod fit;
+mod given;
 mod gpu;
 mod llama_cpp;
 mod model;

@@ -296,6 +296,7 @@ pub(super) const GEMMA_EMBEDDING: Architecture = Architecture {
             Ok(both_norms(&base, il, attention, gemma::mlp(&base, il)?))
         })?;
         spec.embedding.scale = Some((base.n_embd as f32).sqrt());
+        spec.embedding.scales_table_alone = true;
         spec.head.dense = base.dense()?;
         spec.spare.names = vec!["output."];
         Ok(spec)

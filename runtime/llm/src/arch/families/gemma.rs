@@ -215,6 +215,7 @@ pub(super) const GEMMA3N: Architecture = Architecture {
             Ok(base.layer(il, [first, second]))
         })?;
         let mut spec = finish(&base, keys, spec, 30.0)?;
+        spec.embedding.scales_table_alone = true;
         spec.embedding.per_layer = Some(per_layer(&base, size));
         spec.streams = Some(Streams {
             count,
@@ -286,6 +287,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
             Ok(layer)
         })?;
         let mut spec = finish(&base, keys, spec, 30.0)?;
+        spec.embedding.scales_table_alone = true;
         spec.embedding.per_layer = per_layer.map(|size| self::per_layer(&base, size));
         spec.spare.names = SPARE.to_vec();
         Ok(spec)
@@ -310,6 +312,7 @@ pub(super) const GEMMA3: Architecture = Architecture {
             Ok(both_norms(&base, il, attention, mlp(&base, il)?))
         })?;
         let mut spec = finish(&base, keys, spec, 0.0)?;
+        spec.embedding.scales_table_alone = true;
         spec.head.dense = base.dense()?;
         Ok(spec)
     },

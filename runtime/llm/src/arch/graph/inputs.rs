@@ -8,6 +8,8 @@ use samite_core::TensorId;
 pub enum Input {
     /// Token ids: i32 `[tokens]`.
     Tokens,
+    /// Embeddings in the place of tokens: f32 `[width, tokens]`.
+    Embeddings,
     /// Positions: i32 `[tokens]`.
     Positions,
     /// The cell that each token's keys and values are written to: i64 `[tokens]`.
@@ -44,6 +46,7 @@ impl Input {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Input::Tokens => "inp_tokens",
+            Input::Embeddings => "inp_embd",
             Input::Positions => "inp_pos",
             Input::Cells { windowed: false } => "inp_cells",
             Input::Cells { windowed: true } => "inp_cells_swa",

@@ -1,0 +1,265 @@
+//! Which devices a model is divided over: those that the caller names, found by name among samite's.
+//!
+//! What a caller passes are addresses in its own libggml, which is in the process, so that library can be asked for names. Nothing else of it is
+//! used.
+
+use crate::entry::{Failure, Outcome};
+use crate::layout::{MAX_DEVICES, ModelParams};
+use crate::log::{self, Level};
+use samite_core::{Device, DeviceKind};
+use samite_llm::PlacementRule;
+use samite_registry::{BuiltIn, Registry};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Arc, OnceLock};
+
+/// `LLAMA_SPLIT_MODE_NONE`: one device has all.
+const SPLIT_NONE: c_int = 0;
+
+/// The backends of the process: made once, so that their threads are shared.
+pub fn registry() -> &'static Registry {
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    REGISTRY.get_or_init(|| Registry::built_in(BuiltIn::default()))
+}
+
+/// What a caller wants of devices.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// The devices that it names; those that are there where it names none.
+    devices: Option<Vec<String>>,
+    /// Tensors by an expression, and the memory in which they are to be.
+    overrides: Vec<(String, String)>,
+    /// So many of the last layers are on other devices than the CPU. All where it is negative.
+    n_gpu_layers: i32,
+    /// The one device, by its number, that has all.
+    only: Option<usize>,
+    /// How layers are divided.
+    split: Vec<f32>,
+}
+
+/// Where a model goes.
+#[derive(Debug)]
+pub struct Placement {
+    /// The devices, the host's last.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// What is said of them.
+    pub rules: Vec<PlacementRule>,
+}
+
+/// A function of the caller's libggml that names something.
+type NameFn = unsafe extern "C" fn(*mut c_void) -> *const c_char;
+
+/// What the caller's libggml calls one of its things. That library is in the process, or there would be no thing.
+fn name_of(function: &CStr, thing: *mut c_void) -> String {
+    let unknown = || "unknown".to_owned();
+    // SAFETY: asks for an address only.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, function.as_ptr()) };
+    if found.is_null() || thing.is_null() {
+        return unknown();
+    }
+    // SAFETY: the functions that are asked for have this type, and the thing is of the library that has the function.
+    let name = unsafe { std::mem::transmute::<*mut c_void, NameFn>(found)(thing) };
+    if name.is_null() {
+        return unknown();
+    }
+    // SAFETY: such a name is a text.
+    let name = unsafe { CStr::from_ptr(name) };
+    name.to_string_lossy().into_owned()
+}
+
+impl Wanted {
+    /// Reads it from the parameters.
+    ///
+    /// # Safety
+    /// As in the header.
+    pub unsafe fn of(params: &ModelParams) -> Outcome<Self> {
+        let mut wanted = Wanted {
+            n_gpu_layers: params.n_gpu_layers,
+            only: (params.split_mode == SPLIT_NONE)
+                .then(|| usize::try_from(params.main_gpu).ok())
+                .flatten(),
+            ..Wanted::default()
+        };
+        let mut next = params.devices;
+        // SAFETY: the caller promises a list that ends with null.
+        while let Some(&device) = unsafe { next.as_ref() } {
+            let names = wanted.devices.get_or_insert_default();
+            if device.is_null() {
+                break;
+            }
+            names.push(name_of(c"ggml_backend_dev_name", device));
+            // SAFETY: it has not ended.
+            next = unsafe { next.add(1) };
+        }
+        let mut next = params.tensor_buft_overrides;
+        // SAFETY: as above.
+        while let Some(entry) = unsafe { next.as_ref() } {
+            if entry.pattern.is_null() {
+                break;
+            }
+            // SAFETY: the caller promises a text.
+            let pattern = unsafe { CStr::from_ptr(entry.pattern) };
+            let pattern = pattern
+                .to_str()
+                .map_err(|_| Failure::new("a pattern of tensor_buft_overrides is not UTF-8"))?;
+            let memory = name_of(c"ggml_backend_buft_name", entry.buffer_type);
+            wanted.overrides.push((pattern.to_owned(), memory));
+            // SAFETY: it has not ended.
+            next = unsafe { next.add(1) };
+        }
+        if !params.tensor_split.is_null() {
+            // SAFETY: the caller promises one number for each of the most devices that there can be.
+            let split = unsafe { std::slice::from_raw_parts(params.tensor_split, MAX_DEVICES) };
+            wanted.split = split.to_vec();
+        }
+        Ok(wanted)
+    }
+
+    /// Where a model goes.
+    ///
+    /// # Errors
+    /// If an expression cannot be read, or there is no CPU device.
+    pub fn choose(&self, registry: &Registry) -> Outcome<Placement> {
+        let is_host = |device: &Arc<dyn Device>| device.kind() == DeviceKind::Cpu;
+        let (mut hosts, mut others): (Vec<_>, Vec<_>) =
+            registry.automatic().into_iter().partition(is_host);
+        if let Some(names) = &self.devices {
+            let mut named: Vec<Arc<dyn Device>> = Vec::new();
+            for name in names {
+                let Some(device) = find(registry, &others, name) else {
+                    let text = format!("device '{name}' is none of samite's: it is left out");
+                    log::line(Level::Warn, &text);
+                    continue;
+                };
+                let is_new = |known: &Arc<dyn Device>| known.name() != device.name();
+                if !is_host(&device) && named.iter().all(is_new) {
+                    named.push(device);
+                }
+            }
+            others = named;
+        }
+        if let Some(only) = self.only
+            && others.len() > 1
+        {
+            let device = others.get(only).ok_or_else(|| {
+                Failure::new(format!("main_gpu is {only}, there are {}", others.len()))
+            })?;
+            others = vec![Arc::clone(device)];
+        }
+        let mut rules = Vec::new();
+        if let Ok(layers) = usize::try_from(self.n_gpu_layers) {
+            rules.push(PlacementRule::LastLayers(layers));
+        }
+        let split = &self.split[..self.split.len().min(others.len())];
+        if split.len() > 1 && split.iter().any(|&share| share > 0.0) {
+            let shares: Vec<String> = split.iter().map(f32::to_string).collect();
+            rules.push(PlacementRule::parse_split(&shares.join(","))?);
+        }
+        hosts.truncate(1);
+        others.append(&mut hosts);
+        for (pattern, memory) in &self.overrides {
+            let Some(device) = find(registry, &others, memory) else {
+                let text = format!("memory '{memory}' is none of samite's: its tensors stay");
+                log::line(Level::Warn, &text);
+                continue;
+            };
+            if others.iter().all(|known| known.name() != device.name()) {
+                others.insert(others.len().saturating_sub(1), Arc::clone(&device));
+            }
+            rules.push(PlacementRule::of_names(pattern, device.name())?);
+        }
+        Ok(Placement {
+            devices: others,
+            rules,
+        })
+    }
+}
+
+/// The device that ggml's name of a device or of its memory stands for: the one of that name, the CPU for all memory of the host, or of GPUs
+/// that are numbered, the one with that number.
+fn find(registry: &Registry, others: &[Arc<dyn Device>], name: &str) -> Option<Arc<dyn Device>> {
+    if name.starts_with("CPU") || name.ends_with("_Host") {
+        return registry.device("cpu").ok().cloned();
+    }
+    if let Ok(device) = registry.device(name) {
+        return Some(Arc::clone(device));
+    }
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let backend = name.strip_suffix(digits)?;
+    let is_gpu = [
+        "CUDA", "ROCm", "MUSA", "SYCL", "Vulkan", "Metal", "MTL", "OpenCL", "WebGPU",
+    ];
+    let mut gpus = others
+        .iter()
+        .filter(|device| device.kind() != DeviceKind::Cpu);
+    match is_gpu.contains(&backend) {
+        true => gpus.nth(digits.parse().unwrap_or(0)).cloned(),
+        false => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(wanted: &Wanted) -> (Vec<String>, String) {
+        let Placement { devices, rules } = wanted.choose(registry()).unwrap();
+        let names = devices.iter().map(|device| device.name().to_owned());
+        (names.collect(), format!("{rules:?}"))
+    }
+
+    fn named(devices: &[&str]) -> Wanted {
+        Wanted {
+            devices: Some(devices.iter().map(|&name| name.to_owned()).collect()),
+            n_gpu_layers: -1,
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn devices_are_those_that_are_named() {
+        assert_eq!(names(&named(&["CPU"])).0, ["cpu"]);
+        assert_eq!(names(&named(&[])).0, ["cpu"]);
+        assert_eq!(names(&named(&["Reference", "CPU"])).0, ["reference", "cpu"]);
+        // What is not there is left out, and nothing is twice.
+        let twice = ["CUDA7", "reference", "reference"];
+        assert_eq!(names(&named(&twice)).0, ["reference", "cpu"]);
+        assert_eq!(names(&named(&["NPU"])).0, ["cpu"]);
+    }
+
+    #[test]
+    fn memory_of_tensors_is_that_of_its_device() {
+        let mut wanted = named(&[]);
+        wanted.overrides = [
+            ("ffn_.*", "reference"),
+            ("attn", "CPU_REPACK"),
+            ("x", "HBM"),
+        ]
+        .map(|(pattern, memory)| (pattern.to_owned(), memory.to_owned()))
+        .to_vec();
+        let (devices, rules) = names(&wanted);
+        assert_eq!(devices, ["reference", "cpu"]);
+        assert!(
+            rules.contains("ffn_.*") && rules.contains("attn"),
+            "{rules}"
+        );
+        assert!(!rules.contains("\"x\""), "{rules}");
+        wanted.overrides = vec![("(".to_owned(), "CPU".to_owned())];
+        assert!(wanted.choose(registry()).is_err());
+    }
+
+    #[test]
+    fn layers_are_divided_as_is_said() {
+        let mut wanted = named(&["reference", "blas"]);
+        wanted.n_gpu_layers = 3;
+        wanted.split = vec![0.0; MAX_DEVICES];
+        assert_eq!(names(&wanted).1, "[LastLayers(3)]");
+        if names(&wanted).0.len() == 3 {
+            wanted.split[..2].copy_from_slice(&[3.0, 1.0]);
+            assert_eq!(names(&wanted).1, "[LastLayers(3), Split([3.0, 1.0])]");
+            wanted.only = Some(1);
+            assert_eq!(names(&wanted).0, ["blas", "cpu"]);
+            wanted.only = Some(2);
+            assert!(wanted.choose(registry()).is_err());
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Watching nodes (`cb_eval`): each is shown to the caller's function as a tensor of its own ggml, before and after it is computed.
+//!
+//! All nodes of a graph are asked about before it runs, products first. What products multiply with weights is shown with them, because programs
+//! that learn from activations look there; of other operands there are names, types and shapes.
+
+use crate::layout::{EvalCallback, Tensor};
+use bytemuck::{Pod, Zeroable};
+use samite_core::{Graph, Layout, Node, TensorId};
+use samite_llm::{Seen, Watcher};
+use samite_sched::Watch;
+use samite_wire::Description;
+use samite_wire::export::{bare, describe};
+use samite_wire::numbers::op::{MUL_MAT, MUL_MAT_ID};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// As much as ggml wants memory aligned.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Block([u8; 64]);
+
+/// A value, as it lies in memory.
+struct Value {
+    blocks: Vec<Block>,
+    layout: Layout,
+}
+
+impl Value {
+    fn of(seen: &Seen<'_>) -> Result<Self, samite_core::Error> {
+        let layout = *seen.value.layout();
+        let bytes = layout.bytes();
+        let mut blocks = Vec::new();
+        let count = bytes.div_ceil(size_of::<Block>()).max(1);
+        let refused = |_| samite_core::Error::OutOfMemory {
+            device: "host".into(),
+            what: format!("the value of '{}'", seen.node.tensor().name).into(),
+            asked: bytes,
+            free: None,
+        };
+        blocks.try_reserve_exact(count).map_err(refused)?;
+        blocks.resize(count, Block::zeroed());
+        let all: &mut [u8] = bytemuck::cast_slice_mut(&mut blocks);
+        seen.value.read(0, &mut all[..bytes])?;
+        Ok(Value { blocks, layout })
+    }
+
+    fn address(&mut self) -> *mut c_void {
+        self.blocks.as_mut_ptr().cast()
+    }
+}
+
+/// Memory of the host as a buffer of the caller's ggml, where that is in the process: it asks tensors where they are.
+struct Buffer(*mut c_void);
+
+impl Buffer {
+    fn of(value: &mut Value) -> Self {
+        let Some(make) = function(c"ggml_backend_cpu_buffer_from_ptr") else {
+            return Buffer(null_mut());
+        };
+        let (address, bytes) = (value.address(), size_of_val(&*value.blocks));
+        // SAFETY: the function has this type, and the memory is as aligned as it wants and outlives the buffer.
+        Buffer(unsafe {
+            std::mem::transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+            >(make)(address, bytes)
+        })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(free) = function(c"ggml_backend_buffer_free").filter(|_| !self.0.is_null()) {
+            // SAFETY: the function has this type, and the buffer is of the same library.
+            unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(free)(self.0);
+            }
+        }
+    }
+}
+
+/// A function of the caller's ggml.
+fn function(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: asks for an address only.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+fn description(node: Node<'_>) -> Description {
+    // What ggml has no operation or number for, is shown as a leaf.
+    describe(node)
+        .or_else(|_| bare(node.layout()))
+        .unwrap_or_default()
+}
+
+/// A node as the caller's ggml has it.
+fn tensor(node: Node<'_>) -> Tensor {
+    let about = description(node);
+    let mut name = [0; 64];
+    for (to, from) in name[..63].iter_mut().zip(node.tensor().name.bytes()) {
+        *to = from as _;
+    }
+    Tensor {
+        dtype: about.dtype as i32,
+        ne: about.ne,
+        nb: about.nb,
+        op: about.op as i32,
+        op_params: about.op_params,
+        flags: about.flags,
+        name,
+        ..Tensor::EMPTY
+    }
+}
+
+fn is_product(node: Node<'_>) -> bool {
+    matches!(description(node).op, MUL_MAT | MUL_MAT_ID)
+}
+
+/// The operands of a product that are shown with it: what is multiplied with the weights, and which experts do.
+fn activations(node: Node<'_>) -> impl Iterator<Item = Node<'_>> {
+    [1, 2]
+        .into_iter()
+        .filter_map(move |index| node.source(index))
+}
+
+/// What the caller wants to see of the graph that runs.
+#[derive(Default)]
+struct Asked {
+    /// What the caller said of products.
+    products: BTreeMap<TensorId, bool>,
+    /// What is shown with products.
+    operands: BTreeSet<TensorId>,
+    /// What the caller wants to see.
+    wanted: BTreeSet<TensorId>,
+    values: BTreeMap<TensorId, Value>,
+}
+
+/// Whom to tell.
+struct Caller {
+    callback: unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool,
+    data: usize,
+    asked: Mutex<Asked>,
+}
+
+impl Caller {
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows a node, with the values that are there, to the caller. Returns what it says.
+    fn show(&self, node: Node<'_>, is_asked: bool, values: &mut BTreeMap<TensorId, Value>) -> bool {
+        let mut buffers = Vec::new();
+        let mut with_value = |node: Node<'_>| {
+            let mut shown = tensor(node);
+            if let Some(value) = values.get_mut(&node.id()).filter(|_| !is_asked) {
+                let buffer = Buffer::of(value);
+                shown.nb = value.layout.strides();
+                (shown.data, shown.buffer) = (value.address(), buffer.0);
+                buffers.push(buffer);
+            }
+            shown
+        };
+        let mut top = with_value(node);
+        let mut sources: Vec<Option<Tensor>> = (0..top.src.len())
+            .map(|index| node.source(index).map(&mut with_value))
+            .collect();
+        for (pointer, source) in top.src.iter_mut().zip(&mut sources) {
+            *pointer = source.as_mut().map_or(null_mut(), |source| source);
+        }
+        if top.view_offs == 0 && description(node).is_view {
+            top.view_src = top.src[0];
+        }
+        let data = std::ptr::with_exposed_provenance_mut(self.data);
+        // SAFETY: the caller promises a function that can be called so while its context decodes. The tensor and what it points to live until then.
+        unsafe { (self.callback)((&raw mut top).cast(), is_asked, data) }
+    }
+
+    /// Asks about the products of a graph.
+    fn begin(&self, graph: &Graph) {
+        let mut asked = self.lock();
+        *asked = Asked::default();
+        for id in graph.ids() {
+            let node = graph.node(id);
+            if graph.tensor(id).is_computed() && is_product(node) {
+                let is_wanted = self.show(node, true, &mut BTreeMap::new());
+                asked.products.insert(id, is_wanted);
+                if is_wanted {
+                    asked.operands.extend(activations(node).map(Node::id));
+                }
+            }
+        }
+    }
+
+    fn wants(&self, node: Node<'_>) -> bool {
+        let mut asked = self.lock();
+        let id = node.id();
+        let is_wanted = match asked.products.get(&id) {
+            Some(&is_wanted) => is_wanted,
+            None => self.show(node, true, &mut BTreeMap::new()),
+        };
+        if is_wanted {
+            asked.wanted.insert(id);
+        }
+        is_wanted || asked.operands.contains(&id)
+    }
+
+    fn see(&self, seen: &Seen<'_>) -> Result<Watch, samite_core::Error> {
+        let mut asked = self.lock();
+        let id = seen.node.id();
+        asked.values.insert(id, Value::of(seen)?);
+        let goes_on = match asked.wanted.contains(&id) {
+            true => self.show(seen.node, false, &mut asked.values),
+            false => true,
+        };
+        if !asked.operands.contains(&id) {
+            asked.values.remove(&id);
+        }
+        Ok(if goes_on {
+            Watch::Continue
+        } else {
+            Watch::Stop
+        })
+    }
+}
+
+/// What shows nodes to a caller's function, if there is one.
+pub fn watcher(callback: EvalCallback, data: *mut c_void) -> Option<Watcher> {
+    let caller = Arc::new(Caller {
+        callback: callback?,
+        data: data.expose_provenance(),
+        asked: Mutex::default(),
+    });
+    let [beginning, asking] = [Arc::clone(&caller), Arc::clone(&caller)];
+    let wants = move |node: Node<'_>| asking.wants(node);
+    let watcher = Watcher::new(wants, move |seen| caller.see(seen));
+    Some(watcher.beginning_with(move |graph| beginning.begin(graph)))
+}
