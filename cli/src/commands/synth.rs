@@ -50,6 +50,18 @@ enum Shape {
     /// 6 layers with 64 experts of width 768, of which 8 are used: like Qwen3 30B-A3B, but smaller
     #[value(name = "small-moe")]
     SmallMixture,
+    /// Gemma 3 1B: five of six layers look through a window
+    #[value(name = "gemma3-1b")]
+    Gemma3,
+    /// Qwen3.5 0.8B: three of four layers are gated delta nets
+    #[value(name = "qwen3.5-0.8b")]
+    Qwen35,
+    /// 8 layers of half the width of gpt-oss 20B, with its 32 experts, of which 4 are used, its windows and sinks
+    #[value(name = "small-gpt-oss")]
+    SmallGptOss,
+    /// 8 layers like those of DeepSeek-V3, but smaller: latent attention, 64 experts of width 768, of which 6 are used, and one for all
+    #[value(name = "small-deepseek")]
+    SmallDeepSeek,
     /// BERT base, an encoder of 109 million parameters
     #[value(name = "bert-base")]
     Bert,
@@ -132,6 +144,53 @@ fn of_shape(shape: Shape) -> SyntheticModel {
         Shape::SmallMixture => SyntheticModel {
             experts: Some([64, 8]),
             ..model("qwen3moe", [6, 2048, 32, 4, 128, 768, 32_000, 4096], false)
+        },
+        Shape::Gemma3 => SyntheticModel {
+            extra: vec![("attention.sliding_window", 512u32.into())],
+            ..model("gemma3", [26, 1152, 4, 1, 256, 6912, 262_144, 32_768], true)
+        },
+        Shape::Qwen35 => SyntheticModel {
+            extra: vec![
+                ("ssm.state_size", 128u32.into()),
+                ("ssm.group_count", 16u32.into()),
+                ("ssm.time_step_rank", 16u32.into()),
+                ("ssm.inner_size", 2048u32.into()),
+                ("full_attention_interval", 4u32.into()),
+                ("rope.dimension_count", 64u32.into()),
+                ("rope.dimension_sections", vec![11u32, 11, 10, 0].into()),
+            ],
+            ..model("qwen35", [24, 1024, 8, 2, 256, 3584, 151_936, 32_768], true)
+        },
+        Shape::SmallGptOss => SyntheticModel {
+            experts: Some([32, 4]),
+            optional: vec![
+                "attn_q.bias",
+                "attn_k.bias",
+                "attn_v.bias",
+                "attn_output.bias",
+            ],
+            extra: vec![("attention.sliding_window", 128u32.into())],
+            ..model("gpt-oss", [8, 1440, 32, 4, 64, 1440, 32_000, 32_768], false)
+        },
+        Shape::SmallDeepSeek => SyntheticModel {
+            experts: Some([64, 6]),
+            extra: vec![
+                ("rope.dimension_count", 64u32.into()),
+                ("attention.kv_lora_rank", 512u32.into()),
+                ("attention.q_lora_rank", 768u32.into()),
+                ("attention.key_length", 576u32.into()),
+                ("attention.value_length", 512u32.into()),
+                ("attention.key_length_mla", 192u32.into()),
+                ("attention.value_length_mla", 128u32.into()),
+                ("expert_gating_func", 2u32.into()),
+                ("expert_weights_norm", true.into()),
+                ("expert_weights_scale", 2.5f32.into()),
+            ],
+            ..model(
+                "deepseek2",
+                [8, 1024, 16, 1, 192, 768, 32_000, 32_768],
+                false,
+            )
         },
         Shape::Bert => model("bert", [12, 768, 12, 12, 64, 3072, 30_522, 512], false),
         Shape::ModernBert => SyntheticModel {

@@ -2,8 +2,8 @@
 
 use crate::kernel::{Kernel, Reason, dense_rows};
 use crate::kernels::{
-    attention, backward, copy, elementwise, experts, glu, matmul, out_prod, reduce, rope, rows,
-    shape, softmax, sort, state, training,
+    attention, backward, copy, delta, elementwise, experts, glu, matmul, out_prod, reduce, rope,
+    rows, shape, softmax, sort, state, training,
 };
 use crate::operand::alignment;
 use crate::packed;
@@ -46,7 +46,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
         Op::CumSum => Kernel::plain(reduce::cumsum),
         Op::SsmConv => state::conv_kernel(node)?,
         Op::SsmScan { snapshots } => state::scan_kernel(node, snapshots)?,
-        Op::GatedDeltaNet { snapshots } => state::delta_net_kernel(node, snapshots)?,
+        Op::GatedDeltaNet { snapshots } => delta::delta_net_kernel(node, snapshots)?,
         Op::ArgMax => Kernel::plain(reduce::argmax),
         Op::Norm { eps } => Kernel::one_phase(move |c| reduce::norm(c, eps)),
         Op::RmsNorm { eps } => Kernel::one_phase(move |c| reduce::rms_norm(c, eps)),

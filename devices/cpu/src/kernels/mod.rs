@@ -7,6 +7,7 @@ pub(crate) mod attention;
 pub(crate) mod backward;
 pub(crate) mod columns;
 pub(crate) mod copy;
+pub(crate) mod delta;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod glu;

@@ -11,10 +11,10 @@ const CHANNELS: usize = 16;
 const TOKENS: usize = 64;
 
 /// Rows of a matrix that a task keeps in the first cache while it goes through all tokens.
-const ROWS: usize = 32;
+pub(super) const ROWS: usize = 32;
 
 /// Most decays of a head, and most columns of the matrices of a state space.
-const MOST_DECAYS: usize = 512;
+pub(super) const MOST_DECAYS: usize = 512;
 
 /// A convolution over time, channel by channel.
 pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
@@ -73,123 +73,6 @@ fn conv(context: &KernelContext<'_>) -> Result<Phase> {
         }
         Ok(())
     }))
-}
-
-/// The gated delta rule.
-pub(crate) fn delta_net_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
-    for source in 0..6 {
-        dense_rows(node, source)?;
-    }
-    let decays = node.source_layout(3).map_or(0, |layout| layout.shape()[0]);
-    if decays > MOST_DECAYS {
-        return Err(
-            format!("{decays} decays of a head, at most {MOST_DECAYS} are possible").into(),
-        );
-    }
-    Ok(Kernel::one_phase(move |c| delta_net(c, snapshots)))
-}
-
-/// What one token brings to a matrix.
-struct Step<'a> {
-    query: &'a [f32],
-    key: &'a [f32],
-    /// One factor for the whole matrix, or one for each column.
-    decay: &'a [f32],
-    beta: f32,
-    scale: f32,
-}
-
-vectorized! {
-    /// Changes rows of a transposed matrix by one token, with its value for each row; `out` is what each gives.
-    fn delta_step(rows: &mut [f32], value: &[f32], step: &Step<'_>, out: &mut [f32]) {
-        let (key, query) = (step.key, step.query);
-        for ((row, value), out) in rows.chunks_exact_mut(key.len()).zip(value).zip(out) {
-            match *step.decay {
-                [decay] => {
-                    let delta = (value - decay * dot_of(row, key)) * step.beta;
-                    let pairs = row.iter_mut().zip(key);
-                    pairs.for_each(|(x, k)| *x = *x * decay + k * delta);
-                }
-                ref decays => {
-                    row.iter_mut().zip(decays).for_each(|(x, decay)| *x *= decay);
-                    let delta = (value - dot_of(row, key)) * step.beta;
-                    row.iter_mut().zip(key).for_each(|(x, k)| *x += k * delta);
-                }
-            }
-            *out = dot_of(row, query) * step.scale;
-        }
-    }
-}
-
-fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
-    let source = |index| context.source(index);
-    let (q, k, v) = (source(0)?, source(1)?, source(2)?);
-    let (decays, betas, start) = (source(3)?, source(4)?, source(5)?);
-    let (result, isa) = (context.result(), context.isa);
-    let [size, heads, tokens, sequences] = v.shape();
-    let scale = 1.0 / (size as f32).sqrt();
-    let blocks = size.div_ceil(ROWS);
-    let outputs = size * heads * tokens * sequences;
-    let matrices = size * size * heads * sequences;
-    let cost = (size * size * heads * sequences) as f64 * (tokens as f64 * 0.2 + 0.1);
-    let run = move |tasks: std::ops::Range<usize>, _| {
-        let mut decay = [0.0; MOST_DECAYS];
-        for task in tasks {
-            let (block, matrix) = (task % blocks, task / blocks);
-            let (head, sequence) = (matrix % heads, matrix / heads);
-            let first = block * ROWS;
-            let count = ROWS.min(size - first);
-            let base = result.base().cast::<f32>();
-            let place = |slot: usize| outputs + slot * matrices + (matrix * size + first) * size;
-            // SAFETY: the result is dense F32 and has `outputs + snapshots * matrices` elements, of which no other task has these rows of
-            // this matrix in any snapshot.
-            let snapshot = |slot: usize| unsafe {
-                std::slice::from_raw_parts_mut(base.add(place(slot)), count * size)
-            };
-            for (i, row) in snapshot(0).chunks_exact_mut(size).enumerate() {
-                // SAFETY: the row is inside of the shape; rows are dense F32.
-                row.copy_from_slice(unsafe { start.row::<f32>([first + i, head, sequence]) });
-            }
-            let copy = |slot: usize| {
-                if (1..snapshots).contains(&slot) {
-                    snapshot(slot).copy_from_slice(snapshot(0));
-                }
-            };
-            (tokens..snapshots).for_each(copy);
-            for token in 0..tokens {
-                let shared =
-                    |shape: [usize; 4]| [head % shape[1], token, sequence / (sequences / shape[3])];
-                let at = [head, token, sequence];
-                // SAFETY: all rows are inside of their shapes, by the rules of the operation; rows are dense F32.
-                let (query, key, value, beta, logs) = unsafe {
-                    (
-                        q.row::<f32>(shared(q.shape())),
-                        k.row::<f32>(shared(k.shape())),
-                        &v.row::<f32>(at)[first..first + count],
-                        betas.row::<f32>(at)[0],
-                        decays.row::<f32>(at),
-                    )
-                };
-                for (decay, log) in decay.iter_mut().zip(logs) {
-                    *decay = log.exp();
-                }
-                let step = Step {
-                    query,
-                    key,
-                    decay: &decay[..logs.len()],
-                    beta,
-                    scale,
-                };
-                let to = ((sequence * tokens + token) * heads + head) * size + first;
-                // SAFETY: the elements are among the first `outputs` of the result, and no other task has them.
-                let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
-                delta_step(isa, snapshot(0), value, &step, out);
-                copy(tokens - 1 - token);
-            }
-        }
-        Ok(())
-    };
-    Ok(Phase::new(blocks * heads * sequences, cost, run))
 }
 
 /// A selective state space.
